@@ -17,7 +17,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml $(wildcard pipeline/checkpoint/native/*.[ch] pipeline/native/*.[ch])
+$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml $(wildcard pipeline/native/*.[ch] pipeline/*/native/*.[ch])
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "installing requirements/$(DEVICE).txt into .venv"
 	@$(PIP) install --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
@@ -47,6 +47,10 @@ test-fast: install ## the tests that take less than ten seconds each
 
 test-faults: install ## every operation failing at every phase of what is done on S3: make test does a sample of it
 	@.venv/bin/python -m pytest -n $(WORKERS) -m grid tests/faults
+
+.PHONY: test-control
+test-control: install ## the table of faults of the control plane, on a real API server (25 minutes of waiting; few CPUs)
+	@.venv/bin/python -m tests.controlplane.table
 
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
 	@.venv/bin/python -m pytest tests/project/test_image.py

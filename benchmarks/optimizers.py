@@ -94,7 +94,10 @@ def rows(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
     for ids, exponent in (("zipf", 1.05), ("uniform", 0.0)):
-        updates = {name: _updates(name, exponent) for name in ("rowwise_adagrad", "lazy_adam", "adagrad", "ftrl")}
+        updates = {
+            name: _updates(name, exponent)
+            for name in ("rowwise_adagrad", "lazy_adam", "partial_rowwise_adam", "adagrad", "ftrl")
+        }
         times: dict[str, list[float]] = {name: [] for name in updates}
         for _ in range(TURNS):
             for name, update in updates.items():

@@ -29,7 +29,7 @@ from pipeline.commands import (
 from pipeline.commands.command import Command
 from pipeline.commands.console import complain
 from pipeline.cpus import share_cpus
-from pipeline.errors import EXIT_CODES, ConfigError, NightjarError, exit_code_of
+from pipeline.errors import EXIT_CODES, ConfigError, LostLeaseError, NightjarError, exit_code_of
 from pipeline.triple import missing_triple
 
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.function(options))
     except NightjarError as error:
         return complain(str(error), exit_code_of(error))
+    except LostLeaseError as error:
+        return complain(str(error), error.exit_code)
     except KeyboardInterrupt as error:
         return complain("stopped by SIGINT", exit_code_of(error))
     except BrokenPipeError as error:

@@ -118,6 +118,15 @@ class LaunchError(NightjarError):
     exit_code = 8
 
 
+class LostLeaseError(BaseException):
+    """Another process has this one's lease, so this one ends at once and writes nothing more.
+
+    Like a signal, it is nothing that code which cleans up after errors may catch.
+    """
+
+    exit_code = LaunchError.exit_code
+
+
 def _family(kind: type[NightjarError]) -> dict[str, type[NightjarError]]:
     """``kind`` and all its subclasses, by name."""
     family = {kind.__name__: kind}

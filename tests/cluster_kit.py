@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -66,6 +69,41 @@ def start_job(
     api.create(JOBS, {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job["spec"]})
 
 
+@contextlib.contextmanager
+def stubborn_node(cluster: TestCluster, run: str, status: dict[str, Any]) -> Iterator[None]:
+    """Jobs get their pods; those of ``run`` stay pending with ``status``. The stand-in node is stopped meanwhile."""
+    folder = str(Path(str(cluster.module.__file__)).parent)
+    sys.path.insert(0, folder)
+    volcano = importlib.import_module("volcano_controller")
+    sys.path.remove(folder)
+    pki = cluster.kit.home / "pki"
+    api = cluster.module.Api(cluster.kit.server, pki / "ca.crt", (pki / "admin.token").read_text())
+    controller, ended = volcano.VolcanoController(api), threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(0.1):
+            with contextlib.suppress(cluster.module.ApiError):  # somebody else was quicker
+                pods = api.get("/api/v1/pods")["items"]
+                controller.sync(pods)
+                for pod in pods:
+                    path = volcano.pod_path(pod)
+                    if "deletionTimestamp" in pod["metadata"]:
+                        api.delete(f"{path}?gracePeriodSeconds=0")
+                    elif pod["metadata"]["labels"].get("nightjar/run") == run:
+                        api.merge(f"{path}/status", {"status": {"phase": "Pending", **status}})
+
+    agent = cluster.module.read_state(cluster.kit.home)["pids"]["node-agent"]
+    os.kill(agent, signal.SIGSTOP)
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        os.kill(agent, signal.SIGCONT)
+
+
 def _api(kubeconfig: Path) -> Api:
     from kubernetes.config import new_client_from_config
 
@@ -82,6 +120,13 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip("the Kubernetes test kit (../shared/k8s) is not beside this checkout")
     if not all((assets / name).is_file() for name in PROGRAMS):
         pytest.skip(f"no programs of a cluster in {assets}: ../shared/k8s/build.sh makes them; --k8s-assets")
+    with running(assets, folder, tmp_path_factory.mktemp("k8s")) as known:
+        yield known
+
+
+@contextlib.contextmanager
+def running(assets: Path, folder: Path, home: Path) -> Iterator[TestCluster]:
+    """A cluster of the programs in ``assets`` and the kit in ``folder``, whose files lie in ``home``."""
     sys.path.insert(0, str(folder))
     try:
         kit = importlib.import_module("cluster")
@@ -95,14 +140,13 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a test run that is told to end leaves no cluster behind
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    home = tmp_path_factory.mktemp("k8s")
-    programs = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    with kit.Cluster(assets, home, pod_path=programs, pod_cwd=ROOT, pod_env={"PYTHONPATH": str(ROOT)}) as running:
-        admin = _api(running.kubeconfig_admin)
+    programs = f"{ROOT}/tests/controlplane/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
+    with kit.Cluster(assets, home, pod_path=programs, pod_cwd=ROOT, pod_env={"PYTHONPATH": str(ROOT)}) as started:
+        admin = _api(started.kubeconfig_admin)
         config = config_for()
         apply(admin, access(config.launch))
         path = f"/api/v1/namespaces/training/serviceaccounts/{config.launch.pods.launcher_account}/token"
         token = admin.create(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
         own = home / "nightjar.kubeconfig"
-        kit.write_kubeconfig(own, running.server, home / "pki/ca.crt", token["status"]["token"], "training")
-        yield TestCluster(running, kit, running.kubeconfig_admin, own, "training")
+        kit.write_kubeconfig(own, started.server, home / "pki/ca.crt", token["status"]["token"], "training")
+        yield TestCluster(started, kit, started.kubeconfig_admin, own, "training")

@@ -90,6 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    left_out = "make test leaves out what takes minutes: the image (make test-image), all faults (make test-faults)"
+    faults = "all faults (make test-faults, make test-control)"
+    left_out = f"make test leaves out what takes minutes: the image (make test-image), {faults}"
     terminalreporter.write_line(left_out)
     terminalreporter.write_line("look at: the closing line below; every skipped test says why above")

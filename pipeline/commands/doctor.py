@@ -19,16 +19,18 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pipeline.checkpoint import native
+from pipeline.checkpoint import native as rowcodes
 from pipeline.commands.command import Command
 from pipeline.commands.console import show
 from pipeline.cpus import available_cpus, cpu_quota
+from pipeline.embeddings import native as rowsteps
 from pipeline.errors import ConfigError
 from pipeline.specs import REGISTRIES
 from pipeline.units import GIB
 
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
 TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8")}
+COMPILE = "install a C compiler, then run make install, or pip install with --no-deps, again"
 LOCK = "make install installs the locked set (requirements/*.txt, with --no-deps)"
 PROBE = """
 import json, pathlib, sys
@@ -87,6 +89,7 @@ def examine(store: str) -> list[Finding]:
         *tools(),
         *choices(),
         quantiser(),
+        row_steps(),
         cores(),
         memory(),
         disk(store),
@@ -150,10 +153,16 @@ def choices() -> Iterable[Finding]:
 
 def quantiser() -> Finding:
     """Whether the library that quantises rows of checkpoints was built when the package was installed."""
-    if native.library() is not None:
+    if rowcodes.library() is not None:
         return Finding("ok", "quantiser", "compiled")
-    advice = "install a C compiler, then run make install, or pip install with --no-deps, again"
-    return Finding("warn", "quantiser", "torch; the compiled one is ten times as fast", advice)
+    return Finding("warn", "quantiser", "torch; the compiled one is ten times as fast", COMPILE)
+
+
+def row_steps() -> Finding:
+    """Whether the library that trains rows by lazy Adam and FTRL was built when the package was installed."""
+    if rowsteps.library() is not None:
+        return Finding("ok", "row steps", "compiled")
+    return Finding("warn", "row steps", "torch; compiled, lazy Adam and FTRL are five times as fast", COMPILE)
 
 
 def cores() -> Finding:

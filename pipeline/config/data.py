@@ -26,7 +26,7 @@ from pipeline.errors import ConfigError
 from pipeline.specs import mapping_of
 
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
-FORMATS = ("criteo", "csv", "parquet", "synthetic", "tables")
+FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "synthetic", "tables")
 
 
 @dataclass(kw_only=True)

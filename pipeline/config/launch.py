@@ -67,6 +67,10 @@ class LaunchConfig:
         5.0, low=0.01, doc="With `min_hosts`, minutes without room after which a stage continues with fewer hosts."
     )
     pending_minutes: float = setting(15.0, low=0.01, doc="Minutes within which a pod must start.")
+    image_minutes: float = setting(5.0, low=0.0, doc="Minutes that a pod may wait for an image that cannot be pulled.")
+    outage_minutes: float = setting(
+        10.0, low=0.0, doc="Minutes that the API server may not answer, or deny everything; running stages continue."
+    )
     rendezvous_minutes: float = setting(10.0, low=0.01, doc="Minutes within which the pods of a stage must meet.")
     first_step_minutes: float = setting(30.0, low=0.01, doc="Minutes within which training must take its first step.")
     port: int = setting(

@@ -2,11 +2,13 @@
 
 FBGEMM's kernel does the lookup alone. A node of autograd in its place takes the gradient of the pooled embeddings and
 adds up what it means for each row; ``TableOptimizer.update`` gets these rows. So an update costs as much as the batch
-has rows, whatever the size of the table, and its rows may be slots of tier ssd.
+has rows, whatever the size of the table, and its rows may be slots of tier ssd. On a CPU the compiled steps of
+``native`` do both, where they are installed and have the optimizer's formula.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +17,11 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from torch import Tensor
 
+from pipeline.embeddings import native
 from pipeline.embeddings.ssd.kernel import sparse_memory, storage_of
 from pipeline.embeddings.state import TableState, keep_state
 from pipeline.embeddings.tables import Kernel
-from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
+from pipeline.specs.table_optimizer import CompiledStep, StateColumn, TableOptimizer
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class RowOptimizer:
         self._features = [len(table.feature_names) for table in kernel.tables]
         self._mean = kernel.module.pooling_mode == PoolingMode.MEAN
         self.anchor = torch.zeros(0, device=self._tables[0].device, requires_grad=True)
+        plain = all(one.device.type == "cpu" and one.dtype == torch.float32 for one in self._tables)
+        self._places = [self._place(number) for number in range(len(self._tables))] if plain else []
         keep_state(kernel.module, self._states)
         kernel.module.row_optimizer = self
         kernel.module.register_forward_hook(self._looked_up, with_kwargs=True)
@@ -63,7 +68,11 @@ class RowOptimizer:
     def learn(self, lookup: Lookup, gradient: Tensor) -> None:
         """Update the rows of ``lookup`` by the ``gradient`` of its pooled embeddings [b, sum of dims]."""
         self.steps += 1
-        batch = len(gradient)
+        batch, library = len(gradient), native.library()
+        step = self._optimizer.compiled_step(self.lr, self.steps) if library is not None and self._places else None
+        if library is not None and step is not None:
+            self._learn_compiled(library, step, lookup, gradient)
+            return
         column = feature = 0
         for weights, state, features in zip(self._tables, self._states, self._features, strict=True):
             width = weights.shape[1]
@@ -72,6 +81,30 @@ class RowOptimizer:
                 rows, sums = self._row_gradients(lookup, part, feature, features)
                 update_rows(self._optimizer, weights, rows, sums, state, self.lr, self.steps)
             column, feature = column + features * width, feature + features
+
+    def _place(self, number: int) -> native.Table:
+        """Where the compiled steps find the memory of a table."""
+        weights, state = self._tables[number], self._states[number]
+        place = native.Table(weights=weights.data_ptr(), width=weights.shape[1], mean=self._mean)
+        for i, column in enumerate(self._optimizer.columns):
+            place.states[i] = state[column.name].data_ptr()
+            place.widths[i] = weights.shape[1] if column.per_value else 1
+            place.steps[i] = state[column.name].stride(0)
+        return place
+
+    def _learn_compiled(self, library: native.Library, step: CompiledStep, lookup: Lookup, gradient: Tensor) -> None:
+        """``learn`` by the compiled ``step``, as many tables at a time as torch uses threads."""
+        ids, offsets = lookup.indices.long().contiguous(), lookup.offsets.long().contiguous()
+        shares = None if lookup.weights is None else lookup.weights.float().contiguous()
+        gradient = gradient.float().contiguous()
+        column = feature = 0
+        for place, weights, features in zip(self._places, self._tables, self._features, strict=True):
+            place.ids, place.offsets = ids.data_ptr(), offsets[feature * len(gradient) :].data_ptr()
+            place.shares = None if shares is None else shares.data_ptr()
+            place.gradient, place.stride = gradient[:, column:].data_ptr(), gradient.stride(0)
+            place.batch, place.features = len(gradient) if len(weights) else 0, features
+            column, feature = column + features * weights.shape[1], feature + features
+        library.learn(self._places, step, lazy=self._optimizer.lazy, threads=torch.get_num_threads())
 
     def _row_gradients(self, lookup: Lookup, gradient: Tensor, feature: int, features: int) -> tuple[Tensor, Tensor]:
         """The distinct rows of one table's features, ascending, and the gradient of each: [m], [m, dim].
@@ -122,14 +155,20 @@ def update_rows(
 
 
 def new_state(weights: Tensor, columns: Sequence[StateColumn], *, sparse: bool = False) -> TableState:
-    """Zeros for the rows of ``weights`` by column, [rows] or [rows, dim]; ``sparse``: they take room when touched."""
-    state = {}
-    for column in columns:
-        shape = weights.shape if column.per_value else weights.shape[:1]
-        state[column.name] = (
-            sparse_memory(shape.numel()).view(shape) if sparse else torch.zeros(shape, device=weights.device)
-        )
-    return state
+    """Zeros for the rows of ``weights`` by column, [rows] or [rows, dim]; ``sparse``: they take room when touched.
+
+    Values [rows, dim] of a row lie beside each other, so that a step finds them in one place of the memory.
+    """
+    rows, dim = weights.shape
+    wide = [column.name for column in columns if column.per_value]
+
+    def zeros(*shape: int) -> Tensor:
+        if sparse:
+            return sparse_memory(math.prod(shape)).view(shape)
+        return torch.zeros(shape, device=weights.device)
+
+    beside = dict(zip(wide, zeros(rows, len(wide), dim).unbind(1), strict=True)) if wide else {}
+    return {each.name: beside[each.name] if each.per_value else zeros(rows) for each in columns}
 
 
 class _Learn(torch.autograd.Function):

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 
-import pyarrow.parquet as pq
-
 from pipeline.config import DataConfig
 from pipeline.config.data import DAY_FIELD
 from pipeline.errors import DataError
+from pipeline.ingest.formats import format_named
 from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import Files, find_files, fingerprint
 from pipeline.ingest.sources import counted_lines, decompressed, readable
@@ -99,11 +98,12 @@ def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
     rows = 0
     for path, label in zip(files.paths, files.labels, strict=True):
         with readable(label), files.fs.open(path, "rb") as source:
-            if data.format == "parquet":
-                rows += pq.ParquetFile(source).metadata.num_rows
+            kind = format_named(data.format)
+            if not kind.by_line:
+                rows += kind.rows(source)
             else:
                 with decompressed(source, path) as stream:
-                    header = data.format == "csv" and data.header
+                    header = kind.header_lines(data)
                     rows += max(counted_lines(stream, enough - rows + header) - header, 0)
         if rows >= enough:
             break

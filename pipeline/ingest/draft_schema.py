@@ -19,7 +19,7 @@ def schema_yaml(name: str, sample: Sample, schema: Schema) -> str:
     lines = [
         f"# Written by nightjar init from {sample.rows:,} of about {sample.total:,} rows in {sample.files} file(s).",
         "# Every line is a guess from this sample: read it, and change what you know better (docs/data.md).",
-        f"defaults: [{'csv' if text else 'parquet'}]",
+        f"defaults: [{sample.kind}]",
         f"name: {quoted(name)}",
         f"path: {quoted(sample.path)}",
     ]

@@ -15,7 +15,7 @@ from fsspec import AbstractFileSystem
 
 from pipeline.errors import DataError
 
-COMPRESSED = (".gz", ".zst", ".zstd")
+COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 _MAGIC = re.compile(r"[*?\[]")
 # What local disks and S3 call their change marks. One of these alone is the mark: fingerprints of before stay.
 _FIRST = ("mtime", "ETag", "LastModified", "md5Hash")

@@ -6,6 +6,7 @@ import csv
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
 from fnmatch import translate
@@ -13,10 +14,13 @@ from typing import BinaryIO, cast
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import orc
 
 from pipeline.errors import DataError
-from pipeline.ingest.file_source import require_text
+from pipeline.ingest.formats import require_text
+from pipeline.ingest.formats.json_lines import json_frame, object_lines
 from pipeline.ingest.rawfiles import Files, find_files
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.spec import CRITEO_COLUMNS
@@ -49,14 +53,16 @@ class TextFormat:
 class Sample:
     """Some ``rows`` of the log at ``path``, in which {day} stands for a day where its files tell one.
 
-    ``frame``: strings of text, whatever a Parquet file holds else. ``total``: rows of the log, estimated. ``bad``:
-    lines of the sample that are no rows. ``text``: None for Parquet. ``day``: the last one that a file's name tells.
+    ``frame``: strings of delimited text, of other formats whatever the files hold. ``total``: rows of the log,
+    estimated. ``bad``: lines of the sample that are no rows. ``kind``: its format; ``text``: how that is laid out, None
+    unless delimited. ``day``: the last one that a file's name tells.
     """
 
     path: str
     frame: pl.DataFrame
     total: int
     files: int
+    kind: str
     bad: int = 0
     text: TextFormat | None = None
     day: str | None = None
@@ -70,13 +76,14 @@ class Sample:
 def read_sample(path: str) -> Sample:
     """A sample of the log at ``path``: a file, a directory or a glob.
 
-    Raises DataError where there are no files, no rows, or neither text nor Parquet.
+    Raises DataError where there are no files, no rows, or they are of no known format.
     """
     files = find_files(path)
     chosen = _spread(len(files.paths), FILES)
     with files.fs.open(files.paths[0], "rb") as source:
-        parquet = source.read(4) == b"PAR1"
-    sample = _parquet(files, chosen) if parquet else _text(files, chosen)
+        start = source.read(4)
+    read = next((read for mark, read in _MARKS.items() if start.startswith(mark)), _text)
+    sample = read(files, chosen)
     if not sample.rows:
         raise DataError(f"{path} holds no rows, expected some to look at", hint="name a file that is not empty")
     pattern, day = day_pattern(path, files.paths)
@@ -103,12 +110,30 @@ def _parquet(files: Files, chosen: list[int]) -> Sample:
             groups = _spread(file.metadata.num_row_groups, math.ceil(PARQUET_GROUPS / len(chosen)))
             frames.append(_thinned(cast(pl.DataFrame, pl.from_arrow(file.read_row_groups(groups))), len(chosen)))
     frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
-    return Sample(path="", frame=frame, total=round(seen * files.bytes / max(sizes, 1)), files=0)
+    return Sample(path="", frame=frame, total=round(seen * files.bytes / max(sizes, 1)), files=0, kind="parquet")
+
+
+def _orc(files: Files, chosen: list[int]) -> Sample:
+    frames, seen, sizes = [], 0, 0
+    for number in chosen:
+        path = files.paths[number]
+        with readable(files.labels[number]), files.fs.open(path, "rb") as source:
+            file = orc.ORCFile(source)
+            seen, sizes = seen + file.nrows, sizes + files.fs.size(path)
+            stripes = _spread(file.nstripes, math.ceil(PARQUET_GROUPS / len(chosen)))
+            table = pa.Table.from_batches([file.read_stripe(stripe) for stripe in stripes], file.schema)
+            frames.append(_thinned(cast(pl.DataFrame, pl.from_arrow(table)), len(chosen)))
+    frame = pl.concat(frames, how="diagonal_relaxed")
+    return Sample(path="", frame=frame, total=round(seen * files.bytes / max(sizes, 1)), files=0, kind="orc")
+
+
+# First bytes of files that are no text.
+_MARKS: dict[bytes, Callable[[Files, list[int]], Sample]] = {b"PAR1": _parquet, b"ORC": _orc}
 
 
 def _text(files: Files, chosen: list[int]) -> Sample:
     form: TextFormat | None = None
-    frames, bad, share = [], 0, 0.0
+    frames, bad, share, kind = [], 0, 0.0, ""
     for number in chosen:
         path = files.paths[number]
         with readable(files.labels[number]), files.fs.open(path, "rb") as source:
@@ -116,19 +141,31 @@ def _text(files: Files, chosen: list[int]) -> Sample:
                 block, whole = _lines(stream, BYTES // len(chosen))
             read = 1.0 if whole else min(source.tell() / max(files.fs.size(path), 1), 1.0)
         require_text(block[:8], files.labels[number])
+        kind = kind or ("jsonl" if _begins_object(block) else "csv")
+        share += read * files.fs.size(path)
+        if kind == "jsonl":
+            lines = block.split(b"\n")[:-1]
+            good = list(object_lines(lines, 0))
+            frames.append(json_frame(b"".join(lines[number] + b"\n" for number in good), None))
+            bad += len(lines) - len(good)
+            continue
         form = form or text_format(block)
         if form.header:
             block = block[block.find(b"\n") + 1 :]
         frame, _, rejects = read_lines(block, 1, form.layout)
         frames.append(frame)
         bad += len(rejects)
-        share += read * files.fs.size(path)
-    assert form is not None
-    frame = pl.concat(frames)
-    if form.strip:
+    frame = pl.concat(frames, how="diagonal_relaxed" if kind == "jsonl" else "vertical")
+    if form is not None and form.strip:
         frame = frame.select(pl.all().str.strip_chars())
     total = round(frame.height * files.bytes / max(share, 1.0))
-    return Sample(path="", frame=_thinned(frame, 1), total=total, files=0, bad=bad, text=form)
+    return Sample(path="", frame=_thinned(frame, 1), total=total, files=0, kind=kind, bad=bad, text=form)
+
+
+def _begins_object(block: bytes) -> bool:
+    """Whether the first line of ``block`` is a JSON object."""
+    first = block.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
+    return first.startswith(b"{") and bool(list(object_lines([first], 0)))
 
 
 def _lines(stream: BinaryIO, size: int) -> tuple[bytes, bool]:
@@ -192,7 +229,12 @@ def _is_number(text: str) -> bool:
 
 def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
     """``path`` with {day} where it, or what a wildcard of it stands for, is a day; and the last day of ``names``."""
-    parts = path.split("/")
+    parts = path.rstrip("/").split("/")
+    last = parts[-1]
+    inside = names[-1].split("/")
+    if "*" not in path and last in inside[:-1]:  # a folder: what lies in it, as its last file shows
+        below = inside[len(inside) - inside[::-1].index(last) :]
+        parts = [*parts, *(part if _DAY.search(part) else "*" for part in below)]
     for at, part in enumerate(parts):
         match = _captured(part)
         days = [

@@ -1,14 +1,16 @@
-"""Raw logs as blocks: files on any fsspec URL, compressed or not, text or Parquet."""
+"""Raw logs as blocks of rows, and what goes wrong when they are read."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 import polars as pl
@@ -64,7 +66,17 @@ class TextBlock:
         )
 
 
-Block = RawBlock | TextBlock
+class Block(Protocol):
+    """Some rows of one file, read or yet to be read."""
+
+    @property
+    def file(self) -> str:
+        """The file in messages."""
+        ...
+
+    def read(self) -> RawBlock:
+        """The rows, and the lines that are none."""
+        ...
 
 
 @contextmanager
@@ -131,12 +143,12 @@ def readable(label: str) -> Iterator[None]:
     """Turn what a damaged or locked file raises into a DataError that names it."""
     try:
         yield
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{label} is damaged or cut off: {error}", hint="fetch the file again") from None
     except pa.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
         raise DataError(
-            f"{label} is not a readable Parquet file: {reason}", hint="data.format=csv, if it is text"
+            f"{label} is not a readable Parquet or ORC file: {reason}", hint="data.format=csv, if it is text"
         ) from None
     except PermissionError:
         raise DataError(f"no permission to read {label}", hint="grant read permission on data.path") from None
@@ -149,9 +161,10 @@ def readable(label: str) -> Iterator[None]:
 
 @contextmanager
 def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
-    """The bytes of a .gz or .zst file, of any other as they are."""
-    if path.endswith(".gz"):
-        with gzip.open(source, "rb") as stream:
+    """The bytes of a .gz, .zst, .bz2 or .xz file, of any other as they are."""
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    if opener := next((opener for end, opener in openers.items() if path.endswith(end)), None):
+        with opener(source, "rb") as stream:
             yield cast(BinaryIO, stream)
     elif path.endswith((".zst", ".zstd")):
         with pa.CompressedInputStream(source, "zstd") as stream:  # it tells a file that is cut off from one that ends

@@ -18,6 +18,7 @@ from pipeline.errors import (
     ArtifactError,
     ConfigError,
     LaunchError,
+    LostLeaseError,
     NightjarError,
     PassingError,
     PlanError,
@@ -25,7 +26,7 @@ from pipeline.errors import (
 from pipeline.launch.appdefs import distributed, seconds_to_end
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.memory import exceeded, release
-from pipeline.launch.protocol import StageJob, StageRunner
+from pipeline.launch.protocol import GivenUpError, StageJob, StageRunner
 from pipeline.launch.result import Outcome, assemble
 from pipeline.launch.schedulers import scheduler
 from pipeline.launch.shrink import NoRoomError, with_fewer_hosts
@@ -115,8 +116,9 @@ class Chain:
                     STAGES.get(name).accept(artifact)
         except BaseException as error:
             known = explained(error)
-            with contextlib.suppress(Exception):  # a full disk must not hide the first error
-                self._write(known or error)
+            if not isinstance(error, LostLeaseError):  # the run's records are another launcher's
+                with contextlib.suppress(Exception):  # a full disk must not hide the first error
+                    self._write(known or error)
             if known is not None:
                 raise known from error
             raise
@@ -243,18 +245,33 @@ class Chain:
         return artifact
 
     def _launched(self, step: Step) -> Artifact:
-        """Submit the stage, again after a fault that may pass or an unexplained death: ``launch.attempts`` times."""
+        """Submit the stage, again after a fault that may pass or an unexplained death: ``launch.attempts`` times.
+
+        A try that committed a checkpoint does not count: nodes that may be taken away at any time end many of them.
+        """
         attempt, attempts = 1, self.config.launch.attempts
         while True:
+            reached = self._reached(step)
             try:
                 return self._attempt(step)
             except NoRoomError as full:
                 step = self._shrink(step, full)
             except (StageError, PassingError) as fault:
+                if self._reached(step) != reached:
+                    attempt = 0
                 if attempt == attempts:
                     raise
                 attempt += 1
                 log.warning("%-10s %s; attempt %d of %d", step.name, fault.message, attempt, attempts)
+
+    def _reached(self, step: Step) -> str:
+        """The newest committed checkpoint of ``step``; "" where there is none, or the store does not say."""
+        with contextlib.suppress(NightjarError, OSError):
+            for place in step.scratch:
+                for name in sorted(self.store.names(place), reverse=True):
+                    if self.store.find(f"{place}/{name}") is not None:
+                        return name
+        return ""
 
     def _shrink(self, step: Step, full: NoRoomError) -> Step:
         """Plan for fewer hosts and give ``step`` as it is on them; ``full`` where it may not have fewer."""
@@ -293,8 +310,12 @@ class Chain:
             self._end(step, job, stop)
             job.cancel()
             raise
-        except BaseException:
+        except GivenUpError:
             job.cancel()
+            raise
+        except BaseException:  # of the launcher, its output or the control plane: it says nothing about the stage
+            if not runner.outlasts:
+                job.cancel()
             raise
         job.cancel()
         artifact = self.store.find(step.path) if state == "succeeded" else None
@@ -314,14 +335,17 @@ class Chain:
         """
         seconds = seconds_to_end(step.name, self.config)
         log.info("%-10s %s: waiting up to %d s for it to end; again to end at once", step.name, stop, seconds)
-        job.stop(seconds)
+        try:
+            job.stop(seconds)
+        except LaunchError as silent:
+            raise Interrupted(stop.number, f"job {job.name} goes on: {silent.message}; {silent.hint}") from silent
         report = read_report(self.store, str(self.config.run), step.name, job.logs())
         error = report.exception() if report else None
         if error is not None:
             raise Interrupted(stop.number, error.message) from error
 
     def _follow(self, step: Step, job: StageJob) -> str:
-        """Pass the stage's output on until it ends; returns its last state. LaunchError at the deadline."""
+        """Pass the stage's output on until it ends; returns its last state. GivenUpError at the deadline."""
         last = time.monotonic() + 60 * self.config.launch.deadline_minutes
         while True:
             state = job.state()  # before the read: what was written by then is passed on
@@ -329,7 +353,7 @@ class Chain:
             if state != "running":
                 return state
             if time.monotonic() > last:
-                raise LaunchError(
+                raise GivenUpError(
                     f"the {step.name} stage was cancelled at its deadline of {self.config.launch.deadline_minutes:g} "
                     "minutes",
                     hint=f"launch.deadline_minutes={2 * self.config.launch.deadline_minutes:g}",

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pipeline.config import Config
+from pipeline.errors import LaunchError
 from pipeline.records.step import Step
+
+
+class GivenUpError(LaunchError):
+    """The launcher gives a stage up that will not start, or not end, in time: its job is to be ended.
+
+    Any other error leaves a job that outlasts its launcher alone.
+    """
 
 
 class StageJob(Protocol):
@@ -15,9 +23,10 @@ class StageJob(Protocol):
     name: str
 
     def state(self) -> str:
-        """running | succeeded | failed | cancelled | lost. LaunchError where it cannot start, or nobody can say.
+        """running | succeeded | failed | cancelled | lost.
 
-        NoRoomError where there is no place for all of its processes, for longer than it may take.
+        GivenUpError where it does not start in time; NoRoomError, one of these, where there is no place for all of its
+        processes. LaunchError where nobody can say.
         """
 
     def output(self) -> bytes:
@@ -30,7 +39,7 @@ class StageJob(Protocol):
         """Which process was killed and how, in words; "" where none was. ``logs``: as above."""
 
     def stop(self, seconds: float) -> None:
-        """Tell the stage to end, and wait up to ``seconds`` until it has."""
+        """Tell the stage to end, and wait up to ``seconds`` until it has. LaunchError where it cannot be told."""
 
     def cancel(self) -> None:
         """End the stage at once; no error where it has ended."""

@@ -8,7 +8,6 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -115,83 +114,11 @@ def _state_of(status: Any) -> str:
     return "lost" if status is None else ended.get(status.state, "running")
 
 
-class VolcanoAdapter:
-    """TorchX's kubernetes scheduler: renders and submits AppDefs as Volcano jobs, tells their states, deletes them.
-
-    ``client``: with credentials, for TorchX 0.7.0 looks for a kubeconfig alone. Its answers to refused requests are
-    those of ``kubernetes/api.py``.
-    """
-
-    scheduler = "kubernetes"
-
-    def __init__(self, client: Any, namespace: str, queue: str) -> None:
-        from torchx.runner.api import Runner
-
-        self.namespace, self.queue = namespace, queue
-        self._server = str(client.configuration.host)
-        self._runner: Any = Runner(SESSION, {self.scheduler: lambda session, **_: _volcano_scheduler(session, client)})
-
-    def render(self, app: AppDef) -> tuple[Any, dict[str, Any]]:
-        """TorchX's own request for ``app``, and the job in it as plain data. Asks no server."""
-        from torchx.schedulers.kubernetes_scheduler import sanitize_for_serialization
-
-        info = self._runner.dryrun(app, self.scheduler, cfg={"namespace": self.namespace, "queue": self.queue})
-        return info, cast(dict[str, Any], sanitize_for_serialization(info.request.resource))
-
-    def submit(self, app: AppDef, finish: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
-        """Submit ``app`` as the job that ``finish`` makes of TorchX's; returns its handle. RefusedError."""
-        info, rendered = self.render(app)
-        info.request.resource = finish(rendered)
-        with self._translated():
-            return str(self._runner.schedule(info))
-
-    def state(self, name: str) -> str:
-        """running | succeeded | failed | cancelled | lost."""
-        with self._translated():
-            return _state_of(self._runner.status(self._handle(name)))
-
-    def cancel(self, name: str) -> None:
-        """Delete the job and its pods; nothing happens where it does not exist or has ended."""
-        with self._translated():
-            self._runner.cancel(self._handle(name))
-
-    def _handle(self, name: str) -> str:
-        return f"{self.scheduler}://{SESSION}/{self.namespace}:{name}"
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        from kubernetes.client import ApiException
-
-        from pipeline.launch.kubernetes.api import RefusedError, answers, refusal
-
-        try:
-            with answers(self._server):
-                yield
-        except ApiException as error:
-            raise refusal(int(error.status or 0), str(error.body or error.reason), "batch.volcano.sh") from None
-        except ValueError as error:
-            if "already exists" in str(error):  # TorchX's word for 409
-                raise RefusedError(409, str(error)) from None
-            raise
-
-
-def _volcano_scheduler(session: str, client: Any) -> Any:
-    """TorchX's scheduler without three of its faults: a phase and a state it does not know, a job that is gone."""
-    from kubernetes.client import ApiException
+def rendered_for_volcano(app: AppDef, namespace: str, queue: str) -> dict[str, Any]:
+    """The Volcano job that TorchX's kubernetes scheduler makes of ``app``, as plain data. Asks no server."""
+    from torchx.runner.api import Runner
     from torchx.schedulers import kubernetes_scheduler as torchx
-    from torchx.schedulers.api import DescribeAppResponse
-    from torchx.specs import AppState
 
-    class Scheduler(torchx.KubernetesScheduler):
-        def describe(self, app_id: str) -> Any:
-            try:
-                return super().describe(app_id)
-            except ApiException as error:
-                if error.status == 404:
-                    return None
-                raise
-            except KeyError:  # a status that is half written, or a new phase
-                return DescribeAppResponse(app_id=app_id, state=AppState.UNKNOWN)
-
-    torchx.JOB_STATE.update({"Completing": AppState.RUNNING, "Failed": AppState.FAILED})
-    return Scheduler(session, client=client)
+    runner = Runner(SESSION, {"kubernetes": lambda session, **_: torchx.KubernetesScheduler(session)})
+    info: Any = runner.dryrun(app, "kubernetes", cfg={"namespace": namespace, "queue": queue})
+    return cast(dict[str, Any], torchx.sanitize_for_serialization(info.request.resource))

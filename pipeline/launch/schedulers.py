@@ -22,7 +22,7 @@ def scheduler(config: Config, columns: int = 0) -> StageRunner:
         return LocalStages(config, columns)
     from pipeline.launch.kubernetes.credentials import connect
 
-    api = connect(config.launch.context)
+    api = connect(config.launch.context).patient(60 * config.launch.outage_minutes)
     if config.launch.job == "indexed":
         from pipeline.launch.kubernetes.batch import IndexedRunner
 
@@ -50,10 +50,11 @@ def only_launcher(config: Config, store: Store) -> Iterator[None]:
         from pipeline.launch.kubernetes.rights import check_rights
         from pipeline.launch.kubernetes.trial import check_templates
 
-        api = connect(config.launch.context)
+        outage = 60 * config.launch.outage_minutes
+        api = connect(config.launch.context).patient(outage)
         check_clock(api)
         check_rights(api, config.launch)
         check_templates(api, config)
         lease = f"nightjar-{run_label(str(config.run), 54)}"
-        with held(api, config.launch.namespace, lease, config.launch.lease_seconds):
+        with held(api, config.launch.namespace, lease, config.launch.lease_seconds, outage):
             yield

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.config import Config
-from pipeline.errors import LaunchError
+from pipeline.launch.protocol import GivenUpError
 
 
-class NoRoomError(LaunchError):
+class NoRoomError(GivenUpError):
     """Pods of a stage find no place. ``running``: how many of its pods have one."""
 
     def __init__(self, message: str, *, hint: str = "", running: int = 0) -> None:

@@ -8,13 +8,12 @@ not GCC, PyTorch and FBGEMM do the same, up to rounding. ctypes lets go of the i
 from __future__ import annotations
 
 import ctypes
-import logging
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from pipeline.compiled import checked, open_installed
+
 _VERSION = 1  # of the functions, as steps.c has it
-log = logging.getLogger(__name__)
 
 
 class Interact(ctypes.Structure):
@@ -54,9 +53,7 @@ class Library:
     """The functions of the library at ``path``."""
 
     def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
-        if self._library.steps_version() != _VERSION:
-            raise OSError(f"{path} is of version {self._library.steps_version()}, expected {_VERSION}")
+        self._library = checked(path, "steps", _VERSION)
 
     def limit(self, level: int) -> None:
         """Limit the instruction set: 0 uses no more than every CPU has, 1 AVX2 too, 2 all."""
@@ -90,11 +87,4 @@ class Library:
 @cache
 def library() -> Library | None:
     """The library that was installed with this package; None where there is none, or it is another release's."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"steps{suffix}")
-        if path.is_file():
-            try:
-                return Library(path)
-            except (OSError, AttributeError) as error:
-                log.warning("training runs without its compiled parts: %s; install the package again", error)
-    return None
+    return open_installed(__file__, "steps", Library, "training runs without its compiled parts")

@@ -152,8 +152,9 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
     data = dataclasses.replace(config.data, path=path)
     if data.format == "synthetic":  # a synthetic log is saved as a Criteo TSV
         data = dataclasses.replace(data, format="criteo")
-    if path.endswith(".parquet"):  # its columns by name, whatever the training's logs were written as
-        data = dataclasses.replace(data, format="parquet")
+    ending = path.rpartition(".")[2]
+    if ending in ("parquet", "orc", "jsonl"):  # columns by name, whatever the training's logs were written as
+        data = dataclasses.replace(data, format=ending)
     if not labelled:
         data = dataclasses.replace(data, columns=_without_label(data))
     return data, config.ingest.block_mib

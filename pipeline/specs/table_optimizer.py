@@ -27,6 +27,14 @@ class StateColumn:
     exact: bool = False
 
 
+@dataclass(frozen=True)
+class CompiledStep:
+    """A step by a compiled formula: its name in ``embeddings/native``, and its figures in the order of the C code."""
+
+    formula: str
+    settings: tuple[float, ...]
+
+
 class TableOptimizer(Protocol):
     """How tables learn from the gradients of their lookups; one file each in ``embeddings/optimizers/``.
 
@@ -57,6 +65,10 @@ class TableOptimizer(Protocol):
         from torch.optim import SGD
 
         return SGD, {}
+
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """The compiled formula that does what ``update`` does on rows in a CPU's memory; None where there is none."""
+        return None
 
     @abstractmethod
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:

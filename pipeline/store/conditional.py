@@ -44,27 +44,33 @@ class SwappedError(Exception):
         self.now = now
 
 
-def look(store: Files, path: str) -> Seen:
-    """Read the small file at ``path`` with its mark, in one request that bypasses every cache."""
+def look(store: Files, path: str, seconds: float | None = None) -> Seen:
+    """Read the small file at ``path`` with its mark, in one request that bypasses every cache.
+
+    ``seconds``: time limit of the request, on S3.
+    """
     full = store.full(path)
     if _is_s3(store):
-        return retried(lambda: _look_s3(store.fs, full), f"reading {store.url_of(path)}")
+        return retried(lambda: _look_s3(store.fs, full, seconds), f"reading {store.url_of(path)}")
     try:
         return Seen(retried(lambda: bytes(store.fs.cat_file(full)), f"reading {store.url_of(path)}"))
     except FileNotFoundError:
         return Seen(None)
 
 
-def swap(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
+def swap(store: Files, path: str, seen: Seen, data: bytes | None, seconds: float | None = None) -> Seen:
     """Replace the ``seen`` content with ``data`` (None: remove the file); SwappedError if the file has changed.
 
     If the answer to a request is lost, the file is read again. It holds ``data`` only if this writer won, so ``data``
-    must be unlike whatever another writer may write. Raises ArtifactError for a full disk or a refusal.
+    must be unlike whatever another writer may write. ``seconds``: time limit of each request, on S3; with one, there is
+    one try. Raises ArtifactError for a full disk or a refusal.
     """
     attempt = 0
     while True:
         try:
             with disk_errors(path, store.option):
+                if seconds is not None and _is_s3(store):
+                    return _swap_s3(store, path, seen, data, seconds)
                 return _writer(store)(store, path, seen, data)
         except SwappedError as other:
             if other.now.data == data:
@@ -72,7 +78,7 @@ def swap(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
             raise
         except Exception as error:
             attempt += 1
-            if not pause(error, attempt):
+            if seconds is not None or not pause(error, attempt):
                 if attempt == TRIES:
                     error.add_note(f"while writing {store.url_of(path)}, {attempt} times")
                 raise
@@ -165,16 +171,21 @@ def _is_at(handle: int, full: Path) -> bool:
         return False
 
 
-def _look_s3(fs: Any, full: str) -> Seen:
+def _look_s3(fs: Any, full: str, seconds: float | None = None) -> Seen:
     bucket, key, _ = fs.split_path(full)
     try:
-        answer = fs.call_s3("get_object", Bucket=bucket, Key=key)
+        answer = _call_s3(fs, "get_object", seconds, Bucket=bucket, Key=key)
     except FileNotFoundError:
         return Seen(None)
-    return Seen(sync(fs.loop, answer["Body"].read), answer["ETag"])
+    return Seen(sync(fs.loop, answer["Body"].read, timeout=seconds), answer["ETag"])
 
 
-def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
+def _call_s3(fs: Any, method: str, seconds: float | None, **arguments: Any) -> Any:
+    """One request of S3, given up after ``seconds``."""
+    return sync(fs.loop, fs._call_s3, method, timeout=seconds, **arguments)
+
+
+def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None, seconds: float | None = None) -> Seen:
     fs: Any = store.fs
     full = store.full(path)
     bucket, key, _ = fs.split_path(full)
@@ -182,9 +193,9 @@ def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
     try:
         if data is None:
             if seen.data is not None:
-                fs.call_s3("delete_object", Bucket=bucket, Key=key, **condition)
+                _call_s3(fs, "delete_object", seconds, Bucket=bucket, Key=key, **condition)
             return Seen(None)
-        answer = fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+        answer = _call_s3(fs, "put_object", seconds, Bucket=bucket, Key=key, Body=data, **condition)
         return Seen(data, answer["ETag"])
     except Exception as error:
         status = _status(error)

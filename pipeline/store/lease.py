@@ -2,6 +2,10 @@
 
 No clocks of different machines are compared. A holder is alive if its record changes within the time that it promised,
 as in Kubernetes' leader election. A ``Place`` stores the record: a file (``leasefile.py``) or an object of a cluster.
+
+A holder that cannot renew in time stands still before anybody may take its lease (``pausing.py``). When the place
+answers again, it goes on if the record is still its own, and ends if it is not: an outage that keeps everybody from
+the record ends nobody.
 """
 
 from __future__ import annotations
@@ -10,19 +14,23 @@ import logging
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipeline.errors import LaunchError
+from pipeline.errors import LaunchError, LostLeaseError
 from pipeline.store.conditional import Seen, SwappedError
+from pipeline.store.pausing import can_pause, end_soon, hold, pausable, tell
 from pipeline.store.refusals import taken
+from pipeline.store.retrying import passes
 
 CHECKS = 6  # checks, and renewals, of the record per lease duration
+ACQUIRE_SECONDS = 2.0  # that a place may not answer when its lease is taken
+LEAST_SECONDS = 1.0  # for the answer to a renewal
+OUTAGE_SECONDS = 600.0  # that a holder stands still before it gives up
 CLOCKS_DIFFER = 5.0  # seconds beyond the time that a renewal takes to be seen
 log = logging.getLogger(__name__)
 
@@ -84,66 +92,106 @@ class Place(Protocol):
         ...
 
 
-class Lease:
-    """The lease at ``place``. ``seconds``: how long each renewal lasts."""
+def request_seconds(seconds: float) -> float:
+    """How long one request may take for a lease of ``seconds``."""
+    return max(LEAST_SECONDS, seconds / CHECKS)
 
-    def __init__(self, place: Place, seconds: float) -> None:
+
+def now() -> float:
+    """Seconds of a clock that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Lease:
+    """The lease at ``place``. ``seconds``: how long each renewal lasts.
+
+    ``acquire_seconds``: how long the place may not answer when the lease is taken; ``outage_seconds``: when it is held.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        seconds: float,
+        *,
+        acquire_seconds: float = ACQUIRE_SECONDS,
+        outage_seconds: float = OUTAGE_SECONDS,
+    ) -> None:
         self.place, self.seconds = place, seconds
+        self.acquire_seconds, self.outage_seconds = acquire_seconds, outage_seconds
         self.seen = Seen(None)
         self.lost, self._ending = False, threading.Lock()
-        self._since, self._asking_since = 0.0, math.inf  # when the last successful renewal began, and the one in flight
+        self._paused, self._can_pause, self._ended = False, False, threading.Event()
+        self._since = 0.0  # when the last successful renewal began
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Acquire the lease, renew it in the background, and release it.
 
-        A process that cannot renew its lease in time gets SIGTERM, before another one can take the lease and even while
-        a renewal hangs. Its stages on a cluster continue.
+        A process that cannot renew it in time stands still, before another one can take it and even while a renewal
+        hangs. LostLeaseError is raised in the main thread where another one has it, LaunchError where nobody knows for
+        ``outage_seconds``. Outside of the main thread, both are a SIGTERM. Stages on a cluster continue.
         """
+        began = now()
         self.acquire()
-        self._since, ended = time.monotonic(), threading.Event()
-        keeper = threading.Thread(target=self._keep, args=(ended,), name="lease", daemon=True)
-        try:
-            keeper.start()
-            threading.Thread(target=self._watch, args=(ended,), name="lease-watch", daemon=True).start()
-        except RuntimeError as error:  # no threads left; the lease could not be renewed
-            ended.set()
-            self._leave()
-            raise LaunchError(
-                f"{self.place.name} cannot be kept: {error}",
-                hint="run the same command once the machine has room; check ulimit -u and the container's pids limit",
-            ) from error
-        try:
-            yield
-        finally:
-            ended.set()
-            keeper.join(self.seconds)
-            if not self.lost and not keeper.is_alive():
+        self._since, self._can_pause = max(began, self._since), can_pause()
+        keeper = threading.Thread(target=self._keep, name="lease", daemon=True)
+        with pausable() if self._can_pause else nullcontext():
+            try:
+                keeper.start()
+                threading.Thread(target=self._watch, name="lease-watch", daemon=True).start()
+            except RuntimeError as error:  # no threads left; the lease could not be renewed
+                self._ended.set()
                 self._leave()
+                raise LaunchError(
+                    f"{self.place.name} cannot be kept: {error}",
+                    hint="run the same command once the machine has room; check ulimit -u and the container's pids "
+                    "limit",
+                ) from error
+            try:
+                yield
+            finally:
+                self._ended.set()
+                keeper.join(self.seconds)
+                if not self.lost and not keeper.is_alive():
+                    self._leave()
 
     def acquire(self) -> None:
         """Take the lease if it is free or no longer renewed; else LaunchError."""
-        seen = self.place.look()
+        seen = self._asked(self.place.look)
         if (holder := self.place.holder(seen)) is not None:
             seen = self._outwait(seen, holder)
+        self._since = now()
         try:
-            self.seen = self.place.put(seen)
+            self.seen = self._asked(lambda: self.place.put(seen))
         except SwappedError as other:
-            raise self._taken(other.now) from None
+            if not self._is_mine(other.now):  # else an earlier try succeeded, but its answer was lost
+                raise self._taken(other.now) from None
+            self.seen = other.now
         if self.place.settle:  # of two simultaneous writers, the later one wins
             time.sleep(self.place.settle)
-            now = self.place.look()
-            if not self._is_mine(now) and self.place.holder(now) is not None:
-                raise self._taken(now)
+            there = self.place.look()
+            if not self._is_mine(there) and self.place.holder(there) is not None:
+                raise self._taken(there)
+
+    def _asked(self, ask: Callable[[], Seen]) -> Seen:
+        """What ``ask`` returns, asked again while the place does not answer, for up to ``acquire_seconds``."""
+        last = now() + self.acquire_seconds
+        while True:
+            try:
+                return ask()
+            except Exception as error:
+                if now() >= last or not passes(error):
+                    raise
+            time.sleep(min(1.0, self.seconds / CHECKS))
 
     def renew(self) -> bool:
-        """Renew the lease; returns whether this process still held it."""
+        """Renew the lease; returns whether this process still held it, or nobody did."""
         try:
             self.seen = self.place.put(self.seen)
         except SwappedError as other:
-            if not self._is_mine(other.now):
+            if not self._is_mine(other.now) and self.place.holder(other.now) is not None:
                 return False
-            self.seen = other.now  # an earlier renewal succeeded, but its answer was lost
+            self.seen = other.now  # an earlier renewal succeeded, but its answer was lost; or somebody removed it
             return self.renew()
         return True
 
@@ -162,12 +210,12 @@ class Lease:
             "%s holds %s: waiting %g s to see whether it renews its lease%s",
             holder.text, self.place.name, holder.seconds, holder.skew(holder.seconds),
         )  # fmt: skip
-        now = watched(self.place.look, holder.seconds, seen)
-        if now == seen:
+        there = watched(self.place.look, holder.seconds, seen, self.acquire_seconds)
+        if there == seen:
             log.warning("%s did not renew its lease for %g s: taking it over", holder.text, holder.seconds)
-        elif self.place.holder(now) is not None:
-            raise self._taken(now)
-        return now
+        elif self.place.holder(there) is not None:
+            raise self._taken(there)
+        return there
 
     def _is_mine(self, seen: Seen) -> bool:
         holder = self.place.holder(seen)
@@ -185,29 +233,54 @@ class Lease:
         with suppress(Exception):  # object store clients have their own error classes
             self.release()
 
-    def _keep(self, ended: threading.Event) -> None:
-        while not self.lost and not ended.wait(self.seconds / CHECKS):
-            self._asking_since = time.monotonic()
-            with suppress(Exception):  # try again until the lease is over; nothing may end this thread
+    def _keep(self) -> None:
+        """Renew, sooner after a failure; nothing may end this thread."""
+        pause = self.seconds / CHECKS
+        while not self.lost and not self._ended.wait(pause):
+            began = now()
+            pause = min(1.0, self.seconds / CHECKS)
+            with suppress(Exception):  # try again
                 if not self.renew():
                     self._lose()
                     return
-                self._since = self._asking_since  # it counts from the write, not from the answer
-            self._asking_since = math.inf
-            if self._is_over():
-                self._lose()
-                return
+                self._since, pause = began, self.seconds / CHECKS  # it counts from the write, not from the answer
+                self._go_on()
 
-    def _watch(self, ended: threading.Event) -> None:
-        """Notice the end of the lease while the keeper waits for an answer."""
-        while not ended.wait(self.seconds / CHECKS / 4):
-            if time.monotonic() - self._asking_since > self.seconds / CHECKS and self._is_over():
-                self._lose()
-                return
+    def _watch(self) -> None:
+        """Notice the end of the lease, also while the keeper waits for an answer."""
+        while not self.lost and not self._ended.wait(self.seconds / CHECKS / 4):
+            if self._is_over():
+                self._pause()
 
     def _is_over(self) -> bool:
         """Whether another process may soon take the lease; a little early, because clocks differ."""
-        return time.monotonic() - self._since > self.seconds * (1 - 1 / CHECKS)
+        return now() - self._since > self.seconds * (1 - 1 / CHECKS)
+
+    def _pause(self) -> None:
+        """Let the main thread stand still; again, should it have gone on."""
+        if not self._can_pause:
+            self._lose()
+            return
+        if not self._paused:
+            self._paused = True
+            tell(f"{self.place.name} was not renewed for {now() - self._since:.0f} s: waiting, and doing nothing else")
+        hold(self)
+
+    def _go_on(self) -> None:
+        if self._paused:
+            self._paused = False
+            tell(f"{self.place.name} is renewed: going on")
+
+    def check(self) -> bool:
+        """Whether the main thread may go on (``pausing.py``)."""
+        if self.lost:
+            raise LostLeaseError(f"another launcher has {self.place.name}")
+        if self._paused and (silent := now() - self._since) > self.outage_seconds + self.seconds:
+            raise LaunchError(
+                f"{self.place.name} could not be renewed for {silent / 60:.0f} minutes",
+                hint=f"run the same command again once {self.place.where} answers; running stages go on",
+            )
+        return not self._paused
 
     def _lose(self) -> None:
         """End this process."""
@@ -215,15 +288,31 @@ class Lease:
             if self.lost:
                 return
             self.lost = True
-        sys.stderr.write(f"nightjar: this launcher lost {self.place.name}; it stops now\n")
-        os.kill(os.getpid(), signal.SIGTERM)
+        tell(f"this launcher lost {self.place.name}; it stops now")
+        if not self._can_pause:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        hold(self)
+        end_soon(self._ended)
 
 
-def watched(look: Callable[[], Seen], seconds: float, seen: Seen) -> Seen:
-    """What ``look`` returns once that differs from ``seen``, or after ``seconds``."""
-    last = time.monotonic() + seconds
+def watched(look: Callable[[], Seen], seconds: float, seen: Seen, outage_seconds: float = 0.0) -> Seen:
+    """What ``look`` returns once that differs from ``seen``, or after ``seconds``.
+
+    Only a time with answers counts: nobody can renew a record while its place is away. Its error is raised after
+    ``outage_seconds``.
+    """
+    since = heard = now()
     while True:
         time.sleep(seconds / CHECKS)
-        now = look()
-        if now != seen or time.monotonic() >= last:
-            return now
+        try:
+            there = look()
+        except Exception as error:
+            if now() - heard > outage_seconds or not passes(error):
+                raise
+            since = math.inf
+            continue
+        heard = now()
+        since = min(since, heard)
+        if there != seen or heard >= since + seconds:
+            return there

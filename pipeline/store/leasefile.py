@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pipeline.errors import ArtifactError
 from pipeline.store.conditional import Seen, is_conditional, look, swap
 from pipeline.store.files import Files
-from pipeline.store.lease import Holder
+from pipeline.store.lease import Holder, request_seconds
 
 SETTLE_SECONDS = 1.0  # without conditional writes, until two simultaneous writers see the same file
 _FIELDS = {"owner", "host", "pid", "doing", "renewed", "seconds"}
@@ -42,7 +42,7 @@ class LeaseFile:
 
     def look(self) -> Seen:
         """Read the file."""
-        return look(self.store, self.path)
+        return look(self.store, self.path, request_seconds(self.seconds))
 
     def holder(self, seen: Seen) -> Holder | None:
         """The holder in the ``seen`` record. ArtifactError if the file is invalid."""
@@ -58,7 +58,7 @@ class LeaseFile:
 
     def put(self, seen: Seen, *, free: bool = False) -> Seen:
         """Write this process's record, or with ``free`` remove the file; SwappedError if it is not as ``seen``."""
-        return swap(self.store, self.path, seen, None if free else self._record())
+        return swap(self.store, self.path, seen, None if free else self._record(), request_seconds(self.seconds))
 
     def _record(self) -> bytes:
         me = {"owner": self.id, "host": socket.gethostname(), "pid": os.getpid(), "doing": self.doing}

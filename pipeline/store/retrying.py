@@ -36,7 +36,12 @@ _here = threading.local()
 
 
 def passes(error: BaseException) -> bool:
-    """Whether ``error`` may be temporary: an error of the machine, the disk or the network, not of the data."""
+    """Whether ``error`` may be temporary: an error of the machine, the disk or the network, not of the data.
+
+    An API server's error says so itself: ``passing``.
+    """
+    if getattr(error, "passing", False):
+        return True
     if isinstance(error, MemoryError | TimeoutError | asyncio.TimeoutError | ConnectionError):
         return True
     if isinstance(error, FileNotFoundError | PermissionError | FileExistsError | NotADirectoryError):

@@ -2,6 +2,10 @@
 
 SWA: Izmailov et al., UAI'18. The average is part of the optimizer's state, so checkpoints keep it and a resumed
 training goes on with the same bits. How many weights it has taken in follows from the step alone.
+
+Running statistics of batch norms, parameters without a gradient, are averaged alike: the last step's would belong to
+other weights. That is PyTorch's ``AveragedModel(use_buffers=True)``. The paper's further pass over the rows would have
+to be made wherever averaged weights are looked at.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ class Average:
         past = step - self._first
         if past < 0 or past % self._config.every:
             return
-        learning = [parameter for parameter in self._parameters if parameter.grad is not None]
+        learning = [p for p in self._parameters if p.grad is not None or not p.requires_grad]
         states = [self._optimizer.state[parameter] for parameter in learning]
         for state, parameter in zip(states, learning, strict=True):
             if AVERAGE not in state:

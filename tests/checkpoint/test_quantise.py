@@ -1,8 +1,5 @@
 """Quantisation error, packing and the choice of bits, by the compiled library and by torch."""
 
-import shutil
-import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,21 +14,13 @@ from pipeline.checkpoint.quantise import (
     encode,
     packed_bytes,
 )
-
-ROOT = Path(__file__).parents[2]
+from tests import compile
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     """The library, built as an installation builds it; None where there is no C compiler."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        return None
-    (module,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
-    path = tmp_path_factory.mktemp("native") / "rowcodes.so"
-    command = [compiler, *module["extra-compile-args"], "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(path)]
-    subprocess.run([*command, *(str(ROOT / source) for source in module["sources"])], check=True)
-    return path
+    return compile.built("rowcodes", tmp_path_factory.mktemp("native"))
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_a_stage_that_met_a_passing_fault_is_attempted_again(tmp_path, monkeypat
         return end
 
     monkeypatch.setattr(chain, "_attempt", attempt)
-    assert chain._launched(SimpleNamespace(name="train")) == "artifact"
+    assert chain._launched(SimpleNamespace(name="train", scratch=())) == "artifact"
     assert said == ["train      the disk did not answer; attempt 2 of 2"]
 
 

@@ -67,12 +67,12 @@ def test_parts_of_a_file_hold_what_the_file_holds(tmp_path, block_bytes):
     path = awkward(tmp_path / "log.csv", rows=3000)
     config = config_for(path)
     (source,) = file_sources(config.data, data_spec(config.data), find_files(str(path)), config.ingest.block_mib)
-    source = dataclasses.replace(source, block_bytes=block_bytes)
+    source = dataclasses.replace(source, file=dataclasses.replace(source.file, block_bytes=block_bytes))
     parts = source.parts()
     assert (len(parts) > 3) == (block_bytes < 10**5)
     assert b"".join(b.data for part in parts for b in part.blocks()) == b"".join(b.data for b in source.blocks())
     text = path.read_bytes()
-    assert all(text[part.start - 1 : part.start] == b"\n" for part in parts[1:])
+    assert all(text[part.file.start - 1 : part.file.start] == b"\n" for part in parts[1:])
 
 
 @pytest.mark.ray

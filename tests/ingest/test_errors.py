@@ -93,7 +93,7 @@ def test_damaged_and_misnamed_files(run_ingest, tmp_path):
     (tmp_path / "no.csv.zst").write_bytes(text)
     refused(run_ingest, csv_config(tmp_path / "no.csv.zst"), "no.csv.zst is damaged")
     config = csv_config(tmp_path / "a.csv", format="parquet")
-    refused(run_ingest, config, "a.csv is not a readable Parquet file", "data.format=csv")
+    refused(run_ingest, config, "a.csv is not a readable Parquet or ORC file", "data.format=csv")
     pl.DataFrame({"label": [1]}).write_parquet(tmp_path / "a.parquet")
     refused(run_ingest, csv_config(tmp_path / "a.parquet"), "is a Parquet file", "data.format=parquet")
 

@@ -46,7 +46,7 @@ def test_a_zst_file_that_is_cut_off_is_no_shorter_log(run_ingest, tmp_path, shar
     [
         (gzip.compress, "is compressed by gzip, expected text", "a name that ends with .gz"),
         (zstandard.compress, "is compressed by Zstandard", "a name that ends with .zst"),
-        (bz2.compress, "is compressed by bzip2", "pack it as .gz"),
+        (bz2.compress, "is compressed by bzip2", "a name that ends with .bz2"),
         (lambda data: data.decode().encode("utf-16"), "is text in UTF-16", "UTF-8"),
     ],
 )

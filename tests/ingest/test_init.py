@@ -1,6 +1,7 @@
 """``nightjar init``: a schema guessed from a sample, that composes, ingests every row, and says what it saw."""
 
 import gzip
+import lzma
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -61,11 +62,13 @@ def composed(name: str, *overrides: str) -> Config:
     return compose([f"data={name}", "stages=[ingest]", "data.max_quarantine_share=0", *overrides])
 
 
-@pytest.mark.parametrize("end", [".csv", ".csv.gz", ".parquet"])
+@pytest.mark.parametrize("end", [".csv", ".csv.gz", ".parquet", ".jsonl.xz"])
 def test_columns_are_told_apart_and_the_schema_runs_as_it_is(work, run_ingest, capsys, end):
     log = clicks()
     if end == ".parquet":
         log.write_parquet("log.parquet")
+    elif end == ".jsonl.xz":
+        Path("log.jsonl.xz").write_bytes(lzma.compress(log.write_ndjson().encode()))
     else:
         text = log.write_csv().encode()
         Path(f"log{end}").write_bytes(gzip.compress(text) if end.endswith(".gz") else text)
@@ -153,6 +156,10 @@ def test_words_for_a_missing_number_are_told(work):
         ("logs/2026-01-31/*.csv", ["/w/logs/2026-01-31/a.csv"], ("logs/{day}/*.csv", "2026-01-31")),
         ("logs/*/c.csv", ["/w/logs/2026-01-30/c.csv", "/w/logs/2026-01-31/c.csv"], ("logs/{day}/c.csv", "2026-01-31")),
         ("logs/*/c.csv", ["/w/logs/2026-01-30/c.csv", "/w/logs/other/c.csv"], ("logs/*/c.csv", None)),
+        ("logs", ["/w/logs/2026-01-30/a.csv", "/w/logs/2026-01-31/b.csv"], ("logs/{day}/*", "2026-01-31")),
+        ("/w/logs/", ["/w/logs/d=2026-01-30/a", "/w/logs/d=2026-01-31/b"], ("/w/logs/d={day}/*", "2026-01-31")),
+        ("logs", ["/w/logs/2026-01-30.csv", "/w/logs/2026-01-31.csv"], ("logs/{day}.csv", "2026-01-31")),
+        ("logs", ["/w/logs/a.csv", "/w/logs/b.csv"], ("logs", None)),
         ("logs/day=*.csv", ["/w/logs/day=2026-01-30.csv"], ("logs/day={day}.csv", "2026-01-30")),
         ("log.csv", ["/w/log.csv"], ("log.csv", None)),
     ],

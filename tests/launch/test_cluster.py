@@ -80,11 +80,11 @@ def test_a_second_launcher_of_a_run_is_refused_and_a_dead_ones_place_is_taken(cl
         dead = api.get(f"{path}/nightjar-twice")
     with held(api, "training", "nightjar-twice", 3):  # released: at once
         pass
-    left = api.get(f"{path}/nightjar-twice")
-    left["spec"] |= {"holderIdentity": "a launcher that was killed", "renewTime": dead["spec"]["renewTime"]}
-    api.replace(f"{path}/nightjar-twice", left)
+    assert api.find(f"{path}/nightjar-twice") is None
+    left = {"name": "nightjar-twice", "namespace": "training"}
+    api.create(path, {**dead, "metadata": left, "spec": {**dead["spec"], "holderIdentity": "one that was killed"}})
     with held(api, "training", "nightjar-twice", 3):  # not renewed: after its time
-        assert api.get(f"{path}/nightjar-twice")["spec"]["holderIdentity"] != "a launcher that was killed"
+        assert api.get(f"{path}/nightjar-twice")["spec"]["holderIdentity"] != "one that was killed"
 
 
 def follow(job: ClusterJob) -> None:

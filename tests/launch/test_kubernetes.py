@@ -157,7 +157,9 @@ def waiting(reason: str) -> dict:
 
 def test_why_a_pod_does_not_start() -> None:
     image = pending_problem(pod(**waiting("ImagePullBackOff")))
-    assert image is not None and image.hopeless and "cannot get its image i@sha256:1: ImagePullBackOff" in image.message
+    assert image is not None and image.image and not image.hopeless  # a registry may be away for a while
+    assert pending_problem(pod(**waiting("InvalidImageName"))).hopeless
+    assert "cannot get its image i@sha256:1: ImagePullBackOff" in image.message
     assert "launch.pods.image" in image.hint
     secret = pending_problem(pod(**waiting("CreateContainerConfigError")))
     assert secret is not None and secret.hopeless and "launch.pods.secret_env" in secret.hint

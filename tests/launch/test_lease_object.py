@@ -46,9 +46,19 @@ class OneObject:
         self.record["metadata"]["resourceVersion"] = str(self.version)
         return copy.deepcopy(self.record)
 
+    def delete(self, path: str, version: str = "") -> None:
+        with self.lock:
+            if self.record is None:
+                raise RefusedError(404, "NotFound")
+            if version != str(self.version):
+                raise RefusedError(409, "Conflict")
+            self.record = None
+
+    def brisk(self, seconds: float) -> "OneObject":
+        return self
+
     def holder(self) -> str:
-        assert self.record is not None
-        return str(self.record["spec"]["holderIdentity"])
+        return "" if self.record is None else str(self.record["spec"]["holderIdentity"])
 
 
 def lease(api: Any, seconds: int = 60) -> Lease:
@@ -89,6 +99,14 @@ def test_what_another_one_took_is_neither_renewed_nor_released() -> None:
     assert api.holder() == "another one"
 
 
+def test_a_lease_that_somebody_deleted_is_taken_again() -> None:
+    api: Any = OneObject()
+    mine = lease(api)
+    mine.acquire()
+    held_by, api.record = api.holder(), None
+    assert mine.renew() and api.holder() == held_by
+
+
 def test_of_two_that_take_a_free_lease_the_first_one_has_it() -> None:
     api: Any = OneObject()
     mine, find = lease(api), api.find
@@ -110,5 +128,6 @@ def test_a_label_that_somebody_adds_is_no_other_launcher_and_stays() -> None:
     api.record["metadata"]["labels"] = {"team": "ads"}
     api.replace("", api.record)
     assert mine.renew()
+    assert api.record["metadata"]["labels"] == {"team": "ads"}
     mine.release()
-    assert api.record["metadata"]["labels"] == {"team": "ads"} and api.holder() == ""
+    assert api.record is None  # nothing of a run that has ended stays in the cluster

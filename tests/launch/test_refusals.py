@@ -65,7 +65,8 @@ def use_cluster(folder: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> N
 def assert_night_refused(folder: Path, capsys: pytest.CaptureFixture[str], message: str, hint: str) -> None:
     """One message, exit code 8, the reason on record, and neither a lock nor anything of the run left."""
     volume = f"launch.pods.volumes={{store:{{claim:c,path:{folder}}}}}"
-    assert cli.main(["nightly", "date=2026-01-01", *CLUSTER, f"store={folder}/s", volume, "publish.model=m"]) == 8
+    night = ["nightly", "date=2026-01-01", *CLUSTER, "launch.outage_minutes=0", f"store={folder}/s", volume]
+    assert cli.main([*night, "publish.model=m"]) == 8
     said = capsys.readouterr().err
     assert re.match(f"nightjar: {message}", said), said
     assert said.count("nightjar:") == 1 and "Traceback" not in said and hint in said.partition("hint: ")[2]
@@ -92,7 +93,15 @@ def test_a_night_whose_clock_is_not_the_clusters_says_so(tmp_path, monkeypatch, 
 def test_an_unreachable_cluster_is_one_message(tmp_path, monkeypatch, capsys) -> None:
     use_cluster(tmp_path, "https://127.0.0.1:1", monkeypatch)
     volume = f"launch.pods.volumes={{store:{{claim:c,path:{tmp_path}}}}}"
-    run = ["run", *CLUSTER, "run=lost", f"store={tmp_path}/s", volume, "data.synthetic.rows=2000"]
+    run = [
+        "run",
+        *CLUSTER,
+        "launch.outage_minutes=0",
+        "run=lost",
+        f"store={tmp_path}/s",
+        volume,
+        "data.synthetic.rows=2000",
+    ]
     assert cli.main(run) == 8
     said = capsys.readouterr().err
     assert said.startswith("nightjar: the Kubernetes API server https://127.0.0.1:1 does not answer: ")

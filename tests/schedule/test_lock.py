@@ -5,16 +5,18 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from pipeline.errors import ArtifactError, LaunchError
+from pipeline.errors import ArtifactError, LaunchError, LostLeaseError
 from pipeline.launch.signals import Interrupted, handled
 from pipeline.schedule.lock import lease_path, model_lease, night_lock
 from pipeline.store import Store, conditional, lease
-from pipeline.store.lease import Lease
+from pipeline.store.conditional import Seen
+from pipeline.store.lease import Lease, watched
 from tests.logged import listen
 
 SECONDS = 0.6
@@ -125,37 +127,109 @@ def test_of_many_launchers_at_once_one_gets_it(tmp_path: Path) -> None:
 
 def test_a_launcher_that_lost_its_lease_is_told_to_end(tmp_path: Path, capfd) -> None:
     store = Store(str(tmp_path))
-    with pytest.raises(Interrupted) as stop, handled(), night_lock(store, "clicks", SECONDS, "x"):
+    with pytest.raises(LostLeaseError) as stop, handled(), night_lock(store, "clicks", SECONDS, "x"):
         store.write_json(lease_path("clicks"), record())
         threading.Event().wait(20)
-    assert stop.value.number == signal.SIGTERM
+    assert stop.value.exit_code == 8
     assert "lost the lock of model 'clicks'" in capfd.readouterr().err
     assert store.read_json(lease_path("clicks"))["owner"] == "other"  # not the loser's to remove
 
 
 class Hanging(Lease):
-    """A lease whose renewals get no answer."""
+    """A lease whose renewals get no answer, until somebody lets them."""
 
-    answered = threading.Event()
+    answered: threading.Event
 
     def acquire(self) -> None:
         """It is free."""
 
     def renew(self) -> bool:
         """As a client that waits for a store, and then goes on."""
-        return self.answered.wait(20)
+        self.answered.wait(20)
+        return not self.taken
+
+    taken = False
 
     def release(self) -> None:
         """Nothing to do."""
 
 
-def test_a_renewal_that_hangs_ends_the_launcher_before_another_one_may_take_its_lease() -> None:
-    lease, began = Hanging(SimpleNamespace(name="a lease"), 2.0), time.monotonic()
-    with pytest.raises(Interrupted), handled(), lease.held():
-        threading.Event().wait(10)
-    lease.answered.set()
+def hanging(seconds: float = 0.6, outage_seconds: float = 60.0) -> Hanging:
+    lease = Hanging(SimpleNamespace(name="a lease", where="a place"), seconds, outage_seconds=outage_seconds)
+    lease.answered = threading.Event()
+    return lease
+
+
+def stood_still(lease: Hanging, until: Callable[[], None]) -> float:
+    """The longest time that this thread did not get on, seen in small steps, until it was 0.3 s."""
+    longest, last = 0.0, time.monotonic()
+    while longest < 0.3:
+        time.sleep(0.005)
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+        if lease._paused:
+            until()
+    return longest
+
+
+def test_a_holder_that_cannot_renew_stands_still_and_goes_on_if_the_lease_is_still_its_own(capfd) -> None:
+    lease = hanging()
+    threading.Timer(1.2, lease.answered.set).start()
+    began = time.monotonic()
+    with handled(), lease.held():
+        while time.monotonic() - began < 0.45:  # before another one may take it
+            assert not lease._paused
+        stood_still(lease, lambda: pytest.fail("it gets on while it is paused"))
+        assert time.monotonic() - began > 1.1
+    said = capfd.readouterr().err
+    assert "a lease was not renewed for" in said and "a lease is renewed: going on" in said
+    assert not lease.lost
+
+
+def test_a_holder_that_stands_still_ends_if_another_one_has_its_lease() -> None:
+    lease = hanging()
+
+    def lose() -> None:
+        lease.taken = True
+        lease.answered.set()
+
+    threading.Timer(1.0, lose).start()
+    with pytest.raises(LostLeaseError, match="another launcher has a lease"), handled(), lease.held():
+        threading.Event().wait(20)
     assert lease.lost
-    assert time.monotonic() - began < 2.0 + 2.0  # its end waits for the renewal, but not for ever
+
+
+def test_an_outage_that_does_not_end_ends_the_launcher_in_time() -> None:
+    lease = hanging(outage_seconds=0.3)
+    threading.Timer(3.0, lease.answered.set).start()
+    with pytest.raises(LaunchError, match=r"a lease could not be renewed for \d+ minutes") as error, lease.held():
+        threading.Event().wait(20)
+    assert "once a place answers" in error.value.hint
+
+
+def test_ctrl_c_ends_a_launcher_that_stands_still() -> None:
+    lease = hanging()
+    threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
+    threading.Timer(1.5, lease.answered.set).start()
+    with pytest.raises(Interrupted), handled(), lease.held():
+        threading.Event().wait(20)
+
+
+def test_a_launcher_that_waits_for_anothers_renewal_does_not_count_an_outage() -> None:
+    """The holder could not renew either: its lease lasts for its seconds from the first answer on."""
+    began, ends, looks = time.monotonic(), 0.8, []
+
+    def look() -> Seen:
+        if time.monotonic() - began < ends:
+            raise ConnectionError
+        looks.append(time.monotonic() - began)
+        return Seen(b"x")
+
+    assert watched(look, 0.4, Seen(b"x"), outage_seconds=5.0) == Seen(b"x")
+    assert looks[-1] - looks[0] >= 0.4
+    began, ends = time.monotonic(), 60.0
+    with pytest.raises(ConnectionError):
+        watched(look, 0.1, Seen(b"x"), outage_seconds=0.2)
 
 
 def test_a_machine_without_room_for_a_thread_leaves_no_lease(tmp_path: Path, monkeypatch) -> None:

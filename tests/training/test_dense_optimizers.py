@@ -13,6 +13,7 @@ from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.config.optimizers import AverageConfig, DenseGroup, DenseOptions, SparseOptions
 from pipeline.errors import ConfigError
+from pipeline.models.layers import BatchNorm
 from pipeline.specs import DENSE_OPTIMIZERS
 from pipeline.specs.dense_optimizer import DenseGroup as Group
 from pipeline.training.averages import Average
@@ -63,7 +64,7 @@ def plain_shampoo(named, *, lr, decay, beta1, beta2, eps, block_size, factor_eve
         values, vectors = torch.linalg.eigh(factor)
         return vectors @ torch.diag((values + eps * values.max()) ** -0.25) @ vectors.T
 
-    def one(key, g, t):
+    def one(key, g, t, number=0):
         s = state.setdefault(key, {"m": 0.0 * g, "v": 0.0 * g, "l": 0.0, "r": 0.0})
         s["m"] = beta1 * s["m"] + (1 - beta1) * g
         mean = s["m"] / (1 - beta1**t)
@@ -78,7 +79,7 @@ def plain_shampoo(named, *, lr, decay, beta1, beta2, eps, block_size, factor_eve
         old, new = (1.0, 1.0) if beta2 == 1 else (beta2, 1 - beta2)
         if (t - 1) % factor_every == 0:
             s["l"], s["r"] = old * s["l"] + new * g @ g.T, old * s["r"] + new * g.T @ g
-        if t >= start_step and (t % root_every == 0 or t == start_step):
+        if t >= start_step and (t == start_step or (t - start_step) % root_every == (number + 1) % root_every):
             s["roots"] = root(s["l"]), root(s["r"])
         if t < start_step:
             return graft
@@ -92,10 +93,10 @@ def plain_shampoo(named, *, lr, decay, beta1, beta2, eps, block_size, factor_eve
             if g.dim() == 1:
                 said[name] = one((name, 0, 0), g, step + 1)
             else:
-                for r in range(0, g.shape[0], block_size):
-                    for c in range(0, g.shape[1], block_size):
-                        part = (slice(r, r + block_size), slice(c, c + block_size))
-                        said[name][part] = one((name, r, c), g[part], step + 1)
+                cuts = [(r, c) for r in range(0, g.shape[0], block_size) for c in range(0, g.shape[1], block_size)]
+                for number, (r, c) in enumerate(cuts):
+                    part = (slice(r, r + block_size), slice(c, c + block_size))
+                    said[name][part] = one((name, r, c), g[part], step + 1, number)
             weights[name] = weights[name] * (1 - lr * decay) - lr * said[name]
     return weights, said
 
@@ -232,6 +233,23 @@ def test_an_option_that_the_optimizer_lacks_is_refused_before_anything_starts():
     assert got.value.hint == "train.dense_options.momentum=null, or train.dense_optimizer=sgd"
     with pytest.raises(ConfigError, match="train.average.decay is 0.9, but train.average.kind is none"):
         compose(["experiment=demo", "run=r", "train.average.decay=0.9"])
+
+
+def test_an_average_takes_the_statistics_of_batch_norms_along():
+    layer = BatchNorm(3)
+    named = dict(layer.named_parameters())
+    optimizer = build({name: named[name] for name in ("weight", "bias", "mean", "variance")}, "adam")
+    average = Average(AverageConfig(kind="swa", start=0.0), optimizer, list(named.values()), STEPS)
+    seen, generator = [], torch.Generator().manual_seed(3)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        layer(5 + step * torch.randn(20, 3, generator=generator)).square().sum().backward()
+        optimizer.step()
+        average.take(step)
+        seen.append((layer.mean.detach().clone(), layer.variance.detach().clone()))
+    average.swap()
+    for at, statistic in enumerate((layer.mean, layer.variance)):
+        torch.testing.assert_close(statistic.detach(), torch.stack([each[at] for each in seen]).mean(0))
 
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])

@@ -14,18 +14,17 @@ ctypes lets go of the interpreter's lock during a call, so training goes on.
 from __future__ import annotations
 
 import ctypes
-import logging
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pipeline.compiled import checked, open_installed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _VERSION = 1  # of the functions below, as rowcodes.c has it
 _ALL = 2  # all instruction sets may be used
-log = logging.getLogger(__name__)
 
 
 class Task(ctypes.Structure):
@@ -43,10 +42,8 @@ class Library:
     """The functions of the library at ``path``. ``level``: 0 uses no more than every CPU has, 1 AVX2 too, 2 all."""
 
     def __init__(self, path: Path, level: int = _ALL) -> None:
-        self._library, self._level = ctypes.CDLL(str(path)), level
+        self._library, self._level = checked(path, "rowcodes", _VERSION), level
         self._library.rowcodes_largest.restype = ctypes.c_float
-        if self._library.rowcodes_version() != _VERSION:
-            raise OSError(f"{path} is of version {self._library.rowcodes_version()}, expected {_VERSION}")
 
     def largest(self, rows: Tensor) -> float:
         """The largest magnitude in ``rows`` (float32 [n, columns], columns adjacent)."""
@@ -73,13 +70,4 @@ def _task(rows: Tensor) -> Task:
 @cache
 def library() -> Library | None:
     """The library that was installed with this package; None where there is none, or it is another release's."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"rowcodes{suffix}")
-        if path.is_file():
-            try:
-                return Library(path)
-            except (OSError, AttributeError) as error:
-                log.warning(
-                    "checkpoints are coded without the compiled quantiser: %s; install the package again", error
-                )
-    return None
+    return open_installed(__file__, "rowcodes", Library, "checkpoints are coded without the compiled quantiser")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
+from pipeline.specs.table_optimizer import CompiledStep, StateColumn, TableOptimizer
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,10 @@ class Adagrad(TableOptimizer):
         from torch.optim import Adagrad as Kernel
 
         return Kernel, {"eps": self.eps}
+
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
+        return CompiledStep("adagrad", (self.eps, -lr))
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
         """See ``TableOptimizer.update``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
+from pipeline.specs.table_optimizer import CompiledStep, StateColumn, TableOptimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,10 @@ class Ftrl(TableOptimizer):
     heat = N
     lazy = True
     replica_passes = 10
+
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
+        return CompiledStep("ftrl", (lr, self.l1, self.l2, self.beta, -1.0 / lr)) if lr else None
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
         """See ``TableOptimizer.update``. At a rate of 0 nothing moves."""

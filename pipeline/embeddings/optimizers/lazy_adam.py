@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
+from pipeline.specs.table_optimizer import CompiledStep, StateColumn, TableOptimizer
 
 if TYPE_CHECKING:
     import torch
@@ -40,13 +40,20 @@ class LazyAdam(TableOptimizer):
 
         return Adam, {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
 
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
+        new1, new2 = 1.0 - self.beta1, 1.0 - self.beta2
+        return CompiledStep("lazy_adam", (new1, self.beta2, new2, self.eps, -lr * self._correction(step)))
+
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
         """See ``TableOptimizer.update``."""
         mean, square = state[MEAN], state[SQUARE]
         mean.lerp_(gradient, 1.0 - self.beta1)
         square.mul_(self.beta2).addcmul_(gradient, gradient, value=1.0 - self.beta2)
-        correction = float((1.0 - self.beta2**step) ** 0.5) / (1.0 - self.beta1**step)
-        weights.addcdiv_(mean, square.sqrt().add_(self.eps), value=-lr * correction)
+        weights.addcdiv_(mean, square.sqrt().add_(self.eps), value=-lr * self._correction(step))
+
+    def _correction(self, step: int) -> float:
+        return float((1.0 - self.beta2**step) ** 0.5) / (1.0 - self.beta1**step)
 
 
 SPEC = LazyAdam()

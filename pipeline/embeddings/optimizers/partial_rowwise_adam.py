@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
+from pipeline.specs.table_optimizer import CompiledStep, StateColumn, TableOptimizer
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,11 @@ class PartialRowwiseAdam(TableOptimizer):
         from torchrec.optim import PartialRowWiseAdam
 
         return PartialRowWiseAdam, {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
+
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
+        new1, new2, unbiased = 1.0 - self.beta1, 1.0 - self.beta2, 1.0 - self.beta2**step
+        return CompiledStep("partial_rowwise_adam", (new1, new2, unbiased, self.eps, -lr / (1.0 - self.beta1**step)))
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
         """See ``TableOptimizer.update``."""

@@ -1,13 +1,20 @@
-"""Requests to the API server as plain dictionaries, and what its refusals mean to a user (LaunchError, exit code 8)."""
+"""Requests to the API server as plain dictionaries, and what its refusals mean to a user (LaunchError, exit code 8).
+
+An answer that says nothing about the object that was asked for (403 and 404 while a server warms up, 429, 5xx, half a
+body) is treated like silence: a patient ``Api`` asks again.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
+import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.errors import LaunchError
 
@@ -15,42 +22,73 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
 Object = dict[str, Any]
+Answer = TypeVar("Answer")
 TIMEOUT_SECONDS = 20.0
+LOG_SECONDS = 120.0  # of silence in a log until it is asked for again
+WARM_UP_SECONDS = 20.0  # in which a server that just started denies what it grants, and knows no custom resources
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two tries
 MOST_SKEW_SECONDS = 120.0
 ROLE_HINT = "nightjar schedule render with the same settings shows the Role that the launcher needs"
 
 
+log = logging.getLogger(__name__)
+
+
 class RefusedError(LaunchError):
-    """The API server answered with an error; ``status``: of HTTP, 0 where it is not known."""
+    """The API server answered with an error; ``status``: of HTTP, 0 where it is not known.
 
-    status = 0
+    ``passing_seconds``: how long the same question may get this answer before that counts; 0: it counts at once.
+    """
 
-    def __init__(self, status: int, message: str, *, hint: str = "") -> None:
+    status, passing_seconds = 0, 0.0
+
+    def __init__(self, status: int, message: str, *, hint: str = "", passing_seconds: float = 0.0) -> None:
         super().__init__(message, hint=hint)
-        self.status = status
+        self.status, self.passing_seconds = status, passing_seconds
+
+    @property
+    def passing(self) -> bool:
+        """Whether the answer says nothing about what was asked for."""
+        return self.passing_seconds > 0
 
 
 class UnansweredError(LaunchError):
-    """The API server did not answer."""
+    """The API server did not answer, or with something that is none of its answers."""
+
+    passing, passing_seconds = True, float("inf")
 
 
 class Api:
     """The API server as ``client`` reaches it. Paths are absolute: ``/api/v1/namespaces/<name>/pods``."""
 
-    def __init__(self, client: ApiClient) -> None:
-        self.client = client
+    def __init__(
+        self, client: ApiClient, *, outage_seconds: float = 0.0, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
+        self.client, self.outage_seconds, self.timeout_seconds = client, outage_seconds, timeout_seconds
         self.server = str(client.configuration.host)
+
+    def patient(self, outage_seconds: float) -> Api:
+        """The same server, asked again for up to ``outage_seconds`` while it does not answer."""
+        other = copy.copy(self)
+        other.outage_seconds = outage_seconds
+        return other
+
+    def brisk(self, timeout_seconds: float) -> Api:
+        """The same server, asked once, with ``timeout_seconds`` to answer."""
+        other = self.patient(0.0)
+        other.timeout_seconds = min(timeout_seconds, TIMEOUT_SECONDS)
+        return other
 
     def get(self, path: str, **query: str) -> Object:
         """Read an object, or a list of them."""
         return self._call("GET", path, None, query)
 
     def find(self, path: str) -> Object | None:
-        """Read an object; None where it does not exist."""
+        """Read an object; None where the answer says that this object does not exist."""
         try:
             return self.get(path)
         except RefusedError as error:
-            if error.status == 404:
+            if error.status == 404 and not error.passing:
                 return None
             raise
 
@@ -66,17 +104,28 @@ class Api:
         """Change some fields of an object."""
         return self._call("PATCH", path, body, content="application/merge-patch+json")
 
-    def delete(self, path: str) -> None:
-        """Delete an object and in the background what it owns; nothing happens where it does not exist."""
+    def apply(self, path: str, body: Mapping[str, Any], manager: str, **query: str) -> Object:
+        """Server-side apply: create the object, or set these fields of it as those of ``manager``."""
+        query = {"fieldManager": manager, "force": "true", **query}
+        return self._call("PATCH", path, body, query, content="application/apply-patch+yaml")
+
+    def delete(self, path: str, version: str = "") -> None:
+        """Delete an object and in the background what it owns; nothing happens where it does not exist.
+
+        With ``version``, its resource version: RefusedError with status 409 where it has another one.
+        """
+        options: Object = {"propagationPolicy": "Background"}
+        if version:
+            options["preconditions"] = {"resourceVersion": version}
         try:
-            self._call("DELETE", path, {"propagationPolicy": "Background"})
+            self._call("DELETE", path, options)
         except RefusedError as error:
-            if error.status != 404:
+            if error.status != 404 or error.passing:
                 raise
 
     def lines(self, path: str, **query: str) -> Iterator[bytes]:
         """The lines of a log as they come; ends when the server ends it."""
-        response = self._request("GET", path, None, query, timeout=(TIMEOUT_SECONDS, 3600.0))
+        response = self._request("GET", path, None, query, timeout=(self.timeout_seconds, LOG_SECONDS))
         raw, rest = response.response, b""
         with answers(self.server):
             for chunk in raw.stream(1 << 16):
@@ -87,9 +136,12 @@ class Api:
 
     def skew(self) -> float:
         """Seconds that this machine's clock is ahead of the API server's."""
-        headers = self._request("GET", "/version", None, {}).getheaders()
-        stated = headers.get("Date")
-        return time.time() - parsedate_to_datetime(stated).timestamp() if stated else 0.0
+
+        def ask() -> float:
+            stated = self._request("GET", "/version", None, {}).getheaders().get("Date")
+            return time.time() - parsedate_to_datetime(stated).timestamp() if stated else 0.0
+
+        return self._patiently(ask)
 
     def _call(
         self,
@@ -99,8 +151,39 @@ class Api:
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
     ) -> Object:
-        answer: Object = json.loads(self._request(method, path, body, query or {}, content).read() or b"{}")
+        return self._patiently(lambda: self._once(method, path, body, query or {}, content))
+
+    def _once(
+        self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str], content: str
+    ) -> Object:
+        with answers(self.server):
+            text = self._request(method, path, body, query, content).read()
+            answer = json.loads(text or b"{}")
+        if not isinstance(answer, dict):
+            raise UnansweredError(f"the Kubernetes API server {self.server} answers {str(answer)[:80]!r} to {path}")
         return answer
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """What ``ask`` returns, asked again while the server says nothing, or its error after ``outage_seconds``."""
+        since, pause = time.monotonic(), FIRST_PAUSE
+        while True:
+            try:
+                answer = ask()
+            except (UnansweredError, RefusedError) as error:
+                silent = time.monotonic() - since
+                left = min(self.outage_seconds, error.passing_seconds) - silent
+                if left <= 0:
+                    if pause > FIRST_PAUSE:
+                        error.message += f" (for {silent:,.0f} s)"
+                    raise
+                if pause == FIRST_PAUSE:
+                    log.warning("%s; asking again for up to %.0f s", error.message, left)
+                time.sleep(min(pause * random.uniform(0.8, 1.2), left))
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                if pause > FIRST_PAUSE:
+                    log.info("the API server answers again, after %.1f s", time.monotonic() - since)
+                return answer
 
     def _request(
         self,
@@ -109,14 +192,14 @@ class Api:
         body: Mapping[str, Any] | None,
         query: Mapping[str, str],
         content: str = "application/json",
-        timeout: Any = TIMEOUT_SECONDS,
+        timeout: Any = None,
     ) -> Any:
         serialized = self.client.param_serialize(
             method, path, query_params=list(query.items()), body=body, auth_settings=["BearerToken"],
             header_params={"Accept": "application/json, */*", "Content-Type": content},
         )  # fmt: skip
         with answers(self.server):
-            response = self.client.call_api(*serialized, _request_timeout=timeout)
+            response = self.client.call_api(*serialized, _request_timeout=timeout or self.timeout_seconds)
             if 200 <= response.status < 300:
                 return response
             text = (response.read() or b"").decode(errors="replace")
@@ -125,12 +208,12 @@ class Api:
 
 @contextmanager
 def answers(server: str) -> Iterator[None]:
-    """Turn a failed connection into UnansweredError."""
+    """Turn a failed connection, or half an answer, into UnansweredError."""
     import urllib3
 
     try:
         yield
-    except (urllib3.exceptions.HTTPError, OSError) as error:
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise UnansweredError(
             f"the Kubernetes API server {server} does not answer: {reason}",
@@ -140,30 +223,44 @@ def answers(server: str) -> Iterator[None]:
 
 def refusal(status: int, text: str, request: str) -> RefusedError:
     """The error of an answer with HTTP ``status`` and body ``text``."""
+    stated: Object = {}
     try:
-        message = str(json.loads(text)["message"])
+        stated = dict(json.loads(text))
+        message = str(stated["message"])
     except (ValueError, KeyError, TypeError):
         message = text.strip() or request
+    said, hint = _in_words(status, message, request)
+    return RefusedError(status, said, hint=hint, passing_seconds=_passing_seconds(status, message, stated, request))
+
+
+def _passing_seconds(status: int, message: str, stated: Object, request: str) -> float:
+    """How long this answer says nothing about what was asked for."""
+    if status == 403:  # of admission, which judged the object, or of a server that does not know the roles yet
+        return 0.0 if "admission webhook" in message or "exceeded quota" in message else float("inf")
+    if status in (401, 408, 429) or status >= 500:
+        return float("inf")
+    named = stated.get("reason") == "NotFound" and (stated.get("details") or {}).get("name")
+    return WARM_UP_SECONDS if status == 404 and not named else 0.0
+
+
+def _in_words(status: int, message: str, request: str) -> tuple[str, str]:
+    """A refusal's message and hint."""
     if status == 401:
-        return RefusedError(
-            status, f"the API server does not accept the credentials: {message}",
-            hint="a token may have expired, or a clock be wrong: kubectl auth whoami",
-        )  # fmt: skip
+        said = f"the API server does not accept the credentials: {message}"
+        return said, "a token may have expired, or a clock be wrong: kubectl auth whoami"
+    if status == 403 and "exceeded quota" in message:
+        return f"a quota of the namespace is full: {message}", "kubectl describe quota; ask for more, or for less"
     if status == 403:
-        return RefusedError(status, f"the API server denies it: {message}", hint=ROLE_HINT)
+        return f"the API server denies it: {message}", ROLE_HINT
     if status == 404 and "batch.volcano.sh" in request:
-        return RefusedError(
-            status, f"the cluster knows no Volcano jobs, or not this one: {message}",
-            hint="install Volcano, or launch.job=indexed",
-        )  # fmt: skip
+        said = f"the cluster knows no Volcano jobs, or not this one: {message}"
+        return said, "install Volcano, or launch.job=indexed"
     if status == 404 and "requested resource" in message:
-        return RefusedError(
-            status, f"the cluster knows no such objects: {request}: {message}",
-            hint="a cluster of version 1.27 or newer (docs/kubernetes.md)",
-        )  # fmt: skip
+        said = f"the cluster knows no such objects: {request}: {message}"
+        return said, "a cluster of version 1.27 or newer (docs/kubernetes.md)"
     if status == 404 and "namespaces" in message:
-        return RefusedError(status, message, hint="kubectl create namespace, or launch.namespace=<one that exists>")
-    return RefusedError(status, f"the API server refuses it ({status}): {message}", hint="nightjar launch render")
+        return message, "kubectl create namespace, or launch.namespace=<one that exists>"
+    return f"the API server refuses it ({status}): {message}", "nightjar launch render"
 
 
 def check_clock(api: Api) -> None:

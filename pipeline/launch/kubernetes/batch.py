@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment
+from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.jobs import ClusterRunner
 from pipeline.launch.kubernetes.manifest import indexed_job, pod_service
+from pipeline.launch.kubernetes.names import ATTEMPT_LABEL
 from pipeline.launch.kubernetes.pods import Object
 from pipeline.records.step import Step
 
@@ -14,25 +18,34 @@ class IndexedRunner(ClusterRunner):
 
     collection = "/apis/batch/v1/namespaces/{namespace}/jobs"
 
-    def create(self, step: Step, name: str, attempt: int, config_url: str) -> None:
-        """Create the job, and for several pods the service by which they find the first one."""
-        config = self.config
-        command, env = pod_command(step.name, config, config_url, name), pod_environment(step.name, config)
-        job = self.api.create(self.jobs, indexed_job(config, step, name, attempt, command, env))
-        if hosts_of(step.name, config) > 1:
-            service = pod_service(config, step, name, attempt, job["metadata"]["uid"])
-            self.api.create(f"/api/v1/namespaces/{self.namespace}/services", service)
+    def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> Object:
+        """The job, by our own rendering."""
+        command, env = pod_command(step.name, self.config, config_url, name), pod_environment(step.name, self.config)
+        return indexed_job(self.config, step, name, attempt, command, env)
 
-    def phase(self, name: str) -> str:
+    def complete(self, step: Step, job: Object) -> None:
+        """For several pods, the service by which they find the first one; one that an earlier job left is replaced."""
+        if hosts_of(step.name, self.config) == 1:
+            return
+        metadata, services = job["metadata"], f"/api/v1/namespaces/{self.namespace}/services"
+        attempt = int(metadata["labels"][ATTEMPT_LABEL])
+        service = pod_service(self.config, step, metadata["name"], attempt, metadata["uid"])
+        while True:
+            try:
+                self.api.create(services, service)
+                return
+            except RefusedError as error:
+                if error.status != 409:
+                    raise
+            there = self.api.find(f"{services}/{metadata['name']}") or service
+            if _is_of(there, metadata["uid"]):
+                return
+            self.api.delete(f"{services}/{metadata['name']}")
+            time.sleep(self.poll_seconds)
+
+    def phase_of(self, job: Object) -> str:
         """By the job's conditions."""
-        job = self.api.find(f"{self.jobs}/{name}")
-        if job is None:
-            return "lost"
         return phase_of(job)
-
-    def delete(self, name: str) -> None:
-        """With its pods and its service, which it owns."""
-        self.api.delete(f"{self.jobs}/{name}")
 
     def pod_selector(self, name: str) -> str:
         """The label that the job controller sets."""
@@ -43,3 +56,10 @@ def phase_of(job: Object) -> str:
     """running | succeeded | failed, by the conditions of a ``batch/v1`` job."""
     conditions = {c["type"] for c in job.get("status", {}).get("conditions") or [] if c["status"] == "True"}
     return "succeeded" if "Complete" in conditions else "failed" if "Failed" in conditions else "running"
+
+
+def _is_of(service: Object, job: str) -> bool:
+    """Whether the job with uid ``job`` owns ``service``, which is not being deleted."""
+    metadata = service["metadata"]
+    owners = [owner["uid"] for owner in metadata.get("ownerReferences", [])]
+    return job in owners and "deletionTimestamp" not in metadata and "resourceVersion" in metadata

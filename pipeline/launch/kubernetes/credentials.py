@@ -15,9 +15,11 @@ def connect(context: str | None = None) -> Api:
     """
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+    from urllib3.util import Retry
 
     configuration = Configuration()
     configuration.connection_pool_maxsize = MOST_CONNECTIONS
+    configuration.retries = Retry(0, redirect=3)  # ``Api`` asks again; hidden tries would multiply its time limits
     if context is None:
         try:
             load_incluster_config(client_configuration=configuration)

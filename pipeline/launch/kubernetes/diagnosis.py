@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pipeline.launch.kubernetes.patch import CONTAINER
 from pipeline.launch.kubernetes.pods import Object
 
 # Reasons of a waiting container that no waiting mends.
-NO_IMAGE = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
+# A registry may be away, or the image still on its way into it.
+LATE_IMAGE = ("ImagePullBackOff", "ErrImagePull", "ImageInspectError", "RegistryUnavailable")
 NO_CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 SIGTERM, SIGKILL = 143, 137
+LOST_SECONDS = 60.0  # beyond its grace: a kubelet that works has ended a pod by then
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a pod does not run yet. ``hopeless``: waiting does not help; ``no_room``: the cluster has no place for it."""
+    """Why a pod does not run yet.
+
+    ``hopeless``: waiting does not help; ``no_room``: the cluster has no place for it; ``image``: it cannot be pulled.
+    """
 
     message: str
     hint: str
     hopeless: bool = False
     no_room: bool = False
+    image: bool = False
 
 
 def pending_problem(pod: Object) -> Problem | None:
@@ -33,12 +42,12 @@ def pending_problem(pod: Object) -> Problem | None:
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting = container.get("state", {}).get("waiting") or {}
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", "")).strip()
-        if reason in NO_IMAGE:
+        if reason in NO_IMAGE or reason in LATE_IMAGE:
             return Problem(
                 f"pod {name} cannot get its image {container.get('image')}: {reason}: {message}",
                 "launch.pods.image=<an image that exists>, launch.pods.pull_secrets=[<secret>] for a private registry",
-                True,
-            )
+                hopeless=reason in NO_IMAGE, image=True,
+            )  # fmt: skip
         if reason in NO_CONFIG:
             return Problem(
                 f"pod {name} cannot be made: {reason}: {message}",
@@ -56,12 +65,16 @@ def pending_problem(pod: Object) -> Problem | None:
     return Problem(f"pod {name} is pending", f"kubectl describe pod {name}")
 
 
-def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1) -> Problem:
-    """Why a job has no pods yet, or ``pods`` where it should have one for each of ``hosts``."""
+def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1, warnings: Sequence[str] = ()) -> Problem:
+    """Why a job has no pods yet, or ``pods`` where it should have one for each of ``hosts``.
+
+    ``warnings``: what controllers said about it, newest first.
+    """
     state = job.get("status", {}).get("state") or {}
     words = [str(state.get("message") or "")]
     words += [str(c.get("message") or "") for c in job.get("status", {}).get("conditions") or []]
-    text = next((word for word in words if word), f"queue {queue!r} may be full or closed, or the controller down")
+    words = sorted(filter(None, (*words, *warnings)), key=lambda word: "exceeded quota" not in word)
+    text = next(iter(words), f"queue {queue!r} may be full or closed, or the controller down")
     name = job["metadata"]["name"]
     has = f"{pods} of {hosts} pods" if pods else "no pods"
     hint = f"kubectl describe {job.get('kind', 'job').lower()} {name}"
@@ -72,6 +85,8 @@ def death(pods: Sequence[Object], hosts: int, stage: str) -> str:
     """The pod that ended a stage by being killed, in words; "" where none was, for then its own words count."""
     for pod in sorted(pods, key=_ended):
         status, name = pod.get("status", {}), pod["metadata"]["name"]
+        if is_lost(pod):
+            return f"pod {name} does not end, and its node is not ready: it counts as lost"
         if status.get("reason") == "DeadlineExceeded":
             return f"pod {name} was ended at its deadline (launch.deadline_minutes)"
         if status.get("reason"):
@@ -86,6 +101,24 @@ def death(pods: Sequence[Object], hosts: int, stage: str) -> str:
     if any("deletionTimestamp" in pod["metadata"] for pod in pods) or len(pods) < hosts:
         return "the cluster took one of its pods away (a drained or preempted node)"
     return ""
+
+
+def is_alive(pod: Object) -> bool:
+    """Whether processes of ``pod`` may run, or may start yet."""
+    return pod.get("status", {}).get("phase", "Pending") in ("Pending", "Running", "Unknown") and not is_lost(pod)
+
+
+def is_lost(pod: Object) -> bool:
+    """Whether ``pod`` is Terminating for much longer than its grace on a node that is not ready.
+
+    Nobody will report its end. The node's kubelet would have ended it; that it is not ready is in the pod's condition.
+    """
+    due, status = pod["metadata"].get("deletionTimestamp"), pod.get("status", {})
+    if due is None or status.get("phase") in ("Succeeded", "Failed"):
+        return False
+    ready = {condition.get("type"): condition.get("status") for condition in status.get("conditions") or []}
+    late = time.time() - datetime.fromisoformat(due).timestamp()  # it is the end of the grace
+    return late > LOST_SECONDS and (ready.get("Ready") != "True" or status.get("reason") == "NodeLost")
 
 
 def _terminated(pod: Object) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,15 +12,17 @@ from contextlib import suppress
 from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import hosts_of
-from pipeline.launch.kubernetes.api import Api, Object, RefusedError, UnansweredError
-from pipeline.launch.kubernetes.diagnosis import Problem, death, job_problem, pending_problem
+from pipeline.launch.kubernetes.api import Api, Object, RefusedError
+from pipeline.launch.kubernetes.diagnosis import Problem, death, is_alive, is_lost, job_problem, pending_problem
 from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, job_name, selector
 from pipeline.launch.kubernetes.podlogs import PodLogs
+from pipeline.launch.protocol import GivenUpError
 from pipeline.launch.shrink import NoRoomError, patience
 from pipeline.records.step import Step
 
-OUTAGE_SECONDS = 600.0  # that the API server may be silent while a stage runs
 MOST_ATTEMPTS = 999
+SUBMISSION = "nightjar/submission"  # annotation: which request made the job, should its answer be lost
+BRISK_SECONDS = 5.0  # for the answer to a request that a user waits for, who pressed Ctrl-C
 log = logging.getLogger(__name__)
 
 
@@ -40,16 +43,28 @@ class ClusterRunner(ABC):
         self._followed: list[ClusterJob] = []
 
     @abstractmethod
-    def create(self, step: Step, name: str, attempt: int, config_url: str) -> None:
-        """Create the job; RefusedError with status 409 where there is one of that name."""
+    def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> Object:
+        """The job of an attempt."""
 
     @abstractmethod
+    def phase_of(self, job: Object) -> str:
+        """running | succeeded | failed | cancelled, by the status of the object ``job``."""
+
+    @abstractmethod
+    def pod_selector(self, name: str) -> str:
+        """What selects the pods of a job."""
+
+    def complete(self, step: Step, job: Object) -> None:  # noqa: B027 (most jobs need nothing else)
+        """Make what the pods of the live ``job`` need beside it, where it is missing."""
+
     def phase(self, name: str) -> str:
-        """running | succeeded | failed | cancelled | lost."""
+        """running | succeeded | failed | cancelled | lost; lost: the server says that there is none of that name."""
+        job = self.api.find(f"{self.jobs}/{name}")
+        return "lost" if job is None else self.phase_of(job)
 
-    @abstractmethod
     def delete(self, name: str) -> None:
         """Delete the job with its pods; no error where there is none."""
+        self.api.delete(f"{self.jobs}/{name}")
 
     def expect(self, steps: Sequence[Step]) -> None:  # noqa: B027 (concrete, and the same for all of them)
         """Nothing: a job takes its place in the cluster when its stage starts."""
@@ -68,9 +83,10 @@ class ClusterRunner(ABC):
         running: ClusterJob | None = None
         for job in self.api.get(self.jobs, labelSelector=labels).get("items", []):
             name, attempt = job["metadata"]["name"], int(job["metadata"]["labels"].get(ATTEMPT_LABEL, "0"))
-            if "deletionTimestamp" in job["metadata"] or self.phase(name) != "running":
+            if "deletionTimestamp" in job["metadata"] or self.phase_of(job) != "running":
                 continue
             if name == job_name(self.config, step, attempt):
+                self.complete(step, job)  # its launcher may have died before it did
                 running = self._follow(step, name)
                 log.info("%-10s attached to job %s, which runs already", step.name, name)
             else:
@@ -87,18 +103,47 @@ class ClusterRunner(ABC):
             time.sleep(self.poll_seconds)
 
     def submit(self, step: Step, config_url: str) -> ClusterJob:
-        """Create the job of the first attempt whose name is free."""
+        """Create the job of the first attempt whose name is free, once no pod of an earlier one runs."""
+        self._await_end(step)
         for attempt in range(1, MOST_ATTEMPTS):
             name = job_name(self.config, step, attempt)
-            try:
-                self.create(step, name, attempt, config_url)
-            except RefusedError as error:
-                if error.status != 409:
-                    raise
-                continue  # it ended without its artifact, or is being deleted
-            log.info("%-10s job %s in namespace %s", step.name, name, self.namespace)
-            return self._follow(step, name)
+            job = self._created(self.manifest(step, name, attempt, config_url))
+            if job is not None:
+                self.complete(step, job)
+                log.info("%-10s job %s in namespace %s", step.name, name, self.namespace)
+                return self._follow(step, name)
         raise LaunchError(f"{MOST_ATTEMPTS} jobs of stage {step.name} lie in the cluster", hint="launch.keep_hours=1")
+
+    def _created(self, manifest: Object) -> Object | None:
+        """The live job of ``manifest``; None where the name belongs to a job that ended, or is being deleted."""
+        metadata, submission = manifest["metadata"], uuid.uuid4().hex
+        metadata["annotations"] = {**metadata.get("annotations", {}), SUBMISSION: submission}
+        try:
+            return self.api.create(self.jobs, manifest)
+        except RefusedError as error:
+            if error.status != 409:
+                raise
+        job = self.api.find(f"{self.jobs}/{metadata['name']}")
+        if job is None:
+            return None
+        mine = (job["metadata"].get("annotations") or {}).get(SUBMISSION) == submission  # the answer was lost
+        goes_on = "deletionTimestamp" not in job["metadata"] and self.phase_of(job) == "running"
+        return job if mine or goes_on else None
+
+    def _await_end(self, step: Step) -> None:
+        """Wait until no pod of an earlier attempt runs: it would write to the same checkpoints. LaunchError if late."""
+        labels = ",".join(f"{key}={value}" for key, value in selector(self.config, step).items())
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        last = time.monotonic() + 60 * self.config.launch.pending_minutes
+        while alive := [pod for pod in self.api.get(path, labelSelector=labels).get("items", []) if is_alive(pod)]:
+            if time.monotonic() > last:
+                name = alive[0]["metadata"]["name"]
+                raise LaunchError(
+                    f"pod {name} of an earlier attempt does not end (after launch.pending_minutes="
+                    f"{self.config.launch.pending_minutes:g})",
+                    hint=f"kubectl --namespace {self.namespace} describe pod {name}",
+                )
+            time.sleep(self.poll_seconds)
 
     def _follow(self, step: Step, name: str) -> ClusterJob:
         self._followed.append(ClusterJob(self, step, name))
@@ -108,10 +153,6 @@ class ClusterRunner(ABC):
         """The pods of a job."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         return list(self.api.get(path, labelSelector=self.pod_selector(name)).get("items", []))
-
-    @abstractmethod
-    def pod_selector(self, name: str) -> str:
-        """What selects the pods of a job."""
 
     def close(self) -> None:
         """Follow no logs any more; jobs outlast their launcher."""
@@ -126,23 +167,23 @@ class ClusterJob:
     def __init__(self, runner: ClusterRunner, step: Step, name: str) -> None:
         self.runner, self.step, self.name = runner, step, name
         self._logs = PodLogs(runner.api, runner.namespace)
-        self._pending_since = self._heard = time.monotonic()
+        self._pending_since = self._image_since = time.monotonic()
         self._pods: list[Object] = []
 
     def state(self) -> str:
-        """As the protocol has it. While the API server is silent the stage counts as running, up to ten minutes."""
+        """As the protocol has it. While the API server is silent this waits, up to ``launch.outage_minutes``."""
+        asked = time.monotonic()
         try:
             state = self.runner.phase(self.name)
             self._pods = self.runner.pods(self.name)
-        except UnansweredError as error:
-            silent = time.monotonic() - self._heard
-            if silent < OUTAGE_SECONDS:
-                return "running"
-            raise LaunchError(
-                f"{error.message}, for {silent / 60:.0f} minutes; job {self.name} may go on",
-                hint="the same command, once it answers, attaches to the job",
-            ) from None
-        self._heard = time.monotonic()
+        except LaunchError as error:
+            hint = f"job {self.name} goes on; the same command, once the server answers, attaches to it"
+            raise LaunchError(error.message, hint=f"{hint}; {error.hint}") from None
+        silent = time.monotonic() - asked
+        self._pending_since += silent
+        self._image_since += silent
+        if state == "running" and any(is_lost(pod) for pod in self._pods):
+            state = "failed"
         self._logs.show(self._pods)
         if state == "running":
             self._check_pending()
@@ -151,38 +192,55 @@ class ClusterJob:
         return state
 
     def _check_pending(self) -> None:
-        """LaunchError for a pod that never starts, or has not for ``launch.pending_minutes``.
+        """GivenUpError for a pod that cannot start, or does not in time; NoRoomError where it finds no place.
 
-        NoRoomError where there is no place for it; earlier, where the stage may go on with fewer hosts.
+        A pod may be without a place for less long where the stage may go on with fewer hosts, and has
+        ``launch.image_minutes`` to get its image.
         """
         config, hosts = self.runner.config, hosts_of(self.step.name, self.runner.config)
         problems = [problem for pod in self._pods if (problem := pending_problem(pod)) is not None]
-        if not problems and len(self._pods) >= hosts:
-            self._pending_since = time.monotonic()
-            return
+        now = time.monotonic()
+        if not any(problem.image for problem in problems):
+            self._image_since = now
         short = len(self._pods) < hosts
+        if not problems and not short:
+            self._pending_since = now
+            return
         no_room = short or any(problem.no_room for problem in problems)
         minutes = patience(config, hosts) if no_room else config.launch.pending_minutes
-        late = time.monotonic() - self._pending_since > 60 * minutes
-        if not late and not any(problem.hopeless for problem in problems):
+        name = "pending_minutes" if minutes == config.launch.pending_minutes else "shrink_after_minutes"
+        late = now - self._pending_since > 60 * minutes
+        if now - self._image_since > 60 * config.launch.image_minutes:
+            late, name, minutes, no_room = True, "image_minutes", config.launch.image_minutes, False
+            problems = [problem for problem in problems if problem.image]
+        hopeless = any(problem.hopeless for problem in problems)
+        if not late and not hopeless:
             return
-        if short:
+        if no_room and short:
             problems.append(self._short_of_pods(hosts))
         problem = max(problems, key=lambda problem: (problem.hopeless, problem.no_room))
         hint = problem.hint.replace("<stage>", self.step.name)
         message = f"the {self.step.name} stage does not start: {problem.message}"
-        if problem.hopeless:
-            raise LaunchError(message, hint=hint)
-        name = "pending_minutes" if minutes == config.launch.pending_minutes else "shrink_after_minutes"
         waited = f"{message} (after launch.{name}={minutes:g})"
-        if not no_room:
-            raise LaunchError(waited, hint=hint)
+        if hopeless or not no_room:
+            raise GivenUpError(message if hopeless else waited, hint=hint)
         running = sum(pod.get("status", {}).get("phase") == "Running" for pod in self._pods)
         raise NoRoomError(waited, hint=hint, running=running)
 
     def _short_of_pods(self, hosts: int) -> Problem:
-        job = self.runner.api.find(f"{self.runner.jobs}/{self.name}") or {"metadata": {"name": self.name}}
-        return job_problem(job, self.runner.config.launch.queue, len(self._pods), hosts)
+        runner = self.runner
+        job = runner.api.find(f"{runner.jobs}/{self.name}") or {"metadata": {"name": self.name}}
+        return job_problem(job, runner.config.launch.queue, len(self._pods), hosts, self._warnings())
+
+    def _warnings(self) -> list[str]:
+        """What controllers said about the job, newest first: that a quota is full is in no status."""
+        path, about = f"/api/v1/namespaces/{self.runner.namespace}/events", f"involvedObject.name={self.name}"
+        try:
+            events = self.runner.api.brisk(BRISK_SECONDS).get(path, fieldSelector=about).get("items", [])
+        except LaunchError:
+            return []  # they explain, and decide nothing
+        events.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), reverse=True)
+        return [str(event.get("message", "")) for event in events if event.get("type") == "Warning"]
 
     def output(self) -> bytes:
         """Lines of all pods; only rank 0 of a stage speaks unless something goes wrong."""
@@ -197,9 +255,17 @@ class ClusterJob:
         return death(self._pods, hosts_of(self.step.name, self.runner.config), self.step.name)
 
     def stop(self, seconds: float) -> None:
-        """Delete the job; its pods have their grace time for a checkpoint. Wait until they are gone."""
+        """Delete the job; its pods have their grace time for a checkpoint. Wait until they are gone.
+
+        LaunchError, at once, where the API server does not take the request.
+        """
+        api, kind = self.runner.api.brisk(BRISK_SECONDS), self.runner.jobs.split("/")[2]
+        try:
+            api.delete(f"{self.runner.jobs}/{self.name}")
+        except LaunchError as error:
+            command = f"kubectl --namespace {self.runner.namespace} delete jobs.{kind} {self.name}"
+            raise LaunchError(error.message, hint=f"{command} ends it") from None
         with suppress(LaunchError):
-            self.runner.delete(self.name)
             last = time.monotonic() + seconds
             while (pods := self.runner.pods(self.name)) and time.monotonic() < last:
                 self._logs.show(pods)

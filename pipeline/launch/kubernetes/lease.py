@@ -11,12 +11,18 @@ from datetime import UTC, datetime
 
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError
 from pipeline.store.conditional import Seen, SwappedError
-from pipeline.store.lease import Holder, Lease
+from pipeline.store.lease import Holder, Lease, request_seconds
 
 
-def held(api: Api, namespace: str, name: str, seconds: int) -> AbstractContextManager[None]:
-    """Hold lease ``name``; LaunchError where another launcher does. A dead one's is taken after ``seconds``."""
-    return Lease(LeaseObject(api, namespace, name, seconds), seconds).held()
+def held(
+    api: Api, namespace: str, name: str, seconds: int, outage_seconds: float = 0.0
+) -> AbstractContextManager[None]:
+    """Hold lease ``name``; LaunchError where another launcher does. A dead one's is taken after ``seconds``.
+
+    ``outage_seconds``: how long the API server may not answer.
+    """
+    place = LeaseObject(api.brisk(request_seconds(seconds)), namespace, name, seconds)
+    return Lease(place, seconds, acquire_seconds=outage_seconds, outage_seconds=outage_seconds).held()
 
 
 class LeaseObject:
@@ -45,21 +51,23 @@ class LeaseObject:
         return Holder(name, f"launcher {name}", seconds) if name else None
 
     def put(self, seen: Seen, *, free: bool = False) -> Seen:
-        """Write this launcher, or with ``free`` nobody, into the object; SwappedError unless it is as ``seen``."""
+        """Write this launcher into the object, or with ``free`` delete it; SwappedError unless it is as ``seen``."""
         try:
+            if free:
+                if seen.data is not None:
+                    self.api.delete(self.path, seen.mark)
+                return Seen(None)
             if seen.data is None:
-                return _seen(self.api.create(self.collection, self._body({}, free)))
-            return _seen(self.api.replace(self.path, self._body(json.loads(seen.data)["metadata"], free)))
+                return _seen(self.api.create(self.collection, self._body({})))
+            return _seen(self.api.replace(self.path, self._body(json.loads(seen.data)["metadata"])))
         except RefusedError as error:
-            if error.status == 409:
+            if error.status == 409 or (error.status == 404 and not error.passing):
                 raise SwappedError(self.look()) from None
             raise
 
-    def _body(self, metadata: Object, free: bool) -> Object:
+    def _body(self, metadata: Object) -> Object:
         now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
-        spec = {
-            "holderIdentity": "" if free else self.id, "leaseDurationSeconds": self.seconds, "renewTime": now,
-        }  # fmt: skip
+        spec = {"holderIdentity": self.id, "leaseDurationSeconds": self.seconds, "renewTime": now}
         named = {**self.metadata, **metadata}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": named, "spec": spec}
 

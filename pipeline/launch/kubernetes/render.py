@@ -32,12 +32,10 @@ def stage_objects(config: Config, steps: Sequence[Step], config_url: str) -> lis
 def _objects(config: Config, step: Step, config_url: str) -> list[Object]:
     name = job_name(config, step, 1)
     if config.launch.job == "volcano":
-        from kubernetes.client import ApiClient
+        from pipeline.launch.runner import rendered_for_volcano
 
-        from pipeline.launch.runner import VolcanoAdapter
-
-        adapter = VolcanoAdapter(ApiClient(), config.launch.namespace, config.launch.queue)
-        rendered = adapter.render(pods_app(step.name, config, config_url, name))[1]
+        app = pods_app(step.name, config, config_url, name)
+        rendered = rendered_for_volcano(app, config.launch.namespace, config.launch.queue)
         return [volcano_job(config, step, name, 1, rendered)]
     command, env = pod_command(step.name, config, config_url, name), pod_environment(step.name, config)
     job = indexed_job(config, step, name, 1, command, env)

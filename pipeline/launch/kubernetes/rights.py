@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import time
+
 from pipeline.config import LaunchConfig
 from pipeline.errors import LaunchError
-from pipeline.launch.kubernetes.api import ROLE_HINT, Api, Object
+from pipeline.launch.kubernetes.api import ROLE_HINT, WARM_UP_SECONDS, Api, Object
 
+PAUSE_SECONDS = 2.0  # between two questions to a server that warms up
 Right = tuple[str, str, tuple[str, ...]]  # API group, resource, verbs
 
 COMMON: tuple[Right, ...] = (
     ("", "pods", ("get", "list")),
     ("", "pods/log", ("get",)),
-    ("coordination.k8s.io", "leases", ("create", "get", "update")),
+    ("", "events", ("list",)),
+    ("coordination.k8s.io", "leases", ("create", "get", "update", "delete")),
 )
 JOBS: dict[str, tuple[Right, ...]] = {
-    "volcano": (
-        ("batch.volcano.sh", "jobs", ("create", "get", "list", "delete")),
-        ("batch.volcano.sh", "jobs/status", ("get",)),
-    ),
+    "volcano": (("batch.volcano.sh", "jobs", ("create", "get", "list", "delete")),),
     "indexed": (
         ("batch", "jobs", ("create", "get", "list", "delete")),
-        ("", "services", ("create",)),
+        ("", "services", ("create", "get", "delete")),
     ),
 }
 
@@ -42,14 +43,26 @@ def rules(launch: LaunchConfig) -> list[Object]:
 
 
 def check_rights(api: Api, launch: LaunchConfig) -> None:
-    """Raise LaunchError that names every missing right."""
-    namespace, missing = launch.namespace, []
+    """Raise LaunchError that names every missing right.
+
+    A server that just started may not know the roles yet, so it is asked again for a while.
+    """
+    last = time.monotonic() + min(WARM_UP_SECONDS, api.outage_seconds)
+    while missing := _missing(api, launch):
+        if time.monotonic() > last:
+            said = f"these credentials may not, in namespace {launch.namespace}: {'; '.join(missing)}"
+            raise LaunchError(said, hint=ROLE_HINT)
+        time.sleep(PAUSE_SECONDS)
+
+
+def _missing(api: Api, launch: LaunchConfig) -> list[str]:
+    """The rights that the server does not grant, in words."""
+    missing = []
     for group, resource, verbs in rights(launch):
-        denied = [verb for verb in verbs if not allowed(api, namespace, group, resource, verb)]
+        denied = [verb for verb in verbs if not allowed(api, launch.namespace, group, resource, verb)]
         if denied:
             missing.append(f"{', '.join(denied)} {resource}{f'.{group}' if group else ''}")
-    if missing:
-        raise LaunchError(f"these credentials may not, in namespace {namespace}: {'; '.join(missing)}", hint=ROLE_HINT)
+    return missing
 
 
 def allowed(api: Api, namespace: str, group: str, resource: str, verb: str) -> bool:

@@ -1,14 +1,15 @@
-"""Volcano jobs, submitted through TorchX's kubernetes scheduler by the adapter of ``launch/runner.py``."""
+"""Volcano jobs: TorchX renders them (``launch/runner.py``), and our own client with its time limits submits them."""
 
 from __future__ import annotations
 
-from pipeline.config import Config
 from pipeline.launch.appdefs import pods_app
-from pipeline.launch.kubernetes.api import Api
 from pipeline.launch.kubernetes.jobs import ClusterRunner
 from pipeline.launch.kubernetes.manifest import volcano_job
-from pipeline.launch.runner import VolcanoAdapter
+from pipeline.launch.kubernetes.pods import Object
+from pipeline.launch.runner import rendered_for_volcano
 from pipeline.records.step import Step
+
+ENDED = {"Completed": "succeeded", "Failed": "failed", "Terminated": "failed", "Aborted": "cancelled"}
 
 
 class VolcanoRunner(ClusterRunner):
@@ -16,22 +17,16 @@ class VolcanoRunner(ClusterRunner):
 
     collection = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 
-    def __init__(self, config: Config, api: Api) -> None:
-        super().__init__(config, api)
-        self._torchx = VolcanoAdapter(api.client, self.namespace, config.launch.queue)
-
-    def create(self, step: Step, name: str, attempt: int, config_url: str) -> None:
-        """TorchX renders the job, we put in what it cannot say, TorchX submits it."""
+    def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> Object:
+        """TorchX renders the job, we put in what it cannot say."""
         app = pods_app(step.name, self.config, config_url, name)
-        self._torchx.submit(app, lambda rendered: volcano_job(self.config, step, name, attempt, rendered))
+        rendered = rendered_for_volcano(app, self.namespace, self.config.launch.queue)
+        return volcano_job(self.config, step, name, attempt, rendered)
 
-    def phase(self, name: str) -> str:
-        """As TorchX tells it."""
-        return self._torchx.state(name)
-
-    def delete(self, name: str) -> None:
-        """As TorchX does it."""
-        self._torchx.cancel(name)
+    def phase_of(self, job: Object) -> str:
+        """By the job's phase; one without a status, or with a phase that is not known, runs."""
+        phase = ((job.get("status") or {}).get("state") or {}).get("phase", "")
+        return ENDED.get(phase, "running")
 
     def pod_selector(self, name: str) -> str:
         """The label that Volcano sets."""

@@ -1,4 +1,4 @@
-"""Shampoo's formulas for one block of a layer; factors and their roots are computed in float64.
+"""Shampoo's formulas for blocks of layers; factors and their roots are computed in float64.
 
 With G the gradient of a block [m, n], of step t (Shi et al., arXiv 2309.06497, algorithm 1):
 
@@ -7,12 +7,16 @@ With G the gradient of a block [m, n], of step t (Shi et al., arXiv 2309.06497, 
     S = (L + eps max(L) I)^-1/4 M (R + eps max(R) I)^-1/4     max: the largest eigenvalue
     direction = S |A| / |S|                  A: the step of Adagrad or Adam for M (grafting)
 
-L and R take in every ``factor_every``th gradient, from the first on. Roots are those of every ``root_every``th step.
-Before ``start_step``, and for vectors, the direction is A.
+L and R take in every ``factor_every``th gradient, from the first on. A block gets its roots in ``start_step`` and then
+every ``root_every`` steps, the blocks of a layer one after another, so that no step computes all of them. Before
+``start_step``, and for vectors, the direction is A.
+
+Blocks of the same shape are computed together, [k, m, n]: one product of many small matrices costs less than many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +32,7 @@ ADAM_BETA2, GRAFT_EPS = 0.999, 1e-10
 
 @dataclass(frozen=True)
 class Formula:
-    """Shampoo's settings, and what they make of a block's gradient."""
+    """Shampoo's settings, and what they make of blocks' gradients."""
 
     beta1: float
     beta2: float
@@ -39,32 +43,42 @@ class Formula:
     grafting: str
 
     def new(self, gradient: Tensor) -> State:
-        """The state before the first step of a block whose ``gradient`` is [m, n], or a vector [m]."""
+        """The state before the first step of blocks whose ``gradient`` is [k, m, n], or of vectors [k, m]."""
         state = {MEAN: torch.zeros_like(gradient), SQUARES: torch.zeros_like(gradient)}
-        if gradient.dim() > 1:
-            for factor, root, size in zip((LEFT, RIGHT), (LEFT_ROOT, RIGHT_ROOT), gradient.shape, strict=True):
-                state[factor] = torch.zeros(size, size, dtype=torch.float64, device=gradient.device)
-                state[root] = torch.eye(size, dtype=gradient.dtype, device=gradient.device)
+        count, *sizes = gradient.shape
+        if len(sizes) > 1:
+            for factor, root, size in zip((LEFT, RIGHT), (LEFT_ROOT, RIGHT_ROOT), sizes, strict=True):
+                state[factor] = torch.zeros(count, size, size, dtype=torch.float64, device=gradient.device)
+                eye = torch.eye(size, dtype=gradient.dtype, device=gradient.device)
+                state[root] = eye.expand(count, size, size).contiguous()
         return state
 
-    def direction(self, gradient: Tensor, state: State, step: int) -> Tensor:
-        """The direction of ``step`` (from 1) for ``gradient``, in its dtype; updates ``state``."""
+    def direction(self, gradient: Tensor, state: State, step: int, numbers: Sequence[int]) -> Tensor:
+        """The directions of ``step`` (from 1) for ``gradient``, in its shape and dtype; updates ``state``.
+
+        ``numbers``: of each block among those of its layer; they decide when it gets new roots.
+        """
         mean = state[MEAN].lerp_(gradient, 1 - self.beta1) / (1 - self.beta1**step)
         grafted = self._graft(mean, gradient, state[SQUARES], step)
-        if gradient.dim() == 1:
+        if gradient.dim() == 2:
             return grafted
         if (step - 1) % self.factor_every == 0:
             exact = gradient.double()
-            self._accumulate(state[LEFT], exact @ exact.T)
-            self._accumulate(state[RIGHT], exact.T @ exact)
-        if step >= self.start_step and (step % self.root_every == 0 or step == self.start_step):
-            state[LEFT_ROOT].copy_(inverse_fourth_root(state[LEFT], self.eps))
-            state[RIGHT_ROOT].copy_(inverse_fourth_root(state[RIGHT], self.eps))
+            self._accumulate(state[LEFT], exact, exact.mT)
+            self._accumulate(state[RIGHT], exact.mT, exact)
         if step < self.start_step:
             return grafted
+        due = [i for i, number in enumerate(numbers) if step == self.start_step or self._due(step, number)]
+        if due:
+            for factor, root in ((LEFT, LEFT_ROOT), (RIGHT, RIGHT_ROOT)):
+                state[root][due] = inverse_fourth_root(state[factor][due], self.eps).to(gradient.dtype)
         bent = state[LEFT_ROOT] @ mean @ state[RIGHT_ROOT]
-        norm = torch.linalg.vector_norm(bent)
-        return bent * torch.where(norm > 0, torch.linalg.vector_norm(grafted) / norm, 0.0)
+        norm = torch.linalg.vector_norm(bent, dim=(1, 2), keepdim=True)
+        length = torch.linalg.vector_norm(grafted, dim=(1, 2), keepdim=True)
+        return bent.mul_(torch.where(norm > 0, length / norm, 0.0))
+
+    def _due(self, step: int, number: int) -> bool:
+        return (step - self.start_step) % self.root_every == (number + 1) % self.root_every
 
     def _graft(self, mean: Tensor, gradient: Tensor, squares: Tensor, step: int) -> Tensor:
         if self.grafting == ADAM:
@@ -73,22 +87,19 @@ class Formula:
         squares.addcmul_(gradient, gradient)
         return mean / squares.sqrt().add_(GRAFT_EPS)
 
-    def _accumulate(self, factor: Tensor, product: Tensor) -> None:
-        if self.beta2 < 1:
-            factor.lerp_(product, 1 - self.beta2)
-        else:
-            factor += product
+    def _accumulate(self, factor: Tensor, left: Tensor, right: Tensor) -> None:
+        new = 1.0 if self.beta2 == 1 else 1 - self.beta2
+        torch.baddbmm(factor, left, right, beta=self.beta2, alpha=new, out=factor)
 
 
-def inverse_fourth_root(factor: Tensor, eps: float) -> Tensor:
-    """(factor + eps * its largest eigenvalue * I)^-1/4 of a symmetric ``factor``; I where that is 0.
+def inverse_fourth_root(factors: Tensor, eps: float) -> Tensor:
+    """(factor + eps * its largest eigenvalue * I)^-1/4 of symmetric ``factors`` [k, m, m]; I where that is 0.
 
     It is divided by the -1/4th power of the largest eigenvalue: grafting makes the scale meaningless, and so float32
     holds it.
     """
-    values, vectors = torch.linalg.eigh(factor)
-    largest = values[-1]
-    if float(largest) <= 0.0:
-        return torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    root = values.clamp(min=0.0).div_(largest).add_(eps).pow_(-0.25)
-    return (vectors * root) @ vectors.T
+    values, vectors = torch.linalg.eigh(factors)
+    largest = values[:, -1:]
+    alive = largest > 0
+    root = (values.clamp(min=0.0) / torch.where(alive, largest, 1.0)).add_(eps).pow_(-0.25)
+    return (vectors * torch.where(alive, root, 1.0)[:, None, :]) @ vectors.mT

@@ -45,6 +45,25 @@ class Block:
         return shape.numel() if len(shape) < 2 else shape.numel() * sum(shape) + sum(size**3 for size in shape) // 4
 
 
+class Stack:
+    """``blocks`` of one shape and step: each part of their ``state`` is one tensor, the blocks' own are views of it."""
+
+    def __init__(self, blocks: Sequence[Block], formula: Formula, kept: dict[Tensor, State]) -> None:
+        self.blocks, self.numbers = list(blocks), [block.number for block in blocks]
+        self.state = formula.new(self.of([block.parameter for block in blocks]))
+        for place, block in enumerate(blocks):
+            own = kept[block.parameter]
+            for name, values in self.state.items():
+                before = own.get(f"{block.number}.{name}")
+                if before is not None:
+                    values[place].copy_(before)
+                own[f"{block.number}.{name}"] = values[place]
+
+    def of(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The blocks of ``tensors``, one of each block's parameter's shape, as one."""
+        return torch.stack([block.of(tensor) for block, tensor in zip(self.blocks, tensors, strict=True)])
+
+
 class ShampooSteps(torch.optim.Optimizer):
     """Weights decay by lr * decay, and then move by lr times their ``Formula.direction``.
 
@@ -64,6 +83,7 @@ class ShampooSteps(torch.optim.Optimizer):
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._dealt = deal([block for block in self._blocks if block.shared], self._ranks)
         self._mine = {id(block) for block in self._dealt[self._rank]}
+        self._stacks: dict[tuple[int, ...], list[Stack]] = {}
         self._room = max(sum(block.of(block.parameter).numel() for block in part) for part in self._dealt)
 
     @torch.no_grad()
@@ -74,9 +94,13 @@ class ShampooSteps(torch.optim.Optimizer):
             state = self.state[parameter]
             state[STEP] = state.get(STEP, torch.zeros(())) + 1
         directions = {key: torch.empty_like(parameter) for key, parameter in learning.items()}
-        for block in self._blocks:
-            if id(block.parameter) in learning and (not block.shared or id(block) in self._mine):
-                block.of(directions[id(block.parameter)]).copy_(self._direction(block))
+        mine = [b for b in self._blocks if id(b.parameter) in learning and (not b.shared or id(b) in self._mine)]
+        for stack in self._stacked(mine):
+            step = int(self.state[stack.blocks[0].parameter][STEP])
+            gradient = stack.of([block.parameter.grad for block in stack.blocks])  # type: ignore[misc]
+            made = self._formula.direction(gradient, stack.state, step, stack.numbers)
+            for block, direction in zip(stack.blocks, made.unbind(), strict=True):
+                block.of(directions[id(block.parameter)]).copy_(direction)
         if self._ranks > 1:
             self._exchange(directions)
         for group in self.param_groups:
@@ -85,14 +109,17 @@ class ShampooSteps(torch.optim.Optimizer):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     parameter.add_(directions[id(parameter)], alpha=-group["lr"])
 
-    def _direction(self, block: Block) -> Tensor:
-        state = self.state[block.parameter]
-        gradient, prefix = block.of(block.parameter.grad), f"{block.number}."  # type: ignore[arg-type]
-        own: State = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
-        if not own:
-            own = self._formula.new(gradient)
-            state.update({f"{prefix}{name}": value for name, value in own.items()})
-        return self._formula.direction(gradient, own, int(state[STEP]))
+    def _stacked(self, blocks: Sequence[Block]) -> list[Stack]:
+        """``blocks`` by shape and number of steps; made anew only where other parameters learn than before."""
+        key = tuple(id(block) for block in blocks)
+        if key not in self._stacks:
+            alike: dict[tuple[Any, ...], list[Block]] = {}
+            for block in blocks:
+                like = block.of(block.parameter)
+                step = float(self.state[block.parameter][STEP])
+                alike.setdefault((tuple(like.shape), like.dtype, like.device, step), []).append(block)
+            self._stacks = {key: [Stack(each, self._formula, self.state) for each in alike.values()]}  # type: ignore[arg-type]
+        return self._stacks[key]
 
     def _exchange(self, directions: dict[int, Tensor]) -> None:
         """Fill in the directions that other ranks computed. Collective."""
@@ -117,12 +144,11 @@ class ShampooSteps(torch.optim.Optimizer):
                     continue
                 state, prefix = self.state[block.parameter], f"{block.number}."
                 if self._rank == 0:
-                    fresh = self._formula.new(block.of(block.parameter))
-                    for name, value in fresh.items():
+                    for name, value in self._fresh(block).items():
                         kept = state.setdefault(f"{prefix}{name}", value)
                         dist.recv(kept, rank)
                 elif self._rank == rank:
-                    for name in self._formula.new(block.of(block.parameter)):
+                    for name in self._fresh(block):
                         dist.send(state[f"{prefix}{name}"].contiguous(), 0)
 
     def new_state(self, parameter: Tensor) -> State:
@@ -130,13 +156,17 @@ class ShampooSteps(torch.optim.Optimizer):
         state = {STEP: torch.zeros(())}
         for block in self._blocks:
             if block.parameter is parameter:
-                fresh = self._formula.new(block.of(parameter))
-                state |= {f"{block.number}.{name}": value for name, value in fresh.items()}
+                state |= {f"{block.number}.{name}": value for name, value in self._fresh(block).items()}
         return state
+
+    def _fresh(self, block: Block) -> State:
+        new = self._formula.new(block.of(block.parameter)[None])
+        return {name: value[0] for name, value in new.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, but factors and roots stay float64."""
         super().load_state_dict(state_dict)
+        self._stacks = {}
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, state in state_dict["state"].items():
             for name, value in state.items():

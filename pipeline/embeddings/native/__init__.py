@@ -1,0 +1,81 @@
+"""The compiled steps of table optimizers, where they are installed: ``rowsteps.c``, called through ctypes.
+
+A call sums the gradients of a batch by row and applies an optimizer's formula to these rows, a table after another,
+without the copies that torch's operations make. A wheel and the image carry the library; installing from a checkout
+builds it where there is a C compiler. Everywhere else ``pipeline.embeddings.by_rows`` does the same with torch; the
+results agree to rounding.
+
+ctypes lets go of the interpreter's lock during a call, so several threads can share one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from pipeline.compiled import checked, open_installed
+from pipeline.specs.table_optimizer import CompiledStep
+
+_VERSION = 1  # of the functions below, as rowsteps.c has it
+_ALL = 2  # all instruction sets may be used
+_STATES, _SETTINGS = 2, 6
+_FORMULAS = ("lazy_adam", "partial_rowwise_adam", "adagrad", "ftrl")  # in the order of formulas.h
+
+
+class Table(ctypes.Structure):
+    """A table and what a batch looked up in it: ``Table`` of rowsteps.c."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p), ("states", ctypes.c_void_p * _STATES), ("widths", ctypes.c_int64 * _STATES),
+        ("steps", ctypes.c_int64 * _STATES),
+        ("width", ctypes.c_int64), ("ids", ctypes.c_void_p), ("offsets", ctypes.c_void_p), ("shares", ctypes.c_void_p),
+        ("gradient", ctypes.c_void_p), ("stride", ctypes.c_int64), ("batch", ctypes.c_int64),
+        ("features", ctypes.c_int64), ("mean", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (("formula", ctypes.c_int32), ("lazy", ctypes.c_int32), ("settings", ctypes.c_float * _SETTINGS))
+
+
+class _Share(ctypes.Structure):
+    _fields_ = (("next", ctypes.c_int64), ("environment", ctypes.c_char * 64))
+
+
+class Library:
+    """The functions of the library at ``path``. ``level``: 0 uses no more than every CPU has, 1 AVX2 too, 2 all."""
+
+    def __init__(self, path: Path, level: int = _ALL) -> None:
+        self._library, self._level = checked(path, "rowsteps", _VERSION), level
+        self._pool: ThreadPoolExecutor | None = None
+        self._helpers = 0
+
+    def learn(self, tables: Sequence[Table], step: CompiledStep, *, lazy: bool, threads: int) -> None:
+        """Take ``step`` in the rows that were looked up; ``threads`` share the tables, which share no memory."""
+        array = (Table * len(tables))(*tables)
+        figures = _Step(_FORMULAS.index(step.formula), int(lazy), (ctypes.c_float * _SETTINGS)(*step.settings))
+        share = _Share()
+        self._library.rowsteps_share(ctypes.byref(share))
+
+        def work() -> int:
+            given = ctypes.c_int64(len(tables)), ctypes.byref(figures), ctypes.byref(share), self._level
+            return int(self._library.rowsteps_learn(array, *given))
+
+        helpers = min(threads, len(tables)) - 1
+        beside = [self._threads(helpers).submit(work) for _ in range(helpers)]
+        if any([work(), *(each.result() for each in beside)]):
+            raise MemoryError("no memory to train the rows of a batch")
+
+    def _threads(self, helpers: int) -> ThreadPoolExecutor:
+        if self._pool is None or self._helpers < helpers:
+            self._pool, self._helpers = ThreadPoolExecutor(helpers, thread_name_prefix="nightjar-rows"), helpers
+        return self._pool
+
+
+@cache
+def library() -> Library | None:
+    """The library that was installed with this package; None where there is none, or it is another release's."""
+    return open_installed(__file__, "rowsteps", Library, "rows are trained without the compiled steps")

@@ -1,0 +1,108 @@
+"""Files of typed columns, Parquet and ORC: read in blocks of rows by Arrow, only the columns that are asked for."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+import numpy as np
+import polars as pl
+import polars.selectors as cs
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import orc
+
+from pipeline.errors import DataError
+from pipeline.ingest.formats.file_format import FileFormat, LogFile
+from pipeline.ingest.sources import Block, RawBlock
+from pipeline.ingest.spec import DataSpec, require_columns
+
+LEAST_ROWS = 1024  # of a block: of rows wider than a block's bytes allow, too
+
+
+class Columnar(FileFormat):
+    """A row is a place in every column."""
+
+    by_line = False
+
+    def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
+        """Rows as they are typed, numbered from 1."""
+        schema, spec, line = self.schema(stream), file.spec, 1
+        require_columns(spec, schema.names, file.label, header=False)
+        _check_types(spec, schema, file.label)
+        for batch in self.batches(stream, list(spec.columns), file.block_bytes):
+            frame = cast(pl.DataFrame, pl.from_arrow(batch)).select(list(spec.columns))
+            frame = frame.with_columns(cs.array().arr.to_list())
+            yield RawBlock(
+                frame=frame, file=file.label, lines=np.arange(line, line + frame.height), place=file.place
+            )  # fmt: skip
+            line += frame.height
+
+    @abstractmethod
+    def schema(self, stream: BinaryIO) -> pa.Schema:
+        """Names and types of the columns."""
+
+    @abstractmethod
+    def batches(self, stream: BinaryIO, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
+        """The rows in order, about ``block_bytes`` at a time."""
+
+
+class Parquet(Columnar):
+    """Apache Parquet."""
+
+    name = "parquet"
+
+    def schema(self, stream: BinaryIO) -> pa.Schema:
+        """From the file's last bytes."""
+        return pq.ParquetFile(stream).schema_arrow
+
+    def batches(self, stream: BinaryIO, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
+        """Row groups, cut."""
+        file = pq.ParquetFile(stream)
+        size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
+        rows = max(LEAST_ROWS, block_bytes * file.metadata.num_rows // max(1, size))
+        yield from file.iter_batches(batch_size=rows, columns=columns)
+
+    def rows(self, stream: BinaryIO) -> int:
+        """From the file's last bytes."""
+        return int(pq.ParquetFile(stream).metadata.num_rows)
+
+
+class Orc(Columnar):
+    """Apache ORC."""
+
+    name = "orc"
+
+    def schema(self, stream: BinaryIO) -> pa.Schema:
+        """From the file's last bytes."""
+        return orc.ORCFile(stream).schema
+
+    def batches(self, stream: BinaryIO, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
+        """Stripes, cut: Arrow reads each as a whole."""
+        file = orc.ORCFile(stream)
+        rows = max(LEAST_ROWS, block_bytes * file.nrows // max(1, file.content_length))
+        for number in range(file.nstripes):
+            stripe = file.read_stripe(number, columns=columns)
+            for first in range(0, stripe.num_rows, rows):
+                yield stripe.slice(first, rows)
+
+    def rows(self, stream: BinaryIO) -> int:
+        """From the file's last bytes."""
+        return int(orc.ORCFile(stream).nrows)
+
+
+def _check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
+    """Raise DataError for a column that holds neither one value a row nor a list of such."""
+    for column, override in spec.columns.items():
+        kind = schema.field(column).type
+        inner = kind.value_type if _is_list(kind) else kind
+        if pa.types.is_nested(inner):
+            raise DataError(
+                f"{label}: column {column!r} ({override}) holds {kind}, expected one value a row or a list of values",
+                hint="write its parts as columns of their own",
+            )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -1,0 +1,95 @@
+"""Delimited text: CSV of any separator, with or without a header line, and Criteo's files."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import BinaryIO
+
+from pipeline.config import DataConfig
+from pipeline.errors import ConfigError, DataError
+from pipeline.ingest.formats.file_format import FileFormat, LogFile
+from pipeline.ingest.formats.lines import Lines
+from pipeline.ingest.sources import Block, TextBlock
+from pipeline.ingest.spec import CRITEO_COLUMNS, require_columns
+from pipeline.ingest.text import Layout
+
+
+class Delimited(FileFormat):
+    """A row is a line, its fields between separators."""
+
+    by_line = True
+
+    def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
+        """Lines that are yet to be taken apart."""
+        lines, spec, has_header = Lines(stream, file), file.spec, self.header_lines(file.data) > 0
+        layout = replace(self.layout(file.data, lines.header() if has_header else None), numbers=spec.number_columns)
+        if has_header and not any(layout.names) and not lines.start().strip():
+            return
+        require_columns(spec, layout.names, file.label, header=has_header)
+        layout = replace(layout, names=_distinct(layout.names))
+        for block, line in lines.blocks():
+            yield TextBlock(
+                data=block, file=file.label, first_line=line, layout=layout, columns=tuple(spec.columns),
+                place=file.place,
+            )  # fmt: skip
+
+    def layout(self, data: DataConfig, header: bytes | None) -> Layout:
+        """How the fields of a line lie; ``header``: the file's first line, None if the configuration names columns."""
+        raise NotImplementedError
+
+
+class Criteo(Delimited):
+    """Tab-separated, no header and no quotes: the label, 13 counts and 26 ids."""
+
+    name = "criteo"
+
+    def layout(self, data: DataConfig, header: bytes | None) -> Layout:
+        """By the known names, or those of ``data.columns``."""
+        return Layout(names=tuple(data.columns or CRITEO_COLUMNS), separator="\t", quote=None)
+
+
+class Csv(Delimited):
+    """By ``data.separator``, ``data.quote`` and ``data.header``."""
+
+    name = "csv"
+
+    def header_lines(self, data: DataConfig) -> int:
+        """The line of names, where there is one."""
+        return int(data.header)
+
+    def layout(self, data: DataConfig, header: bytes | None) -> Layout:
+        """By the header, or by ``data.columns``; ConfigError without either."""
+        separator = "\t" if data.separator == "\\t" else data.separator
+        if len(separator.encode()) != 1:
+            raise ConfigError(
+                f"data.separator is {data.separator!r}, expected one ASCII character",
+                hint="data.separator=',' and data.strip=true, if blanks surround it",
+            )
+        if header is not None:
+            return Layout(names=_names(header, separator, data.quote), separator=separator, quote=data.quote)
+        if not data.columns:
+            raise ConfigError(
+                "data.header is false and data.columns is empty: the columns have no names",
+                hint="data.columns=[<name of each column, in order>] or data.header=true",
+            )
+        return Layout(names=tuple(data.columns), separator=separator, quote=data.quote)
+
+
+def _names(header: bytes, separator: str, quote: str | None) -> tuple[str, ...]:
+    text = header.decode(errors="replace").rstrip("\r\n")
+    if not quote:
+        return tuple(name.strip() for name in text.split(separator))
+    try:
+        return tuple(name.strip() for name in next(csv.reader([text], delimiter=separator, quotechar=quote), [""]))
+    except csv.Error as error:
+        raise DataError(
+            f"the first line is not the header of a text file: {error}; it begins with {text[:40]!r}",
+            hint="data.path=<a text file>, or data.format and data.header that describe this one",
+        ) from None
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """``names``, of which those that are there already (columns that nothing reads) get names of their own."""
+    return tuple(name if name not in names[:at] else f"{name} again, column {at}" for at, name in enumerate(names))

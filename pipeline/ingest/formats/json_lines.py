@@ -1,0 +1,176 @@
+"""JSON lines: an object a line. A key that a line lacks is missing in that row, as null is."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import polars as pl
+
+from pipeline.ingest.formats.file_format import FileFormat, LogFile
+from pipeline.ingest.formats.lines import Lines
+from pipeline.ingest.rejects import Reject
+from pipeline.ingest.sources import Block, RawBlock
+from pipeline.ingest.spec import DataSpec, require_columns
+
+# A first block of fewer lines does not tell that a key is a wrong name: the file's rows may all lack it.
+TELLING_LINES = 1000
+_BOOLEANS = ("true", "false")
+_NO_OBJECT = "no JSON object"
+
+
+class JsonLines(FileFormat):
+    """A row is a line that holds one JSON object."""
+
+    name, by_line = "jsonl", True
+
+    def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
+        """Lines that are yet to be taken apart."""
+        for number, (data, line) in enumerate(Lines(stream, file).blocks()):
+            if not number and not file.start:
+                _require_keys(data, file)
+            yield JsonBlock(
+                data=data, file=file.label, first_line=line, columns=tuple(file.spec.columns),
+                lists=list_columns(file.spec), place=file.place,
+            )  # fmt: skip
+
+
+def list_columns(spec: DataSpec) -> dict[str, str]:
+    """Columns that only features with several ids read, with the separator of their text."""
+    several = {feature.column: feature.separator or "," for feature in spec.sparse if feature.multi}
+    one = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, *(each.column for each in spec.dense)}
+    one |= {name for each in spec.sparse if not each.multi for name in (each.column, *each.cross)}
+    return {column: separator for column, separator in several.items() if column not in one}
+
+
+def _require_keys(data: bytes, file: LogFile) -> None:
+    """Raise DataError for a column of the schema that no line of the file's first block has as a key."""
+    keys = [name for name in file.spec.columns if _written(name) in data]
+    missing = set(file.spec.columns) - set(keys)
+    if file.spec.label in missing or (missing and data.count(b"\n") >= TELLING_LINES):
+        known = json_frame(data[: data.find(b"\n") + 1], None)
+        require_columns(file.spec, [*keys, *(name for name in known.columns if name not in keys)], file.label,
+                        header=False)  # fmt: skip
+
+
+def _written(name: str) -> bytes:
+    """``name`` as a key, up to characters that writers may escape."""
+    plain = name.isascii() and not set(name) & set('"\\/')
+    return f'"{name}"'.encode() if plain else b'"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonBlock:
+    """Whole lines of one file, the first of them ``first_line``, that are yet to be read as objects.
+
+    ``columns``: the keys that are wanted. ``lists``: those that hold several values a row; a string there is divided by
+    its separator. ``place``: as of ``RawBlock``.
+    """
+
+    data: bytes
+    file: str
+    first_line: int
+    columns: tuple[str, ...]
+    lists: dict[str, str]
+    place: str = ""
+
+    def read(self) -> RawBlock:
+        """The rows as strings and lists of strings, the other lines aside. Numbers are as written."""
+        lines = self.data.split(b"\n")[:-1]
+        good: Sequence[int] = range(len(lines))
+        rejects: list[Reject] = []
+        data, frame = self.data, None
+        if all(map(bytes.strip, lines)):
+            with contextlib.suppress(pl.exceptions.PolarsError):
+                frame = json_frame(data, self.columns)
+        if frame is None or frame.height != len(lines):
+            good, rejects = self._sift(lines)
+            data = b"".join(lines[number] + b"\n" for number in good)
+            frame = json_frame(data, self.columns)
+        return RawBlock(
+            frame=frame.select(_typed(frame[name], data, self.lists.get(name)) for name in self.columns),
+            file=self.file, lines=self.first_line + np.array(good, np.int64), rejects=rejects, place=self.place,
+        )  # fmt: skip
+
+    def _sift(self, lines: list[bytes]) -> tuple[Sequence[int], list[Reject]]:
+        """Which of ``lines`` are objects, and why the others are not."""
+        good = list(object_lines(lines, 0))
+        bad = sorted(set(range(len(lines))) - set(good))
+        return good, [Reject(self.first_line + number, *_why(lines[number])) for number in bad]
+
+
+def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
+    """The objects of ``data``: the text of each of ``columns``, or all keys as polars types them (None)."""
+    schema = None if columns is None else dict.fromkeys(columns, pl.String)
+    if not data.strip():
+        return pl.DataFrame(schema=schema)
+    return pl.read_ndjson(io.BytesIO(data), schema=schema, infer_schema_length=None)
+
+
+def _is_read(data: bytes, lines: int) -> bool:
+    """Whether polars takes ``data`` for one object a line."""
+    try:
+        return pl.read_ndjson(io.BytesIO(data), schema={"": pl.String}).height == lines
+    except pl.exceptions.PolarsError:
+        return False
+
+
+def object_lines(lines: list[bytes], first: int) -> Iterator[int]:
+    """Numbers of those of ``lines``, counted from ``first``, that are objects: halves are tried until they all are."""
+    filled = [line for line in lines if line.strip()]
+    if not filled:
+        return
+    if len(filled) == len(lines) and _is_read(b"\n".join(lines) + b"\n", len(lines)):
+        yield from range(first, first + len(lines))
+    elif len(lines) > 1:
+        half = len(lines) // 2
+        yield from object_lines(lines[:half], first)
+        yield from object_lines(lines[half:], first + half)
+
+
+def _why(line: bytes) -> tuple[str, str]:
+    if not line.strip():
+        return "empty line", "the line is empty"
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return "invalid UTF-8", "the line is not valid UTF-8"
+    return _NO_OBJECT, f"the line is {_NO_OBJECT}: it begins with {line[:40].decode(errors='replace')!r}"
+
+
+def _typed(text: pl.Series, data: bytes, separator: str | None) -> pl.Series:
+    """``text`` of one key: lists where several ids are asked for, 1 and 0 for JSON's true and false."""
+    if separator is not None and text.str.starts_with("[").any():
+        return _lists(text, separator)
+    if text.is_in(_BOOLEANS).any() and (text.is_in(_BOOLEANS) | text.is_null()).all():
+        try:
+            return pl.read_ndjson(io.BytesIO(data), schema={text.name: pl.Boolean})[text.name]
+        except pl.exceptions.PolarsError:
+            return text  # strings that spell the words
+    return text
+
+
+def _lists(text: pl.Series, separator: str) -> pl.Series:
+    """The elements of arrays, and what ``separator`` divides of every other string."""
+    array = text.str.starts_with("[").fill_null(True)
+    arrays = text.set(~array, None)
+    try:
+        decoded = arrays.str.json_decode(pl.List(pl.String))
+    except pl.exceptions.PolarsError:  # a string that begins like an array
+        decoded = pl.Series(text.name, [_array(value, separator) for value in arrays], dtype=pl.List(pl.String))
+    return decoded.zip_with(array, text.str.split(separator))
+
+
+def _array(value: str | None, separator: str) -> list[str | None] | None:
+    if value is None:
+        return None
+    try:
+        elements = json.loads(value)
+    except json.JSONDecodeError:
+        return list(value.split(separator))
+    return [e if e is None or isinstance(e, str) else json.dumps(e) for e in elements]

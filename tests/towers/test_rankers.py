@@ -1,0 +1,72 @@
+"""Every ranker behind towers of two hosts: as flat where towers move rows only, and resumed alike with modules."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from pipeline.config import ModelConfig
+from pipeline.models.finalmlp import FinalMlpConfig
+from pipeline.records import TowerModuleSpec
+from pipeline.store import Store
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
+from pipeline.training.settings import PredictionSettings, TrainingSettings
+from tests.embeddings.ranks import spawn
+from tests.models.variants import RANKERS
+from tests.towers.cases import DIM, data
+from tests.towers.test_interchange import DLRM, KEY, settings
+
+HOSTS, STEPS = 2, 4
+
+
+def ranker(name: str) -> ModelConfig:
+    """Settings of the ranker; gates on features by name need those, and tower modules put out other vectors."""
+    config = replace(RANKERS[name], embedding_dim=DIM)
+    return replace(config, first_gate=[]) if isinstance(config, FinalMlpConfig) else config
+
+
+def run_all(folder: Path) -> None:
+    """Each ranker flat, in towers without modules, and with modules: straight through and in two parts."""
+    logging.disable(logging.WARNING)
+    split = data(folder / "data")
+    store = Store(str(folder / "data"))
+    for name in RANKERS:
+        found = {}
+        for kind, module, stops in (
+            ("flat", None, [STEPS]), ("through", TowerModuleSpec(), [STEPS]), ("straight", DLRM, [STEPS]),
+            ("parts", DLRM, [2, STEPS]),
+        ):  # fmt: skip
+            for stop in stops:
+                made, plan, towers = settings(HOSTS, 1, module, max_steps=stop)
+                made.model = ranker(name)
+                done = train(
+                    TrainingSettings.of(made), store, split.dataset, plan, f"runs/{name}-{kind}/checkpoints/x", KEY,
+                    lambda record: None, None, towers=towers,
+                )  # fmt: skip
+            scored = predict(PredictionSettings.of(made), store, split.dataset, plan, done["final"], towers)
+            found[kind] = scored.logits.tolist() if scored is not None else []
+        if dist.get_rank() == 0:
+            (folder / f"{name}.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks, each a host, left the logits of all rankers."""
+    root = tmp_path_factory.mktemp("rankers")
+    spawn(run_all, HOSTS, root, local=1)
+    return root
+
+
+@pytest.mark.parametrize("name", RANKERS)
+def test_a_ranker_trains_behind_towers_as_flat_and_goes_on_alike(folder: Path, name: str) -> None:
+    logits = {kind: np.array(each) for kind, each in json.loads((folder / f"{name}.json").read_text()).items()}
+    np.testing.assert_allclose(logits["through"], logits["flat"], atol=1e-5)
+    np.testing.assert_array_equal(logits["parts"], logits["straight"])
+    assert np.abs(logits["straight"] - logits["flat"]).max() > 1e-4 and logits["flat"].std() > 0
