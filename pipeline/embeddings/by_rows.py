@@ -98,13 +98,14 @@ class RowOptimizer:
         shares = None if lookup.weights is None else lookup.weights.float().contiguous()
         gradient = gradient.float().contiguous()
         column = feature = 0
-        for place, weights, features in zip(self._places, self._tables, self._features, strict=True):
+        places = [native.Table.from_buffer_copy(place) for place in self._places]  # several threads may be here
+        for place, weights, features in zip(places, self._tables, self._features, strict=True):
             place.ids, place.offsets = ids.data_ptr(), offsets[feature * len(gradient) :].data_ptr()
             place.shares = None if shares is None else shares.data_ptr()
             place.gradient, place.stride = gradient[:, column:].data_ptr(), gradient.stride(0)
             place.batch, place.features = len(gradient) if len(weights) else 0, features
             column, feature = column + features * weights.shape[1], feature + features
-        library.learn(self._places, step, lazy=self._optimizer.lazy, threads=torch.get_num_threads())
+        library.learn(places, step, lazy=self._optimizer.lazy, threads=torch.get_num_threads())
 
     def _row_gradients(self, lookup: Lookup, gradient: Tensor, feature: int, features: int) -> tuple[Tensor, Tensor]:
         """The distinct rows of one table's features, ascending, and the gradient of each: [m], [m, dim].
