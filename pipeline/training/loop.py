@@ -89,18 +89,12 @@ def train(
             key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
             window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
-        looked_at = validation_split(split)
-        per_epoch = -(-split.rows // config.batch)
-        looks = Validation(config, looked_at, order, trainer, saver, per_epoch) if looked_at is not None else None
+        looks = _looks(config, split, order, trainer, saver)
         saver.resume(init, total, split.rows)
-        if looks is not None and looks.stopping.stopped:
-            total = trainer.steps
-        if looks is not None and init is not None and not trainer.steps:
-            looks.start()
+        if looks is not None:
+            total = looks.begin(total, warm=init is not None)
         if dist.get_rank() == 0:
             log_planned(config, split.rows)
-            if looks is None:
-                log_without(config)
         budget = MemoryBudget(settings.hardware, settings.limit_memory, plan)
         grace = settings.checkpoint.grace_seconds
         run = _Run(config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget, looks)
@@ -133,6 +127,18 @@ def _trainer(
     if settings.train.asynchronous:
         return Hogwild(settings, schema, plan, device, total)
     return Trainer(settings, schema, plan, device, towers, ssd, total)
+
+
+def _looks(
+    config: TrainConfig, split: SplitReader, order: Order, trainer: Trainer, saver: Checkpoints
+) -> Validation | None:
+    """The looks at the validation rows that lie beside those of ``split``; None where there are none."""
+    looked_at = validation_split(split)
+    if looked_at is not None:
+        return Validation(config, looked_at, order, trainer, saver, -(-split.rows // config.batch))
+    if dist.get_rank() == 0:
+        log_without(config)
+    return None
 
 
 @dataclass
