@@ -125,6 +125,10 @@ bench-predict: install ## predicted step time and memory against measured ones, 
 # The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
 CRITEO ?= ../shared/data/criteo_sample.tsv
 
+.PHONY: bench-tasks
+bench-tasks: install ## test NE of a rare label, learnt alone or with the click it depends on (MMoE, ESMM)
+	@.venv/bin/python -m benchmarks.tasks
+
 .PHONY: bench-optimizers
 bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row updates of lazy Adam
 	@.venv/bin/python -m benchmarks.optimizers

@@ -9,28 +9,30 @@ for is the matter of ``meaning``.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from pipeline.checkpoint.meaning import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSED, SAFE, SPARSE, ids_changes
 from pipeline.config import CheckpointConfig, DataConfig
+from pipeline.config.fields import default_of, setting_of
 from pipeline.config.recorded import config_changes
 from pipeline.config.renamed import with_new_names
 from pipeline.config.tables import TableConfig
 from pipeline.errors import ConfigError
-from pipeline.specs import ID_MAPPINGS
+from pipeline.specs import ID_MAPPINGS, MODELS
 from pipeline.store import Artifact
 
 # The first pattern that matches a setting decides; what none matches is safe.
 _REFUSED_TABLES = ("model.embedding_dim",)
-_REFUSED_DENSE = ("model.*",)
+_REFUSED_DENSE = ("model.*", "data.tasks.*.kind", "data.tasks.*.given")
 _ALLOWED_MODEL = ("model.tables.*",)
 _ALLOWED = (
     "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.sparse_optimizer",
     "train.sparse_options.*", "train.dense_options.*", "train.dense_groups.*", "train.average.*",
     "train.weight_decay", "train.warmup_steps", "train.schedule", "train.decay_ratio", "train.min_lr_factor",
-    "train.clip.*", "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*",
+    "train.clip.*", "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*", "data.tasks.*",
+    "train.tasks.*", "data.weight",
     "data.dense_transform", "data.dense.*", "data.missing", "dataset",
 )  # fmt: skip
 _BEFORE_SCHEDULES = {"schedule": "constant", "decay_ratio": 1.0, "min_lr_factor": 0.0}
@@ -45,7 +47,7 @@ def check_changes(
     ``now``: the whole configuration as a record; ``dataset``: key of the data set now. Returns lines about what was
     allowed. The error names each setting with both values and the override that lets it pass.
     """
-    then, now = _with_tables(_with_schedule(artifact.config)), _with_tables(now)
+    then, now = (_with_tables(_without_quiet(each)) for each in (_with_schedule(artifact.config), now))
     changes = config_changes(*_common_tables(then, now, checkpoint.rename))
     dataset_then = artifact.inputs.get(DATASET)
     if dataset_then != dataset and _has_vocab(data) and data.mapping_from is None:
@@ -108,6 +110,21 @@ def _with_tables(config: dict[str, Any]) -> dict[str, Any]:
     model = {name: value for name, value in config["model"].items() if name != "tables"}
     changed = {name: each for name, each in tables.items() if each}
     return {**config, "model": {**model, "tables": changed} if changed else model}
+
+
+def _without_quiet(config: dict[str, Any]) -> dict[str, Any]:
+    """``config`` without the model's quiet settings at their defaults, which an older checkpoint does not know."""
+    model = config["model"]
+    if model.get("name") not in MODELS.names():
+        return config
+    quiet = {each.name: default_of(each) for each in fields(MODELS.get(model["name"]).config) if setting_of(each).quiet}
+    plain = {name: _plain(value) for name, value in quiet.items()}
+    kept = {name: value for name, value in model.items() if name not in plain or value != plain[name]}
+    return {**config, "model": kept}
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _with_schedule(then: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +193,7 @@ def _error(
 
 def _way_back(refused: dict[str, tuple[Any, str]], checkpoint: CheckpointConfig) -> str:
     """The overrides that let a training start in spite of what is refused."""
-    dense = [path for path in refused if path.startswith("model.") and path not in _REFUSED_TABLES]
+    dense = [path for path in refused if path.startswith(("model.", "data.tasks.")) and path not in _REFUSED_TABLES]
     others = [path for path in refused if path not in dense]
     renamed = {path: path.removeprefix(RENAMED) for path in others if path.startswith(RENAMED)}
     ways = ["checkpoint.init_tables_only=true"] if dense and not checkpoint.init_tables_only else []

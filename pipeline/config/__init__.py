@@ -33,6 +33,7 @@ from pipeline.config.pods import PodConfig, PodResources, PodVolume, Toleration
 from pipeline.config.publish import PublishConfig
 from pipeline.config.schedule import ScheduleConfig
 from pipeline.config.synthetic import SyntheticConfig
+from pipeline.config.tasks import TaskLabel, TaskLimits, TaskOptions, TaskTraining
 from pipeline.config.train import ClipConfig, GuardConfig, TrainConfig
 from pipeline.specs import STAGES, default_stages
 
@@ -41,8 +42,8 @@ __all__ = [
     "DebugConfig", "DenseFeature", "DriftLimits", "EvaluateConfig", "GateConfig", "GuardConfig", "HardwareConfig",
     "IngestConfig", "LabelConfig", "LaunchConfig", "ModelConfig", "NightlyConfig", "PartitionConfig", "PlanConfig",
     "PodConfig", "PodResources", "PodVolume", "PublishConfig", "RayConfig", "ScheduleConfig", "SparseDefaults",
-    "SparseFeature", "SplitConfig", "SyntheticConfig", "TableDefaults", "TableFigures", "TablePin", "Toleration",
-    "TrainConfig", "WatermarkConfig",
+    "SparseFeature", "SplitConfig", "SyntheticConfig", "TableDefaults", "TableFigures", "TablePin", "TaskLabel",
+    "TaskLimits", "TaskOptions", "TaskTraining", "Toleration", "TrainConfig", "WatermarkConfig",
 ]  # fmt: skip
 
 

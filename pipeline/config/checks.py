@@ -10,7 +10,7 @@ from pipeline.config.model import COLUMN_STEP
 from pipeline.config.renamed import RENAMED
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
-from pipeline.specs import ID_MAPPINGS, STAGES, default_stages, mapping_of
+from pipeline.specs import ID_MAPPINGS, LABEL_KINDS, MAIN_TASK, STAGES, TASK_ARCHITECTURES, default_stages, mapping_of
 
 
 def check(config: Config) -> None:
@@ -21,6 +21,7 @@ def check(config: Config) -> None:
     if config.train.asynchronous:
         _check_alone(config)
     _check_features(config.data, config.gate, config.checkpoint)
+    _check_tasks(config)
     _check_tables(config)
     _check_allowed(config)
     if config.launch.name == "kubernetes":
@@ -130,6 +131,40 @@ def _check_features(data: DataConfig, gate: GateConfig, checkpoint: CheckpointCo
                 f"checkpoint.tables names {table!r}, expected a table of data.sparse: {near}, ...",
                 hint=f"~checkpoint.tables.{table}",
             )
+
+
+def _check_tasks(config: Config) -> None:
+    """An architecture needs the tasks that it is for; weights and limits must be of tasks."""
+    tasks, model = config.data.tasks, config.model
+    first = next(iter(TASK_ARCHITECTURES))
+    if not tasks and (model.tasks != first.name or model.task_options != type(model.task_options)()):
+        raise ConfigError(
+            f"model.tasks is {model.tasks} or has options, but data.tasks is empty: there is one task, {MAIN_TASK}",
+            hint="'+data.tasks.conversion={column: <its column>}'",
+        )
+    if model.task_architecture.chained and not any(task.given for task in tasks.values()):
+        name = next(iter(tasks))
+        raise ConfigError(
+            f"model.tasks is {model.tasks}, but no task of data.tasks is given another one",
+            hint=f"data.tasks.{name}.given={MAIN_TASK}, or model.tasks={first.name}",
+        )
+    for path, named, known in (
+        ("train.tasks", config.train.tasks, [MAIN_TASK, *tasks] if tasks else []),
+        ("gate.tasks", config.gate.tasks, [*tasks]),
+    ):  # fmt: skip
+        for name in named:
+            if name not in known:
+                has = f"expected one of: {', '.join(known)}" if known else "but data.tasks is empty"
+                raise ConfigError(f"{path} names {name!r}, {has}", hint=f"~{path}.{name}")
+    for name, limits in config.gate.tasks.items():
+        classes = LABEL_KINDS.get(tasks[name].kind).classes
+        for figure in ("max_rmse",) if classes else ("max_ne", "min_auc"):
+            if getattr(limits, figure) not in (None, getattr(type(limits)(), figure)):
+                raise ConfigError(
+                    f"gate.tasks.{name}.{figure} is {getattr(limits, figure):g}, but task {name!r} is of kind "
+                    f"{tasks[name].kind}, which has no such figure",
+                    hint=f"gate.tasks.{name}.{figure}=null",
+                )
 
 
 def _check_tables(config: Config) -> None:

@@ -21,6 +21,7 @@ from pipeline.config.features import (
 )
 from pipeline.config.fields import setting
 from pipeline.config.synthetic import SyntheticConfig
+from pipeline.config.tasks import TaskLabel, check_task_names
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
 from pipeline.specs import mapping_of
@@ -172,6 +173,14 @@ class DataConfig:
     strip: bool = setting(False, doc="Strip blanks around the fields of a CSV line.")
     missing: list[str] = setting(factory=lambda: [""], doc="Texts that stand for a missing value.")
     label: LabelConfig = setting(factory=LabelConfig, doc="The label column and its values.")
+    tasks: dict[str, TaskLabel] = setting(
+        factory=dict,
+        quiet=True,
+        doc="Further labels that the model learns beside `data.label`, by the names of their tasks.",
+    )
+    weight: str | None = setting(
+        None, quiet=True, doc="Column with the weight of a row in loss and metrics, 0 or more; null: all weigh 1."
+    )
     timestamp: str | None = setting(None, doc="Column with the time of a row; null: none.")
     day_column: str | None = setting(None, doc="Column with the day of a row; null: none.")
     day: str | None = setting(
@@ -213,6 +222,7 @@ class DataConfig:
     def check(self, path: str) -> None:
         """A format needs its settings, features need usable names, and days must be known."""
         check_name(f"{path}.name", self.name, "clicks")
+        check_task_names(f"{path}.tasks", self.tasks)
         if self.format == "tables":
             self._check_tables(path)
             return

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import Field, dataclass, field
+from dataclasses import MISSING, Field, dataclass, field
 from typing import Any
 
 METADATA = "setting"
@@ -60,6 +60,11 @@ def setting(
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(metadata=metadata) if default is _NOTHING else field(default=default, metadata=metadata)
+
+
+def default_of(each: Field[Any]) -> Any:
+    """The default of a dataclass field; ``MISSING`` where it has none."""
+    return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 def setting_of(each: Field[Any]) -> Setting:

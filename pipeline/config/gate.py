@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.fields import setting
+from pipeline.config.tasks import TaskLimits
 from pipeline.errors import ConfigError
 
 _SHORTEST_REASON = 5  # characters
@@ -83,6 +84,8 @@ class GateConfig:
     max_rows: int = setting(
         2_000_000, low=1, doc="Largest number of rows to score, spread evenly over the held-out rows."
     )
+
+    tasks: dict[str, TaskLimits] = setting(factory=dict, quiet=True, doc="Limits of further tasks, by name.")
 
     def check(self, path: str) -> None:
         """Forcing the gate needs a reason."""

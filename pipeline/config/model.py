@@ -8,8 +8,10 @@ from omegaconf import MISSING
 
 from pipeline.config.fields import setting
 from pipeline.config.tables import TableConfig
+from pipeline.config.tasks import TaskOptions
 from pipeline.errors import ConfigError
-from pipeline.specs import MODELS
+from pipeline.specs import MODELS, TASK_ARCHITECTURES, TaskArchitecture
+from pipeline.specs.options import with_options
 
 COLUMN_STEP = 4  # FBGEMM's kernels move rows of float32 in units of 16 bytes
 
@@ -23,9 +25,24 @@ class ModelConfig:
     tables: dict[str, TableConfig] = setting(
         factory=dict, quiet=True, doc="Settings of single tables, by name (the feature's)."
     )
+    tasks: str = setting(
+        "shared_bottom",
+        choices=TASK_ARCHITECTURES.names,
+        quiet=True,
+        doc="What several tasks (`data.tasks`) share behind the model's last hidden layer. shared_bottom: all up to "
+        "there. mmoe: experts, mixed by a gate of each task. ple: experts for all and experts of each task, in levels. "
+        "esmm: as shared_bottom, but a task that is `given` another predicts the probability of both.",
+    )
+    task_options: TaskOptions = setting(factory=TaskOptions, quiet=True, doc="Options of `model.tasks`.")
+
+    @property
+    def task_architecture(self) -> TaskArchitecture:
+        """What the tasks share, with its options; ConfigError for an option that it lacks."""
+        return with_options(TASK_ARCHITECTURES, self.tasks, self.task_options, "model.task_options")
 
     def check(self, path: str) -> None:
-        """The widths must suit the kernels."""
+        """The widths must suit the kernels, and the tasks' architecture must have its options."""
+        _ = self.task_architecture
         if self.embedding_dim % COLUMN_STEP:
             raise ConfigError(
                 f"{path}.embedding_dim is {self.embedding_dim}, expected a multiple of 4 (FBGEMM's kernels)",

@@ -35,6 +35,26 @@ class SyntheticConfig:
     quad_effect: float = setting(
         1.0, low=0.0, quiet=True, doc="Effect of all groups of four features (`quads`) together."
     )
+    conversion_rate: float = setting(
+        0.0,
+        low=0.0,
+        high=0.999,
+        quiet=True,
+        doc="Share of clicks that convert: column `conversion` of the log, which only clicks can have; 0: no column.",
+    )
+    conversion_effect: float = setting(
+        1.0, low=0.0, quiet=True, doc="Effect of all ids together on whether a click converts."
+    )
+    conversion_overlap: float = setting(
+        0.5,
+        low=0.0,
+        high=1.0,
+        quiet=True,
+        doc="Correlation of an id's effects on conversion and on clicks.",
+    )
+    conversion_missing: float = setting(
+        0.0, low=0.0, high=0.99, quiet=True, doc="Share of rows whose `conversion` is missing."
+    )
     latent_dim: int = setting(2, low=1, high=1024, doc="Width of the hidden vectors whose products interact.")
     drift: float = setting(0.0, low=0.0, doc="Angle by which the effects rotate every day, in radians.")
     blocks: int = setting(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pipeline.config.fields import AUTO, setting
 from pipeline.config.hogwild import HogwildConfig
 from pipeline.config.optimizers import AverageConfig, DenseGroup, DenseOptions, SparseOptions
+from pipeline.config.tasks import TaskTraining
 from pipeline.config.validate import ValidateConfig
 from pipeline.errors import ConfigError
 from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
@@ -74,6 +75,11 @@ class TrainConfig:
         doc="Share of the labels' distance that training takes away: a click counts as 1 minus half of this, no click "
         "as half of it. Predicted probabilities move towards one half with it.",
     )  # fmt: skip
+    tasks: dict[str, TaskTraining] = setting(
+        factory=dict,
+        quiet=True,
+        doc="How much tasks count in training, by name; `click` is the task of `data.label`. Others count 1.",
+    )
     warmup_steps: int | str = setting(
         AUTO,
         low=0,
@@ -132,6 +138,10 @@ class TrainConfig:
     hogwild: HogwildConfig = setting(factory=HogwildConfig, doc="The threads of mode hogwild.")
     validate: ValidateConfig = setting(factory=ValidateConfig, doc="Looks at the validation rows.")
     guard: GuardConfig = setting(factory=GuardConfig, doc="When training stops itself.")
+
+    def task_weight(self, task: str) -> float:
+        """The factor of a task's loss."""
+        return self.tasks[task].weight if task in self.tasks else 1.0
 
     @property
     def batch(self) -> int:

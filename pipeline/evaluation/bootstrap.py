@@ -46,33 +46,62 @@ def poisson_weights(replicates: int, blocks: int, seed: int) -> NDArray[np.float
 
 
 def block_sums(
-    clicked: NDArray[np.bool_], logits: NDArray[np.floating], blocks: NDArray[np.int64], count: int
+    clicked: NDArray[np.bool_],
+    logits: NDArray[np.floating],
+    blocks: NDArray[np.int64],
+    count: int,
+    own: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """Sums (``SUMS``) of the rows of each of ``count`` blocks: [count, 6].
+    """Sums (``SUMS``) of the rows of each of ``count`` blocks: [count, 6]; each row times its weight in ``own``.
 
     ``above``: of the clicked rows the share of other rows that score lower, ties one half; ``below``: of the other rows
     the share of clicked ones that score higher. Their means are both the AUC (DeLong et al. 1988).
     """
     values = logits.astype(np.float64)
     loss = np.logaddexp(0.0, np.where(clicked, -values, values))
-    above, below = placements(clicked, values)
+    above, below = placements(clicked, values, own)
     columns = (np.ones(len(values)), clicked.astype(np.float64), loss, sigmoid(values), above, below)
+    if own is not None:
+        columns = tuple(own * column for column in columns)  # type: ignore[assignment]
     return np.stack([np.bincount(blocks, column, minlength=count) for column in columns], axis=1)
 
 
 def placements(
-    clicked: NDArray[np.bool_], values: NDArray[np.float64]
+    clicked: NDArray[np.bool_], values: NDArray[np.float64], own: NDArray[np.float64] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of each clicked row the share of others below it, and of each other row the share of clicked ones above it.
 
-    [n] each, 0 for the rows of the other class; both 0 where a class is empty.
+    [n] each, 0 for the rows of the other class; both 0 where a class is empty. ``own``: weights of the rows that are
+    shared out.
     """
+    if own is not None:
+        return _weighted_placements(clicked, values, own)
     scores = split_by_class(clicked, values)
     above, below = np.zeros(len(values)), np.zeros(len(values))
     if len(scores.clicked) and len(scores.other):
         above[clicked] = _lower_share(scores.other, values[clicked])
         below[~clicked] = 1 - _lower_share(scores.clicked, values[~clicked])
     return above, below
+
+
+def _weighted_placements(
+    clicked: NDArray[np.bool_], values: NDArray[np.float64], own: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    above, below = np.zeros(len(values)), np.zeros(len(values))
+    if own[clicked].sum() and own[~clicked].sum():
+        above[clicked] = _lower_weight(values[~clicked], own[~clicked], values[clicked])
+        below[~clicked] = 1 - _lower_weight(values[clicked], own[clicked], values[~clicked])
+    return above, below
+
+
+def _lower_weight(
+    ranked: NDArray[np.float64], own: NDArray[np.float64], values: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The share of the weight of ``ranked`` below each of ``values``, ties one half."""
+    order = np.argsort(ranked, kind="stable")
+    sums = np.concatenate([[0.0], np.cumsum(own[order])])
+    lower, ties = (np.searchsorted(ranked[order], values, side) for side in ("left", "right"))  # type: ignore[call-overload]
+    return np.asarray((sums[lower] + sums[ties]) / (2.0 * sums[-1]))
 
 
 def _lower_share(ranked: NDArray[np.floating], values: NDArray[np.float64]) -> NDArray[np.float64]:

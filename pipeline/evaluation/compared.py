@@ -20,6 +20,7 @@ from pipeline.evaluation.bootstrap import (
     ratio,
     resample,
 )
+from pipeline.evaluation.gate_tasks import ScoredTask, measure_tasks
 from pipeline.evaluation.metrics import check_labels, evaluate, sigmoid
 from pipeline.evaluation.power import error_of
 from pipeline.evaluation.reliability import reliability
@@ -67,6 +68,8 @@ class Scored:
     best: Floats | None = None
     baseline: Floats | None = None
     slices: Mapping[str, SliceColumn] = field(default_factory=dict)
+    tasks: Mapping[str, ScoredTask] = field(default_factory=dict)
+    weights: Floats | None = None
 
 
 def measure(scored: Scored, settings: GateConfig, seed: int = 0) -> GateRecord:
@@ -78,14 +81,29 @@ def measure(scored: Scored, settings: GateConfig, seed: int = 0) -> GateRecord:
     clicked = check_labels(scored.labels)
     bare = GateRecord(
         rows=len(clicked), clicks=int(clicked.sum()), click_rate=float(clicked.mean()), confidence=settings.confidence,
-        predictions_not_finite={n: int((~np.isfinite(values)).sum()) for n, values in _models(scored).items()},
+        predictions_not_finite=_not_finite(scored),
     )  # fmt: skip
     if any(bare.predictions_not_finite.values()):
         return bare
     weights = poisson_weights(settings.replicates, min(settings.blocks, len(clicked)), seed)
     groups = list(_groups(scored, settings))
     slices = tuple(_slice(scored, clicked, group, weights, settings, len(groups)) for group in groups)
-    return replace(bare, **_figures(scored, clicked, weights, settings), slices=slices)
+    tasks = measure_tasks(scored.tasks, settings, seed) or None
+    return replace(bare, **_figures(scored, clicked, weights, settings), slices=slices, tasks=tasks)
+
+
+def _not_finite(scored: Scored) -> dict[str, int]:
+    """Predictions that are not finite, of all tasks, by model."""
+    counts = {name: int((~np.isfinite(values)).sum()) for name, values in _models(scored).items()}
+    for task in scored.tasks.values():
+        counts["candidate"] += int((~np.isfinite(task.candidate)).sum())
+        if task.incumbent is not None:
+            counts["incumbent"] += int((~np.isfinite(task.incumbent)).sum())
+    return counts
+
+
+def _own(scored: Scored) -> NDArray[np.float64] | None:
+    return None if scored.weights is None else scored.weights.astype(np.float64)
 
 
 def _models(scored: Scored) -> dict[str, Floats]:
@@ -98,23 +116,25 @@ def _figures(
 ) -> dict[str, Any]:
     """The fields of the record that are figures of all rows."""
     models = _models(scored)
-    drawn = _resampled(models, clicked, weights)
-    ours = _model_figures(scored.labels, scored.candidate, drawn["candidate"], settings.confidence)
+    drawn = _resampled(models, clicked, weights, own=_own(scored))
+    ours = _model_figures(scored, scored.candidate, drawn["candidate"], settings.confidence)
     beside = _beside_incumbent(scored, drawn, settings) if scored.incumbent is not None else {}
     others = {
-        name: kind(**_beside(drawn["candidate"]["ne"], logits, clicked, weights, settings))
+        name: kind(**_beside(drawn["candidate"]["ne"], logits, clicked, weights, settings, _own(scored)))
         for name, logits, kind in (("best", scored.best, Best), ("baseline", scored.baseline, Beside))
         if logits is not None
     }
     return {
-        "reliability": {name: reliability(scored.labels, logits) for name, logits in models.items()},
+        "reliability": {
+            name: reliability(scored.labels, logits, weights=scored.weights) for name, logits in models.items()
+        },
         "candidate": ours, "histogram": histogram(models), "serving": _serving(scored, ours.ne.point),
         **beside, **others,
     }  # fmt: skip
 
 
-def _model_figures(labels: Floats, logits: Floats, drawn: Mapping[str, Resampled], confidence: float) -> ModelFigures:
-    off, error = calibration_by_prediction(reliability(labels, logits, bins=10))
+def _model_figures(scored: Scored, logits: Floats, drawn: Mapping[str, Resampled], confidence: float) -> ModelFigures:
+    off, error = calibration_by_prediction(reliability(scored.labels, logits, bins=10, weights=scored.weights))
     return ModelFigures(
         **{name: drawn[name].interval(confidence) for name in FIGURES},
         calibration_by_prediction=off, calibration_by_prediction_error=error,
@@ -127,7 +147,7 @@ def _beside_incumbent(
     assert scored.incumbent is not None
     psi = population_stability(scored.incumbent, scored.candidate)
     return {
-        "incumbent": _model_figures(scored.labels, scored.incumbent, drawn["incumbent"], settings.confidence),
+        "incumbent": _model_figures(scored, scored.incumbent, drawn["incumbent"], settings.confidence),
         "change": _change(drawn, settings.confidence),
         "shift": Shift(psi=psi, ks=kolmogorov_smirnov(scored.incumbent, scored.candidate)),
     }
@@ -136,7 +156,7 @@ def _beside_incumbent(
 def _serving(scored: Scored, served_ne: float) -> Serving | None:
     if scored.trained is None:
         return None
-    ne = evaluate(scored.labels, scored.trained)["ne"]
+    ne = evaluate(scored.labels, scored.trained, weights=scored.weights)["ne"]
     return Serving(
         trained_ne=ne, gap=served_ne / ne - 1,
         largest_difference=float(np.abs(sigmoid(scored.trained) - sigmoid(scored.candidate)).max()),
@@ -154,7 +174,12 @@ def units_in_the_last_place(trained: Floats, served: Floats) -> float:
 
 
 def _beside(
-    ours: Resampled, logits: Floats, clicked: NDArray[np.bool_], weights: NDArray[np.float64], settings: GateConfig
+    ours: Resampled,
+    logits: Floats,
+    clicked: NDArray[np.bool_],
+    weights: NDArray[np.float64],
+    settings: GateConfig,
+    own: NDArray[np.float64] | None,
 ) -> dict[str, Any]:
     """NE of another model on the same rows, the change from it to the candidate, and the candidate's share of its gain.
 
@@ -163,7 +188,7 @@ def _beside(
     """
     if bad := int((~np.isfinite(logits)).sum()):
         return {"predictions_not_finite": bad}
-    theirs = _resampled({"other": logits}, clicked, weights)["other"]["ne"]
+    theirs = _resampled({"other": logits}, clicked, weights, own=own)["other"]["ne"]
     gain = Resampled((1 - ours.point) / (1 - theirs.point), (1 - ours.replicates) / (1 - theirs.replicates))
     asked = settings.min_baseline_gain or 0.0
     spare = Resampled(
@@ -188,14 +213,19 @@ def former_figures(record: GateRecord) -> Former | None:
 
 
 def _resampled(
-    models: Mapping[str, Floats], clicked: NDArray[np.bool_], weights: NDArray[np.float64], rows: Any = None
+    models: Mapping[str, Floats],
+    clicked: NDArray[np.bool_],
+    weights: NDArray[np.float64],
+    rows: Any = None,
+    own: NDArray[np.float64] | None = None,
 ) -> dict[str, dict[str, Resampled]]:
     blocks = block_of_rows(len(clicked), weights.shape[1])
     if rows is not None:
         clicked, blocks = clicked[rows], blocks[rows]
         models = {name: logits[rows] for name, logits in models.items()}
+        own = None if own is None else own[rows]
     return {
-        name: resample(block_sums(clicked, logits, blocks, weights.shape[1]), weights)
+        name: resample(block_sums(clicked, logits, blocks, weights.shape[1], own), weights)
         for name, logits in models.items()
     }
 
@@ -243,7 +273,7 @@ def _slice(
     tests: int,
 ) -> Slice:
     """The figures of one of ``tests`` slices."""
-    drawn = _resampled(_models(scored), clicked, weights, group.rows)
+    drawn = _resampled(_models(scored), clicked, weights, group.rows, _own(scored))
     models = {
         name: Figures(**{figure: figures[figure].interval(settings.confidence, tests) for figure in FIGURES})
         for name, figures in drawn.items()

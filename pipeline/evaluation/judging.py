@@ -12,6 +12,7 @@ from dataclasses import replace
 from pipeline.config import GateConfig
 from pipeline.evaluation.beside import against_baseline, against_best, against_incumbent, labels, power_of
 from pipeline.evaluation.check import WHEN, above, calibration, not_worse, percent, place
+from pipeline.evaluation.gate_tasks import ask_tasks
 from pipeline.records import HOLD, PASS, Check, GateRecord, ModelFigures
 
 WEIGHTS, PREDICTIONS = "finite weights", "finite predictions"  # what no reason lets through
@@ -29,7 +30,7 @@ def judge(record: GateRecord, settings: GateConfig) -> GateRecord:
     if record.candidate is not None:
         checks += [*_floors(record.candidate, settings), *against_baseline(record, record.candidate, settings)]
         checks += [*against_incumbent(record, settings), *against_best(record, record.candidate, settings)]
-        checks += [*labels(record, settings), *_slices(record, settings)]
+        checks += [*labels(record, settings), *_slices(record, settings), *ask_tasks(record, settings)]
         checks += _serving(record, record.candidate, settings)
     checks += _coverage(record, settings)
     failed = [check for check in checks if not check.passed]

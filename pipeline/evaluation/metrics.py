@@ -37,17 +37,25 @@ class ByClass:
         return len(self.clicked) + len(self.other)
 
 
-def evaluate(labels: ArrayLike, logits: ArrayLike, true_probability: ArrayLike | None = None) -> dict[str, float]:
+def evaluate(
+    labels: ArrayLike,
+    logits: ArrayLike,
+    true_probability: ArrayLike | None = None,
+    weights: NDArray[np.floating] | None = None,
+) -> dict[str, float]:
     """The figures of ``result.json``'s ``eval`` part.
 
     ``labels`` [n] of 0 and 1, ``logits`` [n], ``true_probability`` [n] in [0, 1] or None. Returns ``samples``,
     ``ne`` (log loss / entropy of these rows' base rate; He et al. 2014, section 2), ``auc`` (Mann-Whitney, a tie
     counts one half), ``logloss`` (nats per row), ``calibration`` (sum of predicted / sum of observed clicks) and,
-    with ``true_probability``, ``bayes_ne``: the NE of a model that knows it. Raises DataError where there are no
-    rows, one class only, labels other than 0 and 1, or logits that are not finite.
+    with ``true_probability``, ``bayes_ne``: the NE of a model that knows it. With ``weights`` [n] a row counts as that
+    many, and there is no ``bayes_ne``. Raises DataError where there are no rows, one class only, labels other than 0
+    and 1, or logits that are not finite.
     """
     clicked = check_labels(labels)
     values = check_logits(logits, len(clicked))
+    if weights is not None:
+        return {"samples": len(clicked), **_weighted(clicked, values, weights)}
     scores = split_by_class(clicked, values)
     entropy, loss = base_entropy(len(scores.clicked), len(scores.other)), mean_log_loss(scores)
     figures: dict[str, float] = {
@@ -195,3 +203,33 @@ def _sum_blocks(function: Callable[[NDArray[np.float64]], NDArray[np.float64]], 
     """Sum of ``function`` over sorted ``values``: pairwise inside a block, exact (fsum) over the blocks."""
     starts = range(0, len(values), BLOCK_ROWS)
     return math.fsum(float(function(values[i : i + BLOCK_ROWS].astype(np.float64)).sum()) for i in starts)
+
+
+def _weighted(
+    clicked: NDArray[np.bool_], logits: NDArray[np.floating], weights: NDArray[np.floating]
+) -> dict[str, float]:
+    """``ne``, ``auc``, ``logloss`` and ``calibration`` of rows [n], each of which counts as ``weights`` rows.
+
+    NE is not defined where one class has no weight; then it is NaN, as is AUC.
+    """
+    order = np.lexsort((weights, clicked, logits))  # rows that are equal in all three are alike
+    y, x, w = clicked[order], logits[order].astype(np.float64), weights[order].astype(np.float64)
+    total, clicks = math.fsum(w), math.fsum(w[y])
+    losses = np.logaddexp(0.0, np.where(y, -x, x))
+    loss = math.fsum(w * losses) / total
+    both = 0 < clicks < total
+    entropy = float(entropy_of_rate(clicks / total, math.log, math.log1p)) if both else math.nan
+    return {
+        "ne": loss / entropy,
+        "auc": _weighted_auc(y, x, w) if both else math.nan,
+        "logloss": loss,
+        "calibration": math.fsum(w * sigmoid(x)) / clicks if clicks else math.nan,
+    }
+
+
+def _weighted_auc(clicked: NDArray[np.bool_], ordered: NDArray[np.floating], weights: NDArray[np.floating]) -> float:
+    """The weight of pairs of a clicked row above another one, ties counting one half; rows by rising score."""
+    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    clicks, others = (np.add.reduceat(weights * side, first) for side in (clicked, ~clicked))
+    below = np.cumsum(others) - others
+    return float((clicks * (below + 0.5 * others)).sum() / (clicks.sum() * others.sum()))

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pipeline.evaluation.metrics import check_labels, check_logits, sigmoid
 from pipeline.records import Curve
 
 
-def reliability(labels: ArrayLike, logits: ArrayLike, bins: int = 20) -> Curve:
+def reliability(
+    labels: ArrayLike, logits: ArrayLike, bins: int = 20, weights: NDArray[np.floating] | None = None
+) -> Curve:
     """Mean predicted probability, observed click rate and rows of each bin, by rising prediction.
 
     ``labels`` [n], ``logits`` [n]; bins hold about n / ``bins`` rows each. Rows with the same logit share a bin, so
-    there may be fewer bins. The same for any order of the rows. Raises DataError as ``evaluate`` does.
+    there may be fewer bins. The same for any order of the rows. With ``weights`` [n], means are weighted, and rows
+    without weight are left out. Raises DataError as ``evaluate`` does.
     """
     if bins < 1:
         raise ValueError(f"bins is {bins}, expected at least 1")
     clicked = check_labels(labels)
     values = check_logits(logits, len(clicked))
+    if weights is not None:
+        return _weighted(clicked[weights > 0], values[weights > 0], weights[weights > 0].astype(np.float64), bins)
     # Ties in logits are broken by label, which leaves one order for every permutation of the rows.
     order = np.lexsort((clicked, values))
     values, clicked = values[order], clicked[order]
@@ -26,6 +31,19 @@ def reliability(labels: ArrayLike, logits: ArrayLike, bins: int = 20) -> Curve:
     rows = np.diff(np.append(starts, len(values)))
     predicted = np.add.reduceat(sigmoid(values), starts) / rows
     observed = np.add.reduceat(clicked.astype(np.int64), starts) / rows
+    return Curve(predicted=predicted.tolist(), observed=observed.tolist(), rows=rows.tolist())
+
+
+def _weighted(
+    clicked: NDArray[np.bool_], values: NDArray[np.floating], weights: NDArray[np.float64], bins: int
+) -> Curve:
+    order = np.lexsort((weights, clicked, values))
+    values, clicked, weights = values[order], clicked[order], weights[order]
+    starts = _bin_starts(values, bins)
+    totals = np.add.reduceat(weights, starts)
+    predicted = np.add.reduceat(weights * sigmoid(values), starts) / totals
+    observed = np.add.reduceat(weights * clicked, starts) / totals
+    rows = np.diff(np.append(starts, len(values)))
     return Curve(predicted=predicted.tolist(), observed=observed.tolist(), rows=rows.tolist())
 
 

@@ -10,6 +10,7 @@ from pipeline.ingest import days
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.quality import Verdict, beyond
 from pipeline.ingest.rejects import Quarantine
+from pipeline.ingest.tasks import typed
 from pipeline.ingest.times import test_hours_from
 from pipeline.records import VALIDATION
 
@@ -53,6 +54,21 @@ def check_day(fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | No
             f"{data.label.positive if clicks else data.label.negative!r}",
             hint="data.label.positive=<value that counts as a click>, or logs that hold both",
         )
+    _check_tasks(fit)
+
+
+def _check_tasks(fit: Fit) -> None:
+    """Raise DataError for a task that the train rows say nothing of."""
+    for task in fit.spec.tasks:
+        seen = fit.train.labels[typed(task.name)]
+        said = f"task {task.name!r}: of {fit.train.rows:,} train rows, {seen.count:,} have a label ({task.column})"
+        if not seen.count:
+            raise DataError(said, hint=f"~data.tasks.{task.name}, or logs with such labels")
+        if task.kind.classes and seen.minimum == seen.maximum:
+            raise DataError(
+                f"{said}, and all of these are {task.positive if seen.maximum else task.negative!r}",
+                hint=f"data.tasks.{task.name}.positive=<its value for a positive label>, or ~data.tasks.{task.name}",
+            )
 
 
 def _no_train_rows(fit: Fit, data: DataConfig) -> DataError:

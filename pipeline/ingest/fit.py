@@ -20,13 +20,14 @@ from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import Moments, measure, quantised
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
+from pipeline.ingest.tasks import typed
 from pipeline.ingest.times import HOUR, test_hours_from
-from pipeline.records import LABEL, VALIDATION
+from pipeline.records import LABEL, ROW_WEIGHT, VALIDATION
 from pipeline.specs.id_mapping import Counts, IdCounts
 
 
 class Partial:
-    """Counts and moments of one set of typed rows."""
+    """Counts and moments of one set of typed rows. ``labels``: of further tasks' labels and weights, by column."""
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec
@@ -35,6 +36,9 @@ class Partial:
         self.raw = {feature.name: Moments() for feature in spec.dense}
         self.prepared = {feature.name: Moments() for feature in spec.dense if feature.logarithmic or feature.clip}
         self.sketches = {feature.name: Sketch() for feature in spec.dense}
+        self.labels = {typed(task.name): Moments() for task in spec.tasks}
+        if spec.row_weight:
+            self.labels[ROW_WEIGHT] = Moments()
         self.missing = {feature.name: 0 for feature in spec.sparse}
         self.lookups = {feature.name: 0 for feature in spec.sparse}
         vocabularies = sum(feature.mapping.vocabulary for feature in spec.sparse)
@@ -50,6 +54,7 @@ class Partial:
         self.rows += chosen.height
         self.positives += int(chosen[LABEL].sum())
         self._add_dense(chosen)
+        self._add_labels(chosen)
         labels = chosen[LABEL].to_numpy()
         for dense in self.spec.dense:
             self.sketches[dense.name].add(chosen[f"dense:{dense.name}"].to_numpy(), labels)
@@ -80,6 +85,11 @@ class Partial:
         for target, moments in zip(targets, measure(frame, [*raw, *prepared]), strict=True):
             target.merge(moments)
 
+    def _add_labels(self, frame: pl.DataFrame) -> None:
+        moments = measure(frame, [pl.col(name).cast(pl.Float64) for name in self.labels]) if self.labels else []
+        for target, measured in zip(self.labels.values(), moments, strict=True):
+            target.merge(measured)
+
     def merge(self, other: Partial) -> None:
         """Take in what ``other`` counted."""
         self.rows += other.rows
@@ -88,6 +98,8 @@ class Partial:
             moments.merge(other.raw[name])
         for name, moments in self.prepared.items():
             moments.merge(other.prepared[name])
+        for name, moments in self.labels.items():
+            moments.merge(other.labels[name])
         for name, sketch in self.sketches.items():
             sketch.merge(other.sketches[name])
         for name, counts in self.counts.items():

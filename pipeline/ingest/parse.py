@@ -2,7 +2,8 @@
 
 A pure function of the frame and the schema. Typed columns: ``label`` (Float32), ``dense:<name>`` (Float64,
 null = missing), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing), ``id:<name>`` (the raw
-strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32), ``true_probability``.
+strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32), ``true_probability``,
+and what ``tasks`` adds.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import polars as pl
 from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
 from pipeline.ingest.rejects import Reject, Rejected, shown
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
+from pipeline.ingest.tasks import task_columns
 from pipeline.ingest.times import day_of, hour_of
-from pipeline.ingest.values import number_of, plain_numbers, text_of
+from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
 from pipeline.records import LABEL, TRUE_PROBABILITY
 
 
@@ -54,6 +56,8 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
     strings = [name for name in raw.columns if raw[name].dtype != pl.List and name not in plain]
     texts = {name: text_of(raw[name], spec, rejected) for name in strings}
     columns = [_label(raw, texts, spec, rejected)]
+    if spec.tasks or spec.row_weight:
+        columns += task_columns(raw, texts, columns[0], spec, rejected)
     for dense in spec.dense:
         values = raw[dense.column]
         if dense.column not in plain:
@@ -140,7 +144,7 @@ def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejec
         text = raw[spec.label].cast(pl.List(pl.String)).list.join(",")
     positive, negative = (text == spec.positive).fill_null(False), (text == spec.negative).fill_null(False)
     if raw[spec.label].dtype.is_numeric():
-        positive, negative = (_equals(raw[spec.label], word) for word in (spec.positive, spec.negative))
+        positive, negative = (equals(raw[spec.label], word) for word in (spec.positive, spec.negative))
     bad = ~(positive | negative)
     expected = f"expected {spec.positive!r} or {spec.negative!r}"
     rejected.add(
@@ -148,10 +152,3 @@ def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejec
         lambda i: f"{spec.label} is {shown(text[i])}, {expected}", spec.label,
     )  # fmt: skip
     return positive.cast(pl.Float32).alias(LABEL)
-
-
-def _equals(values: pl.Series, word: str) -> pl.Series:
-    try:
-        return (values == float(word)).fill_null(False)
-    except ValueError:
-        return pl.Series([False]).new_from_index(0, len(values))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.ingest.fit import Fit, Partial
+from pipeline.ingest.moments import Moments
 from pipeline.ingest.spec import DataSpec, SparseSpec
+from pipeline.ingest.tasks import typed
 from pipeline.ingest.transform import State
-from pipeline.records import RESERVED_ROWS, DenseProfile, FeatureProfile, Profile
+from pipeline.records import RESERVED_ROWS, ROW_WEIGHT, DenseProfile, FeatureProfile, Profile
 
 POINTS_PER_DECADE = 4
 
@@ -18,16 +20,17 @@ def make_profile(spec: DataSpec, fit: Fit, state: State) -> Profile:
     return Profile(
         rows=rows,
         label_rate={split: positives[split] / count if count else 0.0 for split, count in rows.items()},
-        dense={feature.name: _dense(feature.name, fit.train) for feature in spec.dense},
+        dense={f.name: _dense(fit.train.raw[f.name], fit.train.rows) for f in spec.dense},
         sparse={feature.name: _sparse(feature, fit.train, state) for feature in spec.sparse},
+        tasks={t.name: _dense(fit.train.labels[typed(t.name)], fit.train.rows) for t in spec.tasks} or None,
+        row_weight=_dense(fit.train.labels[ROW_WEIGHT], fit.train.rows) if spec.row_weight else None,
     )
 
 
-def _dense(name: str, train: Partial) -> DenseProfile:
-    moments = train.raw[name]
+def _dense(moments: Moments, rows: int) -> DenseProfile:
     seen = moments.count > 0
     return DenseProfile(
-        missing_share=1 - moments.count / train.rows,
+        missing_share=1 - moments.count / rows,
         minimum=moments.minimum if seen else 0.0,
         maximum=moments.maximum if seen else 0.0,
         mean=moments.mean,

@@ -10,8 +10,8 @@ import xxhash
 
 from pipeline.config import DataConfig, SplitConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.records import LABEL, RESERVED_ROWS, TRUE_PROBABILITY, weight_column
-from pipeline.specs import mapping_of
+from pipeline.records import LABEL, RESERVED_ROWS, ROW_WEIGHT, TRUE_PROBABILITY, task_column, weight_column
+from pipeline.specs import LABEL_KINDS, TaskSpec, mapping_of
 from pipeline.specs.id_mapping import IdMapping
 
 DAY = "day"
@@ -97,7 +97,8 @@ class SparseSpec:
 class DataSpec:
     """The whole schema of a log. ``columns``: raw column -> the override that names it.
 
-    ``hour_column``: where a row's hour is read, None where none is asked for.
+    ``hour_column``: where a row's hour is read, None where none is asked for. ``tasks``: those besides the main one;
+    ``row_weight``: the raw column of weights.
     """
 
     label: str
@@ -113,6 +114,8 @@ class DataSpec:
     split: SplitConfig
     columns: dict[str, str]
     hour_column: str | None = None
+    tasks: tuple[TaskSpec, ...] = ()
+    row_weight: str | None = None
 
     @property
     def owners(self) -> tuple[SparseSpec, ...]:
@@ -134,7 +137,8 @@ class DataSpec:
         """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
         if "" not in self.missing or self.number_is_missing:
             return frozenset()
-        read = {self.label, self.day_column, self.timestamp, self.hour_column}
+        read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight}
+        read |= {task.column for task in self.tasks}
         read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
         return frozenset(feature.column for feature in self.dense) - read
 
@@ -164,13 +168,21 @@ def data_spec(data: DataConfig) -> DataSpec:
         for name, feature in data.dense.items()
     )
     sparse = tuple(_sparse_spec(data, name) for name in data.sparse)
+    tasks = tuple(
+        TaskSpec(
+            name=name, column=task.column or name, kind=LABEL_KINDS.get(task.kind), positive=task.positive,
+            negative=task.negative, given=task.given,
+        )
+        for name, task in data.tasks.items()
+    )  # fmt: skip
     day = data.day_column or (DAY if synthetic else None)
     hour = (data.timestamp or (TIME if synthetic else None)) if data.split.by == "hours" else None
     spec = DataSpec(
         label=data.label.column, positive=data.label.positive, negative=data.label.negative,
         dense=dense, sparse=sparse, day_column=day, timestamp=None if day else data.timestamp,
-        true_probability=synthetic, missing=tuple(data.missing), strip=data.strip, split=data.split,
-        columns=_columns(data, dense, sparse, day, hour), hour_column=hour,
+        true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
+        split=data.split, columns=_columns(data, dense, sparse, day, hour), hour_column=hour, tasks=tasks,
+        row_weight=data.weight,
     )  # fmt: skip
     _check_names(spec)
     return spec
@@ -214,12 +226,17 @@ def _columns(
         columns.setdefault(data.timestamp, "data.timestamp")
     if hour:
         columns.setdefault(hour, "data.timestamp")
+    for name, task in data.tasks.items():
+        columns.setdefault(task.column or name, f"data.tasks.{name}.column")
+    if data.weight:
+        columns.setdefault(data.weight, "data.weight")
     return columns
 
 
 def _check_names(spec: DataSpec) -> None:
     taken = {LABEL, TRUE_PROBABILITY, *((DAY,) if spec.has_day else ())}
     taken |= {weight_column(feature.name) for feature in spec.sparse if feature.weighted}
+    taken |= {task_column(task.name) for task in spec.tasks} | ({ROW_WEIGHT} if spec.row_weight else set())
     for group, features in (("dense", spec.dense), ("sparse", spec.sparse)):
         for feature in features:
             if feature.name in taken or set(feature.name) & set("/."):

@@ -205,7 +205,9 @@ class _Run:
         """The sources of the log's blocks, of ``day`` if it has files of its own; counts their bytes on disk."""
         data = self.data
         if data.format == "synthetic":
-            require_columns(self.spec, [*synthetic.COLUMNS, DAY, TIME], "the synthetic log", header=False)
+            planted = [synthetic.CONVERSION] if data.synthetic.conversion_rate else []
+            columns = [*synthetic.COLUMNS, DAY, TIME, *planted]
+            require_columns(self.spec, columns, "the synthetic log", header=False)
             return [
                 synthetic.SyntheticSource(
                     data.synthetic, self.seed, day, self.settings.block_mib, data.split.by == "hours"

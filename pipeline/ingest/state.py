@@ -20,7 +20,7 @@ from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.output import write_frame
 from pipeline.ingest.spec import DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.transform import DenseTransform, State, binned, with_vocabulary
-from pipeline.records import TRANSFORMS, DatasetSchema, SparseColumn
+from pipeline.records import TRANSFORMS, DatasetSchema, SparseColumn, TaskColumn
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import Counts, FittingDay
 from pipeline.store import Artifact, Draft, Store
@@ -71,8 +71,12 @@ def dataset_schema(
     )
     return DatasetSchema(
         dense=tuple(feature.name for feature in spec.dense), sparse=sparse, rows=rows, files=files, groups=groups,
-        true_probability=spec.true_probability,
+        true_probability=spec.true_probability, tasks=_task_columns(spec), row_weights=spec.row_weight is not None,
     )  # fmt: skip
+
+
+def _task_columns(spec: DataSpec) -> tuple[TaskColumn, ...]:
+    return tuple(TaskColumn(name=task.name, kind=task.kind.name, given=task.given) for task in spec.tasks)
 
 
 def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:

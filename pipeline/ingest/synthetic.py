@@ -1,7 +1,7 @@
 """Synthetic click logs: Criteo-shaped, with a planted logistic truth, so that the best reachable NE is known.
 
 A row's probability is sigmoid(bias + dense effects + an effect per id + low-rank effects of feature pairs
-+ products of the effects of four features).
++ products of the effects of four features). A click may convert, by a planted truth of its own.
 The pairs are a few drawn ones, or all within planted blocks of features (``data.synthetic.blocks``).
 Days (``data.day``) are drawn from a truth that changes from one to the next, each from its own seeds.
 Rows are drawn in chunks of fixed size, each from its own seed, so the log does not depend on how it is cut
@@ -29,6 +29,7 @@ from pipeline.records import TRUE_PROBABILITY
 from pipeline.units import MIB
 
 VERSION = "synthetic-1"
+CONVERSION = "conversion"  # column with a second label, where one is planted
 COLUMNS = CRITEO_COLUMNS
 CHUNK_ROWS = 1 << 16
 MISSING_SHARE = 0.05  # of every second dense and every third sparse feature
@@ -87,20 +88,62 @@ def _logits(truth: Truth, chunk: _Chunk, config: SyntheticConfig) -> np.ndarray:
     return logits
 
 
+def _conversion_logits(truth: Truth, chunk: _Chunk, config: SyntheticConfig, seed: int) -> np.ndarray:
+    """Log odds, without the bias, that a click converts: first-order effects, correlated with those on clicks."""
+    logits = np.zeros(len(chunk.time), np.float64)
+    for i, effects in enumerate(truth.first):
+        rng = np.random.default_rng([seed, 10, i])
+        own = rng.standard_normal(len(effects.start))
+        like = effects.start * (np.sqrt(SPARSE) / max(config.first_order_effect, 1e-12))
+        mixed = config.conversion_overlap * like + np.sqrt(1 - config.conversion_overlap**2) * own
+        logits += np.append(mixed * config.conversion_effect / np.sqrt(SPARSE), 0.0)[chunk.places[i]]
+    return logits
+
+
+def _with_bias(logits: np.ndarray, rate: float, weights: np.ndarray | None = None) -> float:
+    """The bias that makes the (weighted) mean of sigmoid(logits + bias) ``rate``, by bisection."""
+    low, high = -50.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        rates = _sigmoid(logits + middle)
+        mean = rates.mean() if weights is None else np.average(rates, weights=weights)
+        low, high = (middle, high) if mean < rate else (low, middle)
+    return (low + high) / 2
+
+
+def _conversions(
+    truth: Truth, chunk: _Chunk, clicked: np.ndarray, config: SyntheticConfig, bias: float, seeds: list[int]
+) -> pl.Series:
+    """Column ``conversion`` of the rows of a chunk, as text; drawn apart, so that it changes nothing else."""
+    rng = np.random.default_rng([seeds[0], 11, *seeds[1:]])
+    rate = _sigmoid(_conversion_logits(truth, chunk, config, seeds[0]) + bias)
+    converted = clicked & (rng.random(len(clicked)) < rate)
+    text = pl.Series(CONVERSION, converted.astype(np.int8)).cast(pl.String)
+    missing = rng.random(len(clicked)) < config.conversion_missing
+    return text.set(pl.Series(missing), "") if missing.any() else text
+
+
 def _sigmoid(logits: np.ndarray) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(-logits))
 
 
 def _bias(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> float:
     """The bias that makes the mean probability ``base_rate``, by bisection on a sample of all days, or of ``day``."""
+    chunk = _sample(truth, config, seed, day)
+    return _with_bias(_logits(truth, chunk, config), config.base_rate)
+
+
+def _conversion_bias(truth: Truth, config: SyntheticConfig, seed: int, day: int | None, bias: float) -> float:
+    """The bias that makes ``conversion_rate`` of the clicks convert, where clicks have ``bias``."""
+    chunk = _sample(truth, config, seed, day)
+    clicks = _sigmoid(_logits(truth, chunk, config) + bias)
+    return _with_bias(_conversion_logits(truth, chunk, config, seed), config.conversion_rate, clicks)
+
+
+def _sample(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> _Chunk:
+    """Rows of all days, or of ``day``, from which biases are found."""
     rng = np.random.default_rng([seed, 1])
-    times = _times(np.arange(CHUNK_ROWS), CHUNK_ROWS, config, day)
-    logits = _logits(truth, _draw_chunk(truth, rng, times), config)
-    low, high = -50.0, 50.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _sigmoid(logits + middle).mean() < config.base_rate else (low, middle)
-    return (low + high) / 2
+    return _draw_chunk(truth, rng, _times(np.arange(CHUNK_ROWS), CHUNK_ROWS, config, day))
 
 
 def _times(index: np.ndarray, rows: int, config: SyntheticConfig, day: int | None) -> np.ndarray:
@@ -152,13 +195,19 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
         first_day = (day - date(1970, 1, 1)).days - number
         truth = aged(truth, config, seed, number)
     bias = _bias(truth, config, seed, number)
+    planted = config.conversion_rate > 0
+    further = _conversion_bias(truth, config, seed, number, bias) if planted else 0.0
     for part, start in enumerate(range(0, config.rows, CHUNK_ROWS)):
         rng = np.random.default_rng([seed, 2, part] if number is None else [seed, 7, number, part])
         index = np.arange(start, min(start + CHUNK_ROWS, config.rows))
         chunk = _draw_chunk(truth, rng, _times(index, config.rows, config, number))
         probability = _sigmoid(_logits(truth, chunk, config) + bias)
         label = rng.random(len(index)) < probability
-        yield _frame(truth, chunk, label, probability, first_day)
+        frame = _frame(truth, chunk, label, probability, first_day)
+        if planted:
+            seeds = [seed, part] if number is None else [seed, part, number]
+            frame = frame.with_columns(_conversions(truth, chunk, label, config, further, seeds))
+        yield frame
 
 
 @dataclass(frozen=True)

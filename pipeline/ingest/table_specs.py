@@ -13,7 +13,7 @@ from pipeline.config import DataConfig, TableFigures
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
 from pipeline.ingest.profiling import curve_points
-from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
+from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn, TaskColumn
 from pipeline.store import Draft
 
 VERSION = "tables-1"  # part of the dataset's key: raise it where the same configuration gives another profile
@@ -47,6 +47,7 @@ def dataset(data: DataConfig) -> tuple[DatasetSchema, Profile]:
     schema = DatasetSchema(
         dense=tuple(f"I{number + 1}" for number in range(data.dense_features)), sparse=tuple(columns),
         rows={"train": 0, "test": 0}, files=none, groups=none,
+        tasks=tuple(TaskColumn(name=name, kind=task.kind, given=task.given) for name, task in data.tasks.items()),
     )  # fmt: skip
     return schema, Profile(rows=schema.rows, label_rate={}, dense={}, sparse=sparse)
 

@@ -15,6 +15,7 @@ from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import prepared
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
+from pipeline.ingest.tasks import stored_columns
 from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.records import (
     LABEL,
@@ -52,7 +53,7 @@ class State:
 def transform(
     frame: pl.DataFrame, spec: DataSpec, state: State, coded: Mapping[str, Coded] = MappingProxyType({})
 ) -> pl.DataFrame:
-    """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day.
+    """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day, further labels.
 
     ``coded``: the ids of some features, which ``frame`` then need not hold.
     """
@@ -68,6 +69,7 @@ def transform(
         ids = coded.get(sparse.name) or Coded.of(frame, sparse)
         columns += _sparse(frame, sparse, state.sparse[sparse.name], ids)
     columns += [frame[name] for name in (TRUE_PROBABILITY, DAY) if name in frame.columns]
+    columns += stored_columns(frame, spec)
     return pl.DataFrame(columns)
 
 

@@ -89,3 +89,11 @@ def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> set[str]:
 def nulls(kind: type[pl.DataType], length: int) -> pl.Series:
     """``length`` nulls of type ``kind``."""
     return pl.Series([None], dtype=kind).new_from_index(0, length)
+
+
+def equals(values: pl.Series, word: str) -> pl.Series:
+    """Where numbers have the value that ``word`` writes."""
+    try:
+        return (values == float(word)).fill_null(False)
+    except ValueError:
+        return pl.Series([False]).new_from_index(0, len(values))

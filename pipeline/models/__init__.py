@@ -14,7 +14,7 @@ from pipeline.models.masknet import MASKNET
 from pipeline.models.mlp import MLP
 from pipeline.models.wide_deep import WIDE_DEEP
 from pipeline.models.wukong import WUKONG
-from pipeline.specs import MODELS, ModelInputs
+from pipeline.specs import MODELS, ModelInputs, all_tasks
 
 if TYPE_CHECKING:
     from pipeline.models.layers import Ranker
@@ -27,6 +27,8 @@ SPECS = (DLRM, DCNV2, DEEPFM, WIDE_DEEP, FINALMLP, MASKNET, DHEN, WUKONG, MLP)
 def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
     """The model that ``config`` (checked) names, for ``inputs``; ConfigError for an unknown name.
 
+    With ``inputs.tasks`` its logits are [B, T], the main task's first (``layers.tasks.MultiTaskRanker``).
+
     Its initial weights depend on ``inputs.seed`` alone. The CPU's global random state stays as it is.
     """
     import torch
@@ -34,4 +36,14 @@ def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
     spec = MODELS.get(config.name)
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(inputs.seed)
-        return cast("Ranker", spec.build(config, inputs))
+        ranker = cast("Ranker", spec.build(config, inputs))
+        return _of_tasks(ranker, config, inputs) if inputs.tasks else ranker
+
+
+def _of_tasks(ranker: Ranker, config: ModelConfig, inputs: ModelInputs) -> Ranker:
+    """``ranker`` with the layers of several tasks in the place of its last one; ConfigError where it has no such."""
+    from pipeline.models.layers import initialise
+    from pipeline.models.layers.tasks import MultiTaskRanker, TaskHeads
+
+    heads = config.task_architecture.build(ranker.cut(), all_tasks(inputs.tasks))
+    return MultiTaskRanker(ranker, cast(TaskHeads, initialise(heads, inputs.seed + 1)))

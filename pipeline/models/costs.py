@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import ModelConfig
+from pipeline.config import ModelConfig, TaskOptions
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.specs import MODELS, ModelCosts, ModelInputs
@@ -38,6 +38,7 @@ def model_costs(config: ModelConfig, inputs: ModelInputs) -> ModelCosts:
 @lru_cache(maxsize=256)
 def _counted(key: str, inputs: ModelInputs) -> ModelCosts:
     record = json.loads(key)
+    record["task_options"] = TaskOptions(**record["task_options"])
     config = MODELS.get(record["name"]).config(**record)
     import torch
     from torch.utils.flop_counter import FlopCounterMode

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeline.config import HardwareConfig, ModelConfig
 from pipeline.models.costs import model_costs
 from pipeline.records import PHASES, DatasetSchema
-from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer
+from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer, task_inputs
 
 FLOAT = 4
 LINE = 64  # bytes that memory moves at least: a processor's cache line
@@ -109,7 +109,8 @@ def dense_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
     With the projections of embeddings of another width: a product forward, two backward.
     """
     names, dim = tuple(column.name for column in schema.sparse), model.embedding_dim
-    costs = model_costs(model, ModelInputs(dense=schema.dense, vectors=names, dim=dim))
+    inputs = ModelInputs(dense=schema.dense, vectors=names, dim=dim, tasks=task_inputs(schema.tasks))
+    costs = model_costs(model, inputs)
     widths = [model.dim_of(column.owner) for column in schema.sparse]
     weights = sum(width * dim for width in widths if width != dim)
     if not weights:

@@ -16,7 +16,7 @@ from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.reservations import dense_bytes, staged_row
 from pipeline.records import BESIDE_TRAINING, PHASES, Plan, TablePlan
-from pipeline.specs import ModelInputs
+from pipeline.specs import ModelInputs, task_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,10 @@ def beyond_tower_ms(own: PlanInputs, hardware: HardwareConfig, crossing: Crossin
     """
     model, batch, schema = own.model, own.batch, own.schema
     phases, samples = dict.fromkeys(PHASES, 0.0), local_batch(batch, hardware.world_size)
-    ranking = model_costs(model, ModelInputs(dense=schema.dense, vectors=crossing.vectors, dim=crossing.dim))
+    tasks = task_inputs(schema.tasks)
+    ranking = model_costs(
+        model, ModelInputs(dense=schema.dense, vectors=crossing.vectors, dim=crossing.dim, tasks=tasks)
+    )
     alone = dense_ms(dense_costs(model, schema), own.hardware, batch)
     phases["dense"] = dense_ms(ranking, hardware, batch) - alone
     if crossing.groups == 1:

@@ -26,7 +26,7 @@ Program = Callable[[Tensor, Tensor], Tensor]
 
 
 def write_program(draft: Draft, module: nn.Module, dense: int, embeddings: tuple[int, ...]) -> None:
-    """Write ``module``: (dense [b, n] float32, ``embeddings`` [b, ...] float32) -> logits [b], for any b."""
+    """Write ``module``: (dense [b, n] float32, ``embeddings`` [b, ...] float32) -> logits [b] or [b, T]."""
     rows = torch.export.Dim("rows")
     example = (torch.zeros(_EXAMPLE_ROWS, dense), torch.zeros(_EXAMPLE_ROWS, *embeddings))
     with torch.no_grad(), _quiet():

@@ -59,14 +59,19 @@ class ServedModel:
 
     @torch.no_grad()
     def score(self, dense: NDArray[np.float32], ids: Ids) -> NDArray[np.float32]:
-        """Logits [b] for ``dense`` features [b, n] and the ``ids`` of every sparse feature."""
+        """Logits [b] for ``dense`` features [b, n] and the ``ids`` of every sparse feature.
+
+        Of a model of several tasks [b, T]: the main task's, then those of ``description.tasks`` in order.
+        """
         parts = []
         for start in range(0, len(dense), SCORE_ROWS):
             stop = min(start + SCORE_ROWS, len(dense))
             vectors = [self._pooled(name, ids[name], start, stop) for name in self.description.sparse]
             embeddings = torch.stack(vectors, dim=1) if self.description.even else torch.cat(vectors, dim=1)
             parts.append(self._program(torch.from_numpy(dense[start:stop]), embeddings).numpy())
-        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        tasks = self.description.tasks
+        none = np.zeros((0, 1 + len(tasks)) if tasks else 0, np.float32)
+        return np.concatenate(parts) if parts else none
 
     def _pooled(self, name: str, ids: Any, start: int, stop: int) -> Tensor:
         """The embeddings of samples [start, stop): for several ids, the weighted sum, or the mean of these."""

@@ -26,6 +26,7 @@ from pipeline.records.dataset import (
     MISSING_ROW,
     RAW,
     RESERVED_ROWS,
+    ROW_WEIGHT,
     TRANSFORMS,
     TRUE_PROBABILITY,
     UNSEEN,
@@ -36,8 +37,10 @@ from pipeline.records.dataset import (
     FeatureProfile,
     Profile,
     SparseColumn,
+    TaskColumn,
     dataset_path,
     raw_column,
+    task_column,
     unseen_column,
     weight_column,
 )
@@ -59,6 +62,7 @@ from pipeline.records.gate import (
     Serving,
     Shift,
     Slice,
+    TaskComparison,
 )
 from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord
 from pipeline.records.plan import (
@@ -91,6 +95,7 @@ from pipeline.records.result import (
     SsdPart,
     StageOutcome,
     TablePlace,
+    TaskFigures,
     TowersPart,
     TrainPart,
     ValidationPart,
@@ -101,7 +106,7 @@ from pipeline.records.versions import ListedModel, ListedVersion, Promotion, Sho
 
 __all__ = [
     "BESIDE_TRAINING", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL", "MARK_BYTES", "MISSING_ROW", "NIGHT", "PASS",
-    "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "RUNNING", "SERVING", "TRANSFORMS",
+    "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "TRANSFORMS",
     "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget", "Bytes", "CardPlan",
     "Check", "CheckpointDiff", "CheckpointPart", "Compacted", "Curve", "Damage", "DatasetSchema", "DenseDiff",
     "DenseProfile", "Description", "ErrorPart", "Evaluation", "Exported", "ExportedTable", "Extent", "FeatureProfile",
@@ -111,7 +116,7 @@ __all__ = [
     "Promotion", "Record", "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions", "Result", "Resumed",
     "RowsPower", "Serving", "ShardPlan", "Shift", "ShownCheckpoint", "ShownVersion", "Shrunk", "Slice", "SparseColumn",
     "SsdPart", "StageOutcome", "StoredTable", "TableDiff", "TableLayout", "TablePlace", "TablePlan", "TableSize",
-    "TierBytes", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart", "ValidationPart",
-    "Verdict", "Verified", "absent", "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest", "rest_field",
-    "unseen_column", "weight_column",
+    "TaskColumn", "TaskComparison", "TaskFigures", "TierBytes", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers",
+    "TowersPart", "TrainPart", "ValidationPart", "Verdict", "Verified", "absent", "dataset_path", "place_bytes",
+    "plain", "raw_column", "read", "rest", "rest_field", "task_column", "unseen_column", "weight_column",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ RESERVED_ROWS = 2
 LABEL = "label"
 VALIDATION = "validation"  # the split of the rows that training looks at; a dataset may lack it
 TRUE_PROBABILITY = "true_probability"
+ROW_WEIGHT = "row_weight"
 # Beside the files of split ``test``: raw/part-*.parquet, the same rows in the same row groups, numbers before their
 # transform. It is written for features whose transform keeps less than their numbers (percentile, bins).
 RAW = "raw"
@@ -31,6 +32,11 @@ def dataset_path(name: str, key: str, day: str | None = None) -> str:
 def weight_column(feature: str) -> str:
     """Name of the Parquet column that holds the weights of a weighted multi-valued ``feature``."""
     return f"{feature}__weight"
+
+
+def task_column(task: str) -> str:
+    """Name of the Parquet column (float32, NaN where missing) that holds the labels of a further ``task``."""
+    return f"{task}__label"
 
 
 def raw_column(feature: str) -> str:
@@ -78,12 +84,22 @@ class EmbeddedTable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskColumn(Record):
+    """A task besides the main one: ``kind`` of its label, and the task ``given`` without which it cannot happen."""
+
+    name: str
+    kind: str
+    given: str | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetSchema(Record):
     """``schema.json``: columns of a dataset's Parquet files, in order: label, dense, sparse.
 
     ``rows`` counts rows of split ``train``, ``test`` and, where there is one, ``validation``; files of a split are
     ``<split>/part-*.parquet``, their names in order in ``files``, the rows of each file's row groups in ``groups``.
-    ``true_probability``: a float32 column of that name holds the probability the label was drawn from.
+    ``true_probability``: a float32 column of that name holds the probability the label was drawn from. ``tasks``:
+    those besides the main one, whose labels are in ``task_column``; ``row_weights``: column ``ROW_WEIGHT`` has weights.
     """
 
     FILE: ClassVar[str] = "schema.json"
@@ -96,6 +112,8 @@ class DatasetSchema(Record):
     files: dict[str, list[str]]
     groups: dict[str, list[list[int]]]
     true_probability: bool = False
+    tasks: tuple[TaskColumn, ...] = absent(())
+    row_weights: bool = absent(False)
 
     @property
     def tables(self) -> tuple[EmbeddedTable, ...]:
@@ -141,7 +159,10 @@ class DenseProfile(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(Record):
-    """``profile.json``: rows and label rate per split, and every feature's figures."""
+    """``profile.json``: rows and label rate per split, and every feature's figures.
+
+    ``tasks``: figures of the train rows' labels, by further task; ``row_weight``: of their weights.
+    """
 
     FILE: ClassVar[str] = "profile.json"
     KIND: ClassVar[str] = "dataset's profile"
@@ -151,6 +172,8 @@ class Profile(Record):
     label_rate: dict[str, float]
     dense: dict[str, DenseProfile]
     sparse: dict[str, FeatureProfile]
+    tasks: dict[str, DenseProfile] | None = absent()
+    row_weight: DenseProfile | None = absent()
 
     def table(self, features: tuple[str, ...]) -> FeatureProfile:
         """The figures of a table that the sparse ``features`` share: of one feature its own.

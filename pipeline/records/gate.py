@@ -115,6 +115,24 @@ class Slice(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskComparison(Record):
+    """A further task on the rows with its label: its ``figure`` (NE or RMSE) of candidate and incumbent.
+
+    ``change``: of that figure, as a share. Without ``candidate``, no row allows figures; without ``incumbent``, nothing
+    serves, or what serves lacks the task.
+    """
+
+    kind: str
+    figure: str
+    rows: int = 0
+    candidate: Interval | None = absent()
+    auc: Interval | None = absent()
+    calibration: Interval | None = absent()
+    incumbent: Interval | None = absent()
+    change: Interval | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Former(Record):
     """What the incumbent's own gate record says of it, with standard errors."""
 
@@ -165,6 +183,7 @@ class GateRecord(Record):
     Where ``candidate`` is None, some predictions are not finite and there are no figures. ``coverage``: by feature, the
     share of lookups that trained rows serve; ``weights_not_finite``: by table or parameter. ``not_comparable``: why the
     incumbent could not be scored; ``forced``: why a person let the version through. ``version``: of ``model``.
+    ``tasks``: those besides the main one.
     """
 
     FILE: ClassVar[str] = GATE
@@ -185,6 +204,7 @@ class GateRecord(Record):
     histogram: Histogram | None = absent()
     serving: Serving | None = absent()
     slices: tuple[Slice, ...] | None = absent()
+    tasks: dict[str, TaskComparison] | None = absent()
     incumbent_version: str | None = None
     weights_not_finite: dict[str, int] = field(default_factory=dict)
     coverage: dict[str, float] = field(default_factory=dict)

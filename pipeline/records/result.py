@@ -173,10 +173,28 @@ class CheckpointPart(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskFigures(Record):
+    """Figures of a further task on the rows with its label; those that its ``kind`` has.
+
+    ``unexplained``: the mean square error over the variance of the labels.
+    """
+
+    kind: str
+    samples: int = 0
+    ne: float | None = absent()
+    auc: float | None = absent()
+    logloss: float | None = absent()
+    rmse: float | None = absent()
+    unexplained: float | None = absent()
+    calibration: float | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation(Record):
     """``metrics.json``, and ``eval`` of a result: figures on the held-out rows.
 
-    ``bayes_ne``: NE of a model that knows the probabilities the labels were drawn from.
+    ``bayes_ne``: NE of a model that knows the probabilities the labels were drawn from. ``tasks``: figures of the tasks
+    besides the main one.
     """
 
     FILE: ClassVar[str] = "metrics.json"
@@ -187,6 +205,7 @@ class Evaluation(Record):
     logloss: float | None = absent()
     calibration: float | None = absent()
     bayes_ne: float | None = absent()
+    tasks: dict[str, TaskFigures] | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)

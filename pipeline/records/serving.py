@@ -40,6 +40,7 @@ class Description(Record):
     sample are averaged, those of the others are added up. ``even``: all tables are ``dim`` wide, and the program takes
     embeddings [b, F, dim]; else it takes them side by side, [b, sum of widths].
     ``model``, ``package``: where an installed package adds the ranking model, its name and the package's with version.
+    ``tasks``: kinds of the labels of tasks besides the main one, in the order of the program's columns.
     """
 
     FILE: ClassVar[str] = SERVING
@@ -57,6 +58,7 @@ class Description(Record):
     shared: dict[str, str] | None = absent(None)
     mean: tuple[str, ...] = absent(())
     even: bool = absent(True)
+    tasks: dict[str, str] | None = absent()
 
     @staticmethod
     def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout], mean: tuple[str, ...] = ()) -> Description:
@@ -65,6 +67,7 @@ class Description(Record):
             dense=schema.dense, sparse={column.name: column.multi for column in schema.sparse}, dim=dim, tables=tables,
             shared={column.name: column.table for column in schema.sparse if column.table} or None, mean=mean,
             even=all(layout.dim == dim for layout in tables.values()),
+            tasks={task.name: task.kind for task in schema.tasks} or None,
         )  # fmt: skip
 
     def table_of(self, feature: str) -> str:

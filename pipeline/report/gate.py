@@ -26,6 +26,7 @@ def gate_page(record: GateRecord) -> str:
         about=_sentence(record), verdict=pill(verdict, verdict), held=verdict == HOLD, reasons=record.reasons,
         warnings=record.warnings, summary=_cards(record), compared=_compared_models(record),
         plots=gate_figures(record), questions=_questions(_checks(record)), slices=_slices(record.slices or ()),
+        tasks=_tasks(record),
         coverage=_coverage(record),
     )  # fmt: skip
 
@@ -38,6 +39,9 @@ def gate_markdown(record: GateRecord) -> str:
     if figures := _figure_rows(record):
         head = ("figure", "candidate", *(("incumbent", "change") if record.incumbent is not None else ()))
         lines += [*_markdown_table(head, figures), ""]
+    if record.tasks:
+        tasks = _tasks(record)
+        lines += [*_markdown_table([name.rstrip("*").lower() for name in tasks.head], tasks.rows), ""]
     if others := _other_models(record):
         lines += [*_markdown_table(("other model", "NE", "change to the candidate"), others), ""]
     rows = [[_ANSWERS[_answer(check)][1], check.name, check.words] for check in _checks(record)]
@@ -168,6 +172,19 @@ def _slices(slices: Sequence[Slice]) -> Table:
     compared = _compared(slices)
     head = ("Slice", "Rows*", "NE*", *(("Incumbent*", "Change of NE*") if compared else ()), "Calibration*")
     return Table(head, [_slice_cells(each, compared) for each in slices])
+
+
+def _tasks(record: GateRecord) -> Table:
+    """Figures of the further tasks."""
+    head = ("Task", "Rows*", "Figure", "Candidate*", "Incumbent*", "Change*", "AUC*", "Calibration*")
+    rows = [
+        (
+            name, units.count(each.rows), each.figure, _interval(each.candidate), _interval(each.incumbent),
+            _interval(each.change, "%"), _interval(each.auc), _interval(each.calibration),
+        )
+        for name, each in (record.tasks or {}).items()
+    ]  # fmt: skip
+    return Table(head, rows)
 
 
 def _coverage(record: GateRecord) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ from pipeline.report.phases import phases_table
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
 from pipeline.report.summary import error_text, reachable_gain, shrunk_lines
-from pipeline.report.tables import config_excerpt, plan_table, plan_words, stages_bar, stages_table
+from pipeline.report.tables import config_excerpt, plan_table, plan_words, stages_bar, stages_table, tasks_table
 from pipeline.report.towers import TOWERS_PAGE
 from pipeline.specs import STAGES
 from pipeline.store import Store
@@ -124,6 +124,7 @@ def render(data: ReportData) -> str:
         run=result.run, status=pill(status, status), about=_about(data, status), error=_error(result.error),
         summary=_figures(result), gate=_gate(result, data.gate_page), stages=stages_table(stages),
         stages_bar=stages_bar(stages), data=_data(result.ingest, data.data),
+        tasks=tasks_table(scores),
         plots=run_figures(data.records, scores, data.reliability), phases=phases_table(train),
         has_phases=bool(train.phases), details=_details(result), plan=_plan(result.plan, data),
         config=config_excerpt(data.config),

@@ -66,6 +66,9 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
+TASK_FIGURES = ("ne", "auc", "rmse", "calibration")
+
+
 def serving(current: Mapping[str, Any]) -> str:
     """What serves now, and what a rollback would restore."""
     before = f"the previous version is {current['previous']}" if current["previous"] else "it is the first one"
@@ -101,4 +104,10 @@ def predicted(done: Mapping[str, Any]) -> str:
             f"NE {units.decimal(figures['ne'], 5)}   AUC {units.decimal(figures['auc'], 5)}   "
             f"calibration {units.decimal(figures['calibration'])}"
         )
+        lines += [_task_line(name, each) for name, each in figures.get("tasks", {}).items()]
     return "\n".join(lines)
+
+
+def _task_line(name: str, figures: Mapping[str, Any]) -> str:
+    shown = [f"{key} {units.decimal(figures[key], 5)}" for key in TASK_FIGURES if key in figures]
+    return f"{name}: {'   '.join(shown) or 'no figures'} on {units.count(figures['samples'])} rows with a label"

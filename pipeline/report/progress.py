@@ -66,6 +66,9 @@ def plain_line(record: Mapping[str, Any]) -> str:
         f"NE {units.decimal(record.get('ne_window'))}",
         f"ETA {units.clock(record.get('eta_seconds'))}",
     ]
+    for name, figures in (record.get("tasks") or {}).items():
+        title, value = next(iter(figures.items()))
+        parts.insert(-1, f"{name} {title.upper()} {units.decimal(value)}")
     if "validation_ne" in record:
         best = f"best {units.decimal(record.get('best_ne'))} after step {units.count(record.get('best_step'))}"
         parts.insert(-1, f"validation NE {units.decimal(record['validation_ne'])}, {best}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from markupsafe import Markup
 
 from pipeline import units
-from pipeline.records import Plan, PlanPart, StageOutcome, TablePlace, TablePlan
+from pipeline.records import Evaluation, Plan, PlanPart, StageOutcome, TablePlace, TablePlan
 from pipeline.report.page import COLOURS, Table, pill, with_meter, with_swatch, words
 from pipeline.report.svg import tag
 
@@ -127,3 +127,16 @@ def config_excerpt(text: str) -> list[str]:
 
 def _is_plain_value(line: str) -> bool:
     return line.startswith("  ") and line[2:3] not in (" ", "-", "") and bool(line.partition(":")[2].strip(" {}[]"))
+
+
+def tasks_table(scores: Evaluation) -> Table:
+    """Figures of the further tasks on held-out rows."""
+    head = ("Task", "Kind", "Rows*", "NE*", "AUC*", "RMSE*", "Unexplained*", "Calibration*")
+    rows = [
+        (
+            name, each.kind, units.count(each.samples), units.decimal(each.ne, 5), units.decimal(each.auc, 5),
+            units.decimal(each.rmse, 5), units.decimal(each.unexplained, 5), units.decimal(each.calibration),
+        )
+        for name, each in (scores.tasks or {}).items()
+    ]  # fmt: skip
+    return Table(head, rows)

@@ -22,6 +22,7 @@ from pipeline.config import DataConfig
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
+from pipeline.evaluation.tasks import evaluate_tasks
 from pipeline.ingest.file_source import FileSource, file_sources
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rawfiles import Files, find_files, missing_data
@@ -29,19 +30,20 @@ from pipeline.ingest.rejects import Quarantine, Reject
 from pipeline.ingest.sources import RawBlock
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
+from pipeline.ingest.tasks import labels_of
 from pipeline.ingest.transform import State, transform
 from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import ServedModel, local_version
-from pipeline.records import LABEL, Description, weight_column
+from pipeline.records import LABEL, ROW_WEIGHT, Description, TaskColumn, weight_column
 from pipeline.records.record import read
 from pipeline.records.serving import SERVING
-from pipeline.specs import MODELS
+from pipeline.specs import LABEL_KINDS, MAIN_TASK, MODELS
 from pipeline.store import Store, disk_errors
 from pipeline.units import MIB, plural
 
 SHOWN = 5  # rejected rows that the result tells of
 P = ParamSpec("P")
-Scored = pl.DataFrame  # columns file, line, probability; label where the rows have one
+Scored = pl.DataFrame  # columns file, line, probability, further tasks; label where the rows have one
 
 
 def score_file(
@@ -73,33 +75,54 @@ def score_file(
     spec = _spec(data, labelled)
     state = read_state(store, place, spec)
     began, rows, rejected, written = time.monotonic(), 0, Rejected(reject), False
-    kept: list[tuple[np.ndarray, np.ndarray]] = []
+    kept: list[_Labelled] = []
     with local_version(store, place) as folder, _named(path):
         served = ServedModel(folder, int(cache_mib * MIB))
         versions.require_intact(store, model, artifact, served.files_in_memory())
         files = find_files(path)
         for block, read in _blocks(files, file_sources(data, spec, files, block_mib)):
-            labels, logits, lines, rejects = _score(block, spec, state, served, labelled)
+            scored, lines, rejects = _score(block, spec, state, served, labelled)
             rejected.add(block.file, rejects)
             rows += len(lines)
             written = True
             if labelled:
-                kept.append((labels, logits))
-            write(_scores(block.file, lines, logits, labels if labelled else None))
+                kept.append(scored)
+            write(_scores(block.file, lines, scored, served.description))
             progress(min(read, files.bytes - 1), files.bytes)
         progress(files.bytes, files.bytes)
         if rejected.rows and not rows:
             raise DataError(f"none of {plural(rejected.rows, 'row')} parses, the first: {rejected.first[0]}")
         if not written:  # a file of scores has its columns even where it has no rows
-            none = np.zeros(0, np.float32)
-            write(_scores("", np.zeros(0, np.int64), none, none if labelled else None))
+            write(_scores("", np.zeros(0, np.int64), _none(served, spec, labelled), served.description))
         cache = served.cache_figures()
     seconds = time.monotonic() - began
     done: dict[str, Any] = {
         "model": model, "version": name, "rows": rows, "rows_rejected": rejected.rows, "rejected": rejected.first,
         "seconds": round(seconds, 3), "rows_per_s": round(rows / max(seconds, 1e-9), 1), "cache": cache,
     }  # fmt: skip
-    return done | _figures(kept)
+    return done | _figures(kept, served.description)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Labelled:
+    """Logits of rows ([n], or [n, T] of several tasks), their labels by task (empty: they have none), weights."""
+
+    logits: np.ndarray
+    labels: dict[str, np.ndarray]
+    weights: np.ndarray | None
+
+    @property
+    def columns(self) -> np.ndarray:
+        """The logits as [n, T]."""
+        return self.logits[:, None] if self.logits.ndim == 1 else self.logits
+
+
+def _none(served: ServedModel, spec: DataSpec, labelled: bool) -> _Labelled:
+    """No rows."""
+    nothing = np.zeros(0, np.float32)
+    names = [MAIN_TASK, *(task.name for task in spec.tasks)] if labelled else []
+    logits = np.zeros((0, 1 + len(served.description.tasks or ())), np.float32)
+    return _Labelled(logits, dict.fromkeys(names, nothing), nothing if spec.row_weight else None)
 
 
 class Rejected:
@@ -128,10 +151,18 @@ def _blocks(files: Files, sources: Sequence[FileSource]) -> Iterator[tuple[RawBl
         before += int(files.fs.info(source.path)["size"])
 
 
-def _scores(file: str, lines: np.ndarray, logits: np.ndarray, labels: np.ndarray | None) -> Scored:
-    """What is written of a block: its ``file``, and of each row number in it, probability and label, if it has one."""
-    columns = {"file": pl.Series([file] * len(lines), dtype=pl.String), "line": lines, "probability": sigmoid(logits)}
-    return pl.DataFrame(columns if labels is None else columns | {"label": labels})
+def _scores(file: str, lines: np.ndarray, scored: _Labelled, description: Description) -> Scored:
+    """What is written of a block: its ``file``, and of each row number in it, prediction and label, if it has one.
+
+    A further task has a column of its name, and for its labels (null where missing) one called ``label_<name>``.
+    """
+    main, *others = scored.columns.T
+    columns = {"file": pl.Series([file] * len(lines), dtype=pl.String), "line": lines, "probability": sigmoid(main)}
+    for (name, kind), logits in zip((description.tasks or {}).items(), others, strict=True):
+        columns[name] = LABEL_KINDS.get(kind).predicted(logits)
+    for name, labels in scored.labels.items():
+        columns[LABEL if name == MAIN_TASK else f"label_{name}"] = pl.Series(labels).fill_nan(None)
+    return pl.DataFrame(columns)
 
 
 def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConfig, int]:
@@ -162,12 +193,13 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
 
 def _without_label(data: DataConfig) -> list[str]:
     names = data.columns or (CRITEO_COLUMNS if data.format == "criteo" else [])
-    return [name for name in names if name != data.label.column]
+    labels = {data.label.column, data.weight, *(task.column or name for name, task in data.tasks.items())}
+    return [name for name in names if name not in labels]
 
 
 def _spec(data: DataConfig, labelled: bool) -> DataSpec:
     """What a row must have: the features, and the label if there is one. Days and splits matter to training only."""
-    spec = data_spec(data)
+    spec = data_spec(data if labelled else dataclasses.replace(data, tasks={}, weight=None))
     unused = ("data.day_column", "data.timestamp", *(() if labelled else ("data.label.column",)))
     columns = {name: option for name, option in spec.columns.items() if option not in unused}
     return dataclasses.replace(spec, day_column=None, timestamp=None, hour_column=None, true_probability=False,
@@ -176,8 +208,8 @@ def _spec(data: DataConfig, labelled: bool) -> DataSpec:
 
 def _score(
     block: RawBlock, spec: DataSpec, state: State, served: ServedModel, labelled: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Reject]]:
-    """Labels, logits and line numbers of the rows of ``block`` that parse, and the others."""
+) -> tuple[_Labelled, np.ndarray, list[Reject]]:
+    """Logits and labels of the rows of ``block`` that parse, their line numbers, and the others."""
     raw = block.frame
     if not labelled:
         raw = raw.with_columns(pl.lit(spec.negative).alias(spec.label))
@@ -187,7 +219,9 @@ def _score(
     dense = columns.select(served.description.dense).to_numpy().astype(np.float32)
     ids = {name: _ids(columns, name, multi) for name, multi in served.description.sparse.items()}
     logits = served.score(np.ascontiguousarray(dense), ids)
-    return columns[LABEL].to_numpy(), logits, parsed.lines, sorted(rejects, key=lambda reject: reject.line)
+    labels = labels_of(columns, spec) if labelled else {}
+    weights = columns[ROW_WEIGHT].to_numpy() if labelled and spec.row_weight else None
+    return _Labelled(logits, labels, weights), parsed.lines, sorted(rejects, key=lambda reject: reject.line)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,13 +245,24 @@ def _ids(columns: pl.DataFrame, name: str, multi: bool) -> Any:
     )
 
 
-def _figures(kept: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
-    """``eval``: NE, AUC, ... of labelled rows of both classes; {} else."""
-    labels = np.concatenate([np.zeros(0, np.float32), *(labels for labels, _ in kept)])
-    logits = np.concatenate([np.zeros(0, np.float32), *(logits for _, logits in kept)])
-    if not 0 < labels.sum() < len(labels):
+def _figures(kept: list[_Labelled], description: Description) -> dict[str, Any]:
+    """``eval``: NE, AUC, ... of labelled rows of both classes, and of further tasks; {} else."""
+    if not kept:
         return {}
-    return {"eval": evaluate(labels, logits)}
+    labels = {name: np.concatenate([each.labels[name] for each in kept]) for name in kept[0].labels}
+    logits = np.concatenate([each.columns for each in kept])
+    weights = (
+        None if kept[0].weights is None else np.concatenate([w for w in (e.weights for e in kept) if w is not None])
+    )
+    clicked = labels[MAIN_TASK]
+    if not 0 < clicked.sum() < len(clicked):
+        return {}
+    figures: dict[str, Any] = evaluate(clicked, np.ascontiguousarray(logits[:, 0]), weights=weights)
+    tasks = [TaskColumn(name=name, kind=kind) for name, kind in (description.tasks or {}).items()]
+    if tasks:
+        others = evaluate_tasks(tasks, labels, logits, weights)
+        figures["tasks"] = {name: each.to_json() for name, each in others.items()}
+    return {"eval": figures}
 
 
 @contextmanager

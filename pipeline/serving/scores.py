@@ -18,7 +18,7 @@ from pipeline.models.layers import MaxNorm
 from pipeline.publishing.served import ServedModel
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.serving.translate import Translation
-from pipeline.specs import ModelInputs
+from pipeline.specs import ModelInputs, task_inputs
 from pipeline.towers import layout_of
 from pipeline.towers.modules import joined, projected_tower
 
@@ -31,8 +31,9 @@ _RANKING, _TOWERS, _NORMALISE, _PROJECT = "head.ranking.", "towers.tower.", "hea
 class DensePart(nn.Module):
     """forward(dense [b, n], embeddings [b, F, D]) -> logits [b]: tower modules, if there are some, and ranking model.
 
-    Where ``widths`` of the features' embeddings are given, these come side by side, [b, sum of widths], and ``project``
-    or the towers bring them to width D. The same arithmetic as in training, on one machine and in float32.
+    With further tasks the logits are [b, T], the main task's first. Where ``widths`` of the features' embeddings are
+    given, these come side by side, [b, sum of widths], and ``project`` or the towers bring them to width D. The same
+    arithmetic as in training, on one machine and in float32.
     """
 
     def __init__(
@@ -100,7 +101,8 @@ def dense_part(
             in_towers += own
             dim = module.dim
         vectors = vectors if towers.module.by_feature else layout.vectors
-    ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed))
+    tasks = task_inputs(schema.tasks)
+    ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed, tasks=tasks))
     _load(ranking, weights, _RANKING)
     columns = [column for column, name in enumerate(schema.dense) if name in data.max_normed]
     normalise = MaxNorm(columns) if columns else None

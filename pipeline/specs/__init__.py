@@ -6,15 +6,19 @@ from typing import Any
 
 from pipeline.specs.dense_optimizer import ORDINARY_STATE, DenseOptimizer
 from pipeline.specs.id_mapping import BINS, IdMapping
+from pipeline.specs.label_kind import MAIN_TASK, LabelKind, TaskSpec, TaskSums
 from pipeline.specs.model import Model, ModelCosts, ModelInputs, model_problem
 from pipeline.specs.registry import Registry
 from pipeline.specs.stage import Stage
 from pipeline.specs.table_optimizer import TableOptimizer
+from pipeline.specs.task_architecture import TaskArchitecture, TaskInput, all_tasks, task_inputs
 
 __all__ = [
-    "DENSE_OPTIMIZERS", "ID_MAPPINGS", "MODELS", "ORDINARY_STATE", "REGISTRIES", "STAGES", "TABLE_OPTIMIZERS",
-    "DenseOptimizer", "IdMapping", "Model", "ModelCosts", "ModelInputs", "Registry", "Stage", "TableOptimizer",
-    "default_stages", "id_mapping_docs", "id_mapping_names", "mapping_of",
+    "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS", "ORDINARY_STATE", "REGISTRIES", "STAGES",
+    "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "DenseOptimizer", "IdMapping", "LabelKind", "Model", "ModelCosts",
+    "ModelInputs", "Registry", "Stage", "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec", "TaskSums",
+    "all_tasks", "default_stages", "id_mapping_docs", "id_mapping_names", "mapping_of",
+    "task_inputs",
 ]  # fmt: skip
 
 STAGES: Registry[Stage] = Registry("stage", setting="stages", home="pipeline.stages")
@@ -30,8 +34,16 @@ DENSE_OPTIMIZERS: Registry[DenseOptimizer] = Registry(
 ID_MAPPINGS: Registry[IdMapping] = Registry(
     "id mapping", setting="data.sparse_defaults.mapping", home="pipeline.ingest.mappings"
 )
+LABEL_KINDS: Registry[LabelKind] = Registry(
+    "label kind", setting="data.tasks.<name>.kind", home="pipeline.ingest.labels"
+)
+TASK_ARCHITECTURES: Registry[TaskArchitecture] = Registry(
+    "task architecture", setting="model.tasks", home="pipeline.models.tasks"
+)
 # All registries, for ``nightjar doctor``.
-REGISTRIES: tuple[Registry[Any], ...] = (STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS)
+REGISTRIES: tuple[Registry[Any], ...] = (
+    STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES
+)  # fmt: skip
 
 
 def default_stages() -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pipeline.specs.task_architecture import TaskInput
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -17,13 +19,14 @@ class ModelInputs:
 
     ``dense``: names of the dense features, in the order of their columns. ``vectors``: names of the embedding vectors,
     in order: sparse features or outputs of towers. ``dim``: width of every vector; with towers it may differ from
-    ``model.embedding_dim``. ``seed``: of the initial weights.
+    ``model.embedding_dim``. ``seed``: of the initial weights. ``tasks``: those besides the main one.
     """
 
     dense: tuple[str, ...]
     vectors: tuple[str, ...]
     dim: int
     seed: int = 0
+    tasks: tuple[TaskInput, ...] = ()
 
     @property
     def width(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
-from pipeline.records import Evaluation, Result
+from pipeline.records import Evaluation, Result, TaskFigures
 from pipeline.records.step import Step
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
@@ -43,8 +43,9 @@ class Evaluate(Stage):
         import numpy as np
 
         from pipeline.evaluation import evaluate, reliability
+        from pipeline.evaluation.tasks import evaluate_tasks
         from pipeline.stages.judging import LOGITS
-        from pipeline.stages.read import read_towers
+        from pipeline.stages.read import read_dataset, read_towers
         from pipeline.training.predict import predict
         from pipeline.training.settings import PredictionSettings
 
@@ -61,10 +62,18 @@ class Evaluate(Stage):
             raise ArtifactError(error.message, hint=hint) from error
         if predictions is None:
             return None
-        figures = evaluate(predictions.labels, predictions.logits, predictions.true_probability)
+        main = predictions.logits if predictions.logits.ndim == 1 else np.ascontiguousarray(predictions.logits[:, 0])
+        figures: dict[str, Any] = evaluate(
+            predictions.labels, main, predictions.true_probability, predictions.weights
+        )  # fmt: skip
+        if predictions.tasks:
+            tasks = read_dataset(store, inputs["ingest"])[0].tasks
+            others = evaluate_tasks(tasks, predictions.tasks, predictions.logits, predictions.weights)
+            figures["tasks"] = {name: each.to_json() for name, each in others.items()}
+        curve = reliability(predictions.labels, main, weights=predictions.weights)
         with self.draft(store, step) as draft:
             draft.write_json("metrics.json", figures)
-            draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits).to_json())
+            draft.write_json("reliability.json", curve.to_json())
             with draft.open(LOGITS) as sink:
                 np.lib.format.write_array(sink, predictions.logits, allow_pickle=False)
             return draft.commit(figures)
@@ -85,6 +94,7 @@ class Evaluate(Stage):
             f"log loss {units.decimal(part.logloss, 5)}   calibration {units.decimal(part.calibration)}",
             f"on {units.count(part.samples)} held-out rows",
         ]
+        lines += [_task_line(name, each) for name, each in (part.tasks or {}).items()]
         if units.known(part.ne) and part.ne > 1:
             lines.append("NE above 1 is worse than predicting the click rate for every row: the model learned nothing")
             lines.append("that holds, or overfits. Try fewer train.epochs, or model.dropout.")
@@ -97,6 +107,14 @@ class Evaluate(Stage):
     def facts(self, result: Result) -> list[tuple[str, str]]:
         """How many rows were held out."""
         return [("Held-out rows", units.count(result.eval.samples if result.eval else None))]
+
+
+def _task_line(name: str, part: TaskFigures) -> str:
+    """The figures of a further task that its kind has, each with its name."""
+    named = {"NE": part.ne, "AUC": part.auc, "RMSE": part.rmse, "unexplained": part.unexplained}
+    figures = [f"{title} {units.decimal(value, 5)}" for title, value in named.items() if units.known(value)]
+    figures += [f"calibration {units.decimal(part.calibration)}"] if units.known(part.calibration) else []
+    return f"{name}: {'   '.join(figures) or 'no figures'} on {units.count(part.samples)} rows with a label"
 
 
 def _readable(store: Store, checkpoint: str) -> list[Artifact]:

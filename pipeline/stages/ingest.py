@@ -55,6 +55,8 @@ class Ingest(Stage):
         use("data", "separator quote header columns strip missing timestamp day_column", when=_logs),
         use("data", "day late late_days mapping_from max_quarantine_share dense_transform", when=_logs),
         use("data.label", "column positive negative", when=_logs),
+        use("data.tasks", "*.column *.kind *.positive *.negative *.given"),
+        use("data", "weight", when=_logs),
         use("data.watermark", "success min_rows max_age_hours partitions min_partitions", when=_logs),
         use("data.checks", "leak leak_auc", when=_logs),
         use("data.checks.warn", "label_rate missing_share distinct psi", when=_logs),
@@ -69,7 +71,8 @@ class Ingest(Stage):
         use("data.synthetic", "rows days ids_per_feature zipf base_rate dense_effect", when=_synthetic),
         use("data.synthetic", "first_order_effect pairwise_effect pairs latent_dim drift", when=_synthetic),
         use("data.synthetic", "blocks first_day new_ids popularity_drift id_groups hourly", when=_synthetic),
-        use("data.synthetic", "quads quad_effect", when=_synthetic),
+        use("data.synthetic", "quads quad_effect conversion_rate conversion_missing", when=_synthetic),
+        use("data.synthetic", "conversion_effect conversion_overlap", when=_synthetic),
         use("ingest", "rows_per_group groups_per_file compression", when=_logs),
     )
 

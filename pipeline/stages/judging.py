@@ -46,14 +46,14 @@ def judged(
     with _opened(config, store, path, inputs["ingest"], incumbent) as opened:
         trained = {name: written.tables[table].trained for name, table in owners.items()}
         scores = score_dataset(split, opened.models, trained, features)
-    logits = {
-        name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in scores.logits.items()
-    }
+    whole = {name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in scores.logits.items()}
+    logits = {name: _main(each) for name, each in whole.items()}
     scored = Scored(
         labels=split.column(LABEL), candidate=logits["candidate"], incumbent=logits.get("incumbent"),
         best=logits.get("best"), baseline=None if incumbent else _baseline(config, store, inputs["ingest"], split),
-        trained=_trained_logits(store, inputs["evaluate"], split),
+        trained=_main(_trained_logits(store, inputs["evaluate"], split)),
         slices=_slices(config, store, inputs["ingest"], split, scores.codes),
+        tasks=_scored_tasks(split, opened.models, whole), weights=split.row_weights(),
     )  # fmt: skip
     record = measure(scored, config.gate, config.seed)
     best = opened.best
@@ -64,6 +64,25 @@ def judged(
         coverage=scores.coverage(), former=_former(config, store, incumbent), not_comparable=opened.problem or None,
     )  # fmt: skip
     return judge(known, config.gate)
+
+
+def _scored_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The further tasks of the dataset as candidate and incumbent score them; an incumbent may lack some."""
+    from pipeline.evaluation import ScoredTask
+
+    labels, weights, scored = split.labels(), split.row_weights(), {}
+    known = models["incumbent"][0].description.tasks or {} if "incumbent" in models else {}
+    for place, task in enumerate(split.schema.tasks, start=1):
+        theirs = None
+        if known.get(task.name) == task.kind:
+            theirs = logits["incumbent"][:, 1 + list(known).index(task.name)]
+        scored[task.name] = ScoredTask(task.kind, labels[task.name], logits["candidate"][:, place], theirs, weights)
+    return scored
+
+
+def _main(logits: Any) -> Any:
+    """The main task's logits [n] of those of one or several tasks; None of None."""
+    return logits if logits is None or logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
 
 
 @dataclasses.dataclass

@@ -22,8 +22,10 @@ from pipeline.records import (
     CardPlan,
     Evaluation,
     GateRecord,
+    Interval,
     Lineage,
     ModelCard,
+    ModelFigures,
     Towers,
     Verdict,
     read,
@@ -173,6 +175,13 @@ def _mappings(dataset: Artifact) -> list[str]:
     return [name for name in dataset.files if name == TRANSFORMS or name.startswith("vocab/")]
 
 
+def _card_figures(ours: ModelFigures, record: GateRecord) -> dict[str, Interval]:
+    """The main task's, and NE or RMSE of every further one, as ``<task>_ne``."""
+    tasks = (record.tasks or {}).items()
+    further = {f"{name}_{each.figure.lower()}": each.candidate for name, each in tasks if each.candidate is not None}
+    return {"ne": ours.ne, "auc": ours.auc, "calibration": ours.calibration, **further}
+
+
 def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, written: Written) -> ModelCard:
     """What ``card.json`` says: data, figures, tables, plan, lineage."""
     plan, trained = inputs["plan"], inputs["train"]
@@ -180,7 +189,7 @@ def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, writt
     return ModelCard(
         model=record.model, version=record.version, created=time.time(),
         gate=Verdict(verdict=record.verdict, reasons=record.reasons, forced=record.forced),
-        figures={} if ours is None else {"ne": ours.ne, "auc": ours.auc, "calibration": ours.calibration},
+        figures={} if ours is None else _card_figures(ours, record),
         evaluation_of_training=Evaluation.from_json(inputs["evaluate"].summary),
         data={"name": config.data.name, "dataset": inputs["ingest"].path, **inputs["ingest"].summary},
         tables={name: table.layout for name, table in written.tables.items()},

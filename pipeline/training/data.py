@@ -31,13 +31,15 @@ class Batch(Pipelineable):
     """One rank's share of a global batch, b rows: dense [b, n] float32, sparse ids by feature, labels [b], weights [b].
 
     A row's weight is W / (real rows of the global batch), 0 for padding, so that sum(weights * loss), averaged over
-    the W ranks as DDP and TorchRec do, is the mean over the global batch.
+    the W ranks as DDP and TorchRec do, is the mean over the global batch. It is times the row's own weight where the
+    dataset has weights; ``extra`` [b, k] is as in ``Columns`` then, and with further tasks, else None.
     """
 
     dense: torch.Tensor
     sparse: KeyedJaggedTensor
     labels: torch.Tensor
     weights: torch.Tensor
+    extra: torch.Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The batch on ``device``; the batch itself where it is there already."""
@@ -56,7 +58,8 @@ class Batch(Pipelineable):
                 part.record_stream(stream)
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.dense, self.sparse, self.labels, self.weights
+        parts = (self.dense, self.sparse, self.labels, self.weights)
+        return parts if self.extra is None else (*parts, self.extra)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +291,7 @@ class _Builder:
         count = len(self.keys) * order.local_batch
         self.ones = torch.ones(count, dtype=torch.int32)
         self.offsets = torch.arange(count + 1, dtype=torch.int32)
+        self.row_weights = split.schema.row_weights
         self.full_weights = torch.full((order.local_batch,), order.world_size / order.global_batch)
 
     def build(self, parts: list[tuple[np.ndarray, Columns]], own: int, total: int) -> Batch:
@@ -300,7 +304,10 @@ class _Builder:
             weights[:own] = self.order.world_size / total
             labels[own:] = 0.0
         sparse = self._ragged(rows) if self.multi else self._single(rows)
-        return Batch(torch.from_numpy(np.ascontiguousarray(rows.dense.T)), sparse, labels, weights)
+        extra = torch.from_numpy(np.ascontiguousarray(rows.extra.T)) if len(rows.extra) else None
+        if self.row_weights and extra is not None:
+            weights = weights * extra[:, -1]
+        return Batch(torch.from_numpy(np.ascontiguousarray(rows.dense.T)), sparse, labels, weights, extra)
 
     def _single(self, rows: Columns) -> KeyedJaggedTensor:
         return KeyedJaggedTensor(

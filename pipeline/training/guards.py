@@ -22,8 +22,8 @@ def check_finite(sums: Sums, step: int, config: TrainConfig, fault: Callable[[],
         return
     first = first_fault(fault())
     raise GuardError(
-        f"the loss is not finite (noticed at step {step}, {sums.bad:.0f} of {sums.rows:.0f} rows): the first part that "
-        f"is not finite is {first.part if first else 'the loss'}",
+        f"the loss is not finite (noticed at step {step}, {sums.bad:.0f} of {sums.samples:.0f} rows): the first part "
+        f"that is not finite is {first.part if first else 'the loss'}",
         hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g} train.warmup_steps="
         f"{_longer(config.warmup_steps)}, or train.precision=fp32",
     )
@@ -38,7 +38,7 @@ def check_collapse(meter: Meter, step: int, config: TrainConfig) -> None:
     guard, window = config.guard, meter.window
     if not guard.collapse or step < guard.collapse_after_steps or not meter.window_full:
         return
-    over = f"over the {window.rows:.0f} rows before step {step}"
+    over = f"over the {window.samples:.0f} rows before step {step}"
     go_on = "train.guard.collapse=false to continue"
     if window.logit_std < guard.min_logit_std:
         raise GuardError(

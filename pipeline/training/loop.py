@@ -81,8 +81,8 @@ def train(
         total = planned_steps(config, split.rows)
         trainer = _trainer(settings, split.schema, plan, device, towers, ssd, total)
         if (rate := split.base_rate()) is not None:  # of a new model; a checkpoint replaces it
-            trainer.dense_part.ranking.start_at(log_odds(rate, split.rows))
-        meter = Meter(config.guard.window_steps)
+            trainer.dense_part.start_at([log_odds(rate, split.rows), *split.task_starts()])
+        meter = Meter(config.guard.window_steps, split.schema)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, on_point)
         order = Order(
@@ -271,7 +271,7 @@ class _Run:
         check_finite(sums, step, self.config, self.trainer.dense_part.first_fault)
         sent = self._sent()
         self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
-        self.rows += sums.rows
+        self.rows += sums.samples
         ssd = self.ssd.interval(steps)
         memory = self.budget.interval(step, ssd.get("pss_bytes"))
         verdict, looked = self._look() if looking else (None, {})
@@ -282,7 +282,7 @@ class _Run:
                     "step": step,
                     "steps_total": self.total,
                     "samples": self._samples(step),
-                    "samples_per_s": sums.rows / seconds,
+                    "samples_per_s": sums.samples / seconds,
                     "data_wait_share": waited,
                     "loss": sums.mean_loss,
                     "ne_window": self.meter.window.ne,
@@ -291,8 +291,9 @@ class _Run:
                     "seconds": elapsed,
                     "step_ms": 1000 * seconds / steps,
                     "resumed_step": self.first,
-                    "intra_host_bytes_per_sample": sent[0] / sums.rows,
-                    "inter_host_bytes_per_sample": sent[1] / sums.rows,
+                    "intra_host_bytes_per_sample": sent[0] / sums.samples,
+                    "inter_host_bytes_per_sample": sent[1] / sums.samples,
+                    **({"tasks": self.meter.task_figures()} if self.split.schema.tasks else {}),
                     **(self.speed.figures(seconds / steps) if self.speed is not None else {}),
                     **ssd,
                     **memory,

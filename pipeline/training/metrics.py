@@ -12,13 +12,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.evaluation.metrics import entropy_of_rate
+from pipeline.records import DatasetSchema
+from pipeline.specs import TaskSums
 from pipeline.training.distributed import add_up
 from pipeline.training.model import Output
+from pipeline.training.tasks import main_sums, task_figures, task_sums
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over the real rows of some steps, all ranks together. ``bad``: rows whose logit is not finite."""
+    """Sums over the real rows of some steps, all ranks together. ``bad``: rows whose logit is not finite.
+
+    Where rows have weights, every sum but ``bad`` is of weighted rows, ``rows`` of the weights; then ``unweighted`` is
+    their number.
+    """
 
     rows: float = 0.0
     positives: float = 0.0
@@ -26,6 +33,12 @@ class Sums:
     logit: float = 0.0
     logit_square: float = 0.0
     bad: float = 0.0
+    unweighted: float = 0.0
+
+    @property
+    def samples(self) -> float:
+        """The number of rows."""
+        return self.unweighted or self.rows
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -52,12 +65,17 @@ class Sums:
 
 
 class Meter:
-    """Collects the outputs of steps; ``close`` sums them over all ranks (the one collective of an interval)."""
+    """Collects the outputs of steps; ``close`` sums them over all ranks (the one collective of an interval).
 
-    def __init__(self, window_steps: int) -> None:
+    ``schema``: of the dataset, whose further tasks and weights of rows count (None: it has none).
+    """
+
+    def __init__(self, window_steps: int, schema: DatasetSchema | None = None) -> None:
         self.window_steps = window_steps
+        self._tasks = schema.tasks if schema is not None else ()
+        self._weighted = schema is not None and schema.row_weights
         self._outputs: list[Output] = []
-        self._window: deque[tuple[int, Sums]] = deque()
+        self._window: deque[_Interval] = deque()
         self._began = time.perf_counter()
         self._waited = 0.0
 
@@ -73,43 +91,90 @@ class Meter:
     @property
     def window(self) -> Sums:
         """Sums of the last intervals, of ``window_steps`` steps or more."""
-        return sum((sums for _, sums in self._window), Sums())
+        return sum((interval.sums for interval in self._window), Sums())
+
+    def task_figures(self) -> dict[str, dict[str, float | None]]:
+        """Figures of the further tasks over the window, by task."""
+        totals = [TaskSums()] * len(self._tasks)
+        for interval in self._window:
+            totals = [total.plus(each) for total, each in zip(totals, interval.tasks, strict=True)]
+        return task_figures(self._tasks, totals)
 
     @property
     def window_full(self) -> bool:
         """Whether ``window`` spans ``window_steps`` steps already."""
-        return sum(steps for steps, _ in self._window) >= self.window_steps
+        return sum(interval.steps for interval in self._window) >= self.window_steps
 
     def state(self) -> list[list[float]]:
         """The window as plain data, for a checkpoint; ``load`` takes it back."""
-        return [[steps, *astuple(sums)] for steps, sums in self._window]
+        return [interval.to_list() for interval in self._window]
 
     def load(self, state: list[list[float]]) -> None:
         """Go on with the window of an earlier session."""
-        self._window = deque((int(steps), Sums(*figures)) for steps, *figures in state)
+        self._window = deque(_Interval.of(figures, len(self._tasks)) for figures in state)
 
     def close(self, waited: float) -> tuple[Sums, float, float]:
         """End the interval: (its sums over all ranks, its seconds, the share spent waiting for data on this rank).
 
         ``waited``: seconds waited for data since the start of training.
         """
-        steps, sums = self.steps, _sums(self._outputs)
+        sums, tasks = self._sums()
+        interval = _Interval(self.steps, sums, tasks)
         self._outputs = []
-        self._window.append((steps, sums))
-        while sum(count for count, _ in self._window) - self._window[0][0] >= self.window_steps:
+        self._window.append(interval)
+        while sum(each.steps for each in self._window) - self._window[0].steps >= self.window_steps:
             self._window.popleft()
         now = time.perf_counter()
         seconds, share = now - self._began, (waited - self._waited) / max(now - self._began, 1e-9)
         self._began, self._waited = now, waited
-        return sums, seconds, share
+        return interval.sums, seconds, share
+
+    def _sums(self) -> tuple[Sums, tuple[TaskSums, ...]]:
+        logits, labels, weights = (torch.cat(parts) for parts in zip(*self._outputs, strict=True))
+        if not self._tasks and not self._weighted:
+            return Sums(*add_up(_figures(logits, labels, weights)).tolist()), ()
+        real = weights > 0
+        logits, labels, weights = logits[real], labels[real], weights[real]
+        own = weights if self._weighted else torch.ones_like(weights)
+        first, clicked = (logits[:, 0], labels[:, 0]) if self._tasks else (logits, labels)
+        figures = main_sums(first, clicked, own)
+        main = len(figures)
+        if self._tasks:
+            figures[5] = (~torch.isfinite(logits)).any(1).sum()
+            figures += task_sums(self._tasks, logits, labels, own)
+        totals = add_up(torch.stack([figure.double() for figure in figures])).tolist()
+        kept = main if self._weighted else main - 1
+        tasks = zip(*[iter(totals[main:])] * len(TaskSums._fields), strict=True)
+        return Sums(*totals[:kept]), tuple(TaskSums(*each) for each in tasks)
 
     def leave_out(self) -> None:
         """Leave the time since ``close`` out of the next interval."""
         self._began = time.perf_counter()
 
 
-def _sums(outputs: list[Output]) -> Sums:
-    logits, labels, weights = (torch.cat(parts) for parts in zip(*outputs, strict=True))
+@dataclass(frozen=True)
+class _Interval:
+    """The sums of the ``steps`` of an interval, and of its further tasks."""
+
+    steps: int
+    sums: Sums
+    tasks: tuple[TaskSums, ...] = ()
+
+    def to_list(self) -> list[float]:
+        """As plain numbers; without the number of rows where they have no weights."""
+        sums = astuple(self.sums)
+        own = sums if self.sums.unweighted else sums[:-1]
+        return [self.steps, *own, *(figure for each in self.tasks for figure in each)]
+
+    @staticmethod
+    def of(figures: list[float], tasks: int) -> _Interval:
+        """What ``to_list`` gave, with that many further tasks."""
+        own = len(figures) - len(TaskSums._fields) * tasks
+        each = zip(*[iter(figures[own:])] * len(TaskSums._fields), strict=True)
+        return _Interval(int(figures[0]), Sums(*figures[1:own]), tuple(TaskSums(*sums) for sums in each))
+
+
+def _figures(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     real = weights > 0
     logits, labels = logits[real], labels[real]
     losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
@@ -117,4 +182,4 @@ def _sums(outputs: list[Output]) -> Sums:
         real.sum(), labels.sum(dtype=torch.float64), losses.sum(dtype=torch.float64), logits.sum(dtype=torch.float64),
         logits.double().square().sum(), (~torch.isfinite(logits)).sum(),
     ]  # fmt: skip
-    return Sums(*add_up(torch.stack([figure.double() for figure in figures])).tolist())
+    return torch.stack([figure.double() for figure in figures])

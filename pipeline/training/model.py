@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,8 +23,9 @@ from pipeline.embeddings.widths import Projections, projections
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm, Ranker, batch_norms
+from pipeline.models.layers.tasks import MultiTaskRanker
 from pipeline.records import DatasetSchema, Plan, Towers
-from pipeline.specs import ModelInputs
+from pipeline.specs import ModelInputs, task_inputs
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
@@ -32,6 +34,7 @@ from pipeline.training.faults import Fault, FaultFinder
 from pipeline.training.linear import use_cpu_kernels
 from pipeline.training.regularise import largest_of_ranks, synchronise
 from pipeline.training.settings import ModelSettings
+from pipeline.training.tasks import TaskLoss, join_labels
 
 TABLES = "collection"
 TOWERS = "towers"
@@ -41,8 +44,9 @@ Output = tuple[Tensor, Tensor, Tensor]
 class ClickModel(nn.Module):
     """forward(batch) -> (loss, (logits [b], labels [b], weights [b])); the tables are at path ``TABLES``.
 
-    The tables take their ids straight from the batch, so that TorchRec's pipeline can fetch them ahead. The dense part
-    is at path ``head``, by which checkpoints name its parameters.
+    With further tasks, logits and labels are [b, T], the main task's first. The tables take their ids straight from the
+    batch, so that TorchRec's pipeline can fetch them ahead. The dense part is at path ``head``, by which checkpoints
+    name its parameters.
     """
 
     def __init__(self, collection: EmbeddingBagCollection, head: DensePart) -> None:
@@ -52,7 +56,7 @@ class ClickModel(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Output]:
         """The rank's loss as ``Batch`` defines it, and what metrics need."""
-        return self.head(self.collection(batch.sparse), batch.dense, batch.labels, batch.weights)
+        return self.head(self.collection(batch.sparse), batch.dense, batch.labels, batch.weights, batch.extra)
 
 
 class TowerClickModel(nn.Module):
@@ -65,7 +69,7 @@ class TowerClickModel(nn.Module):
 
     def forward(self, batch: Batch, received: KeyedJaggedTensor | None = None) -> tuple[Tensor, Output]:
         """As ``ClickModel``; ``received``: its ids from ``TowerEmbeddings.send``, where that was called ahead."""
-        return self.head(self.towers(batch.sparse, received), batch.dense, batch.labels, batch.weights)
+        return self.head(self.towers(batch.sparse, received), batch.dense, batch.labels, batch.weights, batch.extra)
 
 
 class Pooled(nn.Module):
@@ -105,6 +109,8 @@ class DensePart(nn.Module):
         train = train or TrainConfig()
         self.ranking = ranking
         self.smoothing, self.penalty = train.label_smoothing, train.embedding_l2
+        self.tasks, self.row_weights = len(schema.tasks), schema.row_weights
+        self.task_loss = TaskLoss.of(schema, train)
         self._batch_norms = batch_norms(ranking)
         self.normalise, self.project = normalise, project
         self.tables = [column.name for column in schema.sparse]
@@ -116,9 +122,17 @@ class DensePart(nn.Module):
         self.inputs: ModelInputs | None = None  # what the ranking model was built for
 
     def forward(
-        self, pooled: KeyedTensor | Tensor, dense: Tensor, labels: Tensor, weights: Tensor
+        self,
+        pooled: KeyedTensor | Tensor,
+        dense: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        extra: Tensor | None = None,
     ) -> tuple[Tensor, Output]:
-        """Loss sum(weights * log loss), logits float32; of ``pooled`` embeddings, or of vectors [b, V, D] in order."""
+        """Loss sum(weights * log loss), logits float32; of ``pooled`` embeddings, or of vectors [b, V, D] in order.
+
+        ``extra``: see ``Batch``. The weights that come out are the rows' own, where the dataset has some.
+        """
         embeddings = self.pooled(pooled)
         if self.penalty and not isinstance(pooled, Tensor):  # towers penalise what their tables give
             embeddings = penalised(embeddings, self.penalty * weights)
@@ -129,11 +143,24 @@ class DensePart(nn.Module):
         for norm in self._batch_norms:
             norm.rows = (weights > 0)[:, None]
         logits = self._rank(dense, embeddings)
-        targets = labels if not self.smoothing else labels.lerp(torch.full_like(labels, 0.5), self.smoothing)
-        loss = functional.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum")
+        if self.tasks and extra is not None:
+            labels = join_labels(labels, extra, self.tasks)
+            loss = self.task_loss(logits, labels, weights)
+        else:
+            targets = labels if not self.smoothing else labels.lerp(torch.full_like(labels, 0.5), self.smoothing)
+            loss = functional.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum")
+        if self.row_weights and extra is not None:
+            weights = extra[:, -1] * (weights > 0)
         self._embeddings = embeddings.detach()
         self.faults.look(dense.detach(), self._embeddings, loss.detach())
         return loss, (logits.detach(), labels, weights)
+
+    def start_at(self, logits: Sequence[float]) -> None:
+        """Have an untrained model's logits near ``logits``, those of the main task and of the further ones."""
+        if isinstance(self.ranking, MultiTaskRanker):
+            self.ranking.start_all(logits)
+        else:
+            self.ranking.start_at(logits[0])
 
     def _rank(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         with torch.autocast(dense.device.type, self.dtype, enabled=self.dtype is not None):
@@ -217,7 +244,8 @@ def _dense_part(
     names: list[str] | None = None, project: Projections | None = None, *, trained: bool,
 ) -> DensePart:  # fmt: skip
     """The dense part for the embedding ``vectors`` of width ``dim``."""
-    inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=settings.seed)
+    tasks = task_inputs(schema.tasks)
+    inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=settings.seed, tasks=tasks)
     ranking = build_model(settings.model, inputs).to(device)
     synchronise(ranking)
     if trained and settings.train.compile:

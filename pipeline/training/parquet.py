@@ -17,14 +17,17 @@ from pipeline.errors import ArtifactError, GuardError
 from pipeline.records import (
     LABEL,
     RAW,
+    ROW_WEIGHT,
     TRUE_PROBABILITY,
     UNSEEN,
     DatasetSchema,
     raw_column,
     read,
+    task_column,
     unseen_column,
     weight_column,
 )
+from pipeline.specs import LABEL_KINDS
 from pipeline.store import Artifact, Store
 
 SCHEMA_FILE, PROFILE_FILE = "schema.json", "profile.json"
@@ -59,12 +62,16 @@ class Ragged:
 
 @dataclass
 class Columns:
-    """Decoded rows, feature-major: labels [N], dense [n, N], single-valued ids [s, N] int32, ragged by feature name."""
+    """Decoded rows, feature-major: labels [N], dense [n, N], single-valued ids [s, N] int32, ragged by feature name.
+
+    ``extra`` [k, N] float32: labels of further tasks, NaN where missing, then row weights if the dataset has them.
+    """
 
     labels: np.ndarray
     dense: np.ndarray
     single: np.ndarray
     ragged: dict[str, Ragged]
+    extra: np.ndarray
 
 
 def take_each(columns: Columns, picks: list[np.ndarray]) -> list[Columns]:
@@ -73,15 +80,16 @@ def take_each(columns: Columns, picks: list[np.ndarray]) -> list[Columns]:
     Column after column, so that each stays in the cache while it is read at random.
     """
     sizes = [len(rows) for rows in picks]
-    floats = _blocks(np.float32, 1 + len(columns.dense), sizes)
+    more = 1 + len(columns.extra)
+    floats = _blocks(np.float32, more + len(columns.dense), sizes)
     ids = _blocks(np.int32, len(columns.single), sizes)
-    for source, targets in (([columns.labels, *columns.dense], floats), (columns.single, ids)):
+    for source, targets in (([columns.labels, *columns.extra, *columns.dense], floats), (columns.single, ids)):
         for number, column in enumerate(source):
             for rows, target in zip(picks, targets, strict=True):
                 # mode="clip" spares NumPy a buffered copy; the indices are always in range.
                 np.take(column, rows, out=target[number], mode="clip")
     ragged = [{name: column.take(rows) for name, column in columns.ragged.items()} for rows in picks]
-    return [Columns(f[0], f[1:], i, r) for f, i, r in zip(floats, ids, ragged, strict=True)]
+    return [Columns(f[0], f[more:], i, r, f[1:more]) for f, i, r in zip(floats, ids, ragged, strict=True)]
 
 
 def _blocks(kind: type, columns: int, sizes: list[int]) -> list[np.ndarray]:
@@ -98,6 +106,7 @@ def join(parts: list[Columns]) -> Columns:
         np.concatenate([part.dense for part in parts], axis=1),
         np.concatenate([part.single for part in parts], axis=1),
         {name: join_ragged([part.ragged[name] for part in parts]) for name in parts[0].ragged},
+        np.concatenate([part.extra for part in parts], axis=1),
     )
 
 
@@ -126,6 +135,8 @@ class SplitReader:
         self.rows = sum(group.rows for group in self.groups)
         self.single = [column.name for column in self.schema.sparse if not column.multi]
         self.multi = [column for column in self.schema.sparse if column.multi]
+        self.extra = [task_column(task.name) for task in self.schema.tasks]
+        self.extra += [ROW_WEIGHT] if self.schema.row_weights else []
         self.groups_read = 0
         self._table_rows = {column.name: column.rows for column in self.schema.sparse}
         self._footers: dict[str, Any] = {}
@@ -138,15 +149,18 @@ class SplitReader:
             dense=np.empty((len(self.schema.dense), rows), np.float32),
             single=np.empty((len(self.single), rows), np.int32),
             ragged={},
+            extra=np.empty((len(self.extra), rows), np.float32),
         )
 
     def read(self, group: Group, into: Columns, at: int) -> dict[str, Ragged]:
         """Decode ``group`` into rows [at, at + group.rows) of ``into``; returns its multi-valued columns."""
         names = [LABEL, *self.schema.dense, *(column.name for column in self.schema.sparse)]
-        names += [weight_column(column.name) for column in self.multi if column.weighted]
+        names += [weight_column(column.name) for column in self.multi if column.weighted] + self.extra
         table = self._table(group, names)
         end = at + group.rows
         into.labels[at:end] = _flat(table, LABEL)
+        for row, name in enumerate(self.extra):
+            into.extra[row, at:end] = _flat(table, name)
         for row, name in enumerate(self.schema.dense):
             into.dense[row, at:end] = _flat(table, name)
         for row, name in enumerate(self.single):
@@ -159,6 +173,26 @@ class SplitReader:
         """A whole float column of the split in row order, for example its labels; float32 [rows]."""
         parts = [_flat(self._table(group, [name]), name) for group in self.groups]
         return np.concatenate(parts).astype(np.float32) if parts else np.empty(0, np.float32)
+
+    def labels(self) -> dict[str, np.ndarray]:
+        """The labels of all rows by further task, float32 [rows], NaN where missing."""
+        return {task.name: self.column(task_column(task.name)) for task in self.schema.tasks}
+
+    def row_weights(self) -> np.ndarray | None:
+        """The weights of all rows; None where the dataset has none."""
+        return self.column(ROW_WEIGHT) if self.schema.row_weights else None
+
+    def task_starts(self) -> list[float]:
+        """The logit of each further task's mean label in the dataset's profile."""
+        if PROFILE_FILE not in self.dataset.files:
+            return [0.0] * len(self.schema.tasks)
+        known = self.store.read_json(f"{self.dataset.path}/{PROFILE_FILE}").get("tasks") or {}
+        starts = []
+        for task in self.schema.tasks:
+            profile = known.get(task.name)
+            rows = round(self.rows * (1 - profile["missing_share"])) if profile else 0
+            starts.append(LABEL_KINDS.get(task.kind).start(profile["mean"], rows) if profile else 0.0)
+        return starts
 
     def base_rate(self) -> float | None:
         """The share of clicks among the split's rows in the dataset's profile; None without one."""

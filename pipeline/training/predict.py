@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,11 +22,17 @@ from pipeline.training.ssd import ssd_store
 
 @dataclass(frozen=True)
 class Predictions:
-    """Labels, logits and (where known) true click probabilities of all test rows, float32 [rows], in row order."""
+    """Labels, logits and (where known) true click probabilities of all test rows, float32 [rows], in row order.
+
+    With further ``tasks``, logits are [rows, T], the main task's first; their labels by name, NaN where missing.
+    ``weights``: of the rows, None where the dataset has none.
+    """
 
     labels: np.ndarray
     logits: np.ndarray
     true_probability: np.ndarray | None
+    tasks: dict[str, np.ndarray] = field(default_factory=dict)
+    weights: np.ndarray | None = None
 
 
 def predict(
@@ -59,27 +65,32 @@ def predict(
                 logits = score(sharded.model, reader, device)
         if logits is None:
             return None
-        return Predictions(split.column(LABEL), logits, split.true_probability())
+        return Predictions(split.column(LABEL), logits, split.true_probability(), split.labels(), split.row_weights())
 
 
 def score(model: torch.nn.Module, reader: BatchReader, device: torch.device) -> np.ndarray | None:
     """Logits of all rows of the ``reader``'s split, which is not shuffled, in row order: on rank 0, None elsewhere.
 
-    Collective; float32 [rows].
+    Collective; float32 [rows], or [rows, T] of several tasks.
     """
     gathered = _gather(_run(model, reader, device))
     return None if gathered is None else _in_row_order(gathered, reader.order, reader.split.rows)
 
 
+def main_logits(logits: np.ndarray) -> np.ndarray:
+    """Those of the main task [rows], of ``logits`` of one or of several tasks."""
+    return logits if logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
+
+
 @torch.no_grad()
 def _run(model: torch.nn.Module, reader: BatchReader, device: torch.device) -> torch.Tensor:
-    """This rank's logits, one row per global batch: [batches, b]."""
+    """This rank's logits, one row per global batch: [batches, b], or [batches, b, T]."""
     model.eval()
     return torch.stack([model(batch.to(device, non_blocking=True))[1][0].float() for batch in reader])
 
 
 def _gather(logits: torch.Tensor) -> torch.Tensor | None:
-    """The logits of all ranks on rank 0: [batches, W, b]."""
+    """The logits of all ranks on rank 0: [batches, W, b], or [batches, W, b, T]."""
     parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
     dist.gather(logits, parts)
     return torch.stack(parts, dim=1) if parts else None
@@ -88,5 +99,5 @@ def _gather(logits: torch.Tensor) -> torch.Tensor | None:
 def _in_row_order(logits: torch.Tensor, order: Order, rows: int) -> np.ndarray:
     """Drop the padding: keep ``global_batch`` places of each batch, and of the last the rest of ``rows``."""
     # The ranks' slices follow each other, so all padding is behind the batch's last row.
-    flat = logits.flatten(1)[:, : order.global_batch].flatten()
+    flat = logits.flatten(1, 2)[:, : order.global_batch].flatten(0, 1)
     return flat[:rows].cpu().numpy()

@@ -23,7 +23,7 @@ from pipeline.records import LABEL, VALIDATION
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.parquet import SplitReader
-from pipeline.training.predict import score
+from pipeline.training.predict import main_logits, score
 from pipeline.training.stopping import Look, Stopping, Verdict, is_due, looks_after
 from pipeline.training.trainer import Trainer
 
@@ -64,6 +64,7 @@ class Validation:
         self._order = replace(order, shuffle=False)
         self._per_epoch = per_epoch
         self._labels = split.column(LABEL) if dist.get_rank() == 0 else np.empty(0, np.float32)
+        self._weights = split.row_weights() if dist.get_rank() == 0 else None
         self.stopping = saver.stopping = Stopping(config.validate)
         epochs = config.validate.cycle_epochs
         trainer.optimizers.cycle = None if epochs is None else epochs * per_epoch
@@ -129,7 +130,7 @@ class Validation:
         ):
             logits = score(model, reader, device)
         finite = logits is not None and bool(np.isfinite(logits).all())
-        figures = exchange(evaluate(self._labels, logits) if logits is not None and finite else None)[0]
+        figures = exchange(self._figures(logits) if logits is not None and finite else None)[0]
         if figures is None:
             raise GuardError(
                 f"scores of validation rows are not finite after step {step:,}",
@@ -137,6 +138,10 @@ class Validation:
             )
         self.seconds += time.perf_counter() - began
         return Look(step, figures["ne"], figures["auc"], figures["logloss"], train_ne)
+
+    def _figures(self, logits: np.ndarray) -> dict[str, float]:
+        """Those of the main task, which is the one that is monitored."""
+        return evaluate(self._labels, main_logits(logits), weights=self._weights)
 
     def record(self) -> dict[str, Any]:
         """What the record of an interval that ends with a look has about it."""

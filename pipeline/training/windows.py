@@ -69,4 +69,5 @@ class _Decoding:
         """The first ``rows`` rows, decoded; waits for them."""
         parts = [part.result() for part in self._parts]
         ragged = {name: join_ragged([part[name] for part in parts]) for name in (parts[0] if parts else ())}
-        return Columns(self.into.labels[:rows], self.into.dense[:, :rows], self.into.single[:, :rows], ragged)
+        into = self.into
+        return Columns(into.labels[:rows], into.dense[:, :rows], into.single[:, :rows], ragged, into.extra[:, :rows])

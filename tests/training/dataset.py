@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.records import DatasetSchema, SparseColumn
+from pipeline.records import DatasetSchema, SparseColumn, TaskColumn, task_column
 from pipeline.store import Artifact, Store
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -25,11 +25,14 @@ def write_dataset(
     seed: int = 0,
     spoil=None,
     profile: bool = False,
+    tasks: tuple[TaskColumn, ...] = (),
+    row_weights: bool = False,
 ) -> tuple[Store, Artifact]:
     """A committed dataset under ``root``: a planted logistic truth, dense column ``d0`` numbers the rows.
 
     ``spoil(split, columns)`` may change the columns (a dict of arrays) before they are written. ``profile``: with the
-    label rates, as ingestion writes them. ``validation``: rows of that split; 0: the dataset has none.
+    label rates, as ingestion writes them. ``tasks``: labels that depend on the same ids, a fifth of them missing.
+    ``validation``: rows of that split; 0: the dataset has none.
     """
     store, rng, rates = Store(str(root)), np.random.default_rng(seed), {}
     effects = {c.name: rng.normal(0, 1.0, c.rows) for c in sparse}
@@ -40,10 +43,15 @@ def write_dataset(
         files={split: [] for split in rows},
         groups={split: [] for split in rows},
         true_probability=True,
+        tasks=tasks,
+        row_weights=row_weights,
     )
     with store.draft(f"datasets/t/{KEY}", kind="dataset", key=KEY, config={}, inputs={}) as draft:
         for split, rows in schema.rows.items():
             columns = _columns(split, rows, dense, sparse, effects, rng)
+            columns |= _labels(columns, tasks, np.random.default_rng([seed, rows]))
+            if row_weights:
+                columns["row_weight"] = np.random.default_rng([seed, 1, rows]).integers(0, 4, rows).astype(np.float32)
             if spoil:
                 spoil(split, columns)
             rates[split] = float(columns["label"].mean()) if rows else None
@@ -62,6 +70,19 @@ def write_dataset(
             draft.write_json("profile.json", {"rows": schema.rows, "label_rate": rates, "dense": {}, "sparse": {}})
         artifact = draft.commit({"rows": train + test})
     return store, artifact
+
+
+def _labels(columns, tasks, rng):
+    """Further labels: positive with the label's odds, of that many events, or a number near that."""
+    made, rate = {}, columns["true_probability"]
+    for task in tasks:
+        values = {"binary": rng.random(len(rate)) < rate, "count": rng.poisson(2 * rate), "value": rng.normal(rate)}
+        each = values[task.kind].astype(np.float32)
+        each[rng.random(len(rate)) < 0.2] = np.nan
+        if task.given:
+            each = np.where(columns["label"] == 0, np.float32(0), each)
+        made[task_column(task.name)] = each
+    return made
 
 
 def _columns(split, rows, dense, sparse, effects, rng):

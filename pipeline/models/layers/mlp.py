@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pipeline.errors import ConfigError
 from pipeline.models.layers.norms import CENTRED, normalised
 
 if TYPE_CHECKING:
@@ -25,11 +26,35 @@ class Ranker(nn.Module, ABC):
     def start_at(self, logit: float) -> None:
         """Set the last bias, so that an untrained model's logits are near ``logit``."""
 
+    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """What the last layer takes: [B, w], from which the layers of several tasks go on."""
+        raise ConfigError(
+            f"model {type(self).__name__} has no hidden layer for several tasks (methods hidden and cut)",
+            hint="model=dlrm, or data.tasks={}",
+        )
+
+    def cut(self) -> int:
+        """Drop the layers behind ``hidden``, and return its width; ``forward`` cannot be called any more."""
+        raise ConfigError(
+            f"model {type(self).__name__} has no hidden layer for several tasks (methods hidden and cut)",
+            hint="model=dlrm, or data.tasks={}",
+        )
+
 
 class HeadedRanker(Ranker):
-    """A ranker whose last layer is ``head``."""
+    """A ranker whose last layer is ``head``, on what ``hidden`` gives."""
 
     head: Logit
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(dense, embeddings))
+        return logits
+
+    def cut(self) -> int:
+        """See ``Ranker.cut``."""
+        width = self.head.in_features
+        del self.head
+        return width
 
     def start_at(self, logit: float) -> None:
         """See ``Ranker.start_at``."""

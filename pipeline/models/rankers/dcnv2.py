@@ -28,9 +28,9 @@ class DcnV2(HeadedRanker):
         self.top, width = top_mlp(inputs.width, config)
         self.head = Logit(width + inputs.width * self.parallel)
 
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.hidden``."""
         first = side_by_side(dense, embeddings)
         crossed = self.cross(first)
-        hidden = torch.cat([crossed, self.top(first)], dim=1) if self.parallel else self.top(crossed)
-        logits: Tensor = self.head(hidden)
-        return logits
+        hidden: Tensor = torch.cat([crossed, self.top(first)], dim=1) if self.parallel else self.top(crossed)
+        return hidden

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers import HeadedRanker, Logit, Vectors, pair_products, top_mlp, with_own_weights
@@ -34,3 +35,15 @@ class DeepFm(HeadedRanker):
         logits: Tensor = self.head(self.top(vectors.flatten(1)))
         logits = logits + pair_products(vectors.to(logits.dtype)) + weights.squeeze(1)
         return logits if self.first is None else logits + self.first(dense).squeeze(1)
+
+    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """The MLP's last layer, and what ``forward`` adds to the logit: of the pairs, and of the first order."""
+        weights, latent = with_own_weights(embeddings)
+        vectors = self.vectors(dense, latent)
+        deep = self.top(vectors.flatten(1))
+        first = weights if self.first is None else weights + self.first(dense)
+        return torch.cat([deep, pair_products(vectors)[:, None].to(deep.dtype), first.to(deep.dtype)], dim=1)
+
+    def cut(self) -> int:
+        """See ``Ranker.cut``."""
+        return super().cut() + 2

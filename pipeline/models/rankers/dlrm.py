@@ -28,10 +28,11 @@ class Dlrm(HeadedRanker):
         self.top, width = top_mlp(self.interaction.width, config)
         self.head = Logit(width)
 
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.hidden``."""
         if self.bottom is not None:
             interacted = self.interaction(embeddings, self.bottom(dense))
         else:
             interacted = self.interaction(embeddings.to(compute_dtype(embeddings)))
-        logits: Tensor = self.head(self.top(interacted))
-        return logits
+        hidden: Tensor = self.top(interacted)
+        return hidden

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError
@@ -29,13 +30,26 @@ class FinalMlp(Ranker):
         second = [inputs.width, *config.second_mlp]
         self.second = mlp(second, last_activation=True, norm=config.norm, dropout=config.dropout)
         self.fusion = BilinearLogit(first, second[-1], config.heads)
+        self.width = first + second[-1]
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        logits: Tensor = self.fusion(*self._streams(dense, embeddings))
+        return logits
+
+    def _streams(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         inputs = side_by_side(dense, embeddings)
         one, other = (embeddings[:, places].flatten(1) for places in self.contexts)
         first = self.first(self.first_gate(inputs, one))
-        logits: Tensor = self.fusion(first, self.second(self.second_gate(inputs, other)))
-        return logits
+        return first, self.second(self.second_gate(inputs, other))
+
+    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """Both streams side by side; several tasks have no bilinear fusion."""
+        return torch.cat(self._streams(dense, embeddings), dim=1)
+
+    def cut(self) -> int:
+        """See ``Ranker.cut``."""
+        del self.fusion
+        return self.width
 
     def start_at(self, logit: float) -> None:
         """See ``Ranker.start_at``."""

@@ -32,7 +32,8 @@ class MaskNet(HeadedRanker):
         self.top, last = top_mlp(width * (config.blocks if self.parallel else 1), config)
         self.head = Logit(last)
 
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.hidden``."""
         vectors = self.vectors(dense, embeddings)
         whole, value = vectors.flatten(1), self.norm(vectors).flatten(1)
         if self.parallel:
@@ -40,5 +41,5 @@ class MaskNet(HeadedRanker):
         else:
             for block in self.blocks:
                 value = block(value, whole)
-        logits: Tensor = self.head(self.top(value))
-        return logits
+        hidden: Tensor = self.top(value)
+        return hidden

@@ -21,6 +21,7 @@ class MlpRanker(HeadedRanker):
         self.top, width = top_mlp(inputs.width, config)
         self.head = Logit(width)
 
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.top(side_by_side(dense, embeddings)))
-        return logits
+    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.hidden``."""
+        hidden: Tensor = self.top(side_by_side(dense, embeddings))
+        return hidden

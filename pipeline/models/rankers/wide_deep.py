@@ -55,9 +55,22 @@ class WideDeep(HeadedRanker):
         self.head = Logit(width if config.wide == 1 else width + config.wide)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        weights, rest = with_own_weights(embeddings, self.count)
-        wide, deep = self.wide(dense, weights), self.top(side_by_side(dense, rest))
+        deep, wide = self._parts(dense, embeddings)
         if self.count > 1:
             logits: Tensor = self.head(torch.cat([deep, torch.relu(wide)], dim=1))
             return logits
         return self.head(deep) + wide.squeeze(1)
+
+    def _parts(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        weights, rest = with_own_weights(embeddings, self.count)
+        wide = self.wide(dense, weights)
+        return self.top(side_by_side(dense, rest)), wide
+
+    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """The deep part's last layer beside the wide part."""
+        deep, wide = self._parts(dense, embeddings)
+        return torch.cat([deep, (torch.relu(wide) if self.count > 1 else wide).to(deep.dtype)], dim=1)
+
+    def cut(self) -> int:
+        """See ``Ranker.cut``."""
+        return super().cut() + (self.count == 1)

@@ -59,7 +59,8 @@ class Wukong(HeadedRanker):
         self.top, width = top_mlp(counts[-1] * inputs.dim, config)
         self.head = Logit(width)
 
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.hidden``."""
         vectors = self.layers(self.vectors(dense, embeddings))
-        logits: Tensor = self.head(self.top(vectors.flatten(1)))
-        return logits
+        hidden: Tensor = self.top(vectors.flatten(1))
+        return hidden

@@ -1,0 +1,68 @@
+"""Labels of further tasks and weights of rows: from raw columns to typed ones.
+
+Typed columns: ``task:<name>`` (Float32, null where the row has no label of the task) and ``ROW_WEIGHT`` (Float32).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.values import number_of
+from pipeline.records import LABEL, ROW_WEIGHT, task_column
+from pipeline.specs import MAIN_TASK, TaskSpec
+
+
+def typed(name: str) -> str:
+    """Name of the typed column of task ``name``."""
+    return f"task:{name}"
+
+
+def task_columns(
+    raw: pl.DataFrame, texts: dict[str, pl.Series], clicked: pl.Series, spec: DataSpec, rejected: Rejected
+) -> list[pl.Series]:
+    """The typed columns of all further tasks, and of the weights if there are some. ``clicked``: the main label."""
+    made = {MAIN_TASK: clicked}
+    for task in spec.tasks:
+        values = task.kind.read(raw[task.column], texts.get(task.column), task, spec, rejected)
+        made[task.name] = values if task.given is None else _given(values, made[task.given], task, rejected)
+    columns = [made[task.name].alias(typed(task.name)) for task in spec.tasks]
+    return columns if spec.row_weight is None else [*columns, _weights(raw, texts, spec.row_weight, spec, rejected)]
+
+
+def _given(values: pl.Series, given: pl.Series, task: TaskSpec, rejected: Rejected) -> pl.Series:
+    """The labels of a task that cannot happen where ``given`` is 0: there they are 0, in the whole log (ESMM, 2018)."""
+    never = (given == 0).fill_null(False)
+    impossible = (never & (values == 1)).fill_null(False)
+    rejected.add(
+        impossible.to_numpy(), f"{task.column} without {task.given}",
+        lambda _: f"{task.column} is {task.positive!r}, but the row has no {task.given} (data.tasks.{task.name}.given)",
+        task.column,
+    )  # fmt: skip
+    return values.zip_with(~never, pl.Series([0.0], dtype=pl.Float32).new_from_index(0, len(values)))
+
+
+def _weights(
+    raw: pl.DataFrame, texts: dict[str, pl.Series], column: str, spec: DataSpec, rejected: Rejected
+) -> pl.Series:
+    weights = number_of(raw[column], texts.get(column), column, spec, rejected)
+    wrong = (weights.is_null() | (weights < 0)).to_numpy()
+    rejected.add(
+        wrong, f"{column} is no weight", lambda i: f"{column} is {weights[i]}, expected a number from 0 on", column
+    )
+    return weights.cast(pl.Float32).alias(ROW_WEIGHT)
+
+
+def stored_columns(frame: pl.DataFrame, spec: DataSpec) -> list[pl.Series]:
+    """The columns of a dataset's files for typed rows ``frame``: a missing label is NaN."""
+    columns = [frame[typed(task.name)].fill_null(np.nan).alias(task_column(task.name)) for task in spec.tasks]
+    return columns if spec.row_weight is None else [*columns, frame[ROW_WEIGHT]]
+
+
+def labels_of(frame: pl.DataFrame, spec: DataSpec) -> dict[str, np.ndarray]:
+    """The labels of transformed rows ``frame`` by task, NaN where missing; the main task comes first."""
+    return {MAIN_TASK: frame[LABEL].to_numpy()} | {
+        task.name: frame[task_column(task.name)].to_numpy() for task in spec.tasks
+    }

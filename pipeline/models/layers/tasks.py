@@ -1,0 +1,176 @@
+"""Layers of several tasks behind the last hidden layer of a ranker: experts, gates, and a logit for each task.
+
+Everything a task's loss needs is a logit [B] for it; column 0 is the main task's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.models.layers.mlp import Logit, Ranker, mlp
+from pipeline.specs.task_architecture import TaskInput
+
+
+class TaskHeads(nn.Module):
+    """forward(hidden [B, width]) -> logits [B, T] in float32: ``mix`` gives each task its input, its own MLP follows.
+
+    ``mix``: hidden -> T tensors [B, w]; None: all tasks take ``hidden``.
+    """
+
+    def __init__(self, width: int, tasks: int, task_mlp: Sequence[int], mix: nn.Module | None = None) -> None:
+        super().__init__()
+        self.count, self.mix = tasks, mix
+        widths = [width, *task_mlp]
+        self.towers = nn.ModuleList(mlp(widths, last_activation=True) for _ in range(tasks))
+        self.heads = nn.ModuleList(Logit(widths[-1]) for _ in range(tasks))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        inputs = [hidden] * self.count if self.mix is None else self.mix(hidden)
+        parts = zip(self.heads, self.towers, inputs, strict=True)
+        return self.joined([head(tower(each)) for head, tower, each in parts])
+
+    def joined(self, logits: list[Tensor]) -> Tensor:
+        """The tasks' logits [B] as [B, T]."""
+        return torch.stack(logits, dim=1)
+
+    def start_at(self, logits: Sequence[float]) -> None:
+        """Set the last biases, so that an untrained model's logits are near ``logits``."""
+        for head, logit in zip(self.heads, logits, strict=True):
+            assert isinstance(head, Logit)
+            head.start_at(logit)
+
+
+class ChainedHeads(TaskHeads):
+    """``TaskHeads`` in which a task's own logit is that of its happening *given* another one (ESMM, section 2.3).
+
+    P(both) = P(given) * P(own | given): with a, b the logits of these two, 1 / P - 1 = e^-a + e^-b + e^-(a + b), so the
+    logit of P is -logsumexp(-a, -b, -a - b), exact for probabilities near 0 and 1.
+    """
+
+    def __init__(self, width: int, tasks: Sequence[TaskInput], task_mlp: Sequence[int]) -> None:
+        super().__init__(width, len(tasks), task_mlp)
+        names = [task.name for task in tasks]
+        self.given = [None if task.given is None else names.index(task.given) for task in tasks]
+
+    def joined(self, logits: list[Tensor]) -> Tensor:
+        """See ``TaskHeads.joined``."""
+        whole: list[Tensor] = []
+        for own, given in zip(logits, self.given, strict=True):
+            whole.append(own if given is None else _both(whole[given], own))
+        return torch.stack(whole, dim=1)
+
+    def start_at(self, logits: Sequence[float]) -> None:
+        """See ``TaskHeads.start_at``."""
+        rates = torch.tensor(list(logits), dtype=torch.float64).sigmoid()
+        own = []
+        for place, given in enumerate(self.given):
+            rate = rates[place] if given is None else (rates[place] / rates[given]).clamp(1e-6, 1 - 1e-6)
+            own.append(float(torch.logit(rate)))
+        super().start_at(own)
+
+
+def _both(given: Tensor, own: Tensor) -> Tensor:
+    return -torch.logsumexp(torch.stack([-given, -own, -given - own]), dim=0)
+
+
+class GatedMixture(nn.Module):
+    """forward(context [B, c], experts [B, n, w]) -> [B, w]: their mean by a softmax gate on ``context``."""
+
+    def __init__(self, context: int, experts: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(context, experts, bias=False)
+
+    def forward(self, context: Tensor, experts: Tensor) -> Tensor:
+        shares = torch.softmax(self.gate(context), dim=1).to(experts.dtype)
+        return torch.bmm(shares[:, None], experts).squeeze(1)
+
+
+class MixtureOfExperts(nn.Module):
+    """forward(hidden [B, width]) -> T tensors [B, w]: means of shared experts, by a gate of each task (MMoE, 4.2)."""
+
+    def __init__(self, width: int, tasks: int, experts: int, expert_mlp: Sequence[int]) -> None:
+        super().__init__()
+        widths = [width, *expert_mlp]
+        self.experts = nn.ModuleList(mlp(widths, last_activation=True) for _ in range(experts))
+        self.gates = nn.ModuleList(GatedMixture(width, experts) for _ in range(tasks))
+        self.width = widths[-1]
+
+    def forward(self, hidden: Tensor) -> list[Tensor]:
+        experts = torch.stack([expert(hidden) for expert in self.experts], dim=1)
+        return [gate(hidden, experts) for gate in self.gates]
+
+
+class ExtractionLevel(nn.Module):
+    """One level of PLE: forward(inputs, T + 1 tensors [B, width]) -> T + 1 tensors [B, w]; the last are shared ones.
+
+    A task's gate mixes its own experts and the shared ones; the shared gate mixes all experts (figure 5). ``last``: no
+    shared output, which nothing would take.
+    """
+
+    def __init__(
+        self, width: int, tasks: int, experts: int, own_experts: int, expert_mlp: Sequence[int], *, last: bool
+    ) -> None:
+        super().__init__()
+        widths = [width, *expert_mlp]
+        counts = [*[own_experts] * tasks, experts]
+        self.experts = nn.ModuleList(
+            nn.ModuleList(mlp(widths, last_activation=True) for _ in range(count)) for count in counts
+        )
+        gates = [own_experts + experts] * tasks + ([] if last else [sum(counts)])
+        self.gates = nn.ModuleList(GatedMixture(width, count) for count in gates)
+        self.width = widths[-1]
+
+    def forward(self, inputs: list[Tensor]) -> list[Tensor]:
+        given = [
+            torch.stack([expert(value) for expert in experts], dim=1)  # type: ignore[attr-defined]
+            for experts, value in zip(self.experts, inputs, strict=True)
+        ]
+        mixed = [torch.cat([own, given[-1]], dim=1) for own in given[:-1]] + [torch.cat(given, dim=1)]
+        return [gate(value, each) for gate, value, each in zip(self.gates, inputs, mixed, strict=False)]
+
+
+class Extraction(nn.Module):
+    """forward(hidden [B, width]) -> T tensors [B, w]: levels of experts, of each task and shared (PLE, section 4.2)."""
+
+    def __init__(
+        self, width: int, tasks: int, levels: int, experts: int, own_experts: int, expert_mlp: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.tasks, made = tasks, []
+        for level in range(levels):
+            last = level == levels - 1
+            made.append(ExtractionLevel(width, tasks, experts, own_experts, expert_mlp, last=last))
+            width = made[-1].width
+        self.levels, self.width = nn.ModuleList(made), width
+
+    def forward(self, hidden: Tensor) -> list[Tensor]:
+        values = [hidden] * (self.tasks + 1)
+        for level in self.levels:
+            values = level(values)
+        return values
+
+
+class MultiTaskRanker(Ranker):
+    """forward(dense [B, n], embeddings [B, V, D]) -> logits [B, T] in float32: ``ranker`` up to its last hidden layer.
+
+    ``start_at`` sets the main task's logit; ``start_all`` those of all tasks.
+    """
+
+    def __init__(self, ranker: Ranker, heads: TaskHeads) -> None:
+        super().__init__()
+        self.ranker, self.heads = ranker, heads
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        logits: Tensor = self.heads(self.ranker.hidden(dense, embeddings))
+        return logits
+
+    def start_at(self, logit: float) -> None:
+        """See ``Ranker.start_at``; the other tasks start at even odds."""
+        self.start_all([logit, *[0.0] * (self.heads.count - 1)])
+
+    def start_all(self, logits: Sequence[float]) -> None:
+        """Set the last biases, so that an untrained model's logits are near ``logits``, the main task's first."""
+        self.heads.start_at(logits)

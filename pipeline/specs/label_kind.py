@@ -1,0 +1,83 @@
+"""The protocol of a label's kind: how its column is read, its loss, its predictions and its figures."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
+    from torch import Tensor
+
+MAIN_TASK = "click"  # the name of the task that ``data.label`` gives
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """A further label: its ``column`` of the log, and the task ``given`` without which it cannot be positive."""
+
+    name: str
+    column: str
+    kind: LabelKind
+    positive: str = "1"
+    negative: str = "0"
+    given: str | None = None
+
+
+class TaskSums(NamedTuple):
+    """Sums over the rows that have a label: weights; weighted labels, losses and squared errors of predictions."""
+
+    weight: float = 0.0
+    label: float = 0.0
+    loss: float = 0.0
+    square: float = 0.0
+
+    def plus(self, other: TaskSums) -> TaskSums:
+        """Added up."""
+        return TaskSums(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class LabelKind(ABC):
+    """A kind of label, one file in ``ingest/labels/``, which imports torch, numpy and polars inside its methods.
+
+    A model gives a number without bounds for each task, its logit; the kind's link makes the prediction of it.
+    ``classes``: whether a label is 0 or 1 and a prediction the probability of 1. ``title``: of ``progress``.
+    """
+
+    name: str
+    doc: str
+    title: str
+    classes = False
+
+    @abstractmethod
+    def read(self, values: pl.Series, text: pl.Series | None, task: TaskSpec, spec: Any, rejected: Any) -> pl.Series:
+        """The labels (Float32, null where missing) of raw ``values``, of which ``text`` are the words.
+
+        ``spec``: the log's ``DataSpec``; ``rejected`` (``ingest.rejects.Rejected``) takes rows that do not parse.
+        """
+
+    @abstractmethod
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each row, differentiable; both [b], the labels without gaps."""
+
+    @abstractmethod
+    def predicted(self, logits: Any) -> Any:
+        """Predictions for logits, a NumPy array: float64."""
+
+    @abstractmethod
+    def prediction(self, logits: Tensor) -> Tensor:
+        """``predicted`` in torch, in the dtype of the logits."""
+
+    @abstractmethod
+    def start(self, mean: float, rows: int) -> float:
+        """The logit of an untrained model: that of the ``mean`` of ``rows`` labels."""
+
+    @abstractmethod
+    def progress(self, sums: TaskSums) -> float | None:
+        """The figure of a progress line; None where it is not defined."""
+
+    @abstractmethod
+    def figures(self, labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float]:
+        """The figures of held-out rows that have a label: ``samples`` and what ``records.TaskFigures`` lists."""
