@@ -17,7 +17,13 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml $(wildcard pipeline/native/*.[ch] pipeline/*/native/*.[ch])
+# git clean removes the compiled libraries, and not the note that they were installed. Without a C compiler there are none.
+C_SOURCES := $(wildcard pipeline/native/*.c pipeline/*/native/*.c)
+NOT_BUILT := $(foreach source,$(C_SOURCES),$(if $(wildcard $(basename $(source)).*.so),,not-built))
+.PHONY: not-built
+
+$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml \
+		$(wildcard pipeline/native/*.[ch] pipeline/*/native/*.[ch]) $(if $(shell command -v cc),$(firstword $(NOT_BUILT)))
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "installing requirements/$(DEVICE).txt into .venv"
 	@$(PIP) install --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
@@ -124,6 +130,10 @@ bench-predict: install ## predicted step time and memory against measured ones, 
 
 # The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
 CRITEO ?= ../shared/data/criteo_sample.tsv
+
+.PHONY: bench-compile
+bench-compile: install ## ms of every ranker's forward and backward pass, compiled and not (6 minutes)
+	@.venv/bin/python -m benchmarks.compiling
 
 .PHONY: bench-tasks
 bench-tasks: install ## test NE of a rare label, learnt alone or with the click it depends on (MMoE, ESMM)

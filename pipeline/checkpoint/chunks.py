@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -222,33 +222,47 @@ def _get_weight(tensors: dict[str, Tensor], metadata: dict[str, str], columns: i
     return decode(EncodedRows(*parts, unit, int(coding.removeprefix("q")), columns))
 
 
-def _compress(tensors: dict[str, Tensor]) -> dict[str, tuple[str, list[int]]]:
-    """Replace what shrinks by its zstd bytes; the former dtype and shape by name.
+def _compress(tensors: dict[str, Tensor]) -> dict[str, list[Any]]:
+    """Replace what shrinks by its zstd bytes; the former dtype, shape and number of byte planes by name.
 
-    A piece is tried first, as quantised codes hardly shrink. float32 rows are left alone.
+    The bytes of floating-point numbers go by planes, a frame each: the one with sign and exponent shrinks, the digits
+    behind it do not. A piece is tried first, as quantised codes hardly shrink. float32 rows are left alone.
     """
     packer = zstandard.ZstdCompressor(level=1)
-    done: dict[str, tuple[str, list[int]]] = {}
+    done: dict[str, list[Any]] = {}
     for name, tensor in list(tensors.items()):
         if not tensor.numel() or (tensor.dtype == torch.float32 and tensor.dim() > 1):
             continue
         raw = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-        if len(raw) > 2 * _PROBE and not _shrinks(packer, raw[len(raw) // 2 :][:_PROBE]):
+        planes = tensor.element_size() if tensor.is_floating_point() else 1
+        piece = raw[len(raw) // 2 // planes * planes :][:_PROBE]
+        if len(raw) > 2 * _PROBE and len(_packed(packer, piece, planes)) > len(piece) * (1 - _WORTH):
             continue
-        packed = packer.compress(raw)  # type: ignore[arg-type]
+        packed = _packed(packer, raw, planes)
         if len(packed) <= len(raw) * (1 - _WORTH):
-            done[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+            former = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            done[name] = former if planes == 1 else [*former, planes]
             tensors[name] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     return done
 
 
-def _shrinks(packer: zstandard.ZstdCompressor, raw: NDArray[np.uint8]) -> bool:
-    return len(packer.compress(raw)) <= len(raw) * (1 - _WORTH)  # type: ignore[arg-type]
+def _packed(packer: zstandard.ZstdCompressor, raw: NDArray[np.uint8], planes: int) -> bytes:
+    """A frame for each of the ``planes``."""
+    parts = [np.ascontiguousarray(raw[plane::planes]) for plane in range(planes)]
+    return b"".join(packer.compress(part) for part in parts)  # type: ignore[arg-type]
 
 
-def _decompress(tensors: dict[str, Tensor], compressed: dict[str, tuple[str, list[int]]]) -> None:
-    unpacker = zstandard.ZstdDecompressor()
-    for name, (dtype, shape) in compressed.items():
-        raw = unpacker.decompress(tensors[name].numpy())  # type: ignore[arg-type]
-        kind = getattr(torch, dtype)
-        tensors[name] = torch.frombuffer(bytearray(raw), dtype=kind).view(shape)
+def _decompress(tensors: dict[str, Tensor], compressed: dict[str, list[Any]]) -> None:
+    for name, (dtype, shape, *planes) in compressed.items():
+        rest = tensors[name].numpy().tobytes()
+        parts: list[bytes] = []
+        while rest:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            parts.append(frame.decompress(rest))
+            if not frame.eof:
+                raise ValueError(f"{name} ends within its frame")
+            rest = frame.unused_data
+        if len(parts) != (planes[0] if planes else 1):
+            raise ValueError(f"{name} has {len(parts)} frames")
+        raw = np.stack([np.frombuffer(part, np.uint8) for part in parts], axis=1)
+        tensors[name] = torch.from_numpy(raw.reshape(-1)).view(getattr(torch, dtype)).view(shape)

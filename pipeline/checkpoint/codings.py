@@ -20,7 +20,7 @@ _SAMPLE_ROWS = 4096
 # its square a fourth: a bit for every four times the heat keeps what all rows cost alike (water filling). Codes of 5
 # and 7 bits were tried and save nothing.
 _MIXED = ((0.0, 2), (1.0, 3), (4.0, 4), (16.0, 6), (256.0, 8))
-_MEAN_BITS = 3.0
+_MEAN_BITS = 2.75
 _HEATS = 1 << 16  # of each block that are looked at
 
 

@@ -14,7 +14,7 @@ from omegaconf import MISSING
 from pipeline.config.fields import AUTO, setting_of
 from pipeline.config.paths import Place, describe, entry_type, find_place, nearest, places
 from pipeline.config.renamed import renamed_error
-from pipeline.config.values import span
+from pipeline.config.values import besides_auto, span
 from pipeline.errors import ConfigError
 from pipeline.specs import MODELS, STAGES
 from pipeline.stages.keys import keys_of
@@ -79,7 +79,7 @@ def _owners(place: Place) -> str:
 
 def _type(place: Place) -> str:
     if setting_of(place.field).auto:
-        return f"a whole number or {AUTO}"
+        return f"{besides_auto(setting_of(place.field))} or {AUTO}"
     if typing.get_origin(place.kind) is dict:
         return f"a mapping {{name: {describe(entry_type(place.kind)).removeprefix('a ')}}}"
     return describe(place.kind)

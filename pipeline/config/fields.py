@@ -21,7 +21,8 @@ class Setting:
 
     ``doc``: the documentation, with the unit. ``low``, ``high``: a closed range; None: open. ``choices``: the allowed
     values (of a list or dictionary, of its entries), or a function that lists registered ones. ``auto``: the word
-    ``auto`` is allowed besides numbers. ``more``: documentation of registered choices, which ``text`` appends.
+    ``auto`` is allowed besides numbers, or besides true and false without a range. ``more``: documentation of
+    registered choices, which ``text`` appends.
     ``quiet``: at its default the setting stays out of artifact keys, so adding it changes no key.
     """
 

@@ -98,16 +98,27 @@ class TrainConfig:
     )
     precision: str = setting(
         "auto",
-        choices=("auto", "bf16", "fp32"),
-        doc="Precision of the dense part. auto: bf16 if the CPU or GPU has matrix instructions for it, else fp32.",
+        choices=("auto", "bf16", "tf32", "fp32"),
+        doc="Precision of the dense part. auto: bf16 if the CPU or GPU has matrix instructions for it, else fp32. "
+        "tf32: fp32 whose matrix products a GPU rounds to TF32.",
     )
-    compile: bool = setting(
-        False, doc="Compile the dense part with torch.compile, which pays off after a few thousand steps."
+    compile: bool | str = setting(
+        AUTO,
+        auto=True,
+        doc="Compile the dense part with torch.compile. auto: where the first steps show that at least half an hour "
+        "of training is left, it is tried beside them and kept if it is faster; the times are kept in the store, by "
+        "machine and model, for later trainings.",
+    )
+    cuda_graphs: bool = setting(
+        False,
+        doc="On a GPU, compile the dense part and replay it as CUDA graphs: the host launches a step's kernels at "
+        "once, which helps small batches.",
     )
     pipeline: str = setting(
         "sparse_dist",
-        choices=("sparse_dist", "base"),
-        doc="sparse_dist sends the ids of the next batch while this one is computed; base does one after the other.",
+        choices=("sparse_dist", "prefetch", "base"),
+        doc="sparse_dist sends the ids of the next batch while this one is computed; base does one after the other. "
+        "prefetch: as sparse_dist, and rows of tables on tier hbm_cached come into the GPU's cache a batch ahead.",
     )
     shuffle: bool = setting(
         True, doc="Shuffle the rows in every epoch. The order does not depend on the number of ranks."
@@ -178,6 +189,11 @@ class TrainConfig:
         _ = self.table_optimizer, self.dense_spec
         if self.asynchronous:
             self._check_asynchronous(path)
+        if self.cuda_graphs and self.compile is False:
+            raise ConfigError(
+                f"{path}.cuda_graphs is true, but {path}.compile=false, and graphs are made of compiled code",
+                hint=f"{path}.compile=true",
+            )
         if self.schedule == "constant":
             self._check_constant(path)
         elif self.max_steps is not None and isinstance(self.warmup_steps, int) and self.max_steps <= self.warmup_steps:
@@ -190,7 +206,7 @@ class TrainConfig:
     def _check_asynchronous(self, path: str) -> None:
         """What needs one step after the other is refused."""
         refused = {
-            f"{path}.compile is true": (self.compile, f"{path}.compile=false"),
+            f"{path}.compile is true": (self.compile is True, f"{path}.compile=false"),
             f"{path}.average.kind is {self.average.kind}": (self.average.active, f"{path}.average.kind=none"),
             f"{path}.profile is true": (self.profile, f"{path}.profile=false"),
             f"{path}.dense_optimizer is {self.dense_optimizer}": (

@@ -71,9 +71,14 @@ def check_value(value: Any, path: str, known: Setting) -> None:
         )
     if known.auto and isinstance(value, str):
         if value != AUTO:
-            raise ConfigError(f"{path} is {value!r}, expected {AUTO} or a whole number", hint=f"{path}={AUTO}")
+            raise ConfigError(f"{path} is {value!r}, expected {AUTO} or {besides_auto(known)}", hint=f"{path}={AUTO}")
     elif known.low is not None or known.high is not None:
         _check_range(float(value), path, known.low, known.high)
+
+
+def besides_auto(known: Setting) -> str:
+    """What a setting that may be ``auto`` takes besides."""
+    return "true or false" if known.low is None and known.high is None else "a whole number"
 
 
 def _check_range(value: float, path: str, low: float | None, high: float | None) -> None:

@@ -114,7 +114,12 @@ def _check_optimizer(plan: Plan, optimizer: TableOptimizer) -> None:
             )
 
 
-def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int]) -> ParameterSharding:
+def cached_tables(plan: Plan) -> list[str]:
+    """The tables in a GPU's cache of rows in host memory."""
+    return [name for name, table in plan.tables.items() if table.tier == HBM_CACHED]
+
+
+def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int], prefetch: bool) -> ParameterSharding:
     """TorchRec's form of ``table``: its placements name global ranks, its ``ranks`` count within ``ranks_here``."""
     if table.sharding == ShardingType.DATA_PARALLEL.value:
         return ParameterSharding(
@@ -136,22 +141,27 @@ def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int])
         ranks=[ranks_here.index(shard.rank) for shard in table.shards],
         sharding_spec=EnumerableShardingSpec(shards),
         # A kernel's cache is shared by its tables and as large as their shares together.
-        cache_params=CacheParams(load_factor=table.cache_rows / table.rows) if table.tier == HBM_CACHED else None,
+        cache_params=CacheParams(load_factor=table.cache_rows / table.rows, prefetch_pipeline=prefetch or None)
+        if table.tier == HBM_CACHED
+        else None,
     )
 
 
-def to_sharding_plan(plan: Plan, module_path: str, ranks: Sequence[int] | None = None) -> ShardingPlan:
+def to_sharding_plan(
+    plan: Plan, module_path: str, ranks: Sequence[int] | None = None, *, prefetch: bool = False
+) -> ShardingPlan:
     """TorchRec's form of ``plan`` for the collection at ``module_path``, for every sharding type.
 
     ``ranks``: the global ranks that share the tables, ascending (None: all). On CPU every table but the data-parallel
-    ones gets the fused kernel. PlanError for shards that do not cover their table, and for kernels that the device
+    ones gets the fused kernel. ``prefetch``: caches of rows are filled a batch ahead, which a kernel must know.
+    PlanError for shards that do not cover their table, and for kernels that the device
     lacks.
     """
     here = ranks or range(plan.world_size)
     module_plan = EmbeddingModuleShardingPlan()
     for name, table in plan.tables.items():
         _check_table(name, table, plan, here)
-        module_plan[name] = _parameter_sharding(table, plan, here)
+        module_plan[name] = _parameter_sharding(table, plan, here, prefetch)
     return ShardingPlan(plan={module_path: module_plan})
 
 
@@ -189,6 +199,7 @@ def shard_model(
     among: TableRanks | None = None,
     codecs: dict[str, QuantizedCommCodecs] | None = None,
     ssd: SsdStore | None = None,
+    prefetch: bool = False,
 ) -> DistributedModelParallel:
     """Shard the collection at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
 
@@ -196,7 +207,8 @@ def shard_model(
     ``optimizer``: of all tables; its learning rate is 0 until ``set_sparse_lr``. ``among``: the ranks of the
     collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings, by TorchRec's
     name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.
-    PlanError where plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
+    ``prefetch``: see ``to_sharding_plan``. PlanError where plan, model and ranks do not match, or ``optimizer`` cannot
+    train a table on its tier.
     """
     collection = _check_model(model, plan, module_path, device)
     if ssd_tables(plan) and ssd is None:
@@ -219,7 +231,7 @@ def shard_model(
         dmp = DistributedModelParallel(
             module=model,
             device=device,
-            plan=to_sharding_plan(plan, module_path, among.ranks if among else None),
+            plan=to_sharding_plan(plan, module_path, among.ranks if among else None, prefetch=prefetch),
             sharders=[sharder],  # type: ignore[list-item]
             env=_env(among) if among else None,
             init_data_parallel=plan.world_size > 1,

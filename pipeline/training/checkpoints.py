@@ -27,6 +27,7 @@ from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.records import dataset_path
 from pipeline.store import Artifact, Store
+from pipeline.training.compiling import AutoCompile
 from pipeline.training.length import (
     check_finer,
     check_length,
@@ -59,9 +60,10 @@ class Checkpoints:
         inputs: dict[str, str],
         trainer: Trainer,
         meter: Meter,
+        compiling: AutoCompile,
         on_point: OnPoint = ignore,
     ) -> None:
-        self.settings, self.trainer, self.meter = settings, trainer, meter
+        self.settings, self.trainer, self.meter, self.compiling = settings, trainer, meter, compiling
         model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
         self.saver = Checkpointer(
             store, directory, settings.checkpoint, model, key, settings.record, inputs, on_point=on_point
@@ -100,6 +102,7 @@ class Checkpoints:
             self.trainer.optimizers.scale = self.stopping.lr_scale
         stopped = self.stopping is not None and self.stopping.stopped
         self.meter.load(state.windows)
+        self.compiling.compiled = state.compiled
         if state.rng is not None:
             torch.set_rng_state(state.rng[min(dist.get_rank(), len(state.rng) - 1)].clone())
         if dist.get_rank() == 0:
@@ -220,6 +223,7 @@ class Checkpoints:
             step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
             windows=self.meter.state(), towers=self.trainer.tower_features, rng=_all_rng_states(),
             validation=self.stopping.state() if self.stopping is not None else {},
+            compiled=self.compiling.compiled,
         )  # fmt: skip
         held = None if final else self.best
         wait = final or exact or grace is not None

@@ -22,6 +22,7 @@ from pipeline.towers.links import LinkBytes
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compared import compared
+from pipeline.training.compiling import AutoCompile
 from pipeline.training.data import Announce, Batch, BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
@@ -84,20 +85,21 @@ def train(
             trainer.dense_part.start_at([log_odds(rate, split.rows), *split.task_starts()])
         meter = Meter(config.guard.window_steps, split.schema)
         inputs = {"dataset": dataset.key, "plan": plan_key}
-        saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, on_point)
-        order = Order(
-            key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
-            window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
-        )  # fmt: skip
+        order = _order(settings, dataset)
+        compiling = AutoCompile(trainer, settings, order.local_batch)
+        saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, on_point)
         looks = _looks(config, split, order, trainer, saver)
         saver.resume(init, total, split.rows)
         if looks is not None:
             total = looks.begin(total, warm=init is not None)
         if dist.get_rank() == 0:
             log_planned(config, split.rows)
+        compiling.begin(store, total)
         budget = MemoryBudget(settings.hardware, settings.limit_memory, plan)
         grace = settings.checkpoint.grace_seconds
-        run = _Run(config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget, looks)
+        run = _Run(
+            config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget, compiling, looks
+        )
         steps = settings.debug.profile_steps or (STEPS if config.profile else 0)
         run.speed = trainer.measure_speed(order.local_batch) if config.profile else None
         name = f"{checkpoints.rsplit('/', 2)[0]}/*-rank{dist.get_rank()}"
@@ -129,6 +131,15 @@ def _trainer(
     return Trainer(settings, schema, plan, device, towers, ssd, total)
 
 
+def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
+    """The batches of this rank."""
+    config = settings.train
+    return Order(
+        key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
+        window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
+    )  # fmt: skip
+
+
 def _looks(
     config: TrainConfig, split: SplitReader, order: Order, trainer: Trainer, saver: Checkpoints
 ) -> Validation | None:
@@ -156,6 +167,7 @@ class _Run:
     on_interval: OnInterval
     on_point: OnPoint
     budget: MemoryBudget
+    compiling: AutoCompile
     looks: Validation | None = None
     sent: list[float] = field(default_factory=lambda: LinkBytes().as_list())
     rows: float = 0.0
@@ -198,6 +210,7 @@ class _Run:
             self.on_point(FaultPoint.BATCH)
             self.meter.add(self.trainer.step(batches))
             after_step()
+            self.compiling.after()
             step = self.trainer.steps
             agreed = agreement.step(save=self.saver.late())
             looking = self.looks is not None and self.looks.due(step, self.total)

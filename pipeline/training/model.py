@@ -120,6 +120,7 @@ class DensePart(nn.Module):
         self.faults = FaultFinder(schema.dense, vectors, ranking, self._rank)
         self._embeddings: Tensor | None = None
         self.inputs: ModelInputs | None = None  # what the ranking model was built for
+        self.replayed = False  # from a CUDA graph, whose next replay writes over the outputs of this one
 
     def forward(
         self,
@@ -140,9 +141,9 @@ class DensePart(nn.Module):
             embeddings = self.project(embeddings)
         if self.normalise is not None:
             dense = self.normalise(dense)
-        for norm in self._batch_norms:
-            norm.rows = (weights > 0)[:, None]
-        logits = self._rank(dense, embeddings)
+        logits = self.rank(dense, embeddings, weights > 0)
+        if self.replayed:
+            logits = logits.clone()
         if self.tasks and extra is not None:
             labels = join_labels(labels, extra, self.tasks)
             loss = self.task_loss(logits, labels, weights)
@@ -154,6 +155,12 @@ class DensePart(nn.Module):
         self._embeddings = embeddings.detach()
         self.faults.look(dense.detach(), self._embeddings, loss.detach())
         return loss, (logits.detach(), labels, weights)
+
+    def rank(self, dense: Tensor, embeddings: Tensor, real: Tensor) -> Tensor:
+        """The ranking model's logits; ``real`` [b]: which rows are no padding."""
+        for norm in self._batch_norms:
+            norm.rows = real[:, None]
+        return self._rank(dense, embeddings)
 
     def start_at(self, logits: Sequence[float]) -> None:
         """Have an untrained model's logits near ``logits``, those of the main task and of the further ones."""
@@ -185,6 +192,26 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
             "train.precision is bf16, but this CUDA device cannot compute in it", hint="train.precision=fp32"
         )
     return torch.bfloat16 if precision == "bf16" or (precision == "auto" and able) else None
+
+
+def use_tf32(precision: str, device: torch.device) -> None:
+    """Have this process's float32 products on CUDA round to TF32 with ``train.precision=tf32``, and no others.
+
+    ConfigError where the device has no TF32.
+    """
+    if precision == "tf32" and not has_tf32(device):
+        raise ConfigError(
+            f"train.precision is tf32, which this {'CPU' if device.type == 'cpu' else 'CUDA device'} lacks; NVIDIA "
+            "GPUs have it from Ampere on",
+            hint="train.precision=fp32",
+        )
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Whether the device multiplies in TF32: Ampere or later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def has_fast_bf16(device: torch.device) -> bool:
@@ -248,16 +275,26 @@ def _dense_part(
     inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=settings.seed, tasks=tasks)
     ranking = build_model(settings.model, inputs).to(device)
     synchronise(ranking)
-    if trained and settings.train.compile:
-        ranking.compile(dynamic=False)
+    graphs = trained and settings.train.cuda_graphs
+    if graphs:
+        _check_graphs(device)
+    if trained and (graphs or settings.train.compile is True):
+        ranking.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
     elif trained and device.type == "cpu":  # scores of files and of versions come from the plain layers
         use_cpu_kernels(ranking)
     dtype = compute_dtype(settings.train.precision, device)
     normalise = _max_norm(settings.data, schema, device)
     project = project.to(device) if project is not None else None
     part = DensePart(ranking, schema, dtype, names, normalise, settings.train, project)
-    part.inputs = inputs
+    part.inputs, part.replayed = inputs, graphs
     return part
+
+
+def _check_graphs(device: torch.device) -> None:
+    if device.type != "cuda":
+        raise ConfigError(
+            "train.cuda_graphs is true, but the dense part is trained on a CPU", hint="train.cuda_graphs=false"
+        )
 
 
 @dataclass(frozen=True)
@@ -282,13 +319,16 @@ def assemble(
 ) -> Sharded:
     """Build and shard the configured model, flat or with towers; collective. PlanError where the plan does not fit.
 
-    ``ssd``: the files of the plan's tables on tier ssd.
+    ``ssd``: the files of the plan's tables on tier ssd. ConfigError for ``train`` settings that device or plan lack.
     """
     optimizer = settings.train.table_optimizer
+    if trained:
+        use_tf32(settings.train.precision, device)
     if towers is None or towers.is_flat:
         flat = build(settings, schema, device, trained=trained)
         exchange = flat_codecs(settings.partition.exchange, plan)
-        model = shard_model(flat, plan, TABLES, device, optimizer, codecs=exchange, ssd=ssd)
+        prefetch = trained and settings.train.pipeline == "prefetch"
+        model = shard_model(flat, plan, TABLES, device, optimizer, codecs=exchange, ssd=ssd, prefetch=prefetch)
         return Sharded(model, flat.head, RowAccess(model))
     features = [column.name for column in schema.sparse]
     layout = layout_of(towers, features, settings.hardware.hosts, settings.hardware.ranks_per_host)

@@ -108,6 +108,9 @@ def _alone(settings: TrainingSettings) -> TrainingSettings:
     train = dataclasses.replace(
         settings.train,
         compile=False,
+        cuda_graphs=False,
+        precision="fp32" if settings.train.precision == "tf32" else settings.train.precision,
+        pipeline="base",
         global_batch=min(settings.train.batch, LARGEST_BATCH),
         warmup_steps=min(warmup_steps(settings.train, steps), steps // 10),
         schedule="constant",

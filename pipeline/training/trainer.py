@@ -8,12 +8,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline import (
+    PrefetchTrainPipelineSparseDist,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+)
 
 from pipeline.embeddings.learning import keeping_steps
 from pipeline.embeddings.one_rank import without_exchange
+from pipeline.embeddings.sharding import cached_tables
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
+from pipeline.errors import ConfigError
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.towers.links import Links
 from pipeline.training.averages import Average
@@ -45,6 +51,8 @@ class Trainer:
         ssd: SsdStore | None = None,
         total: int = 0,
     ) -> None:
+        apart = towers is not None and not towers.is_flat
+        pipeline = pipeline_of(settings.train.pipeline, plan, towers=apart)
         sharded = assemble(settings, schema, plan, towers, device, trained=True, ssd=ssd)
         self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
         self.dense_part = sharded.dense_part
@@ -58,17 +66,17 @@ class Trainer:
         self.lr = 0.0
         self._average_used = settings.train.average.use
         self.alone = alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
-        ahead = settings.train.pipeline == "sparse_dist" and not alone  # one rank has no ids to send ahead
-        self._pipeline = self._make_pipeline(device, ahead=ahead)
+        # One rank has no ids to send ahead.
+        self._pipeline = self._make_pipeline(device, TrainPipelineBase if alone else pipeline)
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
 
-    def _make_pipeline(self, device: torch.device, *, ahead: bool) -> Any:
+    def _make_pipeline(self, device: torch.device, kind: type[Any]) -> Any:
         if self._towers is not None:
+            ahead = kind is not TrainPipelineBase
             return TowerPipeline(self.model, self._towers, self.optimizers, device, ahead=ahead)
-        pipeline = TrainPipelineSparseDist if ahead else TrainPipelineBase
-        return pipeline(self.model, self.optimizers, device)  # type: ignore[arg-type, abstract]
+        return kind(self.model, self.optimizers, device)
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
@@ -148,6 +156,23 @@ class Trainer:
         if isinstance(self._pipeline, TrainPipelineSparseDist):
             self._pipeline.detach()
         return self.model.eval()
+
+
+def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
+    """TorchRec's pipeline for ``train.pipeline``; ConfigError for prefetch where no table has a cache, or with towers.
+
+    They copy the next batches, which lie in page-locked memory, to a GPU on a stream of their own.
+    """
+    kinds = {
+        "base": TrainPipelineBase, "sparse_dist": TrainPipelineSparseDist, "prefetch": PrefetchTrainPipelineSparseDist
+    }  # fmt: skip
+    if name == "prefetch" and (towers or not cached_tables(plan)):
+        raise ConfigError(
+            "train.pipeline is prefetch, "
+            + ("but towers exchange their ids by themselves" if towers else "but no table is on tier hbm_cached"),
+            hint="train.pipeline=sparse_dist",
+        )
+    return kinds[name]
 
 
 def _reductions(sharded: Sharded, dense: dict[str, torch.nn.Parameter]) -> list[tuple[int, list[int], bool]]:

@@ -68,8 +68,11 @@ def read_chunk(data):
     """(table, first column, ids, weights, {state: values})."""
     tensors, meta = read_safetensors(data)
     assert meta["format"] == "nightjar-rows-1"
-    for name, (dtype, shape) in json.loads(meta.get("compressed", "{}")).items():
-        raw = zstandard.ZstdDecompressor().decompress(tensors[name][0].tobytes())
+    for name, (dtype, shape, *planes) in json.loads(meta.get("compressed", "{}")).items():
+        with zstandard.ZstdDecompressor().stream_reader(tensors[name][0].tobytes(), read_across_frames=True) as frames:
+            raw = frames.read()
+        if planes:
+            raw = np.frombuffer(raw, np.uint8).reshape(planes[0], -1).T.tobytes()
         tensors[name] = (np.frombuffer(raw, COMPRESSED[dtype]).reshape(shape), dtype == "bfloat16")
     count, columns, first = int(meta["rows"]), int(meta["columns"]), int(meta["first"])
     ids = first + np.arange(count) if meta["ids"] == "range" else read_ids(tensors["ids"][0], count)

@@ -1,0 +1,70 @@
+"""``make bench-compile``: what torch.compile does to the forward and backward pass of every ranker on this machine.
+
+The passes are timed as ``train.compile=auto`` times them, compiled and not in turn. ``ratio``: the largest quotient of
+the two; ``steps``: after how many steps compiling has paid for itself (null: never).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import warnings
+
+import torch
+
+from benchmarks.common import finish
+from pipeline.models import build_model
+from pipeline.records import DatasetSchema, SparseColumn
+from pipeline.specs import MODELS, ModelInputs
+from pipeline.training.compiling import device_name, trial
+from pipeline.training.linear import use_cpu_kernels
+from pipeline.training.model import DensePart, compute_dtype
+
+DENSE, VECTORS = 13, 26
+
+
+def main() -> None:
+    """Try every model and print the JSON line."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--models", nargs="*", choices=MODELS.names(), default=list(MODELS.names()))
+    options.add_argument("--batch", type=int, default=4096)
+    options.add_argument("--dim", type=int, default=16)
+    options.add_argument("--precision", default="auto", choices=("auto", "bf16", "fp32"))
+    options.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    given = options.parse_args()
+    warnings.simplefilter("ignore")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    device = torch.device(given.device)
+    figures = {}
+    for name in given.models:
+        timed = trial(_part(name, given.dim, given.precision, device), given.batch)
+        if timed is None:
+            continue
+        saved = (timed.eager_ms - timed.compiled_ms) / 1000
+        figures[name] = {
+            "eager_ms": timed.eager_ms, "compiled_ms": timed.compiled_ms, "compile_seconds": timed.seconds,
+            "quotient": timed.eager_ms / timed.compiled_ms,
+            "steps": round(timed.seconds / saved) if saved > 0 else None,
+        }  # fmt: skip
+        print(f"{name:<10} {timed.eager_ms:8.2f} ms, compiled {timed.compiled_ms:8.2f} ms, {timed.seconds:5.1f} s to "
+              "compile", flush=True)  # fmt: skip
+    best = max((each["quotient"] or 0.0 for each in figures.values()), default=None)
+    finish("compile", best, models=figures, machine=device_name(device), threads=torch.get_num_threads())
+
+
+def _part(name: str, dim: int, precision: str, device: torch.device) -> DensePart:
+    """The dense part as training has it: a ranker with its default settings."""
+    vectors = tuple(f"C{number}" for number in range(VECTORS))
+    inputs = ModelInputs(dense=tuple(f"I{number}" for number in range(DENSE)), vectors=vectors, dim=dim, seed=1)
+    ranking = build_model(MODELS.get(name).config(embedding_dim=dim), inputs).to(device)
+    if device.type == "cpu":
+        use_cpu_kernels(ranking)
+    columns = tuple(SparseColumn(name=name, rows=1) for name in vectors)
+    schema = DatasetSchema(dense=inputs.dense, sparse=columns, rows={}, files={}, groups={})
+    part = DensePart(ranking, schema, compute_dtype(precision, device))
+    part.inputs = inputs
+    return part
+
+
+if __name__ == "__main__":
+    main()

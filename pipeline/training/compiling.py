@@ -1,0 +1,257 @@
+"""``train.compile=auto``: whether torch.compile pays on this machine for this model and the steps that are left.
+
+A compilation takes a minute, and what it saves depends on CPU or GPU, model and batch. So a training that is long
+enough times the dense part both ways, beside its steps: nothing that is trained depends on the trial. The times lie in
+the store, so that the next training on such a machine has its answer before its first step.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeline.checkpoint.ranks import exchange
+from pipeline.config.fields import AUTO
+from pipeline.errors import NightjarError
+from pipeline.models.layers import batch_norms
+from pipeline.store import Store, artifact_key
+from pipeline.training.distributed import largest
+from pipeline.training.model import DensePart
+from pipeline.training.settings import ModelSettings
+from pipeline.training.trainer import Trainer
+
+# The seconds of steps that must be left for a trial, which takes a minute or two where nothing is gained.
+SHORTEST = 1800.0
+FIRST, TIMED = 10, 10  # a step's time is that of steps 10 to 20 of the session
+ROUNDS = 8  # the passes run so often each way, in turn
+MARGIN = 2.0  # what is saved by the end must be so many times what compiling takes
+WORTH = 0.98  # once it is compiled, passes that take at most this share of their time pay
+BACKEND = "inductor"
+FAILED = "it cannot be compiled here, as the log of a rank says"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """Milliseconds of the dense part's forward and backward pass both ways, and the seconds of compiling it."""
+
+    eager_ms: float
+    compiled_ms: float
+    seconds: float
+
+    def pays(self, steps: int) -> bool:
+        """Whether compiling saves enough within ``steps``."""
+        return (self.eager_ms - self.compiled_ms) / 1000 * steps > MARGIN * self.seconds
+
+
+class AutoCompile:
+    """Decides for one training, once: ``begin`` before its first step, then ``after`` each step. All ranks alike.
+
+    ``compiled``: the decision, which checkpoints keep; None: there is none yet, or ``train.compile`` is not auto.
+    ``batch``: samples of a step on this rank.
+    """
+
+    def __init__(self, trainer: Trainer, settings: ModelSettings, batch: int) -> None:
+        self._trainer, self._settings, self._batch = trainer, settings, batch
+        self._part = trainer.dense_part
+        # Layers that look at the batches of all ranks would wait for a rank whose compilation failed.
+        meeting = dist.get_world_size() > 1 and bool(batch_norms(self._part.ranking))
+        train = settings.train
+        self._open = train.compile == AUTO and not train.cuda_graphs and not meeting and not train.asynchronous
+        self.compiled: bool | None = None
+        self._first, self._began = 0, 0.0
+
+    def begin(self, store: Store, total: int) -> None:
+        """Take the decision of the checkpoint, or that of an earlier training's times. Collective.
+
+        ``total``: steps planned; the times are kept in ``store``.
+        """
+        self._store, self._total, self._first = store, total, self._trainer.steps
+        left = total - self._first
+        if not self._open:
+            return
+        if self.compiled is not None:
+            self._decide(self.compiled, "as before this training was resumed")
+        elif (known := self._known()) is not None:
+            self._decide(known.pays(left), told(known, left))
+
+    def after(self) -> None:
+        """After every step; after some of the first ones, try it where enough is left. Collective."""
+        taken = self._trainer.steps - self._first
+        if not self._open or taken not in (FIRST, FIRST + TIMED):
+            return
+        wait(self._device)
+        now = time.perf_counter()
+        if taken == FIRST:
+            self._began = now
+            return
+        left = self._total - self._trainer.steps
+        seconds = largest(torch.tensor([(now - self._began) / TIMED * left], dtype=torch.float64)).item()
+        if seconds < SHORTEST:
+            self._open = False
+            log.debug("torch.compile is not tried: %.0f s of training are left", seconds)
+            return
+        timed = self._agreed(trial(self._part, self._batch))
+        if timed is None:
+            self._decide(False, FAILED)
+            return
+        if dist.get_rank() == 0:
+            self._keep(timed)
+        self._decide(timed.compiled_ms <= WORTH * timed.eager_ms, told(timed, left))
+
+    def _agreed(self, timed: Timed | None) -> Timed | None:
+        """The slowest rank's times; None where it failed on one of them."""
+        own = [float(timed is None), *(asdict(timed).values() if timed else (0.0, 0.0, 0.0))]
+        failed, eager, compiled, seconds = largest(torch.tensor(own, dtype=torch.float64)).tolist()
+        return None if failed else Timed(eager_ms=eager, compiled_ms=compiled, seconds=seconds)
+
+    def _decide(self, compiled: bool, why: str) -> None:
+        if compiled:  # now, and not within a step: it may fail
+            works = warm(self._part, self._batch) is not None
+            if largest(torch.tensor([float(not works)])).item():
+                compiled, why = False, FAILED
+        use(self._part, compiled)
+        self.compiled, self._open = compiled, False
+        if dist.get_rank() == 0:
+            log.info("train.compile=auto: the dense part is %scompiled; %s", "" if compiled else "not ", why)
+
+    @property
+    def _path(self) -> str:
+        """Where the times lie: by everything that they depend on."""
+        inputs = self._part.inputs
+        assert inputs is not None
+        made = {"batch": self._batch, "vectors": len(inputs.vectors), "dim": inputs.dim, "dense": len(inputs.dense)}
+        model = {"model": asdict(self._settings.model), "dtype": str(self._part.dtype)}
+        return f"compile/{artifact_key('compile', {**self._machine(), **made, **model}, {})}.json"
+
+    def _machine(self) -> dict[str, Any]:
+        return {
+            "device": device_name(self._device), "threads": torch.get_num_threads(), "torch": torch.__version__
+        }  # fmt: skip
+
+    def _known(self) -> Timed | None:
+        """The times of an earlier training, as rank 0 reads them; None without any."""
+        record = exchange(self._read() if dist.get_rank() == 0 else None)[0]
+        return Timed(**record) if record else None
+
+    def _read(self) -> dict[str, float] | None:
+        try:
+            times: dict[str, Any] = self._store.read_json(self._path)["times"]
+            return asdict(Timed(**{name: float(value) for name, value in times.items()}))
+        except (NightjarError, OSError, KeyError, TypeError, ValueError, AttributeError):
+            return None  # nothing, or nothing of use: it is measured again
+
+    def _keep(self, timed: Timed) -> None:
+        try:
+            self._store.write_json(self._path, {**self._machine(), "times": asdict(timed)})
+        except (NightjarError, OSError) as error:
+            log.info("the times of torch.compile are not kept: %s", error)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._trainer.dense.values())).device
+
+
+def use(part: DensePart, compiled: bool) -> None:
+    """Have the ranking model of ``part`` run compiled from now on, or as it is."""
+    ranking = part.ranking
+    if not compiled:
+        ranking._compiled_call_impl = None
+    elif ranking._compiled_call_impl is None:
+        ranking.compile(dynamic=False, backend=BACKEND)
+
+
+def warm(part: DensePart, batch: int) -> float | None:
+    """Compile ``part`` for ``batch`` samples; the seconds it takes. None where that fails, and the log says why."""
+    use(part, True)
+    try:
+        began = time.perf_counter()
+        with _beside(part):
+            _passes(part, batch)
+        return time.perf_counter() - began
+    except Exception as error:  # compilers have errors of their own
+        log.warning("torch.compile failed: %s: %s", type(error).__name__, " ".join(str(error).split("\n")[:2]))
+        return None
+
+
+def trial(part: DensePart, batch: int) -> Timed | None:
+    """Time ``part`` both ways on ``batch`` samples of random numbers; None where it cannot be compiled.
+
+    It stays compiled; ``use`` decides. Nothing that is trained changes, and no random number of the training is drawn.
+    """
+    seconds = warm(part, batch)
+    if seconds is None:
+        return None
+    ways = {False: None, True: part.ranking._compiled_call_impl}
+    times: dict[bool, list[float]] = {False: [], True: []}
+    with _beside(part):
+        for compiled in [False, True] * (ROUNDS + 1):
+            part.ranking._compiled_call_impl = ways[compiled]
+            times[compiled].append(_passes(part, batch))
+    eager, fast = (1000 * statistics.median(times[compiled][1:]) for compiled in (False, True))
+    return Timed(eager_ms=eager, compiled_ms=fast, seconds=seconds)
+
+
+@contextmanager
+def _beside(part: DensePart) -> Iterator[None]:
+    """Passes within leave the random state and what layers keep of batches as they are."""
+    kept = [*part.ranking.buffers(), *(each for each in part.ranking.parameters() if not each.requires_grad)]
+    before = [each.detach().clone() for each in kept]
+    devices = {each.device for each in part.ranking.parameters() if each.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        with torch.no_grad():
+            for each, value in zip(kept, before, strict=True):
+                each.copy_(value)
+
+
+def _passes(part: DensePart, batch: int) -> float:
+    """Seconds of a forward and a backward pass. Gradients are not kept, and no hook of a parameter runs."""
+    inputs = part.inputs
+    assert inputs is not None
+    learning = [each for each in part.ranking.parameters() if each.requires_grad]
+    device = learning[0].device
+    dense = torch.randn(batch, len(inputs.dense), device=device)
+    embeddings = torch.randn(batch, len(inputs.vectors), inputs.dim, device=device, requires_grad=True)
+    wait(device)
+    began = time.perf_counter()
+    logits = part.rank(dense, embeddings, torch.ones(batch, dtype=torch.bool, device=device))
+    torch.autograd.grad(logits.float().sum(), [embeddings, *learning], allow_unused=True)
+    wait(device)
+    return time.perf_counter() - began
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was asked; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def told(timed: Timed, steps: int) -> str:
+    """The times in words."""
+    return (
+        f"a step's passes take {timed.compiled_ms:.2f} ms compiled and {timed.eager_ms:.2f} ms as they are, compiling "
+        f"{timed.seconds:.0f} s, and {steps:,} steps are left"
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """The model of the GPU or the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")

@@ -1,0 +1,79 @@
+"""Settings that only a GPU has: refused elsewhere, and what of them a CPU can show."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pipeline.config import DataConfig, HardwareConfig, PartitionConfig, TrainConfig
+from pipeline.embeddings.sharding import to_sharding_plan
+from pipeline.errors import ConfigError
+from pipeline.models import build_model
+from pipeline.models.dlrm import DlrmConfig
+from pipeline.records import DatasetSchema, SparseColumn
+from pipeline.specs import ModelInputs
+from pipeline.training import trainer
+from pipeline.training.model import DensePart, _dense_part, compute_dtype, use_tf32
+from pipeline.training.settings import ModelSettings
+from tests.embeddings.ranks import on_tier, plan_for
+
+CPU = torch.device("cpu")
+COLUMNS = tuple(SparseColumn(name=name, rows=9) for name in "abc")
+SCHEMA = DatasetSchema(dense=("d",), sparse=COLUMNS, rows={}, files={}, groups={})
+
+
+def test_tf32_is_refused_on_a_cpu_and_scores_are_plain_float32():
+    before = torch.get_float32_matmul_precision()
+    with pytest.raises(ConfigError, match=r"train.precision is tf32, which this CPU lacks; .* from Ampere on"):
+        use_tf32("tf32", CPU)
+    use_tf32("fp32", CPU)
+    assert torch.get_float32_matmul_precision() == before
+    assert compute_dtype("tf32", CPU) is None
+
+
+def test_cuda_graphs_are_refused_on_a_cpu_and_without_compiling():
+    settings = ModelSettings(
+        seed=1, model=DlrmConfig(embedding_dim=4, bottom_mlp=[8], top_mlp=[8]), partition=PartitionConfig(),
+        data=DataConfig(name="t", format="synthetic"), hardware=HardwareConfig(name="t"),
+        train=TrainConfig(cuda_graphs=True, precision="fp32"),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"train.cuda_graphs is true, but the dense part is trained on a CPU"):
+        _dense_part(settings, SCHEMA, ("a", "b", "c"), 4, CPU, trained=True)
+    scoring = _dense_part(settings, SCHEMA, ("a", "b", "c"), 4, CPU, trained=False)
+    assert not scoring.replayed and scoring.ranking._compiled_call_impl is None
+    with pytest.raises(ConfigError, match=r"train.cuda_graphs is true, but train.compile=false"):
+        TrainConfig(cuda_graphs=True, compile=False).check("train")
+
+
+def test_what_a_replay_writes_over_is_copied():
+    inputs = ModelInputs(dense=("d",), vectors=("a", "b", "c"), dim=4, seed=0)
+    ranking = build_model(DlrmConfig(embedding_dim=4, bottom_mlp=[8], top_mlp=[8]), inputs)
+    kept = torch.zeros(5)
+
+    class Replayed(torch.nn.Module):
+        def forward(self, dense, embeddings):
+            return kept.copy_(dense[:, 0]).requires_grad_()
+
+    part = DensePart(ranking, SCHEMA, None)
+    part.ranking, part.replayed = Replayed(), True
+    ones = torch.ones(5)
+    _, (first, _, _) = part(torch.zeros(5, 3, 4), torch.full((5, 1), 2.0), ones, ones)
+    kept.requires_grad_(False)
+    part(torch.zeros(5, 3, 4), torch.full((5, 1), 7.0), ones, ones)
+    assert first.tolist() == [2.0] * 5
+
+
+def test_prefetching_needs_a_table_with_a_cache_and_no_towers():
+    plain, cached = plan_for("table_wise", 2), on_tier(plan_for("table_wise", 2), "hbm_cached", 5)
+    with pytest.raises(ConfigError, match=r"train.pipeline is prefetch, but no table is on tier hbm_cached"):
+        trainer.pipeline_of("prefetch", plain, towers=False)
+    with pytest.raises(ConfigError, match=r"train.pipeline is prefetch, but towers exchange their ids by themselves"):
+        trainer.pipeline_of("prefetch", cached, towers=True)
+    assert trainer.pipeline_of("prefetch", cached, towers=False) is trainer.PrefetchTrainPipelineSparseDist
+
+
+def test_kernels_know_that_their_caches_are_filled_ahead():
+    cached = replace(on_tier(plan_for("row_wise", 2), "hbm_cached", 5), device="cuda")
+    for prefetch in (True, False):
+        tables = to_sharding_plan(cached, "collection", prefetch=prefetch).plan["collection"]
+        assert {bool(table.cache_params.prefetch_pipeline) for table in tables.values()} == {prefetch}
