@@ -39,7 +39,8 @@ class Hogwild(Trainer):
     """A ``Trainer`` whose steps are taken by threads: ``step`` returns what the next of them that is done put out.
 
     Threads run ahead of ``step``. ``rest`` lets them finish what they have begun: call it before anything looks at the
-    weights. The first step is taken alone, and makes the state of the optimizers.
+    weights. The first step of a session is taken alone: it makes the state of the optimizers, and TorchRec prepares for
+    the features of a batch, which several threads at once cannot.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Hogwild(Trainer):
         self._anchors = anchors(self.model)
         self._take = threading.Lock()  # for a batch, not for the weights
         self._running = threading.Event()
-        self._ended = False
+        self._prepared = self._ended = False
         self._source: Iterator[Batch] = iter(())
         self._taken = self._returned = 0
         self._done: queue.Queue[Output | BaseException] = queue.Queue()
@@ -66,7 +67,7 @@ class Hogwild(Trainer):
     def step(self, batches: Iterator[Batch]) -> Output:
         """The (logits, labels, weights) of the next step that a thread has finished."""
         self.lr = self.optimizers.set_step(self.steps)
-        if not self.optimizers.dense.state:
+        if not self._prepared:
             output = self._first(next(batches))
         else:
             self._start(batches)
@@ -114,6 +115,7 @@ class Hogwild(Trainer):
         output = self.learn(batch, list(self._named.values()))
         self.optimizers.step()
         self.optimizers.zero_grad()
+        self._prepared = True
         return output
 
     def take(self) -> tuple[int, Batch] | None:
