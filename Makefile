@@ -3,11 +3,12 @@
 PYTHON      ?= python3
 # cpu | cuda: which lock file is installed.
 DEVICE      ?= cpu
-# A package index that serves torch for DEVICE; empty: the default index.
+# The package index that serves torch for DEVICE; empty: the default index. Nothing else comes from it.
 TORCH_INDEX ?=
 PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
+LOCKED      := $(PIP) install --no-deps --require-hashes
 INSTALLED   := .venv/.installed-$(DEVICE)
-UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
+UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
@@ -22,12 +23,12 @@ C_SOURCES := $(wildcard pipeline/native/*.c pipeline/*/native/*.c)
 NOT_BUILT := $(foreach source,$(C_SOURCES),$(if $(wildcard $(basename $(source)).*.so),,not-built))
 .PHONY: not-built
 
-$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml \
+$(INSTALLED): requirements/$(DEVICE).txt requirements/torch-$(DEVICE).txt requirements/dev.txt pyproject.toml \
 		$(wildcard pipeline/native/*.[ch] pipeline/*/native/*.[ch]) $(if $(shell command -v cc),$(firstword $(NOT_BUILT)))
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "installing requirements/$(DEVICE).txt into .venv"
-	@$(PIP) install --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-		-r requirements/$(DEVICE).txt -r requirements/dev.txt
+	@$(LOCKED) -r requirements/$(DEVICE).txt -r requirements/dev.txt
+	@$(LOCKED) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch-$(DEVICE).txt
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -162,10 +163,12 @@ CUDA_PACKAGES := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas
 	nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
 	nvidia-nvshmem-cu13 nvidia-nvtx
 
-lock: ## write requirements/*.txt anew from pyproject.toml and requirements/*.in; what still fits stays as it is
-	@cd requirements && ../$(UV) --override overrides-cpu.txt $(CUDA_PACKAGES:%=--no-emit-package %) ../pyproject.toml cpu.in -o cpu.txt
-	@cd requirements && ../$(UV) --override overrides-cuda.txt ../pyproject.toml cuda.in -o cuda.txt
+lock: ## write requirements/*.txt anew from pyproject.toml and requirements/*.in; torch of DEVICE from TORCH_INDEX
+	@cd requirements && ../$(UV) --override overrides-cpu.txt $(CUDA_PACKAGES:%=--no-emit-package %) \
+		--no-emit-package torch ../pyproject.toml cpu.in -o cpu.txt
+	@cd requirements && ../$(UV) --override overrides-cuda.txt --no-emit-package torch ../pyproject.toml cuda.in -o cuda.txt
 	@cd requirements && ../$(UV) dev.in -o dev.txt
+	@cd requirements && ../$(UV) --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch-$(DEVICE).in -o torch-$(DEVICE).txt
 	@wc -l requirements/*.txt
 
 clean: ## remove .venv and what tests and runs left in this folder

@@ -46,7 +46,7 @@ def main() -> None:
 
 def wanted(lines: list[str], torch: str) -> list[str]:
     """The requirements to pack of a lock file's ``lines``, for a machine that has ``torch``."""
-    pins = [line.split(";")[0].strip() for line in lines if "==" in line and not line.startswith("#")]
+    pins = [line.split(";")[0].rstrip("\\ ") for line in lines if "==" in line and line[:1] not in "# "]
     version = TRIPLES[torch]
     pins = [re.sub(r"^(torchrec|fbgemm-gpu)==.*", rf"\1=={version}", pin) for pin in pins]
     return [pin for pin in pins if not WITH_TORCH.match(pin)]

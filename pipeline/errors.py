@@ -18,7 +18,7 @@ EXIT_CODES = {
     5: "a training guard stopped the run",
     6: "gate held",
     7: "corrupt or missing artifact",
-    8: "launching failed, or a rank was killed",
+    8: "launching failed, a rank was killed, or the store did not answer",
 }
 UNEXPECTED = 1
 SIGNALLED = 128  # plus the signal's number, as shells have it
@@ -105,7 +105,12 @@ class DamagedError(ArtifactError):
 
 
 class PassingError(ArtifactError):
-    """A temporary failure, such as memory, a thread or a connection. It says nothing about the artifact; try again."""
+    """A temporary failure, such as memory, a thread or a connection. It says nothing about the artifact; try again.
+
+    Its exit code is not that of a damaged artifact: a scheduler starts the same command again.
+    """
+
+    exit_code = 8
 
 
 class UnreachableError(PassingError):

@@ -43,6 +43,12 @@ class TestCluster:
         """The API server as ``account`` (admin | launcher) reaches it."""
         return _api(getattr(self, account))
 
+    def as_known(self, cron: dict[str, Any]) -> dict[str, Any]:
+        """``cron`` without what the kit's server is too old for: it refuses to apply fields that it does not know."""
+        older: dict[str, Any] = self.module.as_v1beta1(cron)
+        older["spec"]["jobTemplate"]["spec"].pop("podFailurePolicy")
+        return older
+
 
 def wait_for(check: Callable[[], Any], seconds: float = 60) -> Any:
     """Look until ``check`` says something."""
@@ -82,14 +88,18 @@ def stubborn_node(cluster: TestCluster, run: str, status: dict[str, Any]) -> Ite
 
     def keep() -> None:
         while not ended.wait(0.1):
-            with contextlib.suppress(cluster.module.ApiError):  # somebody else was quicker
-                pods = api.get("/api/v1/pods")["items"]
+            pods = api.get("/api/v1/pods")["items"]
+            with contextlib.suppress(cluster.module.ApiError):
                 controller.sync(pods)
-                for pod in pods:
-                    path = volcano.pod_path(pod)
+            for pod in pods:
+                path = volcano.pod_path(pod)
+                with contextlib.suppress(cluster.module.ApiError):  # somebody else was quicker
                     if "deletionTimestamp" in pod["metadata"]:
                         api.delete(f"{path}?gracePeriodSeconds=0")
-                    elif pod["metadata"]["labels"].get("nightjar/run") == run:
+                    elif (
+                        pod["metadata"].get("labels", {}).get("nightjar/run") == run
+                        and pod["status"]["phase"] == "Pending"
+                    ):
                         api.merge(f"{path}/status", {"status": {"phase": "Pending", **status}})
 
     agent = cluster.module.read_state(cluster.kit.home)["pids"]["node-agent"]
@@ -134,6 +144,7 @@ def running(assets: Path, folder: Path, home: Path) -> Iterator[TestCluster]:
         sys.path.remove(str(folder))
     if "resourcequota" not in kit.CONTROLLERS:  # one that the kit leaves out: clusters that have become too small
         kit.CONTROLLERS = (*kit.CONTROLLERS, "resourcequota")
+    from pipeline.launch.kubernetes.names import launcher_account
     from pipeline.schedule.cluster import apply
     from pipeline.schedule.manifests import access
     from tests.launch.cluster_cases import config_for
@@ -144,8 +155,8 @@ def running(assets: Path, folder: Path, home: Path) -> Iterator[TestCluster]:
     with kit.Cluster(assets, home, pod_path=programs, pod_cwd=ROOT, pod_env={"PYTHONPATH": str(ROOT)}) as started:
         admin = _api(started.kubeconfig_admin)
         config = config_for()
-        apply(admin, access(config.launch))
-        path = f"/api/v1/namespaces/training/serviceaccounts/{config.launch.pods.launcher_account}/token"
+        apply(admin, access(config))
+        path = f"/api/v1/namespaces/training/serviceaccounts/{launcher_account(config)}/token"
         token = admin.create(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
         own = home / "nightjar.kubeconfig"
         kit.write_kubeconfig(own, started.server, home / "pki/ca.crt", token["status"]["token"], "training")

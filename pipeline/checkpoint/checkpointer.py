@@ -107,7 +107,7 @@ class Checkpointer:
             self._buffers.prepare(values)
         self._entries: list[Entry] = []
         self._pending: dict[tuple[str, int, int], Tensor] = {}
-        self._codings = Codings(self.config, self.model.rows.optimizer)
+        self._codings = Codings(self.config, self.model.rows.rules)
         self.figures = Figures()
         self.newest: str | None = None
 

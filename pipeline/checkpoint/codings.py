@@ -12,6 +12,7 @@ from torch import Tensor
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, heat_of
 from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
 from pipeline.config import CheckpointConfig
+from pipeline.embeddings.rules import TableRules, as_rules
 from pipeline.specs import TableOptimizer
 
 _SAMPLE_ROWS = 4096
@@ -27,18 +28,17 @@ _HEATS = 1 << 16  # of each block that are looked at
 class Codings:
     """Chooses the coding of each table by ``checkpoint.*``; ``restores``: how often this run was restored so far."""
 
-    def __init__(self, config: CheckpointConfig, optimizer: TableOptimizer) -> None:
-        self._config, self._optimizer = config, optimizer
+    def __init__(self, config: CheckpointConfig, optimizer: TableOptimizer | TableRules) -> None:
+        self._config, self._rules = config, as_rules(optimizer)
         self._chosen: dict[tuple[str, int], Coding] = {}
         self.restores = 0
 
     def exactly(self, block: RowBlock) -> TableCoding:
         """The coding of a checkpoint whose rows come back bit for bit."""
-        return TableCoding("fp32", "fp32", exact=self._exact)
+        return TableCoding("fp32", "fp32", exact=self._exact(block))
 
-    @property
-    def _exact(self) -> tuple[str, ...]:
-        return tuple(column.name for column in self._optimizer.columns if column.exact)
+    def _exact(self, block: RowBlock) -> tuple[str, ...]:
+        return tuple(column.name for column in self._rules.of(block.table).columns if column.exact)
 
     def of(self, blocks: list[RowBlock], *, final: bool) -> Callable[[RowBlock], TableCoding]:
         """How the rows of each of the checkpoint's ``blocks`` are stored; ``final``: in the run's result.
@@ -49,17 +49,16 @@ class Codings:
         return partial(self._of, cache(lambda: _least_heat(self._trained(blocks))), final)
 
     def _of(self, least_heat: Callable[[], float], final: bool, block: RowBlock) -> TableCoding:
-        config = self._config
-        exact = self._exact
+        config, optimizer, exact = self._config, self._rules.of(block.table), self._exact(block)
         wanted = config.final_quantise if final else config.tables.get(block.table, config.quantise)
         if wanted in ("fp32", "fp16"):
             return TableCoding(wanted, config.state, exact=exact)
         bits = int(wanted) if wanted.isdigit() else self._bits()
         levels: tuple[tuple[float, Coding], ...] = ()
-        if wanted == "mixed" and bits < 8:
+        if wanted == "mixed" and bits < 8 and optimizer.heat == self._rules.common.heat:
             levels = tuple((times and times * least_heat(), self._quantiser(block, each)) for times, each in _MIXED)
         return TableCoding(
-            self._quantiser(block, bits), config.state, hot=config.hot_share, heat=self._optimizer.heat, exact=exact,
+            self._quantiser(block, bits), config.state, hot=config.hot_share, heat=optimizer.heat, exact=exact,
             levels=levels,
         )  # fmt: skip
 
@@ -71,8 +70,10 @@ class Codings:
         return known
 
     def _trained(self, blocks: list[RowBlock]) -> Tensor:
-        """The heat of trained rows, rising; a sample."""
-        heats = [heat for block in blocks if (heat := heat_of(block, self._optimizer.heat)) is not None]
+        """The heat of trained rows, rising; a sample. Only tables with the same heat as most can be compared."""
+        common = self._rules.common.heat
+        same = [block for block in blocks if self._rules.of(block.table).heat == common]
+        heats = [heat for block in same if (heat := heat_of(block, common)) is not None]
         sampled = torch.cat([heat[:: max(1, len(heat) // _HEATS)] for heat in heats]) if heats else torch.empty(0)
         return sampled[sampled > 0].sort().values
 

@@ -69,7 +69,7 @@ def full_values(access: RowAccess) -> int:
 
 def full_bytes(access: RowAccess) -> int:
     """Bytes of all tables in float32, on all ranks together, with the optimizer's state."""
-    return sum(t.rows * (4 * t.dim + access.optimizer.state_bytes(t.dim)) for t in access.tables.values())
+    return sum(t.rows * (4 * t.dim + access.rules.of(t.name).state_bytes(t.dim)) for t in access.tables.values())
 
 
 @torch.no_grad()

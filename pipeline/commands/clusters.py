@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.command import Command, add_config_dir
-from pipeline.commands.console import show, tell
+from pipeline.commands.console import complain, show, tell
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ SCHEDULE = """\
 Takes the overrides of nightjar nightly; the CronJob runs that command every night.
 
   nightjar schedule render <overrides>     accounts, role, binding and CronJob as YAML, without a cluster
-  nightjar schedule apply <overrides>      create or replace them
+  nightjar schedule apply <overrides>      create them, or bring them up to date
   nightjar schedule status <overrides>     the last start, and how the nights ended
   nightjar schedule suspend <overrides>    start no more nights; resume starts them again
   nightjar schedule delete <overrides>     remove them
@@ -47,7 +48,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = SCHEDULE, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
     _out(_command(commands, "render", _render_schedule, "print the objects as YAML, without a cluster"))
-    _command(commands, "apply", _apply, "create or replace the objects in the cluster")
+    _command(commands, "apply", _apply, "create the objects in the cluster, or bring them up to date")
     status = _command(commands, "status", _status, "show the last start, and how the nights ended")
     status.add_argument("--json", action="store_true", help="print the result as JSON")
     _command(commands, "suspend", lambda options: _suspend(options, True), "start no more nights")
@@ -138,7 +139,9 @@ def _delete(options: argparse.Namespace) -> int:
 
 def _schedule_config(options: argparse.Namespace) -> Config:
     """What every night is composed of, its day apart; ConfigError for what no night of the CronJob would take."""
+    from pipeline.config.kubernetes import cron_times
     from pipeline.launch.kubernetes.render import require_cluster
+    from pipeline.schedule.dates import gap_of
     from pipeline.schedule.manifests import schedule_config
 
     config = schedule_config(options.overrides)
@@ -148,6 +151,8 @@ def _schedule_config(options: argparse.Namespace) -> Config:
             "gate.force is set, but in a schedule it would publish every model from now on",
             hint="leave it out; for one night: nightjar nightly date=<its day> gate.force='<why>'",
         )
+    if gap := gap_of(cron_times(config.schedule.cron), config.schedule.time_zone, date.today()):
+        complain(f"{gap}, because clocks are put forward: no night starts then; schedule.time_zone=Etc/UTC has all", 0)
     return config
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from datetime import date
+from datetime import date, datetime
 from typing import TYPE_CHECKING
 
 from pipeline import logs
 from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import complain
 from pipeline.commands.run import run_code
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, NightjarError
 from pipeline.logs import add_level
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ def _fill(
 def _nightly(options: argparse.Namespace) -> int:
     from pipeline.schedule.dates import parse_date, taken
 
-    given, overrides = taken(options.overrides, ("date",))
+    given, overrides = taken(options.overrides, ("date", "job"))
 
-    def days(zone: str) -> list[date]:
-        return [parse_date("date", given.get("date", "yesterday"), zone)]
+    def days(zone: str, now: datetime | None) -> list[date]:
+        return [parse_date("date", given.get("date", "yesterday"), zone, now)]
 
-    return _locked(options, overrides, days, catch_up=True)
+    return _locked(options, overrides, days, catch_up=True, job=given.get("job"))
 
 
 def _backfill(options: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ def _backfill(options: argparse.Namespace) -> int:
         if name not in given:
             raise ConfigError(f"{name}= is missing", hint="nightjar backfill from=2026-01-01 to=2026-01-31 <overrides>")
 
-    def days(zone: str) -> list[date]:
+    def days(zone: str, now: datetime | None) -> list[date]:
         return span(parse_date("from", given["from"], zone), parse_date("to", given["to"], zone))
 
     return _locked(options, overrides, days, catch_up=False)
@@ -82,36 +82,68 @@ def _backfill(options: argparse.Namespace) -> int:
 def _locked(
     options: argparse.Namespace,
     overrides: Sequence[str],
-    wanted: Callable[[str], list[date]],
+    wanted: Callable[[str, datetime | None], list[date]],
     *,
     catch_up: bool,
+    job: str | None = None,
 ) -> int:
-    """Do the nights of the days that ``wanted`` names in a time zone, alone on their model."""
+    """Do the nights of the days that ``wanted`` names in a time zone, alone on their model.
+
+    ``job``: the Kubernetes job that started this. What ends the command before a night began is posted and, where the
+    date has no verdict and nobody else works on it, recorded like the outcome of a night.
+    """
     from pipeline.compose import compose
     from pipeline.launch.signals import Interrupted, handled
-    from pipeline.schedule.backfill import missed_nights, run_nights
     from pipeline.schedule.dates import ANY_DAY
-    from pipeline.schedule.lock import night_lock
-    from pipeline.store import Store
+    from pipeline.schedule.refused import post_refusal
 
     def composed(day: date) -> Config:
         return compose([*overrides, f"data.day={day}"], options.config_dir)
 
-    config = composed(ANY_DAY)  # the days depend on its time zone
-    settings, model, store = config.nightly, config.model_name, Store(config.store)
-    logs.speak(config.launch.logs, "")
-    days = wanted(settings.time_zone or config.schedule.time_zone)
-    doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
     try:
-        with handled(), night_lock(store, model, settings.lease_seconds, doing):
-            if catch_up:
-                days = missed_nights(store, model, days[0], settings.catch_up) + days
-            wait = settings.wait_minutes if catch_up else 0.0
-            return run_nights(
-                days, composed, store, run_code, keep_going=settings.keep_going, wait_last=wait, catching_up=catch_up
-            )
+        config = composed(ANY_DAY)  # the days depend on its time zone
+    except NightjarError as error:
+        post_refusal(overrides, wanted, error)
+        raise
+    logs.speak(config.launch.logs, "")
+    try:
+        with handled():
+            return _nights(config, composed, wanted, catch_up, job)
     except Interrupted as stop:
         return complain(f"{stop}; the same command continues where it stopped", stop.exit_code)
+
+
+def _nights(
+    config: Config,
+    composed: Callable[[date], Config],
+    wanted: Callable[[str, datetime | None], list[date]],
+    catch_up: bool,
+    job: str | None,
+) -> int:
+    """As ``_locked``, for a configuration that composes."""
+    from pipeline.schedule.backfill import missed_nights, run_nights
+    from pipeline.schedule.lock import night_lock
+    from pipeline.schedule.nightjob import end_leftovers, night_job
+    from pipeline.schedule.refused import refusals_posted
+    from pipeline.store import Store
+
+    settings, model, store = config.nightly, config.model_name, Store(config.store)
+    zone, known = settings.time_zone or config.schedule.time_zone, None
+    with refusals_posted(config, store, lambda: wanted(zone, known.due if known else None)[-1]) as posted:
+        known = night_job(config, job) if job is not None else None
+        days = wanted(zone, known.due if known else None)
+        doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
+        with night_lock(store, model, settings.lease_seconds, doing):
+            if catch_up:
+                days = missed_nights(store, model, days[0], settings.catch_up) + days
+            if known is not None:
+                end_leftovers(config, model, days[-1], days)
+            posted.begun = True
+            wait = settings.wait_minutes if catch_up else 0.0
+            return run_nights(
+                days, composed, store, run_code, keep_going=settings.keep_going, wait_last=wait, catching_up=catch_up,
+                deadline=known.deadline if known else None,
+            )  # fmt: skip
 
 
 COMMANDS = (

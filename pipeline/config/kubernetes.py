@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
 
 from pipeline.config import Config, HardwareConfig, LaunchConfig, PodConfig, ScheduleConfig
 from pipeline.errors import ConfigError
@@ -12,7 +15,10 @@ DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
 SECRET_KEY = re.compile(r"[a-z0-9][-a-z0-9.]{0,252}/[-._A-Za-z0-9]{1,253}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SECRETIVE = re.compile(r"(SECRET|PASSWORD|TOKEN|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY)", re.IGNORECASE)
+SECRETIVE = re.compile(
+    r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY|(^|_)(API)?KEY$|(^|_)(PAT|PWD)$", re.IGNORECASE
+)
+WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 CRON_PART = re.compile(r"(?:[*?]|(\w+)(?:-(\w+))?)(?:/([1-9]\d*))?")
 # The fields of a cron schedule: first value, last value, names of values.
 CRON_FIELDS = {
@@ -24,6 +30,7 @@ CRON_FIELDS = {
 }
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 LAUNCHER = "launcher"  # its key in ``resources`` and ``patch``, besides the stages
+KUEUE_JOBS = ("indexed", "jobset")
 PATCH_ALL = "all"  # key in ``patch`` of what is for every pod
 
 
@@ -47,10 +54,52 @@ def check_kubernetes(config: Config) -> None:
         raise ConfigError(
             f"schedule.cron is {config.schedule.cron!r}, expected {problem}", hint="'schedule.cron=0 2 * * *'"
         )
+    if config.launch.kueue and config.launch.job not in KUEUE_JOBS:
+        raise ConfigError(
+            f"launch.kueue admits jobs of Kubernetes, but launch.job is {config.launch.job}, with queues of its own",
+            hint=f"launch.job={KUEUE_JOBS[0]}, or launch.kueue=false",
+        )
     _check_hosts(config.launch, config.hardware)
     _check_pods(pods)
     _check_patch(pods)
     _check_places(config.store, config.data.path, pods)
+    _check_urls(config)
+
+
+def _check_urls(config: Config) -> None:
+    """ConfigError for a setting with a URL that holds a password: records and manifests show all settings."""
+    for path, value in _texts("", asdict(config)):
+        if WITH_PASSWORD.search(value):
+            raise ConfigError(
+                f"{path} is a URL with a password, which manifests and the run's records would show",
+                hint="leave it out of the URL; launch.pods.secret_env or launch.pods.env_from gives pods credentials",
+            )
+
+
+def _texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """All strings below ``value`` with their paths."""
+    if isinstance(value, str):
+        yield path, value
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in entries:
+        yield from _texts(f"{path}.{name}".lstrip("."), each)
+
+
+def cron_times(text: str) -> list[tuple[int, int]]:
+    """The (hour, minute) of every start within a day by the cron schedule ``text``."""
+    minutes, hours = (_expanded(field, last) for field, last in zip(text.split()[:2], (59, 23), strict=True))
+    return [(hour, minute) for hour in hours for minute in minutes]
+
+
+def _expanded(field: str, last: int) -> list[int]:
+    """The numbers that a field of a cron schedule means, of 0 to ``last``."""
+    numbers: set[int] = set()
+    for part in field.split(","):
+        if match := CRON_PART.fullmatch(part):
+            low, high, step = match.groups()
+            end = int(high) if high else int(low) if low and not step else last
+            numbers.update(range(int(low or 0), end + 1, int(step or 1)))
+    return sorted(numbers)
 
 
 def _cron_problem(text: str) -> str:
@@ -79,8 +128,8 @@ def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
     pods = launch.pods
     names = [
         ("launch.namespace", launch.namespace), ("launch.queue", launch.queue), ("schedule.name", schedule.name),
-        ("launch.pods.service_account", pods.service_account),
-        ("launch.pods.launcher_account", pods.launcher_account),
+        ("launch.pods.service_account", pods.service_account or "default"),
+        ("launch.pods.launcher_account", pods.launcher_account or "default"),
         *((f"launch.pods.volumes.{name}", name) for name in pods.volumes),
         *((f"launch.pods.volumes.{name}.claim", volume.claim) for name, volume in pods.volumes.items()),
         *(("launch.pods.env_from", name) for name in pods.env_from),

@@ -50,12 +50,16 @@ class LaunchConfig:
     first_host: str = setting("localhost", doc="With launch=hosts, name or address of host 0, where the ranks meet.")
     job: str = setting(
         "volcano",
-        choices=("volcano", "indexed"),
-        doc="volcano: Volcano jobs. indexed: indexed jobs of batch/v1, without gang scheduling.",
+        choices=("volcano", "indexed", "jobset"),
+        doc="volcano: Volcano jobs. indexed: indexed jobs of batch/v1, without gang scheduling. jobset: the same in a "
+        "JobSet.",
+    )
+    kueue: bool = setting(
+        False, doc="Jobs start suspended, for Kueue to admit them into `queue`; with job=indexed or jobset."
     )
     context: str | None = setting(None, doc="Context of the kubeconfig; null: the current one.")
     namespace: str = setting("nightjar", doc="Namespace of the jobs.")
-    queue: str = setting("default", doc="Queue of the Volcano jobs.")
+    queue: str = setting("default", doc="Queue of the Volcano jobs, or with `kueue` the LocalQueue.")
     priority_class: str | None = setting(None, doc="Priority class of the pods; null: none.")
     min_hosts: int | None = setting(
         None,

@@ -47,8 +47,12 @@ class PodConfig:
 
     image: str = setting("", doc="Image of the pods, by digest.")
     pull_secrets: list[str] = setting(factory=list, doc="Secrets for pulling the image.")
-    service_account: str = setting("nightjar-trainer", doc="Account of the stages; it needs no rights.")
-    launcher_account: str = setting("nightjar-launcher", doc="Account of the launcher, which creates jobs.")
+    service_account: str | None = setting(
+        None, doc="Account of the stages, of your own; null: `<schedule.name>-stages`, which a schedule makes."
+    )
+    launcher_account: str | None = setting(
+        None, doc="Account of a schedule's launcher, of your own; null: `<schedule.name>-launcher`, made as well."
+    )
     user: int = setting(
         10001,
         low=1,

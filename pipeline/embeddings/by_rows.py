@@ -18,7 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from torch import Tensor
 
 from pipeline.embeddings import native
-from pipeline.embeddings.ssd.kernel import sparse_memory, storage_of
+from pipeline.embeddings.ssd.kernel import large_pages, sparse_memory, storage_of
 from pipeline.embeddings.state import TableState, keep_state
 from pipeline.embeddings.tables import Kernel
 from pipeline.specs.table_optimizer import CompiledStep, StateColumn, TableOptimizer
@@ -68,6 +68,8 @@ class RowOptimizer:
     def learn(self, lookup: Lookup, gradient: Tensor) -> None:
         """Update the rows of ``lookup`` by the ``gradient`` of its pooled embeddings [b, sum of dims]."""
         self.steps += 1
+        if self._optimizer.frozen:
+            return
         batch, library = len(gradient), native.library()
         step = self._optimizer.compiled_step(self.lr, self.steps) if library is not None and self._places else None
         if library is not None and step is not None:
@@ -164,8 +166,8 @@ def new_state(weights: Tensor, columns: Sequence[StateColumn], *, sparse: bool =
     wide = [column.name for column in columns if column.per_value]
 
     def zeros(*shape: int) -> Tensor:
-        if sparse:
-            return sparse_memory(math.prod(shape)).view(shape)
+        if weights.device.type == "cpu":
+            return (sparse_memory if sparse else large_pages)(math.prod(shape)).view(shape)
         return torch.zeros(shape, device=weights.device)
 
     beside = dict(zip(wide, zeros(rows, len(wide), dim).unbind(1), strict=True)) if wide else {}

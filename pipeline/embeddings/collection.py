@@ -33,6 +33,7 @@ def build_collection(
             num_embeddings=table.rows,
             feature_names=[*table.features],
             pooling=_POOLINGS[model.table(table.name).pooling],
+            weight_init_max=model.table(table.name).init_bound,
         )
         for table in schema.tables
     ]

@@ -17,6 +17,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from pipeline.embeddings.rules import TableRules
 from pipeline.embeddings.ssd.kernel import states_of, storage_of
 from pipeline.embeddings.tables import Kernel, kernels
 from pipeline.errors import GuardError
@@ -31,10 +32,12 @@ def compiled_on(optimizer: TableOptimizer, device: str) -> bool:
     return device == "cpu" and bool(optimizer.compiled) and library() is not None
 
 
-def compile_tables(dmp: DistributedModelParallel, optimizer: TableOptimizer) -> None:
-    """Have the compiled library look up and train the tables in fused kernels; see ``compiled_on``."""
-    kernels_here = [kernel for kernel in kernels(dmp) if kernel.fused]
-    for kernel in kernels_here:
+def compile_tables(dmp: DistributedModelParallel, rules: TableRules, device: str) -> None:
+    """Have the compiled library look up and train the tables in fused kernels that it can; see ``compiled_on``."""
+    for kernel in kernels(dmp):
+        optimizer = rules.of(kernel.tables[0].name)
+        if not kernel.fused or not compiled_on(optimizer, device):
+            continue
         if all(len(weights) < _MOST for weights in storage_of(kernel.module)):
             kernel.module.forward = CompiledTables(kernel, optimizer, cast(Library, library()))
 

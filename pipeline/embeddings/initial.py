@@ -9,7 +9,6 @@ Easy as 1, 2, 3", SC'11, section 3.3).
 from __future__ import annotations
 
 import hashlib
-import math
 
 import numpy as np
 import torch
@@ -31,12 +30,12 @@ _PIECE_FLOATS = 1 << 17
 
 
 def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
-    """Initial values of rows [start, stop): uniform in +-1 / sqrt(table.rows), [stop - start, dim].
+    """Initial values of rows [start, stop): uniform in +-``table.initial_bound``, [stop - start, dim].
 
     A function of (seed, table, global row) alone: each block of ``INIT_BLOCK_ROWS`` rows has a
     counter-based generator of its own, so any range costs at most two blocks more than itself.
     """
-    bound = 1.0 / math.sqrt(table.rows)
+    bound = table.initial_bound
     parts = []
     for block in range(start // INIT_BLOCK_ROWS, -(-stop // INIT_BLOCK_ROWS)):
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(block_key(seed, table, block), "little")))
@@ -75,7 +74,7 @@ def _rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np
     flat = _floats(counters, keys).reshape(len(rows), count * _FLOATS)
     if skip.any():
         flat = np.take_along_axis(flat, skip[:, None] + np.arange(table.dim), axis=1)
-    bound = 1.0 / math.sqrt(table.rows)
+    bound = table.initial_bound
     flat = flat[:, : table.dim] * np.float32(2 * bound)
     flat -= np.float32(bound)
     return flat

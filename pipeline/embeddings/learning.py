@@ -17,25 +17,34 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.by_rows import RowOptimizer, new_state, update_rows
+from pipeline.embeddings.rules import TableRules, as_rules
 from pipeline.embeddings.state import TableState, keep_state
 from pipeline.embeddings.tables import Kernel, kernels, table_group
-from pipeline.specs.table_optimizer import TableOptimizer
+from pipeline.embeddings.together import apart
 
 
-def fuse_optimizer(collection: EmbeddingBagCollection, optimizer: TableOptimizer, device: str) -> None:
-    """Have ``optimizer`` train every table of ``collection`` inside the backward pass, once it is sharded.
+def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device: str) -> None:
+    """Have the optimizer of every table of ``collection`` train it inside the backward pass, once it is sharded.
 
     The learning rate is 0 until ``set_sparse_lr``. Where FBGEMM has no kernel of it for ``device``, the kernel only
     looks up, and ``learn_by_rows`` does the rest.
     """
-    kind, settings = optimizer.fused() if optimizer.fused_on(device) else (torch.optim.SGD, {})
-    _apply_optimizer_in_backward(kind, collection.parameters(), optimizer_kwargs={"lr": 0.0, **settings})
+    names = list(collection.embedding_bags)
+    for own in dict.fromkeys(rules.kind(name) for name in names):
+        same = [name for name in names if rules.kind(name) == own]
+        optimizer = rules.of(same[0])
+        kind, settings = optimizer.fused() if optimizer.fused_on(device) else (torch.optim.SGD, {})
+        parameters = [collection.embedding_bags[name].weight for name in same]
+        _apply_optimizer_in_backward(kind, parameters, optimizer_kwargs={"lr": 0.0, **settings})
+        if own:
+            apart(parameters, own)
 
 
-def learn_by_rows(dmp: DistributedModelParallel, optimizer: TableOptimizer, on_disk: Sequence[str]) -> None:
-    """Have ``optimizer`` train the tables in kernels that look up only. ``on_disk``: the tables on tier ssd."""
+def learn_by_rows(dmp: DistributedModelParallel, rules: TableRules, device: str, on_disk: Sequence[str]) -> None:
+    """Have their optimizers train the tables in kernels that look up only. ``on_disk``: the tables on tier ssd."""
     for kernel in kernels(dmp):
-        if kernel.fused:
+        optimizer = rules.of(kernel.tables[0].name)
+        if kernel.fused and not optimizer.fused_on(device):
             RowOptimizer(kernel, optimizer, on_disk)
 
 
@@ -46,37 +55,44 @@ def _row_optimizer(kernel: Kernel) -> RowOptimizer | None:
 
 @dataclass(frozen=True)
 class _Replicas:
-    """The ``values`` of a kernel's flat ``weights`` that are rows of width ``dim``, and the ``state`` of these rows."""
+    """The ``values`` of a kernel's flat ``weights`` that are rows of width ``dim``, and the ``state`` of these rows.
+
+    ``table``: one of theirs, by which they learn.
+    """
 
     weights: nn.Parameter
     values: slice
     dim: int
     state: TableState
+    table: str
 
 
 class ReplicaOptimizer(torch.optim.Optimizer):
-    """``optimizer`` over the data-parallel tables of ``modules``, by the same formula as in a fused kernel.
+    """The optimizers of the data-parallel tables in ``kernels``, by the same formulas as in fused kernels.
 
     Data-parallel tables are ordinary parameters to TorchRec: their gradient is dense and averaged over the ranks, so
     ``step`` costs O(rows * dim) and must be called after each backward pass. The kernel keeps the state, where
-    ``kernel_states`` finds it; ``state_dict`` has none. ``steps``: the number of steps taken.
+    ``kernel_states`` finds it; ``state_dict`` has none. ``steps``: the number of steps taken; ``factor``: of the
+    schedule, for tables with a learning rate of their own.
     """
 
-    def __init__(self, modules: Sequence[Any], optimizer: TableOptimizer) -> None:
-        self._optimizer, self.steps = optimizer, 0
-        self._parts = [part for module in modules for part in self._parts_of(module)]
-        super().__init__([module.weights for module in modules], {"lr": 0.0})
+    def __init__(self, kernels: Sequence[Kernel], rules: TableRules) -> None:
+        self._rules, self.steps, self.factor = rules, 0, 1.0
+        self._parts = [part for kernel in kernels for part in self._parts_of(kernel)]
+        super().__init__([kernel.module.weights for kernel in kernels], {"lr": 0.0})
 
-    def _parts_of(self, module: Any) -> list[_Replicas]:
-        """The tables of a kernel, neighbours of one width together. The kernel keeps the state, by table."""
-        parts, states, first = [], list[TableState](), 0
-        for dim, group in itertools.groupby(module.embedding_specs, key=lambda spec: int(spec[1])):
-            rows = [count for count, _ in group]
+    def _parts_of(self, kernel: Kernel) -> list[_Replicas]:
+        """The tables of a kernel, neighbours of one width and kind together. The kernel keeps the state, by table."""
+        parts, states, first, module = [], list[TableState](), 0, kernel.module
+        tables = [(table.name, int(rows), int(dim)) for table, (rows, dim) in _specs(kernel)]
+        for (dim, _), group in itertools.groupby(tables, key=lambda each: (each[2], self._rules.kind(each[0]))):
+            names, rows, _ = zip(*group, strict=True)
             values = slice(first, first + sum(rows) * dim)
-            state = new_state(module.weights.detach()[values].view(-1, dim), self._optimizer.columns)
+            columns = self._rules.of(names[0]).columns
+            state = new_state(module.weights.detach()[values].view(-1, dim), columns)
             split = {name: each.split(rows) for name, each in state.items()}
             states += [{name: pieces[i] for name, pieces in split.items()} for i in range(len(rows))]
-            parts.append(_Replicas(module.weights, values, dim, state))
+            parts.append(_Replicas(module.weights, values, dim, state, names[0]))
             first = values.stop
         keep_state(module, states)
         return parts
@@ -87,14 +103,21 @@ class ReplicaOptimizer(torch.optim.Optimizer):
         lr = self.param_groups[0]["lr"]
         self.steps += 1
         for part in self._parts:
-            if part.weights.grad is None:
+            optimizer = self._rules.of(part.table)
+            if part.weights.grad is None or optimizer.frozen:
                 continue
+            rate = self._rules.rate(part.table, lr, self.factor)
             own, gradient = (each[part.values].view(-1, part.dim) for each in (part.weights, part.weights.grad))
-            if self._optimizer.lazy:
+            if optimizer.lazy:
                 touched = (gradient != 0).any(dim=1).nonzero().squeeze(1)
-                update_rows(self._optimizer, own, touched, gradient[touched], part.state, lr, self.steps)
+                update_rows(optimizer, own, touched, gradient[touched], part.state, rate, self.steps)
             else:
-                self._optimizer.update(own, gradient, part.state, lr, self.steps)
+                optimizer.update(own, gradient, part.state, rate, self.steps)
+
+
+def _specs(kernel: Kernel) -> list[tuple[Any, tuple[int, int]]]:
+    """The tables of a data-parallel ``kernel`` with their rows and widths."""
+    return list(zip(kernel.tables, kernel.module.embedding_specs, strict=True))
 
 
 def replica_optimizer(dmp: DistributedModelParallel) -> ReplicaOptimizer | None:
@@ -147,23 +170,27 @@ def keeping_steps(dmp: DistributedModelParallel) -> Iterator[None]:
         counter.copy_(value)
 
 
-def set_sparse_lr(dmp: DistributedModelParallel, lr: float) -> None:
+def set_sparse_lr(dmp: DistributedModelParallel, lr: float, factor: float = 1.0) -> None:
     """Set the learning rate of all tables, fused or not, from the next backward pass on.
+
+    ``factor``: of the schedule; tables with a rate of their own get that rate times it.
 
     The fused optimizer copies the rate in its ``param_groups`` to the kernel at its next ``zero_grad`` or ``step``, so
     a rate set on one of the two alone comes late or is lost.
     """
-    for group in dmp.fused_optimizer.param_groups:
-        group["lr"] = lr
+    rules = as_rules(dmp.table_rules)  # type: ignore[arg-type]
     for kernel in kernels(dmp):
+        rate = rules.rate(kernel.tables[0].name, lr, factor)
+        for group in kernel.optimizer.param_groups if kernel.fused else ():
+            group["lr"] = rate
         by_rows = _row_optimizer(kernel)
         if by_rows is not None:
-            by_rows.lr = lr
+            by_rows.lr = rate
         elif kernel.fused:
-            kernel.module.set_learning_rate(lr)
+            kernel.module.set_learning_rate(rate)
     replicas = replica_optimizer(dmp)
     if replicas is not None:
-        replicas.param_groups[0]["lr"] = lr
+        replicas.param_groups[0]["lr"], replicas.factor = lr, factor
 
 
 def clip_table_gradients(dmp: DistributedModelParallel, limit: float) -> None:

@@ -11,6 +11,7 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from pipeline.embeddings.compiled import CompiledTables
 from pipeline.embeddings.tables import sharded_collections
 from pipeline.embeddings.together import Together
 
@@ -43,12 +44,16 @@ def looked_up(dmp: DistributedModelParallel) -> list[nn.Module]:
 
 
 def _side_by_side(lookup: Any) -> Any:
-    """``lookup``, its kernels side by side where it has several fused ones and the process has threads for them."""
+    """``lookup``, its kernels side by side where it has several fused ones and the process has threads for them.
+
+    Compiled tables use all threads themselves.
+    """
     several = not isinstance(lookup, DistributedDataParallel) and len(lookup._emb_modules) > 1
     if (
         several
         and torch.get_num_threads() > 1
         and all(hasattr(each, "fused_optimizer") for each in lookup._emb_modules)
+        and not any(isinstance(each.emb_module.forward, CompiledTables) for each in lookup._emb_modules)
     ):
         return Together(lookup._emb_modules, lookup._feature_splits)
     return lookup

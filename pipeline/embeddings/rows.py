@@ -11,16 +11,16 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.embeddings.initial import rows_at
+from pipeline.embeddings.rules import TableRules
 from pipeline.embeddings.shards import LocalShard, ShardStore
 from pipeline.embeddings.state import kernel_states
 from pipeline.embeddings.tables import Kernel, TableSpec, kernels, sharded_collections, table_group
-from pipeline.specs.table_optimizer import TableOptimizer
 
 _AT_ONCE = 1 << 18
 
 
 class RowAccess:
-    """The rows of a sharded model on this rank, on any tier, and the ``optimizer`` of its tables.
+    """The rows of a sharded model on this rank, on any tier, and the ``rules`` by which its tables learn.
 
     ``tables``: all tables of the model, on whichever ranks they are; None reads them from the collections, where every
     rank has all of them.
@@ -28,10 +28,10 @@ class RowAccess:
 
     def __init__(self, dmp: DistributedModelParallel, tables: Sequence[TableSpec] | None = None) -> None:
         self._dmp = dmp
-        self.optimizer: TableOptimizer = cast(Any, dmp).table_optimizer
+        self.rules: TableRules = cast(Any, dmp).table_rules
         self._ssd: ShardStore | None = getattr(dmp, "ssd", None)
         configs = [c for ebc in sharded_collections(dmp).values() for c in ebc._embedding_bag_configs]
-        specs = tables or [TableSpec(c.name, c.num_embeddings, c.embedding_dim) for c in configs]
+        specs = tables or [TableSpec(c.name, c.num_embeddings, c.embedding_dim, c.weight_init_max) for c in configs]
         self.tables = {spec.name: spec for spec in specs}
 
     def local_shards(self) -> list[LocalShard]:
@@ -47,7 +47,7 @@ class RowAccess:
         if kernel.fused:
             kernel.module.flush()
             kernel.module.reset_cache_states()
-        states = kernel_states(kernel, self.optimizer.columns)
+        states = kernel_states(kernel, self.rules.of(kernel.tables[0].name).columns)
         order = {name: i for i, name in enumerate(self.tables)}
         group = table_group(self._dmp)
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -58,7 +58,7 @@ class RowAccess:
             owner = place is not None or order[table.name] % ranks == rank
             rows, columns = weight.shape
             if self._ssd is not None and table.name in self._ssd.tables:
-                shards.append(self._ssd.local_shard(table.name, owner, self.optimizer.columns))
+                shards.append(self._ssd.local_shard(table.name, owner, self.rules.of(table.name).columns))
             elif rows:
                 parts = {name: values.detach() for name, values in state.items()}
                 shards.append(LocalShard(table.name, row, rows, column, columns, owner, weight.detach(), parts))

@@ -27,6 +27,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.compiled import compile_tables, compiled_on
 from pipeline.embeddings.learning import ReplicaOptimizer, fuse_optimizer, learn_by_rows
+from pipeline.embeddings.rules import TableRules, as_rules
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels
@@ -97,8 +98,9 @@ def _check_ssd(name: str, table: TablePlan, plan: Plan) -> None:
         )
 
 
-def _check_optimizer(plan: Plan, optimizer: TableOptimizer) -> None:
+def _check_optimizer(plan: Plan, rules: TableRules) -> None:
     for name, table in plan.tables.items():
+        optimizer = rules.of(name)
         if not optimizer.tiers_on(plan.device, (table.tier,)):
             raise PlanError(
                 f"table {name!r} is on tier {table.tier}, but table optimizer {optimizer.name} has no kernel for "
@@ -195,7 +197,7 @@ def shard_model(
     plan: Plan,
     module_path: str,
     device: torch.device,
-    optimizer: TableOptimizer,
+    optimizer: TableOptimizer | TableRules,
     among: TableRanks | None = None,
     codecs: dict[str, QuantizedCommCodecs] | None = None,
     ssd: SsdStore | None = None,
@@ -204,20 +206,20 @@ def shard_model(
     """Shard the collection at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
 
     One rank alone gets no DDP. TorchRec fills the shards anew on CPU: initialise or restore them afterwards.
-    ``optimizer``: of all tables; its learning rate is 0 until ``set_sparse_lr``. ``among``: the ranks of the
-    collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings, by TorchRec's
-    name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.
+    ``optimizer``: of all tables, or rules for each; the learning rate is 0 until ``set_sparse_lr``. ``among``: the
+    ranks of the collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings,
+    by TorchRec's name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.
     ``prefetch``: see ``to_sharding_plan``. PlanError where plan, model and ranks do not match, or ``optimizer`` cannot
     train a table on its tier.
     """
     collection = _check_model(model, plan, module_path, device)
     if ssd_tables(plan) and ssd is None:
         raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
-    _check_optimizer(plan, optimizer)
-    fuse_optimizer(collection, optimizer, plan.device)
-    compiled = compiled_on(optimizer, plan.device)
+    rules = as_rules(optimizer)
+    _check_optimizer(plan, rules)
+    fuse_optimizer(collection, rules, plan.device)
     alone = plan.world_size == 1 and device.type == "cpu" and ssd is None
-    if alone and not compiled and optimizer.fused_on(plan.device):
+    if alone and not compiled_on(rules.common, plan.device) and rules.all_fused(plan.device):
         divide_tables(list(collection.parameters()), torch.get_num_threads())
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
@@ -226,7 +228,7 @@ def shard_model(
         qcomm_codecs_registry=codecs,
     )
     if ssd is not None:
-        ssd.give(collection, optimizer)
+        ssd.give(collection, rules)
     with kernels_on_ssd() if ssd is not None else nullcontext():
         dmp = DistributedModelParallel(
             module=model,
@@ -237,16 +239,15 @@ def shard_model(
             init_data_parallel=plan.world_size > 1,
             data_parallel_wrapper=_wrapper(model, among) if among else None,
         )
-    if compiled:
-        compile_tables(dmp, optimizer)
-    elif not optimizer.fused_on(plan.device):
-        learn_by_rows(dmp, optimizer, ssd_tables(plan))
+    compile_tables(dmp, rules, plan.device)
+    if not rules.all_fused(plan.device):
+        learn_by_rows(dmp, rules, plan.device, ssd_tables(plan))
     if ssd is not None:
         dmp.ssd = ssd
         ssd.attach(dmp)
-    dmp.table_optimizer = optimizer
-    replicas = [kernel.module for kernel in kernels(dmp) if not kernel.fused]
-    dmp.replicas = ReplicaOptimizer(replicas, optimizer) if replicas else None
+    dmp.table_rules = rules
+    replicas = [kernel for kernel in kernels(dmp) if not kernel.fused]
+    dmp.replicas = ReplicaOptimizer(replicas, rules) if replicas else None
     return dmp
 
 

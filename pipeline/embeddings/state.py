@@ -25,11 +25,14 @@ def kept_state(module: Any) -> list[TableState] | None:
 
 
 def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[TableState]:
-    """The optimizer's state in ``kernel``, by table and column: views [rows] or [rows, dim]."""
-    if not columns:
-        return [{} for _ in kernel.tables]
+    """The optimizer's state in ``kernel``, by table and column: views [rows] or [rows, dim].
+
+    ``columns``: of its tables, where FBGEMM has the state.
+    """
     kept = kept_state(kernel.module)
     if kept is not None:
         return kept
+    if not columns:
+        return [{} for _ in kernel.tables]
     names = [column.name for column in columns]
     return [dict(zip(names, each, strict=True)) for each in kernel.module.split_optimizer_states()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,20 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table: ``rows`` rows of ``dim`` float32 values."""
+    """A table: ``rows`` rows of ``dim`` float32 values.
+
+    ``bound``: initial values are uniform in plus or minus this; None: 1 / sqrt(rows).
+    """
 
     name: str
     rows: int
     dim: int
+    bound: float | None = None
+
+    @property
+    def initial_bound(self) -> float:
+        """``bound``, where there is none its default."""
+        return 1.0 / math.sqrt(self.rows) if self.bound is None else self.bound
 
 
 @dataclass(frozen=True)
@@ -27,11 +37,13 @@ class Kernel:
     """One table-batched kernel of this rank. ``tables``: its ShardedEmbeddingTables, one per local shard, in order.
 
     ``fused``: the kernel itself applies the optimizer in the backward pass; else ``ReplicaOptimizer`` does.
+    ``optimizer``: TorchRec's view of the fused one.
     """
 
     module: Any
     tables: list[Any]
     fused: bool
+    optimizer: Any = None
 
 
 def sharded_collections(dmp: DistributedModelParallel) -> dict[str, ShardedEmbeddingBagCollection]:
@@ -47,7 +59,8 @@ def kernels(dmp: DistributedModelParallel) -> Iterator[Kernel]:
             inner = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
             for embedding in inner._emb_modules:
                 fused = hasattr(embedding, "fused_optimizer")
-                yield Kernel(embedding.emb_module, list(embedding._config.embedding_tables), fused)
+                optimizer = embedding.fused_optimizer if fused else None
+                yield Kernel(embedding.emb_module, list(embedding._config.embedding_tables), fused, optimizer)
 
 
 def table_group(dmp: DistributedModelParallel) -> dist.ProcessGroup | None:

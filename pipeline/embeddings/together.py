@@ -19,6 +19,17 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 _GROUP = "_batch_key"  # tables of different values get kernels of their own; TorchRec drops it before it makes them
 
 
+def apart(parameters: Sequence[nn.Parameter], kind: str) -> None:
+    """Have TorchRec make a kernel of its own of the tables with these ``parameters``, which are of one ``kind``.
+
+    Call it after the optimizer is fused and before the tables are sharded.
+    """
+    for parameter in parameters:
+        given = parameter._optimizer_kwargs  # type: ignore[attr-defined]
+        joined = [{**kwargs, _GROUP: f"{kwargs.get(_GROUP, '')}{kind}"} for kwargs in given]
+        parameter._optimizer_kwargs = joined  # type: ignore[attr-defined]
+
+
 def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
     """Have TorchRec make up to ``parts`` kernels of the tables with these ``parameters``, neighbours together.
 
@@ -26,9 +37,7 @@ def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
     """
     parts = min(parts, len(parameters))
     for number, parameter in enumerate(parameters):
-        given = parameter._optimizer_kwargs  # type: ignore[attr-defined]
-        key = f"part {number * parts // len(parameters)}"
-        parameter._optimizer_kwargs = [{**kwargs, _GROUP: key} for kwargs in given]  # type: ignore[attr-defined]
+        apart([parameter], f"part {number * parts // len(parameters)}")
 
 
 class Together(nn.Module):

@@ -37,7 +37,7 @@ class _Marks:
 
 
 class TouchedRows:
-    """Marks the rows of a sharded model that lookups in training mode touch.
+    """Marks the rows of a sharded model that lookups in training mode touch, those of frozen tables apart.
 
     Read ``mask`` at a step boundary and call ``clear`` once the marked rows are copied.
     """
@@ -47,12 +47,15 @@ class TouchedRows:
         self._marks: list[_Marks] = []
         self._hooks = []
         self._group = table_group(dmp)
+        rules = getattr(dmp, "table_rules", None)
         for kernel in kernels(dmp):
             marks = _marks_of(kernel)
             self._marks.append(marks)
-            hook = _Marker(kernel, marks)
-            # Before the hook of tier ssd, which turns rows into slots.
-            self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
+            frozen = [rules is not None and rules.of(table.name).frozen for table in kernel.tables]
+            if not all(frozen):
+                hook = _Marker(kernel, marks, frozen)
+                # Before the hook of tier ssd, which turns rows into slots.
+                self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
             for table, view in zip(kernel.tables, marks.views, strict=True):
                 place = table.local_metadata
                 row, column = place.shard_offsets if place is not None else (0, 0)
@@ -98,10 +101,11 @@ def _marks_of(kernel: Kernel) -> _Marks:
 
 
 class _Marker:
-    """The hook: marks the ids of one kernel's lookup, feature by feature."""
+    """The hook: marks the ids of one kernel's lookup, feature by feature. ``frozen``: which tables have no marks."""
 
-    def __init__(self, kernel: Kernel, marks: _Marks) -> None:
+    def __init__(self, kernel: Kernel, marks: _Marks, frozen: list[bool]) -> None:
         self._all = marks.all
+        self._frozen = [frozen[table] for table in _table_of_feature(kernel)]
         self._views = [marks.views[table] for table in _table_of_feature(kernel)]
         first = [0, *itertools.accumulate(len(view) for view in marks.views)]
         self._first = torch.tensor([first[table] for table in _table_of_feature(kernel)], device=marks.all.device)
@@ -111,7 +115,7 @@ class _Marker:
             return
         indices = kwargs["indices"] if "indices" in kwargs else args[0]
         offsets = kwargs["offsets"] if "offsets" in kwargs else args[1]
-        if self._all.device.type == "cpu":
+        if self._all.device.type == "cpu" or any(self._frozen):
             self._mark_by_feature(indices, offsets)
         else:
             self._mark_at_once(indices, offsets)
@@ -127,11 +131,11 @@ class _Marker:
         self._all.index_fill_(0, indices.long() + first, 1)
 
     def _mark_by_feature(self, indices: Tensor, offsets: Tensor) -> None:
-        """In host memory: feature by feature, without a copy of the ids."""
+        """In host memory, and beside frozen tables: feature by feature, without a copy of the ids."""
         batch = (offsets.numel() - 1) // len(self._views)
         ends = offsets[::batch].tolist() if batch else [0] * (len(self._views) + 1)
         for feature, view in enumerate(self._views):
-            if ends[feature] < ends[feature + 1]:
+            if ends[feature] < ends[feature + 1] and not self._frozen[feature]:
                 # index_fill_ stays in this thread; view[ids] = 1 starts a team of threads for every feature, which
                 # costs up to a hundred times as much where other work wants the cores.
                 view.index_fill_(0, indices[ends[feature] : ends[feature + 1]].long(), 1)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from pipeline.config import Config
 from pipeline.launch.protocol import StageRunner
 from pipeline.launch.runlock import run_lock
 from pipeline.store import Store
+
+if TYPE_CHECKING:
+    from pipeline.launch.kubernetes.api import Api
+    from pipeline.launch.kubernetes.jobs import ClusterRunner
 
 
 def scheduler(config: Config, columns: int = 0) -> StageRunner:
@@ -22,11 +27,19 @@ def scheduler(config: Config, columns: int = 0) -> StageRunner:
         return LocalStages(config, columns)
     from pipeline.launch.kubernetes.credentials import connect
 
-    api = connect(config.launch.context).patient(60 * config.launch.outage_minutes)
+    return cluster_runner(config, connect(config.launch.context).patient(60 * config.launch.outage_minutes))
+
+
+def cluster_runner(config: Config, api: Api) -> ClusterRunner:
+    """What submits stages in the form that ``launch.job`` names."""
     if config.launch.job == "indexed":
         from pipeline.launch.kubernetes.batch import IndexedRunner
 
         return IndexedRunner(config, api)
+    if config.launch.job == "jobset":
+        from pipeline.launch.kubernetes.jobset import JobSetRunner
+
+        return JobSetRunner(config, api)
     from pipeline.launch.kubernetes.volcano import VolcanoRunner
 
     return VolcanoRunner(config, api)

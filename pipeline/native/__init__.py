@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.compiled import checked, open_installed
 
-_VERSION = 1  # of the functions, as steps.c has it
+_VERSION = 2  # of the functions, as steps.c has it
 
 
 class Interact(ctypes.Structure):
@@ -33,6 +33,16 @@ class Mask(ctypes.Structure):
     _fields_ = (
         ("grad", ctypes.c_void_p), ("out", ctypes.c_void_p), ("masked", ctypes.c_void_p), ("sums", ctypes.c_void_p),
         ("n", ctypes.c_int64), ("width", ctypes.c_int64), ("bf16", ctypes.c_int32), ("threads", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class Head(ctypes.Structure):
+    """The layer that gives the logits: ``Head`` of steps.c."""
+
+    _fields_ = (
+        ("hidden", ctypes.c_void_p), ("weight", ctypes.c_void_p), ("logits", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p), ("grad_hidden", ctypes.c_void_p), ("sums", ctypes.c_void_p), ("n", ctypes.c_int64),
+        ("width", ctypes.c_int64), ("bias", ctypes.c_float), ("bf16", ctypes.c_int32), ("threads", ctypes.c_int32),
     )  # fmt: skip
 
 
@@ -70,6 +80,14 @@ class Library:
     def mask(self, task: Mask) -> None:
         """Fill ``masked`` with ``grad`` where ``out`` is above 0, and ``sums`` with the sums of its columns."""
         self._call("steps_mask", task)
+
+    def head(self, task: Head) -> None:
+        """Fill ``logits``."""
+        self._call("steps_head", task)
+
+    def head_back(self, task: Head) -> None:
+        """Fill ``grad_hidden``, and ``sums`` with the gradients of weight and bias, from ``grad``."""
+        self._call("steps_head_back", task)
 
     def look_up(self, task: Tables) -> bool:
         """Fill ``pooled``; False where a row number is outside of its table."""

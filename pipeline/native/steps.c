@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STEPS_VERSION 1 /* pipeline/native/__init__.py expects it */
+#define STEPS_VERSION 2 /* pipeline/native/__init__.py expects it */
 #define SAMPLES 64      /* of a piece of work */
 #define ROWS 256        /* of a sum over a batch: its parts are added up in order */
 
@@ -32,6 +32,18 @@ typedef struct {
     int64_t n, width;
     int32_t bf16, threads;
 } Mask;
+
+typedef struct {
+    const void *hidden; /* [n, width] */
+    const float *weight;
+    float *logits;      /* [n] */
+    const float *grad;  /* [n] */
+    void *grad_hidden;  /* [n, width] */
+    float *sums;        /* [width + 1]: of the weight, then of the bias */
+    int64_t n, width;
+    float bias;
+    int32_t bf16, threads;
+} Head;
 
 typedef struct {
     float *const *weights;          /* by table [rows, dim] */
@@ -126,20 +138,34 @@ int steps_interact_back(const Interact *task) {
     return in_pieces((Piece)PICK(interact_back), task, task->n, interact_floats(task), task->threads);
 }
 
-/* -1 where there is no memory. */
-int steps_mask(const Mask *task) {
-    int64_t parts = (task->n + ROWS - 1) / ROWS, width = task->width;
+/* Call `work` with parts of [0, n), which add up sums [width], and add these up in order; -1 without memory. */
+static int summed(Piece work, const void *task, int64_t n, int64_t width, float *total, int threads) {
+    int64_t parts = (n + ROWS - 1) / ROWS;
     float *sums = calloc((size_t)(parts * width + 16), 4);
     if (!sums) return -1;
-    void (*work)(const Mask *, int64_t, int64_t, float *) = PICK(mask);
-#pragma omp parallel for schedule(static) num_threads(task->threads)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t part = 0; part < parts; part++)
-        work(task, part * ROWS, (part + 1) * ROWS < task->n ? (part + 1) * ROWS : task->n, sums + part * width);
-    for (int64_t column = 0; column < width; column++) task->sums[column] = 0.0f;
+        work(task, part * ROWS, (part + 1) * ROWS < n ? (part + 1) * ROWS : n, sums + part * width);
+    for (int64_t column = 0; column < width; column++) total[column] = 0.0f;
     for (int64_t part = 0; part < parts; part++)
-        for (int64_t column = 0; column < width; column++) task->sums[column] += sums[part * width + column];
+        for (int64_t column = 0; column < width; column++) total[column] += sums[part * width + column];
     free(sums);
     return 0;
+}
+
+int steps_mask(const Mask *task) {
+    return summed((Piece)PICK(mask), task, task->n, task->width, task->sums, task->threads);
+}
+
+int steps_head(const Head *task) {
+    void (*work)(const Head *, int64_t, int64_t) = PICK(head);
+#pragma omp parallel for schedule(static) num_threads(task->threads)
+    for (int64_t low = 0; low < task->n; low += ROWS) work(task, low, low + ROWS < task->n ? low + ROWS : task->n);
+    return 0;
+}
+
+int steps_head_back(const Head *task) {
+    return summed((Piece)PICK(head_back), task, task->n, task->width + 1, task->sums, task->threads);
 }
 
 /* Fill pooled; 1 where a row number is outside of its table. */

@@ -229,6 +229,51 @@ static void OF(mask)(const Mask *t, int64_t low, int64_t high, float *sums) {
     }
 }
 
+/* Rows [low, high): the logit of each. */
+static void OF(head)(const Head *t, int64_t low, int64_t high) {
+    int64_t width = t->width;
+    for (int64_t row = low; row < high; row++) {
+        Floats sum = {0};
+        int64_t i = 0, at = row * width;
+        for (; i + 16 <= width; i += 16)
+            sum += AT(t->weight + i) * (t->bf16 ? OF(from_bf16)(*(const Halves *)((const uint16_t *)t->hidden + at + i))
+                                                : AT((const float *)t->hidden + at + i));
+        float logit = t->bias, value;
+        for (int lane = 0; lane < 16; lane++) logit += sum[lane];
+        for (; i < width; i++) {
+            OF(load)(&value, t->hidden, at + i, 1, t->bf16);
+            logit += t->weight[i] * value;
+        }
+        t->logits[row] = logit;
+    }
+}
+
+/* Rows [low, high): the gradient of the hidden values, and the sums that are the gradients of weight and bias. */
+static void OF(head_back)(const Head *t, int64_t low, int64_t high, float *sums) {
+    int64_t width = t->width;
+    for (int64_t row = low; row < high; row++) {
+        float g = t->grad[row], value;
+        int64_t i = 0, at = row * width;
+        for (; i + 16 <= width; i += 16) {
+            Floats back = g * AT(t->weight + i);
+            if (t->bf16) {
+                AT(sums + i) += g * OF(from_bf16)(*(const Halves *)((const uint16_t *)t->hidden + at + i));
+                *(Halves *)((uint16_t *)t->grad_hidden + at + i) = OF(to_bf16)(back);
+            } else {
+                AT(sums + i) += g * AT((const float *)t->hidden + at + i);
+                AT((float *)t->grad_hidden + at + i) = back;
+            }
+        }
+        for (; i < width; i++) {
+            OF(load)(&value, t->hidden, at + i, 1, t->bf16);
+            sums[i] += g * value;
+            value = g * t->weight[i];
+            OF(store)(t->grad_hidden, at + i, &value, 1, t->bf16);
+        }
+        sums[width] += g;
+    }
+}
+
 /* Samples [low, high): the pooled rows of all features. Returns whether every row number is inside its table. */
 static int OF(look_up)(const Tables *t, int64_t low, int64_t high) {
     int right = 1;

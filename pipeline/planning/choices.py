@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.config import SHARDING_TYPES, DataConfig, HardwareConfig
+from pipeline.embeddings.rules import table_rules
 from pipeline.errors import ArtifactError
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve
 from pipeline.planning.inputs import PlanInputs
-from pipeline.specs import ID_MAPPINGS, TABLE_OPTIMIZERS
+from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.table_optimizer import TableOptimizer
 
 DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE = SHARDING_TYPES
@@ -87,6 +88,7 @@ def tables_of(inputs: PlanInputs) -> list[Table]:
                 "feature of schema.json",
                 hint="stages=[ingest] force=true",
             )
+    rules = table_rules(inputs.model, inputs.train)
     for each in inputs.schema.tables:
         measured = profile.table(each.features)
         table = Table(
@@ -95,7 +97,7 @@ def tables_of(inputs: PlanInputs) -> list[Table]:
             dim=inputs.model.dim_of(each.name),
             pooling=max(measured.pooling, 1e-3),
             curve=HitCurve.from_profile(measured, lookups=profile.rows.get("train", 0) * measured.pooling),
-            optimizer=TABLE_OPTIMIZERS.get(inputs.train.sparse_optimizer),
+            optimizer=rules.of(each.name),
             weighted=each.weighted,
             ranked=_ranked(inputs.data, each.name),
             features=each.features,
@@ -137,6 +139,8 @@ def impossible(hardware: HardwareConfig, table: Table, sharding: str, columns: i
         ranks = hardware.world_size if sharding == ROW_WISE else hardware.ranks_per_host
         if empty_ranks(table.rows, ranks):
             return f"its {table.rows} rows in equal blocks over {ranks} ranks leave a rank without rows"
+    if sharding in COLUMN_TYPES and table.optimizer.whole_rows:
+        return "model.tables.*.max_norm looks at whole rows"
     if sharding in COLUMN_TYPES and (table.dim % columns or table.dim // columns < 2):
         return f"its {table.dim} columns do not split into two or more shards of at least {columns}"
     if sharding == TABLE_COLUMN_WISE and table.dim // columns > hardware.ranks_per_host:

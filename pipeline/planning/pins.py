@@ -95,15 +95,20 @@ def _tiers(hardware: HardwareConfig, table: Table, pin: TablePin) -> tuple[str, 
     if pin.tier not in offered and pin.tier in tiers(hardware):
         fused = next((each.name for each in TABLE_OPTIMIZERS if each.fused_on(hardware.device)), "")
         raise ConfigError(
-            f"{path} is {pin.tier!r}, but train.sparse_optimizer={table.optimizer.name} has no kernel for device "
+            f"{path} is {pin.tier!r}, but table optimizer {table.optimizer.name} has no kernel for device "
             f"{hardware.device}, and only a kernel trains rows of that tier",
-            hint=f"{path}={offered[0]}, or train.sparse_optimizer={fused}",
+            hint=f"{path}={offered[0]}, or {_other_optimizer(table, fused)}",
         )
     if pin.tier not in offered:
         lack = "hardware.ssd_gib is 0" if pin.tier == "ssd" else f"hardware.device is {hardware.device}"
         mend = "hardware.ssd_gib=100" if pin.tier == "ssd" else f"{path}={offered[0]}"
         raise ConfigError(f"{path} is {pin.tier!r}, which hardware {hardware.name!r} lacks: {lack}", hint=mend)
     return (pin.tier,)
+
+
+def _other_optimizer(table: Table, fused: str) -> str:
+    limited = table.optimizer.whole_rows
+    return f"model.tables.{table.name}.max_norm=null" if limited else f"train.sparse_optimizer={fused}"
 
 
 def _check_tier(name: str, pin: TablePin) -> None:

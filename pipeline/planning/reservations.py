@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pipeline.embeddings.rules import table_rules
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.planning.inputs import PlanInputs
 from pipeline.records import DatasetSchema, Profile
-from pipeline.specs import ORDINARY_STATE, TABLE_OPTIMIZERS
+from pipeline.specs import ORDINARY_STATE
 from pipeline.units import GIB
 
 # Thread stacks, allocator arenas, compiled kernels and decoder buffers of a training run, measured on a CPU.
@@ -57,9 +58,9 @@ def host_bytes(inputs: PlanInputs) -> dict[str, int]:
     # One window is cut into batches while the next is decoded, and the rank copies its own part of the first.
     windows = (2 + 1 / world) * window * row
     batches = int(train.prefetch_batches * local_batch(train.batch, world) * row)
-    optimizer = TABLE_OPTIMIZERS.get(train.sparse_optimizer)
-    widths = ((table.rows, inputs.model.dim_of(table.name)) for table in schema.tables)
-    tables = sum(rows * staged_row(dim * FLOAT + optimizer.state_bytes(dim)) for rows, dim in widths)
+    rules = table_rules(inputs.model, train)
+    sizes = ((table, inputs.model.dim_of(table.name)) for table in schema.tables)
+    tables = sum(t.rows * staged_row(dim * FLOAT + rules.of(t.name).state_bytes(dim)) for t, dim in sizes)
     process = int(inputs.hardware.process_gib * GIB)  # interpreter and libraries
     return {"process": process, "inputs": int(windows) + batches, "staging": tables // world}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 
 from pipeline.config import Config
 from pipeline.errors import DataError
@@ -27,13 +27,15 @@ def run_nights(
     keep_going: bool,
     wait_last: float = 0.0,
     catching_up: bool = False,
+    deadline: datetime | None = None,
 ) -> int:
     """Run the nights of ``days`` in order; returns the exit code of the first that failed, else 6 if one was held.
 
     A failed night stops the later ones unless ``keep_going``. A held night does not stop them: they start from the
     version that keeps serving. A signal always stops. ``wait_last``: minutes that the last night waits for its logs;
     the others do not wait. ``catching_up``: the last night is tonight's. An earlier one whose logs are missing or wrong
-    is then skipped and named in tonight's record, because its logs may never come.
+    is then skipped and named in tonight's record, because its logs may never come. ``deadline``: when the cluster ends
+    this process; no night begins after it.
     """
     failed = held = 0
     skipped: list[str] = []
@@ -41,7 +43,8 @@ def run_nights(
         if len(days) > 1:
             log.info("\nnight %d of %d: %s", place, len(days), day)
         last = place == len(days)
-        record = run_night(compose(day), store, day, run, wait_last if last else 0.0, skipped if last else ())
+        wait, without = (wait_last, skipped) if last else (0.0, [])
+        record = run_night(compose(day), store, day, run, wait, without, deadline)
         code = record.exit_code or 0
         if code > INTERRUPTED:
             return code
@@ -50,6 +53,8 @@ def run_nights(
             skipped.append(why if str(day) in why else f"{day}: {why}")
             log.warning("catch-up   %s is skipped; the later nights run without it", day)
             continue
+        if deadline is not None and datetime.now(deadline.tzinfo) >= deadline:
+            return code
         held = held or (code if record.outcome == HELD else 0)
         if record.outcome == FAILED:
             failed = failed or code

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import LaunchError
-from pipeline.launch.kubernetes.api import Api, RefusedError
+from pipeline.launch.kubernetes.api import Api
 from pipeline.launch.kubernetes.batch import phase_of
 from pipeline.launch.kubernetes.pods import Object
 
@@ -14,8 +14,10 @@ PLURALS = {
     "ServiceAccount": "serviceaccounts",
     "Role": "roles",
     "RoleBinding": "rolebindings",
+    "NetworkPolicy": "networkpolicies",
     "CronJob": "cronjobs",
 }
+MANAGER = "nightjar"  # of the fields that we set; what others set stays
 
 
 def collection(item: Object) -> str:
@@ -26,36 +28,24 @@ def collection(item: Object) -> str:
 
 
 def apply(api: Api, objects: Sequence[Object]) -> list[str]:
-    """Create or replace ``objects``; returns a line for each.
+    """Create ``objects``, or set our fields of those that exist (server-side apply); returns a line for each.
 
-    Raises LaunchError if the server refuses one. A dry run asks about all of them first, so that either all are created
-    or none.
+    What others set stays: annotations of accounts, pull secrets, that a schedule is suspended. Raises LaunchError if
+    the server refuses one. A dry run asks about all of them first, so that either all are applied or none.
     """
     for item in objects:
         if item["kind"] != "RoleBinding":  # its role does not exist yet, which only administrators may try
-            _try_out(api, item)
+            api.apply(_path(item), item, MANAGER, dryRun="All")
     lines = []
     for item in objects:
-        name, path = item["metadata"]["name"], collection(item)
-        try:
-            api.create(path, item)
-            done = "created"
-        except RefusedError as error:
-            if error.status != 409:
-                raise
-            api.replace(f"{path}/{name}", item)
-            done = "replaced"
-        lines.append(f"{item['kind'].lower()} {name} {done}")
+        done = "created" if api.find(_path(item)) is None else "applied"
+        api.apply(_path(item), item, MANAGER)
+        lines.append(f"{item['kind'].lower()} {item['metadata']['name']} {done}")
     return lines
 
 
-def _try_out(api: Api, item: Object) -> None:
-    """RefusedError if the server would not create ``item``, unless only because it exists."""
-    try:
-        api.create(collection(item), item, dryRun="All")
-    except RefusedError as error:
-        if error.status != 409:
-            raise
+def _path(item: Object) -> str:
+    return f"{collection(item)}/{item['metadata']['name']}"
 
 
 def delete(api: Api, objects: Sequence[Object]) -> list[str]:

@@ -42,6 +42,20 @@ def taken(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str
     return given, rest
 
 
+def gap_of(times: Sequence[tuple[int, int]], zone: str, first: date) -> str:
+    """The first local time of ``times``, (hour, minute), that a day within a year from ``first`` on does not have.
+
+    In words; "" where there is none. Clocks that are put forward leave out an hour.
+    """
+    for day in (first + timedelta(days=i) for i in range(366)):
+        for hour, minute in times:
+            local = datetime(day.year, day.month, day.day, hour, minute)
+            there = local.replace(tzinfo=ZoneInfo(zone)).astimezone(ZoneInfo("UTC")).astimezone(ZoneInfo(zone))
+            if there.replace(tzinfo=None) != local:
+                return f"{day} has no {hour:02d}:{minute:02d} in {zone}"
+    return ""
+
+
 def parse_date(name: str, text: str, zone: str, now: datetime | None = None) -> date:
     """The day that ``name=text`` means: YYYY-MM-DD, or today or yesterday in time zone ``zone``; else ConfigError.
 

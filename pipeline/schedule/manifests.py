@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 
 from pipeline.compose import compose
-from pipeline.config import Config, LaunchConfig
+from pipeline.config import Config
 from pipeline.errors import ConfigError
+from pipeline.launch.kubernetes.names import launcher_account, stage_account
 from pipeline.launch.kubernetes.pods import LAUNCHER, Object, pod_template
 from pipeline.launch.kubernetes.rights import rules
 from pipeline.schedule.dates import ANY_DAY, taken
 
-NIGHT = "date=yesterday"  # the last whole day, in schedule.time_zone
+NIGHT = "date=yesterday"  # the last whole day when the night's job was made, in schedule.time_zone
+JOB = "NIGHTJAR_JOB"  # variable of the launcher's pod with the name of its job
+OUTSIDE = ("launch.context=",)  # overrides that mean nothing inside the cluster
 # Exit codes that the same command would return again: settings, data, plan, guard, gate, artifact.
 FINAL_CODES = [2, 3, 4, 5, 6, 7]
 LAUNCHER_GRACE_SECONDS = 30
@@ -20,43 +23,76 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def schedule_config(overrides: Sequence[str]) -> Config:
-    """The configuration of nights with ``overrides``, composed and checked as `nightjar nightly` does it."""
-    given, overrides = taken(overrides, ("date",))
+    """The configuration of nights with ``overrides``, composed and checked as `nightjar nightly` does it.
+
+    ConfigError for what no schedule should do every night.
+    """
+    given, overrides = taken(overrides, ("date", "job"))
     if given:
+        name, value = next(iter(given.items()))
         raise ConfigError(
-            f"date={given['date']} is given, but every night of a schedule has its own: {NIGHT}",
-            hint=f"nightjar nightly date={given['date']} with the same overrides, for one night",
+            f"{name}={value} is given, but every night of a schedule has its own: {NIGHT}",
+            hint=f"nightjar nightly {name}={value} with the same overrides, for one night",
         )
-    return compose([*overrides, f"data.day={ANY_DAY}"])
+    config = compose([*overrides, f"data.day={ANY_DAY}"])
+    if config.force:
+        raise ConfigError(
+            "force=true is set, but in a schedule every retry of a night would throw away what it has made",
+            hint="leave it out; for one night: nightjar nightly date=<its day> force=true",
+        )
+    zone, of_cron = config.nightly.time_zone, config.schedule.time_zone
+    if zone is not None and zone != of_cron:
+        raise ConfigError(
+            f"nightly.time_zone is {zone} and schedule.time_zone is {of_cron}, but {NIGHT} is to mean the day before "
+            "the CronJob's start",
+            hint=f"schedule.time_zone={zone}, and leave nightly.time_zone out",
+        )
+    return config
 
 
 def schedule_objects(config: Config, overrides: Sequence[str]) -> list[Object]:
-    """Accounts, role, binding and CronJob. The nights run with ``overrides``."""
-    return [*access(config.launch), cron_job(config, overrides)]
+    """Accounts, role, binding, network policy and CronJob, named by the schedule. The nights run with ``overrides``."""
+    return [*access(config), network_policy(config), cron_job(config, overrides)]
 
 
-def access(launch: LaunchConfig) -> list[Object]:
-    """The service accounts of launcher and stages, and the launcher's role in its namespace. Stages have no rights."""
-    name, namespace = launch.pods.launcher_account, launch.namespace
+def access(config: Config) -> list[Object]:
+    """The service accounts of launcher and stages, and the launcher's role in its namespace. Stages have no rights.
+
+    Accounts of the user's own are neither made nor deleted.
+    """
+    name, pods = launcher_account(config), config.launch.pods
+    own = {name: pods.launcher_account, stage_account(config): pods.service_account}
     accounts = [
-        _object("v1", "ServiceAccount", namespace, account, automountServiceAccountToken=False)
-        for account in (name, launch.pods.service_account)
+        _object(config, "v1", "ServiceAccount", account, automountServiceAccountToken=False)
+        for account, given in own.items()
+        if given is None
     ]
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
-    role = {"apiGroup": RBAC, "kind": "Role", "name": name}
+    role_name = f"{config.schedule.name}-launcher"
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": config.launch.namespace}
+    role = {"apiGroup": RBAC, "kind": "Role", "name": role_name}
     return [
         *accounts,
-        _object(f"{RBAC}/v1", "Role", namespace, name, rules=rules(launch)),
-        _object(f"{RBAC}/v1", "RoleBinding", namespace, name, roleRef=role, subjects=[subject]),
+        _object(config, f"{RBAC}/v1", "Role", role_name, rules=rules(config.launch)),
+        _object(config, f"{RBAC}/v1", "RoleBinding", role_name, roleRef=role, subjects=[subject]),
     ]
+
+
+def network_policy(config: Config) -> Object:
+    """Pods of stages accept connections from each other alone: of the rendezvous, and of gloo and NCCL on any port."""
+    ours = {"podSelector": {"matchLabels": _labels()}}
+    spec = {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
+    return _object(config, "networking.k8s.io/v1", "NetworkPolicy", config.schedule.name, spec=spec)
 
 
 def cron_job(config: Config, overrides: Sequence[str]) -> Object:
     """The CronJob: one launcher at a time, which continues where the last one stopped."""
     schedule = config.schedule
-    command = ["python", "-m", "pipeline.cli", "nightly", NIGHT, *(text.replace("$", "$$") for text in overrides)]
+    inside = [text.replace("$", "$$") for text in overrides if not text.lstrip("+").startswith(OUTSIDE)]
+    command = ["python", "-m", "pipeline.cli", "nightly", NIGHT, f"job=$({JOB})", *inside]
     labels = {**_labels(), "nightjar/schedule": schedule.name}
     template = pod_template(config, LAUNCHER, command, {"TZ": schedule.time_zone}, labels, LAUNCHER_GRACE_SECONDS)
+    of_job = {"name": JOB, "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['job-name']"}}}
+    template["spec"]["containers"][0]["env"].insert(0, of_job)
     job = {
         "backoffLimit": schedule.retries,
         "activeDeadlineSeconds": math.ceil(3600 * schedule.deadline_hours),
@@ -75,18 +111,20 @@ def cron_job(config: Config, overrides: Sequence[str]) -> Object:
         "concurrencyPolicy": "Forbid",
         # Otherwise a night skipped during a long one would start right after it.
         "startingDeadlineSeconds": 60 * schedule.start_within_minutes,
-        "suspend": schedule.suspended,
+        # Left out if false: `suspend` and kubectl own it then, and applying again does not resume the schedule.
+        **({"suspend": True} if schedule.suspended else {}),
         "successfulJobsHistoryLimit": schedule.keep,
         "failedJobsHistoryLimit": schedule.keep,
         "jobTemplate": {"metadata": {"labels": labels}, "spec": job},
     }
-    return _object("batch/v1", "CronJob", config.launch.namespace, schedule.name, spec=spec)
+    return _object(config, "batch/v1", "CronJob", schedule.name, spec=spec)
 
 
 def _labels() -> dict[str, str]:
     return {"app.kubernetes.io/name": "nightjar", "app.kubernetes.io/managed-by": "nightjar"}
 
 
-def _object(version: str, kind: str, namespace: str, name: str, **content: object) -> Object:
-    metadata = {"name": name, "namespace": namespace, "labels": _labels()}
+def _object(config: Config, version: str, kind: str, name: str, **content: object) -> Object:
+    labels = {**_labels(), "nightjar/schedule": config.schedule.name}
+    metadata = {"name": name, "namespace": config.launch.namespace, "labels": labels}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}

@@ -10,16 +10,18 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import date
+from datetime import date, datetime
 from typing import Any
 
 from pipeline import logs
 from pipeline.compose import config_hash
 from pipeline.config import Config, DataConfig
-from pipeline.errors import SIGNALLED, GateHeldError, NightjarError, exit_code_of
+from pipeline.errors import SIGNALLED, GateHeldError, LaunchError, NightjarError, PassingError, exit_code_of
 from pipeline.ingest.days import path_of
 from pipeline.ingest.rawfiles import fingerprint
+from pipeline.launch.signals import Interrupted
 from pipeline.records import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord, read
 from pipeline.records.step import run_directory
 from pipeline.schedule.base import find_base, night_config, run_name
@@ -30,6 +32,7 @@ from pipeline.store import Store, artifact_key
 from pipeline.store.retrying import explained
 
 INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher
+DEADLINE_SLACK = 5.0  # seconds by which clocks may differ
 Run = Callable[[Config], int]  # a whole run; returns its exit code
 log = logging.getLogger(__name__)
 
@@ -46,12 +49,19 @@ def read_record(store: Store, model: str, day: date) -> NightRecord | None:
 
 
 def run_night(
-    config: Config, store: Store, day: date, run: Run, wait_minutes: float, skipped: Sequence[str] = ()
+    config: Config,
+    store: Store,
+    day: date,
+    run: Run,
+    wait_minutes: float,
+    skipped: Sequence[str] = (),
+    deadline: datetime | None = None,
 ) -> NightRecord:
     """Run the night of ``day``, unless it has a verdict; returns its record.
 
     ``config``: composed for that day. ``skipped``: missed days that it does not learn from, and why. A failure becomes
-    an outcome, and is logged like a verdict. An exit code above 128 is a signal's: the next call continues the night.
+    an outcome, and is logged like a verdict. An exit code above 128 is a signal's: the next call continues the night,
+    unless the signal came at the ``deadline`` of the cluster's job.
     """
     try:
         record = read_record(store, config.model_name, day)
@@ -61,18 +71,27 @@ def run_night(
             return record
         record = replace(_begun(config, store, day, record), skipped=tuple(skipped))
     except Exception as problem:
-        return _refused(config, day, _of_family(problem))
+        refusal = of_family(problem)
+        _complain(str(refusal))
+        return refused(config, store, day, refusal)
     log.info("night      %s of model %s: run %s, %s", day, config.model_name, record.run, _from(record.base))
+    error: NightjarError | None = None
     try:
         waited = wait_for(config.data, day, wait_minutes, config.nightly.poll_seconds)
         record = replace(record, seconds_waited=round(waited, 1), logs=_logs(config.data, day))
-        code, error = run(night_config(config, day, record.base)), None
+        code = run(night_config(config, day, record.base))
     except Exception as problem:
-        error = _of_family(problem)
+        error = of_family(problem)
         code = exit_code_of(error)
         _complain(str(error))
+    except Interrupted as stop:
+        code = stop.exit_code
+        _complain(f"{stop}; the same command continues where it stopped")
     if code > INTERRUPTED:
-        return replace(record, exit_code=code)
+        if deadline is None or time.time() < deadline.timestamp() - DEADLINE_SLACK:
+            return replace(record, exit_code=code)
+        error = _too_late(config, day)
+        code = error.exit_code
     outcome = PUBLISHED if code == 0 else HELD if code == GateHeldError.exit_code else FAILED
     record = replace(record, outcome=outcome, exit_code=code, finished=time.time())
     record = _written(store, record, error)
@@ -83,11 +102,19 @@ def run_night(
     return record
 
 
+def _too_late(config: Config, day: date) -> LaunchError:
+    hours = config.schedule.deadline_hours
+    return LaunchError(
+        f"the night was ended at its deadline, schedule.deadline_hours={hours:g}",
+        hint=f"schedule.deadline_hours={2 * hours:g}; nightjar nightly date={day} with the same overrides continues it",
+    )
+
+
 def _complain(text: str) -> None:
     sys.stderr.write(f"nightjar: {text}\n")
 
 
-def _of_family(problem: Exception) -> NightjarError:
+def of_family(problem: Exception) -> NightjarError:
     """``problem`` as an error that can be recorded; prints the traceback of an unexpected one.
 
     BrokenPipeError is raised again, because nobody reads this launcher's output any more.
@@ -114,20 +141,28 @@ def _written(store: Store, record: NightRecord, error: NightjarError | None) -> 
         _save(store, record)
         write_summary(store, record)
     except Exception as problem:
-        fault = _of_family(problem)
+        fault = of_family(problem)
         said = f"the night's record or page cannot be written: {fault.message}"
         _complain(said)
         record = replace(record, message="; ".join(filter(None, (record.message, said))), hint=fault.hint)
     return record
 
 
-def _refused(config: Config, day: date, problem: NightjarError) -> NightRecord:
-    """The record of a night that could not begin. It is not written: the date may already have a verdict."""
-    _complain(str(problem))
-    record = NightRecord(
-        model=config.model_name, date=str(day), run=run_name(config.model_name, day), outcome=FAILED,
-        exit_code=problem.exit_code, message=problem.message, hint=problem.hint,
+def refused(config: Config, store: Store, day: date, problem: NightjarError, *, write: bool = True) -> NightRecord:
+    """The record of a night that could not begin, posted; written where the date has no verdict, and ``write``."""
+    former = None
+    with suppress(Exception):  # a record that cannot be read is not replaced, nor one in a store that is away
+        former = read_record(store, config.model_name, day)
+        write = write and (former is None or not former.decided)
+    record = former or NightRecord(
+        model=config.model_name, date=str(day), run=run_name(config.model_name, day), outcome=FAILED
+    )
+    record = replace(
+        record, outcome=FAILED, exit_code=problem.exit_code, finished=time.time(), message=problem.message,
+        hint=problem.hint,
     )  # fmt: skip
+    if write and not isinstance(problem, PassingError):
+        record = _written(store, record, problem)
     _post(config.nightly.webhook, record)
     return record
 

@@ -44,6 +44,7 @@ class TableOptimizer(Protocol):
     touched. ``columns``: its state, in the order of FBGEMM's ``split_optimizer_states``. ``heat``: the column that
     grows with each lookup of a row, '' where none does: checkpoints keep the rows with most of it in a finer coding.
     ``lazy``: it moves rows whose gradient is 0 too, so only rows with another gradient may be updated.
+    ``frozen``: rows never change. ``whole_rows``: an update needs all columns of a row.
     ``compiled``: the function of ``pipeline.native`` that applies it, '' where there is none.
     ``replica_passes``: how often a step goes over a data-parallel table: its gradient zeroed, scattered, read as often
     as ``update`` does, and the weights written.
@@ -54,6 +55,8 @@ class TableOptimizer(Protocol):
     columns: tuple[StateColumn, ...] = ()
     heat: str = ""
     lazy: bool = False
+    frozen: bool = False
+    whole_rows: bool = False
     compiled: str = ""
     replica_passes: int
 

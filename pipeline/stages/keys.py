@@ -27,7 +27,7 @@ NO_KEY = (
         "launch",
         "priority_class min_hosts shrink_after_minutes pending_minutes rendezvous_minutes first_step_minutes port",
     ),
-    use("launch", "lease_seconds keep_hours image_minutes outage_minutes host_index first_host"),
+    use("launch", "lease_seconds keep_hours image_minutes outage_minutes host_index first_host kueue"),
     use("launch.pods", "image pull_secrets service_account launcher_account user env secret_env env_from"),
     use("launch.pods", "node_selector tolerations patch"),
     use("launch.pods.volumes", "*.claim *.path *.sub_path *.read_only"),

@@ -34,9 +34,13 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
         raise
 
 
-def taken(what: str, holder: str, where: str, hint: str) -> LaunchError:
+class TakenError(LaunchError):
+    """Another process is first."""
+
+
+def taken(what: str, holder: str, where: str, hint: str) -> TakenError:
     """The error if another process is first: ``what`` happens already, because ``holder`` holds ``where``."""
-    return LaunchError(f"{what}: {holder} holds {where}", hint=hint)
+    return TakenError(f"{what}: {holder} holds {where}", hint=hint)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers import DotInteraction
+from pipeline.models.layers import DotInteraction, Logit
 from pipeline.native import Mask, library
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -102,10 +102,10 @@ def use_cpu_kernels(model: nn.Module) -> None:
     """Replace the linear layers of ``model``, and a ReLU that follows one in a Sequential; parameters keep their names.
 
     Layers of a class derived from ``nn.Linear`` stay, as do all where this PyTorch lacks the kernel. Dot interactions
-    get the compiled library, where there is one.
+    and the layers that give logits get the compiled library, where there is one.
     """
     for module in model.modules():
-        if isinstance(module, DotInteraction):
+        if isinstance(module, DotInteraction | Logit):
             module.kernels = library()
     if not has_kernel():
         return

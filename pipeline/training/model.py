@@ -16,6 +16,7 @@ from pipeline.config import DataConfig, ModelConfig, TrainConfig
 from pipeline.embeddings.collection import build_collection, pooled_stack, side_by_side
 from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.rules import table_rules
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import TableSpec
@@ -321,14 +322,14 @@ def assemble(
 
     ``ssd``: the files of the plan's tables on tier ssd. ConfigError for ``train`` settings that device or plan lack.
     """
-    optimizer = settings.train.table_optimizer
+    rules = table_rules(settings.model, settings.train)
     if trained:
         use_tf32(settings.train.precision, device)
     if towers is None or towers.is_flat:
         flat = build(settings, schema, device, trained=trained)
         exchange = flat_codecs(settings.partition.exchange, plan)
         prefetch = trained and settings.train.pipeline == "prefetch"
-        model = shard_model(flat, plan, TABLES, device, optimizer, codecs=exchange, ssd=ssd, prefetch=prefetch)
+        model = shard_model(flat, plan, TABLES, device, rules, codecs=exchange, ssd=ssd, prefetch=prefetch)
         return Sharded(model, flat.head, RowAccess(model))
     features = [column.name for column in schema.sparse]
     layout = layout_of(towers, features, settings.hardware.hosts, settings.hardware.ranks_per_host)
@@ -337,6 +338,9 @@ def assemble(
     names = {column.owner for column in schema.sparse if column.name in own}
     own_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in names})
     ranks = built.towers.table_ranks(TOWERS)
-    model = shard_model(built, own_plan, f"{TOWERS}.{TABLES}", device, optimizer, ranks, ssd=ssd)
-    specs = [TableSpec(table.name, table.rows, settings.model.dim_of(table.name)) for table in schema.tables]
+    model = shard_model(built, own_plan, f"{TOWERS}.{TABLES}", device, rules, ranks, ssd=ssd)
+    specs = [
+        TableSpec(t.name, t.rows, settings.model.dim_of(t.name), settings.model.table(t.name).init_bound)
+        for t in schema.tables
+    ]
     return Sharded(model, built.head, RowAccess(model, specs), built.towers)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.train_pipeline import (
     PrefetchTrainPipelineSparseDist,
     TrainPipelineBase,
@@ -29,6 +30,7 @@ from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.products import Speed
 from pipeline.training.regularise import seed_step
 from pipeline.training.settings import ModelSettings
+from pipeline.training.shared_memory import share_memory
 from pipeline.training.towers import TowerPipeline, gather_towers
 from pipeline.training.update import Optimizers
 
@@ -68,6 +70,7 @@ class Trainer:
         self.alone = alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
         # One rank has no ids to send ahead.
         self._pipeline = self._make_pipeline(device, TrainPipelineBase if alone else pipeline)
+        self._exchanging = self._exchange(device, settings)
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
@@ -77,6 +80,17 @@ class Trainer:
             ahead = kind is not TrainPipelineBase
             return TowerPipeline(self.model, self._towers, self.optimizers, device, ahead=ahead)
         return kind(self.model, self.optimizers, device)
+
+    def _exchange(self, device: torch.device, settings: ModelSettings) -> Callable[[], AbstractContextManager[None]]:
+        """What a step runs in: ranks on the CPUs of one machine exchange through its memory, the others as they are."""
+        near = settings.one_machine and settings.hardware.hosts == 1 and self._towers is None
+        memory = share_memory(device, one_machine=near)
+        if memory is None:
+            return nullcontext
+        wrapped = self.model._dmp_wrapped_module
+        if isinstance(wrapped, DistributedDataParallel):
+            wrapped.register_comm_hook(None, lambda _, bucket: memory.mean(bucket))
+        return memory.exchanging
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
@@ -89,7 +103,7 @@ class Trainer:
         if dist.get_world_size() == 1:
             output = self._pipeline.progress(batches)
         else:
-            with self.links.counting():
+            with self._exchanging(), self.links.counting():
                 output = self._pipeline.progress(batches)
             for size, ranks, dense in self._reductions:
                 self.links.reduced(size, ranks, dense=dense)

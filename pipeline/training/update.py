@@ -50,7 +50,7 @@ class Optimizers:
             group["lr"] = rate
         if factor != self._factor:
             self._factor = factor
-            set_sparse_lr(self._dmp, self._config.sparse_lr * factor)
+            set_sparse_lr(self._dmp, self._config.sparse_lr * factor, factor)
         return self._config.lr * factor
 
     def rates(self, step: int) -> list[float]:

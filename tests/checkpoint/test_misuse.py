@@ -59,7 +59,7 @@ def test_a_store_that_does_not_answer_is_no_fault_of_nightjar(capsys, monkeypatc
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # refused: nothing listens there
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for command in (["ckpt", "ls", "--store", "s3://b/s"], ["run", "run=r", "stages=[ingest]", "store=s3://b/s"]):
-        assert main(command) == 7
+        assert main(command) == 8
         said = capsys.readouterr().err
         assert "s3://b/s cannot be read: " in said
         assert "Traceback" not in said

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any
 
 import fsspec
 
+from pipeline.launch.kubernetes.names import launcher_account
 from pipeline.schedule.cluster import apply
 from pipeline.schedule.manifests import access
 from pipeline.store import Store
@@ -218,7 +220,7 @@ class World:
 
     def token(self, namespace: str) -> str:
         """Of the launcher's account."""
-        account = config_for().launch.pods.launcher_account
+        account = launcher_account(config_for())
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         return str(self.admin.patient(60).create(path, body)["status"]["token"])
@@ -232,7 +234,7 @@ class World:
         folder.mkdir()
         self.admin.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         form = [each for each in overrides if each.startswith("launch.job=")]
-        apply(self.admin, access(config_for(f"launch.namespace={name}", *form).launch))
+        apply(self.admin, access(config_for(f"launch.namespace={name}", *form)))
         if not store:
             store = str(folder / "store")
             shutil.copytree(self.base, store)
@@ -258,11 +260,12 @@ class World:
         fsspec.config.conf["s3"] = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
         try:
             fs = fsspec.filesystem("s3")
-            fs.mkdir("faulty")
+            name = f"faulty-{uuid.uuid4().hex[:8]}"  # moto remembers those of earlier servers
+            fs.mkdir(name)
             for file in self.base.rglob("*"):
                 if file.is_file():
-                    fs.pipe_file(f"faulty/store/{file.relative_to(self.base)}", file.read_bytes())
-            yield "s3://faulty/store", ways, [{**keys, "AWS_ENDPOINT_URL": way.url} for way in ways]
+                    fs.pipe_file(f"{name}/store/{file.relative_to(self.base)}", file.read_bytes())
+            yield f"s3://{name}/store", ways, [{**keys, "AWS_ENDPOINT_URL": way.url} for way in ways]
         finally:
             fsspec.config.conf["s3"] = former or {}
             fsspec.get_filesystem_class("s3").clear_instance_cache()

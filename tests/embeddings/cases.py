@@ -54,7 +54,8 @@ def rate(step):
 def make(plan, seed=SEED, ssd=None, optimizer="rowwise_adagrad", device="cpu", clip=None):
     model = Toy()
     model.head.to(device)
-    dmp = shard_model(model, plan, "collection", torch.device(device), TABLE_OPTIMIZERS.get(optimizer), ssd=ssd)
+    learning = TABLE_OPTIMIZERS.get(optimizer) if isinstance(optimizer, str) else optimizer
+    dmp = shard_model(model, plan, "collection", torch.device(device), learning, ssd=ssd)
     if clip is not None:
         clip_table_gradients(dmp, clip)
     access = RowAccess(dmp)

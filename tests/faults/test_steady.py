@@ -34,7 +34,7 @@ class ClientError(Exception):
 def test_what_passes_has_one_message_with_a_hint(error):
     assert passes(error)
     told = explained(error)
-    assert isinstance(told, PassingError) and told.exit_code == 7
+    assert isinstance(told, PassingError) and told.exit_code == 8
     assert "the same command again" in told.hint
 
 

@@ -25,7 +25,7 @@ EVERYTHING = [
     "launch.pods.tolerations=[{key:nvidia.com/gpu,operator:Exists,effect:NoSchedule}]",
     "launch.priority_class=nightly", "launch.queue=ads", "checkpoint.grace_seconds=60",
 ]  # fmt: skip
-GOLDEN_FILES = ("volcano-train.yaml", "indexed-train.yaml", "schedule.yaml")
+GOLDEN_FILES = ("volcano-train.yaml", "indexed-train.yaml", "jobset-train.yaml", "schedule.yaml")
 
 
 def make_steps() -> list[Step]:
@@ -44,7 +44,8 @@ def golden(name: str) -> str:
     if name == "schedule.yaml":
         overrides = [*CLUSTER, "store=s3://clicks/store", "data.path='s3://clicks/$day'"]
         return as_yaml(schedule_objects(compose(overrides), overrides))
-    return as_yaml(rendered(f"launch.job={name.partition('-')[0]}"))
+    job = name.partition("-")[0]
+    return as_yaml(rendered(f"launch.job={job}", f"launch.kueue={str(job == 'jobset').lower()}"))
 
 
 def config_for(*overrides: str) -> Config:

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,15 @@ from pipeline.launch.kubernetes.rights import allowed, check_rights, rights
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
 from pipeline.records.step import Step
 from pipeline.schedule.cluster import apply, collection, delete, status, suspend
-from pipeline.schedule.manifests import cron_job, schedule_objects
+from pipeline.schedule.manifests import cron_job, schedule_config, schedule_objects
 from pipeline.store import Store
-from tests.cluster_kit import PODS, VOLCANO, start_job, wait_for
+from tests.cluster_kit import JOBS, PODS, VOLCANO, start_job, wait_for
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER, config_for, make_steps
 from tests.logged import listen
 
 pytestmark = pytest.mark.k8s
+PULL = {"name": "registry"}
 INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
 
 
@@ -144,27 +146,32 @@ def test_a_plain_indexed_job_runs_fails_and_is_counted(cluster, tmp_path: Path) 
 
 def test_the_schedule_is_applied_looked_at_suspended_and_removed(cluster) -> None:
     api, config = cluster.api("admin"), config_for("schedule.name=tried")
-    cron = cluster.module.as_v1beta1(cron_job(config, ["run=x"]))  # the server is older than batch/v1
+    cron = cluster.as_known(cron_job(config, ["run=x"]))  # the server is older than batch/v1
     objects = [*schedule_objects(config, [])[:-1], cron]
     assert apply(api, objects)[-1] == "cronjob tried created"
-    assert apply(api, objects)[-1] == "cronjob tried replaced"
+    account = f"{collection(objects[0])}/tried-launcher"
+    api.merge(account, {"metadata": {"annotations": {"eks.amazonaws.com/role-arn": "arn"}}, "imagePullSecrets": [PULL]})
     assert status(api, cron).lines() == ["schedule 0 2 * * * is on; last start: none yet"]
     suspend(api, cron, True)
-    assert status(api, cron).suspended
-    assert delete(api, [cron]) == ["cronjob tried deleted"]
+    assert apply(api, objects)[-1] == "cronjob tried applied"
+    assert status(api, cron).suspended  # what others set stays
+    live = api.get(account)
+    assert live["metadata"]["annotations"]["eks.amazonaws.com/role-arn"] == "arn" and live["imagePullSecrets"] == [PULL]
+    assert delete(api, objects)[0] == "cronjob tried deleted"
+    assert api.find(account) is None
     wait_for(lambda: api.find(f"{collection(cron)}/tried") is None)
     with pytest.raises(LaunchError, match="there is no CronJob 'tried' in namespace training"):
         status(api, cron)
 
 
 def test_a_schedule_that_the_server_refuses_leaves_nothing_behind(cluster) -> None:
-    api, config = cluster.api("admin"), config_for("schedule.name=new", "launch.pods.launcher_account=newcomer")
+    api, config = cluster.api("admin"), config_for("schedule.name=new")
     with pytest.raises(
-        LaunchError, match="the cluster knows no such objects: POST /apis/batch/v1/.*/cronjobs: "
+        LaunchError, match="the cluster knows no such objects: PATCH /apis/batch/v1/.*/cronjobs/new: "
     ) as caught:
         apply(api, schedule_objects(config, []))  # the server is older than batch/v1
     assert "1.27 or newer" in caught.value.hint
-    assert api.find("/api/v1/namespaces/training/serviceaccounts/newcomer") is None
+    assert api.find("/api/v1/namespaces/training/serviceaccounts/new-launcher") is None
 
 
 def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cluster, tmp_path: Path) -> None:
@@ -174,13 +181,13 @@ def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cl
         f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}",
     ]  # fmt: skip
     api, config = cluster.api("admin"), compose(overrides)
-    cron = cluster.module.as_v1beta1(cron_job(config, overrides))
+    cron = cluster.as_known(cron_job(config, overrides))
     apply(api, [cron])
 
     def run_once(command: list[str]) -> list[str]:
         place = command.index("nightly")
-        assert command[place + 1] == "date=yesterday"
-        return [*command[:place], "run", *command[place + 2 :]]
+        assert command[place + 1 : place + 3] == ["date=yesterday", "job=$(NIGHTJAR_JOB)"]
+        return [*command[:place], "run", *command[place + 3 :]]
 
     start_job(api, cron, "tonight", run_once)
     (night,) = wait_for(lambda: [n for n in status(api, cron).nights if n.state != "running"], 120)
@@ -188,6 +195,33 @@ def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cl
     assert Store(str(tmp_path)).read_json("runs/scheduled/result.json")["stages"]["ingest"]["status"] == "done"
     jobs = api.get(VOLCANO, labelSelector="nightjar/run=scheduled")["items"]
     assert [job["status"]["state"]["phase"] for job in jobs] == ["Completed"]
+
+
+@pytest.mark.slow
+def test_of_two_schedules_in_one_namespace_one_is_deleted_and_the_others_night_goes_through(cluster, tmp_path) -> None:
+    """Its date, too: yesterday of the day that its job was made."""
+    api, crons = cluster.api("admin"), {}
+    for name in ("first", "second"):
+        overrides = [
+            *CLUSTER, "launch.namespace=training", f"schedule.name={name}", f"publish.model={name}",
+            "data.synthetic.rows=2000", "data.synthetic.ids_per_feature=50", f"store={tmp_path}/{name}",
+            "launch.lease_seconds=3",
+            f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}",
+        ]  # fmt: skip
+        objects = schedule_objects(schedule_config(overrides), overrides)
+        crons[name] = cluster.as_known(objects[-1])
+        apply(api, [*objects[:-1], crons[name]])
+        if name == "first":
+            first = [*objects[:-1], crons[name]]
+    assert all(line.endswith("deleted") for line in delete(api, first))
+    wait_for(lambda: api.find(f"{collection(first[-1])}/first") is None)
+    start_job(api, crons["second"], "second-night", lambda command: command)
+    made = datetime.fromisoformat(api.get(f"{JOBS}/second-night")["metadata"]["creationTimestamp"])
+    (night,) = wait_for(lambda: [n for n in status(api, crons["second"]).nights if n.state != "running"], 300)
+    day = made.date() - timedelta(days=1)
+    record = Store(f"{tmp_path}/second").read_json(f"runs/second-{day}/nightly.json")
+    assert {stage["status"] for stage in record["stages"].values()} == {"done"} and len(record["stages"]) == 6, record
+    assert record["verdict"] in ("PASS", "HOLD") and night.exit_code in (0, 6)  # of a model of 2,000 rows
 
 
 TRAINING = [

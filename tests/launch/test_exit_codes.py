@@ -43,8 +43,8 @@ OTHERS = [
     (KeyboardInterrupt(), 130),
     (BrokenPipeError(), 141),
     (RuntimeError("x"), 1),
-    (explained(MemoryError()), 7),
-    (explained(OSError(5, "Input/output error")), 7),
+    (explained(MemoryError()), 8),
+    (explained(OSError(5, "Input/output error")), 8),
 ]  # fmt: skip
 
 

@@ -37,6 +37,8 @@ def test_manifests_are_valid_by_the_strict_schemas(name: str) -> None:
     for item in yaml.safe_load_all(golden(name)):
         if item["apiVersion"].startswith("batch.volcano.sh"):
             templates = [task["template"] for task in item["spec"]["tasks"]]
+        elif item["kind"] == "JobSet":  # tests/launch/test_jobset.py looks at the rest
+            templates = [part["template"]["spec"]["template"] for part in item["spec"]["replicatedJobs"]]
         else:
             kubernetes_validate.validate(item, VERSION, strict=True)
             templates = []
@@ -215,7 +217,7 @@ def test_rendering_needs_a_cluster_configuration_and_writes_a_file_for_each_obje
     assert [job["metadata"]["labels"]["nightjar/stage"] for job in jobs] == ["ingest", "plan"]
     assert cli.main(["schedule", "render", *settings, "--out", str(tmp_path / "m")]) == 0
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "m").iterdir()) == [
-        "cronjob", "role", "rolebinding", "serviceaccount", "serviceaccount",
+        "cronjob", "networkpolicy", "role", "rolebinding", "serviceaccount", "serviceaccount",
     ]  # fmt: skip
 
 
@@ -224,7 +226,7 @@ def test_a_schedule_is_of_nights_whose_logs_have_a_file_a_day(capsys) -> None:
     assert cli.main(["schedule", "render", *overrides]) == 0
     cron = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
     (container,) = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-    assert container["command"][3:] == ["nightly", "date=yesterday", *overrides]
+    assert container["command"][3:] == ["nightly", "date=yesterday", "job=$(NIGHTJAR_JOB)", *overrides]
 
 
 @pytest.mark.parametrize("override", ["date=2026-01-31", "run=r", "stages=[train]", "data.day=2026-01-31"])

@@ -51,7 +51,7 @@ def test_a_whole_run_is_submitted_followed_and_found_again(cluster, torchx, tmp_
 
 
 def test_the_launcher_in_its_pod_submits_the_stages_with_its_own_image(cluster, torchx, tmp_path: Path) -> None:
-    cfg = "namespace=training,queue=default,service_account=nightjar-launcher"
+    cfg = "namespace=training,queue=default,service_account=nightjar-nightly-launcher"
     volume = f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}"
     torchx(
         "run", "-s", "kubernetes", "-cfg", cfg, "--wait", f"{FILE}:chain", "--image", IMAGE, "--", "run=submitted",

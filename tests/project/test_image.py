@@ -1,6 +1,7 @@
 """The image: its Dockerfile is lint clean and, where the machine can build it, runs as a numeric user."""
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -25,7 +26,9 @@ def test_the_image_runs_as_a_numeric_user_from_the_locked_packages() -> None:
     text = DOCKERFILE.read_text()
     assert re.findall(r"^USER (.*)$", text, re.M) == ["10001:10001"]
     assert ":latest" not in text and text.count("\nFROM ") == 2
-    assert '-r "requirements/${DEVICE}.txt"' in text
+    assert text.count("--require-hashes") == 2 and '-r "requirements/${DEVICE}.txt"' in text
+    assert '-r "requirements/torch-${DEVICE}.txt"' in text
+    assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", re.findall(r"^ARG BASE_IMAGE=(.*)$", text, re.M)[0])
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M)
     ignored = (ROOT / ".dockerignore").read_text()
     for name in " ".join(copied).split():
@@ -37,6 +40,16 @@ def test_the_user_of_the_image_is_that_of_the_pods() -> None:
     from pipeline.config import PodConfig
 
     assert f"USER {PodConfig().user}:{PodConfig().user}" in DOCKERFILE.read_text()
+
+
+def test_the_bill_of_materials_has_every_package_of_the_lock_file_and_of_debian(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "docker/sbom.py")], capture_output=True, text=True, check=True)
+    bill = json.loads(done.stdout)
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "nightjar")
+    urls = {each["purl"] for each in bill["components"]}
+    locked = re.findall(r"^([a-z][\w-]*)==([\w.]+) \\$", (ROOT / "requirements/cpu.txt").read_text(), re.M)
+    assert len(locked) > 50 and {f"pkg:pypi/{name}@{version}" for name, version in locked} <= urls
+    assert ("pkg:deb/debian/" in done.stdout) == Path("/var/lib/dpkg/status").exists()
 
 
 TINY = [

@@ -98,8 +98,20 @@ def test_every_direct_requirement_is_used(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "dev"])
 def test_the_lock_file_holds_what_its_input_asks_for(name: str) -> None:
-    locked = {re.split(r"[=<> ]", line)[0] for line in (ROOT / f"requirements/{name}.txt").read_text().splitlines()}
-    assert set(asked_for(name)) <= locked
+    files = [name] if name == "dev" else [name, f"torch-{name}"]
+    text = "".join((ROOT / f"requirements/{file}.txt").read_text() for file in files)
+    assert set(asked_for(name)) <= {re.split(r"[=<> ]", line)[0] for line in text.splitlines()}
+
+
+def test_every_package_of_a_lock_file_has_its_hashes_and_comes_from_one_index() -> None:
+    for path in (ROOT / "requirements").glob("*.txt"):
+        if path.name.startswith("overrides"):
+            continue
+        blocks = re.split(r"\n(?=\S)", path.read_text().strip())
+        assert blocks and all("==" in block and "--hash=sha256:" in block for block in blocks), path
+    for name in ("Makefile", "docker/Dockerfile", ".github/workflows/ci.yml"):
+        text = (ROOT / name).read_text()
+        assert "--extra-index-url" not in text and "://" not in text.replace("https://download.pytorch.org", "x"), name
 
 
 def test_every_make_target_that_is_advised_exists() -> None:

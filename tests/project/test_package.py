@@ -71,8 +71,8 @@ def test_pip_installs_all_that_is_needed_but_what_depends_on_torch() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_lock_files_keep_to_the_dependencies_and_to_the_triple(device: str) -> None:
-    lines = (ROOT / f"requirements/{device}.txt").read_text().splitlines()
-    locked = [Requirement(line) for line in lines if line]
+    text = "".join((ROOT / f"requirements/{name}.txt").read_text() for name in (device, f"torch-{device}"))
+    locked = [Requirement(line.rstrip("\\ ")) for line in text.splitlines() if line[:1].strip()]
     here = {canonicalize_name(each.name): each for each in locked if each.marker is None or each.marker.evaluate()}
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     pinned = [each.replace("-cpu", "") if device == "cuda" else each for each in triple.PACKAGES.values()]

@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "native": set(),
     "specs": set(),
     "ingest": {"evaluation"},
-    "planning": {"models"},
+    "planning": {"embeddings", "models"},
     "embeddings": set(),
     "models": set(),
     "evaluation": set(),

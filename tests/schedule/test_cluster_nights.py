@@ -67,7 +67,7 @@ class Nights:
         self.api = self.cluster.api("admin")
         self.store = Store(f"{self.folder}/store")
         *self.access, cron = schedule_objects(schedule_config(self.overrides), self.overrides)
-        self.cron = self.cluster.module.as_v1beta1(cron)  # the server is older than batch/v1
+        self.cron = self.cluster.as_known(cron)  # the server is older than batch/v1
 
     def put_up(self) -> None:
         """As ``nightjar schedule apply`` does it."""

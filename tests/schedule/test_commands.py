@@ -8,6 +8,7 @@ import yaml
 from pipeline import cli
 from pipeline.schedule.lock import night_lock
 from pipeline.store import Store
+from tests.schedule.test_webhook import Hook, serving
 
 SCHEDULED = ["launch=kubernetes", f"launch.pods.image=r/nightjar@sha256:{'ab' * 32}", "store=s3://b/s"]
 MISTAKES = [
@@ -27,6 +28,14 @@ MISTAKES = [
     (["schedule", "render", "run=x"], "run=x is given, but a night's run is called <model>-<date>"),
     (["schedule", "apply", "date=2026-01-01"], "date=2026-01-01 is given, but every night of a schedule has its own"),
     (["schedule", "apply", *SCHEDULED, "gate.force='a new app'"], "in a schedule it would publish every model"),
+    (["schedule", "apply", *SCHEDULED, "force=true"], "every retry of a night would throw away what it has made"),
+    (["schedule", "apply", *SCHEDULED, "nightly.time_zone=Asia/Tokyo"], "nightly.time_zone is Asia/Tokyo and schedule"),
+    (
+        ["schedule", "render", *SCHEDULED, "nightly.webhook=https://u:secret@host/x"],
+        "nightly.webhook is a URL with a p",
+    ),
+    (["schedule", "render", *SCHEDULED, "launch.pods.env={HF_PAT:x}"], "launch.pods.env sets HF_PAT, whose value"),
+    (["schedule", "render", *SCHEDULED, "launch.pods.env={WANDB_API_KEY:x}"], "launch.pods.env sets WANDB_API_KEY"),
     (["schedule", "status", "-cd", "my"], "nightjar schedule status does not know -cd"),
 ]
 
@@ -62,3 +71,33 @@ def test_the_second_of_two_launchers_ends_with_8_and_names_the_first(tmp_path: P
     assert "model 'clicks' is already being worked on: host " in said
     assert "(backfill 2026-01-01 to 2026-01-09) holds " in said
     assert store.names("runs") == []
+
+
+def test_a_schedule_leaves_the_shells_kubeconfig_out_and_warns_of_an_hour_that_a_day_does_not_have(capsys) -> None:
+    shell = ["launch.context=laptop", "schedule.time_zone=Europe/Berlin", "schedule.cron='30 2 * * *'"]
+    assert cli.main(["schedule", "render", *SCHEDULED, *shell]) == 0
+    said = capsys.readouterr()
+    objects = list(yaml.safe_load_all(said.out))
+    assert "laptop" not in said.out and "has no 02:30 in Europe/Berlin" in said.err
+    assert {each["metadata"]["labels"]["nightjar/schedule"] for each in objects} == {"nightjar-nightly"}
+    assert [each["kind"] for each in objects].count("NetworkPolicy") == 1
+    cron = objects[-1]["spec"]
+    assert "suspend" not in cron  # or applying it again would resume a suspended schedule
+    assert cli.main(["schedule", "render", *SCHEDULED]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_ends_a_night_before_it_begins_is_posted_and_recorded(tmp_path: Path, capsys) -> None:
+    """A wrong setting, and another launcher on the model; a date with a verdict would keep it."""
+    store = Store(str(tmp_path / "s"))
+    store.write_bytes("README", b"a store that exists")
+    with serving(200, 200) as url:
+        night = ["nightly", "date=2026-01-10", "publish.model=clicks", f"store={tmp_path}/s", f"nightly.webhook={url}"]
+        assert cli.main([*night, "train.lr=fast"]) == 2
+        record = store.read_json("runs/clicks-2026-01-10/nightly.json")
+        assert (record["outcome"], record["exit_code"]) == ("failed", 2) and "train.lr" in record["message"]
+        with night_lock(store, "clicks", 0.6, "backfill"):
+            assert cli.main([*night, "data.synthetic.rows=2000"]) == 8
+    assert [(body["outcome"], body["exit_code"]) for body in Hook.bodies] == [("failed", 2), ("failed", 8)]
+    assert store.read_json("runs/clicks-2026-01-10/nightly.json") == record  # the other launcher's to write
+    capsys.readouterr()

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from pipeline.models.layers import Logit
+from pipeline.native import library
 from pipeline.training.linear import CpuLinear, has_kernel, use_cpu_kernels
 
 pytestmark = pytest.mark.skipif(not has_kernel(), reason="this PyTorch has no oneDNN")
@@ -44,6 +45,25 @@ def test_without_the_compiled_library_gradients_are_the_same(monkeypatch, dtype)
     fast.zero_grad()
     for expected, got in zip(outcome(fast, x, dtype), compiled, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-2 if dtype else 1e-5, atol=1e-1 if dtype else 1e-3)
+
+
+@pytest.mark.skipif(library() is None, reason="the compiled library is not installed")
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 21, 64])
+def test_the_compiled_head_equals_the_plain_one(level, dtype, width):
+    torch.manual_seed(1)
+    head, x = Logit(width), torch.randn(600, width).to(dtype).requires_grad_()
+    grad, outcomes = torch.randn(600), []
+    library().limit(level)
+    for kernels in (None, library()):
+        head.kernels = kernels
+        out = head(x)
+        outcomes.append([out, *torch.autograd.grad(out, [x, head.weight, head.bias], grad)])
+    library().limit(2)
+    for plain, compiled in zip(*outcomes, strict=True):
+        assert compiled.dtype == plain.dtype
+        torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-4)
 
 
 def test_what_is_not_a_number_stays_so():

@@ -22,6 +22,7 @@ from pipeline.embeddings.by_rows import new_state
 from pipeline.embeddings.learning import set_table_steps
 from pipeline.embeddings.optimizers.ftrl import Ftrl
 from pipeline.embeddings.optimizers.rowwise_adagrad import RowwiseAdagrad
+from pipeline.embeddings.rules import TableRules
 from pipeline.embeddings.sharding import _check_optimizer
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
@@ -130,14 +131,14 @@ def test_without_a_kernel_only_rows_that_are_not_paged_in_can_be_trained(registe
     plan = make_plan(PlanInputs.of(config, schema, profile))
     assert plan.tables["b"].tier == "ddr"
     with pytest.raises(PlanError, match="table 'b' is on tier ddr, but table optimizer ftrl has no kernel for device"):
-        _check_optimizer(plan, TABLE_OPTIMIZERS.get("ftrl"))
+        _check_optimizer(plan, TableRules(TABLE_OPTIMIZERS.get("ftrl")))
 
 
 def test_a_plan_for_less_state_on_ssd_than_the_optimizer_has_is_refused():
     plan = on_tier(plan_for("row_wise", 1), "ssd")
-    _check_optimizer(plan, TABLE_OPTIMIZERS.get("rowwise_adagrad"))
+    _check_optimizer(plan, TableRules(TABLE_OPTIMIZERS.get("rowwise_adagrad")))
     with pytest.raises(PlanError, match="'b' is planned with 36 bytes a row on tier ssd, but .* lazy_adam take 96"):
-        _check_optimizer(plan, TABLE_OPTIMIZERS.get("lazy_adam"))
+        _check_optimizer(plan, TableRules(TABLE_OPTIMIZERS.get("lazy_adam")))
 
 
 def weights_of(access):

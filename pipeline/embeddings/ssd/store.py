@@ -16,6 +16,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS
+from pipeline.embeddings.rules import TableRules
 from pipeline.embeddings.shards import LocalShard, Places
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.cached import CachedShard
@@ -33,7 +34,7 @@ from pipeline.embeddings.ssd.worker import Worker
 from pipeline.embeddings.state import kept_state
 from pipeline.embeddings.tables import TableSpec, kernels
 from pipeline.records import Plan
-from pipeline.specs.table_optimizer import FLOAT, StateColumn, TableOptimizer
+from pipeline.specs.table_optimizer import FLOAT, StateColumn
 
 SSD = "ssd"
 Ids = Mapping[str, NDArray[np.int64]]
@@ -95,18 +96,19 @@ class SsdStore:
         files = [shard.log.file for shard in self._shards.values()]
         return shortcomings(self._fetcher.queue, self._worker, files)
 
-    def give(self, collection: EmbeddingBagCollection, optimizer: TableOptimizer) -> None:
+    def give(self, collection: EmbeddingBagCollection, rules: TableRules) -> None:
         """Store the tables of ``collection``, all of the plan's or those of a tower, in our memory once sharded.
 
-        Tables of the same width and pooling share a kernel. ``optimizer``: of the tables.
+        Tables of the same width and pooling that learn alike share a kernel.
         """
-        kinds: dict[tuple[str, int, str], list[str]] = {}
+        kinds: dict[tuple[str, int, str, str], list[str]] = {}
         pooling = {config.name: config.pooling.value for config in collection.embedding_bag_configs()}
         for name in (name for name in self._names if name in pooling):
             plan = self._plan.tables[name]
-            kinds.setdefault((plan.sharding, plan.dim, pooling[name]), []).append(name)
+            kinds.setdefault((plan.sharding, plan.dim, pooling[name], rules.kind(name)), []).append(name)
         buffers: dict[str, HostBuffers] = {}
-        for (_, dim, _), names in kinds.items():
+        for (_, dim, _, _), names in kinds.items():
+            optimizer = rules.of(names[0])
             shards = [self._shards[name] for name in names if name in self._shards]
             fused = optimizer.columns if optimizer.fused_on(self._plan.device) else ()
             buffers |= dict.fromkeys(names, self._buffers(shards, dim, fused))

@@ -73,6 +73,8 @@ def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1, warnings
     state = job.get("status", {}).get("state") or {}
     words = [str(state.get("message") or "")]
     words += [str(c.get("message") or "") for c in job.get("status", {}).get("conditions") or []]
+    if job.get("spec", {}).get("suspend"):
+        words.insert(0, f"it is suspended, until Kueue admits it into queue {queue!r}")
     words = sorted(filter(None, (*words, *warnings)), key=lambda word: "exceeded quota" not in word)
     text = next(iter(words), f"queue {queue!r} may be full or closed, or the controller down")
     name = job["metadata"]["name"]

@@ -1,4 +1,6 @@
-"""A stage's job as the API server gets it: a Volcano job, or a plain indexed one with a service for its pods' names."""
+"""A stage's job as the API server gets it: a Volcano job, a plain indexed one with a service for its pods' names, or
+a JobSet with one such job.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ from pipeline.launch.kubernetes.pods import Object, pod_template
 from pipeline.records.step import Step
 
 VOLCANO = "batch.volcano.sh/v1alpha1"
+JOBSET = "jobset.x-k8s.io/v1alpha2"
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 # One lost pod ends the job: the others would wait for it, and the launcher submits the next attempt.
 ENDING = [{"events": ["PodFailed", "PodEvicted"], "action": "TerminateJob"}]
 
@@ -57,16 +61,51 @@ def indexed_job(config: Config, step: Step, name: str, attempt: int, command: Se
     template = _template(config, step, attempt, list(command), variables)
     if hosts > 1:
         template["spec"]["subdomain"] = name
+    spec = {**_indexed(template, hosts), "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours)}
+    return _queued({"apiVersion": "batch/v1", "kind": "Job"}, spec, config, step, name, attempt)
+
+
+def job_set(config: Config, step: Step, name: str, attempt: int, command: Sequence[str], env: Object) -> Object:
+    """The JobSet of a stage: one indexed job, whose pods' names the JobSet makes known.
+
+    It fails with its first pod, for it has no failure policy and its job no retries.
+    """
+    hosts = hosts_of(step.name, config)
+    first = f"{name}-{step.name}-0-0.{name}"
+    template = _template(
+        config, step, attempt, list(command), {"FIRST_POD": first if hosts > 1 else "localhost", **env}
+    )
+    labels = dict(template["metadata"]["labels"])
+    job = {"metadata": {"labels": labels}, "spec": _indexed(template, hosts)}
+    spec: Object = {
+        "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
+        "replicatedJobs": [{"name": step.name, "replicas": 1, "template": job}],
+        "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours),
+    }
+    return _queued({"apiVersion": JOBSET, "kind": "JobSet"}, spec, config, step, name, attempt)
+
+
+def _indexed(template: Object, hosts: int) -> Object:
+    """The spec of a ``batch/v1`` job with a pod of ``template`` for each host."""
     spec: Object = {
         "completions": hosts,
         "parallelism": hosts,
         "completionMode": "Indexed",
         "backoffLimit": 0,  # the launcher submits the next attempt
-        "activeDeadlineSeconds": template["spec"].pop("activeDeadlineSeconds", None),
-        "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours),
         "template": template,
     }
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(config, step, name, attempt), "spec": spec}
+    if (seconds := template["spec"].pop("activeDeadlineSeconds", None)) is not None:
+        spec["activeDeadlineSeconds"] = seconds
+    return spec
+
+
+def _queued(kind: Object, spec: Object, config: Config, step: Step, name: str, attempt: int) -> Object:
+    """The object; with ``launch.kueue`` suspended, until Kueue admits it into its queue."""
+    metadata = _metadata(config, step, name, attempt)
+    if config.launch.kueue:
+        metadata["labels"][KUEUE_QUEUE] = config.launch.queue
+        spec["suspend"] = True
+    return {**kind, "metadata": metadata, "spec": spec}
 
 
 def pod_service(config: Config, step: Step, name: str, attempt: int, owner: str) -> Object:

@@ -12,6 +12,16 @@ LONGEST = 63  # of a DNS label, which a pod's host name is
 RUN_LABEL, STAGE_LABEL, ATTEMPT_LABEL = "nightjar/run", "nightjar/stage", "nightjar/attempt"
 
 
+def stage_account(config: Config) -> str:
+    """The service account of the stages' pods: the user's own, or the one that the schedule makes."""
+    return config.launch.pods.service_account or f"{config.schedule.name}-stages"
+
+
+def launcher_account(config: Config) -> str:
+    """The service account of the launcher's pod: the user's own, or the one that the schedule makes."""
+    return config.launch.pods.launcher_account or f"{config.schedule.name}-launcher"
+
+
 def job_name(config: Config, step: Step, attempt: int) -> str:
     """``<run>-<stage>-<key>-a<attempt>``, short enough for ``-<stage>-<host>-0`` behind it.
 
@@ -19,7 +29,8 @@ def job_name(config: Config, step: Step, attempt: int) -> str:
     """
     digits = hashlib.sha256(f"{step.key} {config.launch.pods.image}".encode()).hexdigest()[:10]
     tail = f"-{step.name}-{digits}-a{attempt}"
-    suffix = f"-{step.name}-{config.hardware.hosts - 1}-0"
+    # Pods of a JobSet: -<stage>-<job>-<host>, and five letters of their own; its webhook counts them.
+    suffix = f"-{step.name}-0-{config.hardware.hosts - 1}{'-abcde' if config.launch.job == 'jobset' else ''}"
     return run_label(str(config.run), LONGEST - len(tail) - len(suffix)) + tail
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import Api, Object
 from pipeline.launch.kubernetes.patch import CONTAINER
 
+STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 LONGEST = 1 << 20  # bytes kept of one pod's log, from its end
 AGAIN_SECONDS = 1.0
 REST_SECONDS = 10.0  # for the last lines of pods that have ended
@@ -93,7 +95,9 @@ class _Follower:
     def _take(self, line: bytes, known: bytes) -> None:
         """Keep a line, without its time, unless it came before ``known``, when the connection broke."""
         stamp, _, text = line.partition(b" ")
-        if stamp <= known:
+        if not STAMP.fullmatch(stamp):  # the kubelet's own words, such as why it cannot read the rest
+            stamp, text = self._last, line
+        elif stamp <= known:
             return
         self._last = stamp
         self._fresh.append(text + b"\n")

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.config import Config, PodConfig, PodResources
 from pipeline.launch.appdefs import distributed, resources_of
+from pipeline.launch.kubernetes.names import launcher_account, stage_account
 from pipeline.launch.kubernetes.patch import CONTAINER, patched
 
 Object = dict[str, Any]
@@ -25,7 +26,7 @@ def pod_template(
     pods, launcher = config.launch.pods, stage == LAUNCHER
     spec: Object = {
         "restartPolicy": "Never",
-        "serviceAccountName": pods.launcher_account if launcher else pods.service_account,
+        "serviceAccountName": launcher_account(config) if launcher else stage_account(config),
         "automountServiceAccountToken": launcher,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": seconds,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, pods_app
-from pipeline.launch.kubernetes.manifest import indexed_job, pod_service, volcano_job
+from pipeline.launch.kubernetes.manifest import indexed_job, job_set, pod_service, volcano_job
 from pipeline.launch.kubernetes.names import job_name
 from pipeline.launch.kubernetes.pods import Object
 from pipeline.records.step import Step
@@ -38,6 +38,8 @@ def _objects(config: Config, step: Step, config_url: str) -> list[Object]:
         rendered = rendered_for_volcano(app, config.launch.namespace, config.launch.queue)
         return [volcano_job(config, step, name, 1, rendered)]
     command, env = pod_command(step.name, config, config_url, name), pod_environment(step.name, config)
+    if config.launch.job == "jobset":
+        return [job_set(config, step, name, 1, command, env)]
     job = indexed_job(config, step, name, 1, command, env)
     if hosts_of(step.name, config) == 1:
         return [job]

@@ -15,12 +15,14 @@ COMMON: tuple[Right, ...] = (
     ("", "pods", ("get", "list")),
     ("", "pods/log", ("get",)),
     ("", "events", ("list",)),
+    ("batch", "jobs", ("get",)),
     ("coordination.k8s.io", "leases", ("create", "get", "update", "delete")),
 )
 JOBS: dict[str, tuple[Right, ...]] = {
     "volcano": (("batch.volcano.sh", "jobs", ("create", "get", "list", "delete")),),
+    "jobset": (("jobset.x-k8s.io", "jobsets", ("create", "get", "list", "delete")),),
     "indexed": (
-        ("batch", "jobs", ("create", "get", "list", "delete")),
+        ("batch", "jobs", ("create", "list", "delete")),
         ("", "services", ("create", "get", "delete")),
     ),
 }

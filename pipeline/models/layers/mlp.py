@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.models.layers.norms import CENTRED, normalised
+from pipeline.native import Head, Library
 
 if TYPE_CHECKING:
     from pipeline.models.settings import RankerConfig
@@ -61,16 +62,54 @@ class HeadedRanker(Ranker):
         self.head.start_at(logit)
 
 
+class _Head(torch.autograd.Function):
+    """hidden @ weight + bias in float32, by the compiled library; ``hidden``: [B, width], float32 or bf16."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, kernels: Library) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        ctx.kernels = kernels
+        logits = torch.empty(len(hidden))
+        kernels.head(_head(hidden, weight, logits=logits.data_ptr(), bias=float(bias)))
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        hidden, weight = ctx.saved_tensors
+        grad, back, sums = grads[0].contiguous(), torch.empty_like(hidden), torch.empty(hidden.shape[1] + 1)
+        places = {"grad": grad.data_ptr(), "grad_hidden": back.data_ptr(), "sums": sums.data_ptr()}
+        ctx.kernels.head_back(_head(hidden, weight, **places))
+        return back, sums[None, :-1], sums[-1:], None
+
+
+def _head(hidden: Tensor, weight: Tensor, **others: float) -> Head:
+    return Head(
+        hidden=hidden.data_ptr(), weight=weight.data_ptr(), n=len(hidden), width=hidden.shape[1],
+        bf16=hidden.dtype == torch.bfloat16, threads=torch.get_num_threads(), **others,
+    )  # fmt: skip
+
+
 class Logit(nn.Linear):
-    """forward(hidden [B, width]) -> logits [B], computed in float32 under autocast too."""
+    """forward(hidden [B, width]) -> logits [B], computed in float32 under autocast too.
+
+    ``kernels``: the compiled library that does it on a CPU; None: PyTorch does.
+    """
+
+    kernels: Library | None = None
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        if self.kernels is not None and not torch.compiler.is_compiling() and self._fits(hidden):
+            return cast(Tensor, _Head.apply(hidden, self.weight, self.bias, self.kernels))
         # The meta device, on which a model's FLOP are counted, has no autocast.
         with torch.autocast("cpu" if hidden.is_meta else hidden.device.type, enabled=False):
             return nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias).squeeze(1)
+
+    def _fits(self, hidden: Tensor) -> bool:
+        able = hidden.dtype in (torch.float32, torch.bfloat16) and self.weight.dtype == torch.float32
+        return able and hidden.device.type == "cpu" and hidden.dim() == 2 and hidden.is_contiguous()
 
     @torch.no_grad()
     def start_at(self, logit: float) -> None:

@@ -23,10 +23,10 @@ class Shampoo(DenseOptimizer):
     beta1: float = 0.9
     beta2: float = 1.0
     eps: float = 1e-6
-    block_size: int = 256
-    factor_every: int = 1
-    root_every: int = 50
-    start_step: int = 50
+    block_size: int = 64
+    factor_every: int = 4
+    root_every: int = 100
+    start_step: int = 20
     grafting: str = "adagrad"
     name = "shampoo"
     classes = ("ShampooSteps",)

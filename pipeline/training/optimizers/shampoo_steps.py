@@ -8,7 +8,7 @@ gives all ranks all directions (Shi et al., arXiv 2309.06497, section 4). Blocks
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,10 @@ class ShampooSteps(torch.optim.Optimizer):
         self._dealt = deal([block for block in self._blocks if block.shared], self._ranks)
         self._mine = {id(block) for block in self._dealt[self._rank]}
         self._stacks: dict[tuple[int, ...], list[Stack]] = {}
-        self._room = max(sum(block.of(block.parameter).numel() for block in part) for part in self._dealt)
+        # Memory that every step uses again: the directions, each block's place in them, and what travels.
+        self._directions = {id(parameter): torch.zeros_like(parameter) for parameter in parameters}
+        self._places = {id(block): block.of(self._directions[id(block.parameter)]) for block in self._blocks}
+        self._exchange = _Exchange(self._dealt, self._places, self._rank) if self._ranks > 1 else None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -93,21 +96,20 @@ class ShampooSteps(torch.optim.Optimizer):
         for parameter in learning.values():
             state = self.state[parameter]
             state[STEP] = state.get(STEP, torch.zeros(())) + 1
-        directions = {key: torch.empty_like(parameter) for key, parameter in learning.items()}
         mine = [b for b in self._blocks if id(b.parameter) in learning and (not b.shared or id(b) in self._mine)]
         for stack in self._stacked(mine):
             step = int(self.state[stack.blocks[0].parameter][STEP])
             gradient = stack.of([block.parameter.grad for block in stack.blocks])  # type: ignore[misc]
             made = self._formula.direction(gradient, stack.state, step, stack.numbers)
-            for block, direction in zip(stack.blocks, made.unbind(), strict=True):
-                block.of(directions[id(block.parameter)]).copy_(direction)
-        if self._ranks > 1:
-            self._exchange(directions)
+            torch._foreach_copy_([self._places[id(block)] for block in stack.blocks], list(made.unbind()))
+        if self._exchange is not None:
+            self._exchange()
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) in directions:
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(directions[id(parameter)], alpha=-group["lr"])
+            moving = [parameter for parameter in group["params"] if id(parameter) in learning]
+            if moving:
+                torch._foreach_mul_(moving, 1 - group["lr"] * group["weight_decay"])
+                directions = [self._directions[id(parameter)] for parameter in moving]
+                torch._foreach_add_(moving, directions, alpha=-group["lr"])
 
     def _stacked(self, blocks: Sequence[Block]) -> list[Stack]:
         """``blocks`` by shape and number of steps; made anew only where other parameters learn than before."""
@@ -120,20 +122,6 @@ class ShampooSteps(torch.optim.Optimizer):
                 alike.setdefault((tuple(like.shape), like.dtype, like.device, step), []).append(block)
             self._stacks = {key: [Stack(each, self._formula, self.state) for each in alike.values()]}  # type: ignore[arg-type]
         return self._stacks[key]
-
-    def _exchange(self, directions: dict[int, Tensor]) -> None:
-        """Fill in the directions that other ranks computed. Collective."""
-        sample = self._blocks[0].parameter
-        parts = [torch.zeros(self._room, dtype=sample.dtype, device=sample.device) for _ in range(self._ranks)]
-        for block, place in _places(self._dealt[self._rank]):
-            if id(block.parameter) in directions:
-                parts[self._rank][place] = block.of(directions[id(block.parameter)]).flatten()
-        dist.all_gather(parts, parts[self._rank].clone())
-        for part, dealt in zip(parts, self._dealt, strict=True):
-            for block, place in _places(dealt):
-                if id(block.parameter) in directions:
-                    into = block.of(directions[id(block.parameter)])
-                    into.copy_(part[place].view_as(into))
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -194,10 +182,39 @@ def deal(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
     return dealt
 
 
-def _places(dealt: Sequence[Block]) -> Iterator[tuple[Block, slice]]:
-    """Where each block's direction lies in its rank's part of the exchange."""
-    at = 0
-    for block in dealt:
-        size = block.of(block.parameter).numel()
-        yield block, slice(at, at + size)
-        at += size
+class _Exchange:
+    """Fills in the directions that other ranks computed. Collective.
+
+    ``dealt``: each rank's blocks; ``places``: of a block, by its id, where its direction belongs.
+    """
+
+    def __init__(self, dealt: Sequence[Sequence[Block]], places: dict[int, Tensor], rank: int) -> None:
+        own = [[places[id(block)] for block in part] for part in dealt]
+        room = max(sum(place.numel() for place in part) for part in own)
+        sample = next(iter(places.values()))
+        self._parts = [torch.zeros(room, dtype=sample.dtype, device=sample.device) for _ in dealt]
+        self._sent = self._parts[rank].clone()
+        self._leaving = _cut(self._sent, own[rank]), own[rank]
+        others = [
+            (_cut(part, into), into) for i, (part, into) in enumerate(zip(self._parts, own, strict=True)) if i != rank
+        ]
+        self._arriving = (
+            [view for views, _ in others for view in views],
+            [place for _, into in others for place in into],
+        )
+
+    def __call__(self) -> None:
+        if self._leaving[0]:
+            torch._foreach_copy_(*self._leaving)
+        dist.all_gather(self._parts, self._sent)
+        views, places = self._arriving
+        if views:
+            torch._foreach_copy_(places, views)
+
+
+def _cut(flat: Tensor, places: Sequence[Tensor]) -> list[Tensor]:
+    """Views of ``flat``, one behind the other, in the shapes of ``places``."""
+    sizes = [place.numel() for place in places]
+    if not sizes:  # more ranks than blocks
+        return []
+    return [part.view(place.shape) for part, place in zip(flat[: sum(sizes)].split(sizes), places, strict=True)]

@@ -1,0 +1,114 @@
+"""How each table learns: the optimizer and rate of all tables, and of those that have their own. No torch at import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config import ModelConfig, TrainConfig
+from pipeline.specs import TABLE_OPTIMIZERS
+from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Frozen(TableOptimizer):
+    """Rows stay as they are. It keeps no state."""
+
+    name = "frozen"
+    frozen = True
+    lazy = True
+    replica_passes = 0
+
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
+        """See ``TableOptimizer.update``."""
+
+    def tiers_on(self, device: str, tiers: tuple[str, ...]) -> tuple[str, ...]:
+        """See ``TableOptimizer.tiers_on``."""
+        return tiers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limited(TableOptimizer):
+    """``inner``, after which no row that it moved is longer than ``norm``: a longer one is scaled down.
+
+    FBGEMM's CPU kernels ignore a limit without a word, so no kernel is fused, and rows are updated by rows.
+    """
+
+    inner: TableOptimizer
+    norm: float
+    name: str
+    columns: tuple[StateColumn, ...]
+    heat: str
+    replica_passes: int
+    lazy = True  # a row that no gradient moves is not scaled down either, whatever the sharding
+    whole_rows = True
+
+    @staticmethod
+    def of(inner: TableOptimizer, norm: float) -> Limited:
+        """``inner`` with the limit."""
+        return Limited(
+            inner=inner, norm=norm, name=f"{inner.name} with max_norm", columns=inner.columns, heat=inner.heat,
+            replica_passes=inner.replica_passes + 3,
+        )  # fmt: skip
+
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
+        """See ``TableOptimizer.update``."""
+        self.inner.update(weights, gradient, state, lr, step)
+        lengths = weights.norm(dim=1, keepdim=True)
+        weights.mul_(self.norm / lengths.clamp_min(self.norm))
+
+
+@dataclass(frozen=True)
+class TableRules:
+    """``common``: the optimizer of all tables but those of ``own``, by name.
+
+    ``rates``: the learning rates of tables that have their own, after the warm-up.
+    """
+
+    common: TableOptimizer
+    own: Mapping[str, TableOptimizer] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, table: str) -> TableOptimizer:
+        """The optimizer of ``table``."""
+        return self.own.get(table, self.common)
+
+    def rate(self, table: str, lr: float, factor: float) -> float:
+        """The learning rate of ``table`` in a step: ``lr`` is that of the others, ``factor`` the schedule's."""
+        return self.rates[table] * factor if table in self.rates else lr
+
+    def kind(self, table: str) -> str:
+        """What tables of one kernel have in common; "" for a table that learns like most."""
+        if table not in self.own and table not in self.rates:
+            return ""
+        optimizer: Any = self.of(table)
+        return f"{optimizer!r} at {self.rates.get(table)}"
+
+    def all_fused(self, device: str) -> bool:
+        """Whether FBGEMM has a kernel for every table on ``device``."""
+        return all(optimizer.fused_on(device) for optimizer in (self.common, *self.own.values()))
+
+
+def as_rules(optimizer: TableOptimizer | TableRules) -> TableRules:
+    """The rules of tables that all learn by ``optimizer``; rules as they are."""
+    return optimizer if isinstance(optimizer, TableRules) else TableRules(optimizer)
+
+
+def table_rules(model: ModelConfig, train: TrainConfig) -> TableRules:
+    """The rules that ``train`` and ``model.tables`` set; ConfigError for an option that the optimizer lacks."""
+    common = train.table_optimizer
+    own: dict[str, TableOptimizer] = {}
+    for name, table in model.tables.items():
+        optimizer = common if table.optimizer in (None, common.name) else TABLE_OPTIMIZERS.get(str(table.optimizer))
+        if table.max_norm is not None:
+            optimizer = Limited.of(optimizer, table.max_norm)
+        if table.frozen:
+            optimizer = Frozen()
+        if optimizer is not common:
+            own[name] = optimizer
+    rates = {name: table.lr for name, table in model.tables.items() if table.lr is not None}
+    return TableRules(common, own, rates)

@@ -1,0 +1,114 @@
+"""Collectives through shared memory: as gloo's, for any sizes, and an error where a rank has ended."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.training import shared_memory
+from pipeline.training.shared_memory import _runs, share_memory
+from tests.embeddings.ranks import spawn
+
+CPU = torch.device("cpu")
+
+
+def exchange(rank, world, step):
+    """An all-to-all of random sizes: the arguments of ``dist.all_to_all_single``."""
+    rows = torch.randint(0, 9, (world, world), generator=torch.Generator().manual_seed(step)).tolist()
+    kind = (torch.float32, torch.int64, torch.bfloat16)[step % 3]
+    values = (100 * rank + torch.arange(sum(rows[rank]) * 3)).reshape(-1, 3).to(kind)
+    receives = [rows[source][rank] for source in range(world)]
+    return torch.zeros(sum(receives), 3, dtype=kind), values, receives, rows[rank]
+
+
+def compare(folder):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    memory = share_memory(CPU, one_machine=True)
+    group = dist.new_group(list(range(world)))
+    for step in range(20):
+        shared_memory.SLOT = 64 if step % 5 == 4 else 256 << 20  # too small for some ranks' messages
+        expected, *given = exchange(rank, world, step)
+        got = torch.zeros_like(expected)
+        dist.all_to_all_single(expected, *given, group=group)
+        with memory.exchanging():
+            assert dist.all_to_all_single(got, *given, async_op=True).wait()
+        assert torch.equal(got, expected), step
+        with memory.exchanging():  # a group of its own is none of the memory's
+            again = torch.zeros_like(expected)
+            dist.all_to_all_single(again, *given, group=group)
+        assert torch.equal(again, expected), step
+        values = torch.arange(10.0) * (rank + 1)
+        assert memory.all_reduce(values)
+        assert torch.equal(values, torch.arange(10.0) * sum(range(1, world + 1)))
+    (folder / f"done-{rank}").touch()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_exchanges_equal_those_of_gloo(tmp_path, world):
+    spawn(compare, world, tmp_path)
+    assert len(list(tmp_path.glob("done-*"))) == world
+
+
+def leave(folder):
+    memory = share_memory(CPU, one_machine=True)
+    if dist.get_rank() == 1:
+        os._exit(0)
+    with pytest.raises(RuntimeError, match=r"rank 1 \(process \d+\) has ended"):
+        memory.all_reduce(torch.ones(3))
+    (folder / "told").touch()
+
+
+def test_a_rank_that_ends_does_not_leave_the_others_waiting(tmp_path):
+    spawn(leave, 2, tmp_path)
+    assert (tmp_path / "told").exists()
+
+
+def test_a_process_runs_until_it_has_ended():
+    assert _runs(os.getpid())
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    while _runs(child):  # until it is a zombie
+        pass
+    os.waitpid(child, 0)
+    assert not _runs(child)
+
+
+def cannot(folder, whose):
+    if dist.get_rank() == whose:
+        shared_memory.mmap.mmap = refuse
+    assert share_memory(CPU, one_machine=True) is None
+    (folder / f"done-{dist.get_rank()}").touch()
+
+
+def refuse(*_, **__):
+    raise OSError(13, "Permission denied")
+
+
+@pytest.mark.parametrize("whose", [0, 1])
+def test_where_one_rank_cannot_map_the_memory_no_rank_uses_it(tmp_path, whose):
+    spawn(cannot, 2, tmp_path, whose)
+    assert len(list(tmp_path.glob("done-*"))) == 2
+
+
+def test_several_machines_and_one_rank_have_none():
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert share_memory(CPU, one_machine=False) is None
+    assert share_memory(CPU, one_machine=True) is None
+
+
+def stuck(folder):
+    memory = share_memory(CPU, one_machine=True)
+    shared_memory.LONGEST = 0.0
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match="has not come to a collective in"):
+            memory.all_reduce(torch.ones(3))
+        (folder / "told").touch()
+    dist.barrier()
+
+
+def test_a_rank_that_hangs_is_named(tmp_path):
+    spawn(stuck, 2, tmp_path)
+    assert (tmp_path / "told").exists()
