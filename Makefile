@@ -123,6 +123,10 @@ ADULT ?= ../shared/data/adult.data
 bench-startup: install ## seconds of Adult, the demo's evaluation and a night of 60,000 rows, against torchrun for every stage
 	@.venv/bin/python -m benchmarks.startup --adult $(ADULT)
 
+.PHONY: bench-thirty-nights
+bench-thirty-nights: install ## thirty nights on a real API server, a fault every third: verdicts, NE against frozen (1 hour)
+	@.venv/bin/python -m tests.controlplane.thirty_nights
+
 bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one
 	@.venv/bin/python -m benchmarks.gate
 

@@ -2,7 +2,7 @@
 
 ``pack FOLDER`` downloads the wheels for a machine with Python 3.12 and torch for CUDA: everything but torch and what
 NVIDIA has with it. ``run`` installs them into a folder of their own, runs the tests marked ``gpu`` and the demo on the
-GPU in each precision, and prints one JSON line.
+GPU in each precision, compiled and with CUDA graphs, and prints one JSON line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ TRIPLES = {"2.11": "1.6.0", "2.12": "1.7.0", "2.13": "1.8.0"}
 PYTHON, PLATFORM = "3.12", "manylinux_2_28_x86_64"
 # Installed with torch, and large.
 WITH_TORCH = re.compile(r"(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==")
-PRECISIONS = ("fp32", "bf16")
+RUNS = {
+    "fp32": ["train.precision=fp32"], "tf32": ["train.precision=tf32"], "bf16": ["train.precision=bf16"],
+    "compiled": ["train.precision=bf16", "train.compile=true"],
+    "graphs": ["train.precision=bf16", "train.cuda_graphs=true"],
+}  # fmt: skip
 
 
 def main() -> None:
@@ -76,7 +80,7 @@ def run(wheels: Path | None) -> None:
         report = work / "tests.xml"
         tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests", f"--junitxml={report}"]
         subprocess.run(tests, env=environment, check=False)
-        figures = {precision: _demo(precision, work, environment) for precision in PRECISIONS}
+        figures = {name: _demo(name, settings, work, environment) for name, settings in RUNS.items()}
         finish("gpu_check", None, machine=_machine(environment), tests=outcome_of(report), runs=figures)
 
 
@@ -93,17 +97,17 @@ def outcome_of(report: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _demo(precision: str, work: Path, environment: dict[str, str]) -> dict[str, Any]:
+def _demo(name: str, changed: list[str], work: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Figures of the demo on the GPU, or what went wrong."""
-    settings = ["experiment=demo", f"run={precision}", f"store={work}/store", f"train.precision={precision}"]
+    settings = ["experiment=demo", f"run={name}", f"store={work}/store", *changed]
     settings += ["hardware.device=cuda", "train.global_batch=8192", "train.profile=true"]
     command = [sys.executable, "-m", "pipeline.cli", "run", *settings]
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-    result = work / "store" / "runs" / precision / "result.json"
+    result = work / "store" / "runs" / name / "result.json"
     if done.returncode or not result.exists():
         return {"exit_code": done.returncode, "message": done.stderr[-500:]}
     record = json.loads(result.read_text())
-    table = work / "store" / "runs" / precision / "profile-rank0.txt"
+    table = work / "store" / "runs" / name / "profile-rank0.txt"
     train, judged = record["train"], record["eval"]
     return {
         "samples_per_s": train["samples_per_s"], "phases": train.get("phases"), "auc": judged["auc"],

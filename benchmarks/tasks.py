@@ -39,7 +39,7 @@ SINGLE, CLICK = "single", "click alone"
 COMPARED = ("mmoe", "esmm")
 TUNING_SEED = 1000
 # The grid: learning rate of the tables, passes over the rows.
-GRID = tuple(itertools.product((0.02, 0.05, 0.1), (1, 2)))
+GRID = tuple(itertools.product((0.02, 0.05, 0.1, 0.2), (1, 2)))
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,8 @@ class TrainConfig:
     compile: bool | str = setting(
         AUTO,
         auto=True,
-        doc="Compile the dense part with torch.compile. auto: where the first steps show that at least half an hour "
-        "of training is left, it is tried beside them and kept if it is faster; the times are kept in the store, by "
+        doc="Compile the dense part with torch.compile. auto: where the first steps show that at least ten minutes "
+        "of training are left, it is tried beside them and kept if it is faster; the times are kept in the store, by "
         "machine and model, for later trainings.",
     )
     cuda_graphs: bool = setting(

@@ -1,8 +1,8 @@
 """``train.compile=auto``: whether torch.compile pays on this machine for this model and the steps that are left.
 
-A compilation takes a minute, and what it saves depends on CPU or GPU, model and batch. So a training that is long
-enough times the dense part both ways, beside its steps: nothing that is trained depends on the trial. The times lie in
-the store, so that the next training on such a machine has its answer before its first step.
+A compilation takes up to half a minute, and what it saves depends on CPU or GPU, model and batch. So a training that
+is long enough times the dense part both ways, beside its steps: nothing that is trained depends on the trial. The times
+lie in the store, so that the next training on such a machine has its answer before its first step.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from pipeline.training.model import DensePart
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 
-# The seconds of steps that must be left for a trial, which takes a minute or two where nothing is gained.
-SHORTEST = 1800.0
+# The seconds of steps that must be left for a trial, which takes up to half a minute where nothing is gained.
+SHORTEST = 600.0
 FIRST, TIMED = 10, 10  # a step's time is that of steps 10 to 20 of the session
 ROUNDS = 8  # the passes run so often each way, in turn
 MARGIN = 2.0  # what is saved by the end must be so many times what compiling takes

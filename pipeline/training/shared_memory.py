@@ -160,10 +160,6 @@ class _Done:
         """True."""
         return True
 
-    def is_completed(self) -> bool:
-        """True."""
-        return True
-
 
 def share_memory(device: torch.device, *, one_machine: bool) -> SharedMemory | None:
     """Memory of all ranks; None where they exchange otherwise. Collective.

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from benchmarks.gpu_check import TRIPLES, outcome_of, wanted
+import pytest
+
+from benchmarks.gpu_check import RUNS, TRIPLES, outcome_of, wanted
+from pipeline.compose import compose
 from pipeline.triple import PACKAGES
 
 LOCK = Path("requirements/cuda.txt")
@@ -31,3 +34,9 @@ def test_the_outcome_counts_tests_and_names_the_failed(tmp_path):
         "passed": 1, "failed": 2, "skipped": 1, "names": ["a::bad", "a::broken"]
     }  # fmt: skip
     assert outcome_of(tmp_path / "none.xml") == {"error": "pytest wrote no report"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_run_is_a_configuration(name):
+    composed = compose(["experiment=demo", f"run={name}", "hardware.device=cuda", "train.profile=true", *RUNS[name]])
+    assert composed.hardware.device == "cuda" and composed.run == name

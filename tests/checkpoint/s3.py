@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from tests.waits import no_waits
 
 ANSWER = b"<Error><Code>%s</Code><Message>told to by the test</Message></Error>"
-CODES = {500: b"InternalError", 503: b"SlowDown", 403: b"AccessDenied"}
+CODES = {500: b"InternalError", 503: b"SlowDown", 403: b"AccessDenied", 507: b"XMinioStorageFull"}
 ERROR = b"<Error><Key>%s</Key><Code>InternalError</Code></Error>"
 
 

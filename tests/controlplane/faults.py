@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tests.cluster_kit import wait_for
 from tests.controlplane.proxy import Fault
-from tests.controlplane.world import LEASE_SECONDS, Cell, Launcher, World, together
+from tests.controlplane.world import LEASE_SECONDS, Cell, Launcher, World, start_server, stop_server, together
 
 GOES_ON = "the launcher waits and goes on; trained once"
 
@@ -111,9 +111,9 @@ def server_away(seconds: float, times: int = 1) -> Callable[[World], str]:
             launcher = cell.launch()
             cell.await_start()
             for _ in range(times):
-                world.stop_server()
+                stop_server(world.cluster)
                 time.sleep(seconds)
-                world.start_server()
+                start_server(world.cluster)
                 assert launcher.process.poll() is None, launcher.said
             return finished(cell, launcher, time.monotonic())
 

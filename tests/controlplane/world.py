@@ -282,19 +282,6 @@ class World:
         with stubborn_node(self.cluster, RUN, status):
             yield
 
-    def stop_server(self, sig: int = signal.SIGTERM) -> None:
-        """End the API server."""
-        process = self.cluster.kit._processes["apiserver"]
-        process.send_signal(sig)
-        process.wait()
-
-    def start_server(self) -> None:
-        """Start the API server again, where it was, and wait until it says that it is ready."""
-        kit = self.cluster.kit
-        kit._start("apiserver", *kit._processes["apiserver"].args)
-        api = self.cluster.module.Api(kit.server, kit.home / "pki/ca.crt")
-        wait_for(api.is_ready, 60)
-
     @contextmanager
     def frozen(self, program: str) -> Iterator[None]:
         """Within: ``program`` (apiserver | etcd | node-agent) stands still."""
@@ -304,3 +291,18 @@ class World:
             yield
         finally:
             process.send_signal(signal.SIGCONT)
+
+
+def stop_server(cluster: TestCluster, sig: int = signal.SIGTERM) -> None:
+    """End the API server."""
+    process = cluster.kit._processes["apiserver"]
+    process.send_signal(sig)
+    process.wait()
+
+
+def start_server(cluster: TestCluster) -> None:
+    """Start the API server again, where it was, and wait until it says that it is ready."""
+    kit = cluster.kit
+    kit._start("apiserver", *kit._processes["apiserver"].args)
+    api = cluster.module.Api(kit.server, kit.home / "pki/ca.crt")
+    wait_for(api.is_ready, 120)

@@ -21,11 +21,11 @@ SMALL = [
 
 @pytest.fixture
 def torchx(cluster, tmp_path: Path):
-    """The command as a user calls it: the account of the launcher's role, a folder with nothing but .torchxconfig."""
+    """The command as a user of the namespace calls it, in a folder with nothing but .torchxconfig."""
     here = tmp_path / "checkout"
     here.mkdir()
     (here / ".torchxconfig").write_bytes((ROOT / ".torchxconfig").read_bytes())
-    env = {**os.environ, "KUBECONFIG": str(cluster.launcher), "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "KUBECONFIG": str(cluster.admin), "PYTHONPATH": str(ROOT)}
 
     def call(*arguments: str) -> str:
         command = [sys.executable, "-m", "torchx.cli.main", *arguments]

@@ -259,11 +259,11 @@ class ClusterJob:
 
         LaunchError, at once, where the API server does not take the request.
         """
-        api, kind = self.runner.api.brisk(BRISK_SECONDS), self.runner.jobs.split("/")[2]
+        api, path = self.runner.api.brisk(BRISK_SECONDS), self.runner.jobs.split("/")
         try:
             api.delete(f"{self.runner.jobs}/{self.name}")
         except LaunchError as error:
-            command = f"kubectl --namespace {self.runner.namespace} delete jobs.{kind} {self.name}"
+            command = f"kubectl --namespace {self.runner.namespace} delete {path[-1]}.{path[2]} {self.name}"
             raise LaunchError(error.message, hint=f"{command} ends it") from None
         with suppress(LaunchError):
             last = time.monotonic() + seconds

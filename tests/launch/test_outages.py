@@ -1,0 +1,131 @@
+"""What outlives an outage, in parts: answers that count, pods that are lost, log lines of a kubelet, attempts."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.errors import PassingError
+from pipeline.launch.chain import Chain
+from pipeline.launch.kubernetes import api as requests
+from pipeline.launch.kubernetes.api import Api, RefusedError, UnansweredError, refusal
+from pipeline.launch.kubernetes.diagnosis import is_alive, is_lost, job_problem
+from pipeline.launch.kubernetes.podlogs import _Follower
+from pipeline.records.step import Step
+from tests.logged import listen
+
+NAMED = json.dumps({"reason": "NotFound", "message": 'jobs "x" not found', "details": {"name": "x"}})
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "passing"),
+    [
+        (401, "", True), (403, "{}", True), (429, "", True), (500, "half of {", True), (503, "", True),
+        (404, "404 page not found", True), (404, NAMED, False), (409, "{}", False), (422, "{}", False),
+        (403, json.dumps({"message": 'admission webhook "x" denied the request'}), False),
+        (403, json.dumps({"message": 'jobs "x" is forbidden: exceeded quota: y'}), False),
+    ],
+)  # fmt: skip
+def test_which_answers_say_nothing_about_what_was_asked_for(status: int, body: str, passing: bool) -> None:
+    assert refusal(status, body, "GET /apis").passing is passing
+
+
+def patient(monkeypatch: pytest.MonkeyPatch, *answers: Any, seconds: float = 60.0) -> Any:
+    """An ``Api`` whose server gives these answers; an exception is raised."""
+    monkeypatch.setattr(requests.time, "sleep", lambda seconds: None)
+    left = list(answers)
+
+    def once(*_: Any) -> Any:
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    client: Any = SimpleNamespace(configuration=SimpleNamespace(host="https://k"))
+    api = Api(client, outage_seconds=seconds)
+    monkeypatch.setattr(api, "_once", once)
+    return api
+
+
+def test_a_patient_client_asks_again_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, denied = listen(), refusal(403, "{}", "GET /apis")
+    api = patient(monkeypatch, UnansweredError("silence"), denied, refusal(500, "", "GET"), {"kind": "Job"})
+    assert api.find("/x") == {"kind": "Job"}
+    assert len(said) == 2 and "silence; asking again for up to 60 s" in said[0] and "answers again" in said[1]
+    api = patient(monkeypatch, refusal(404, NAMED, "GET /x"))
+    assert api.find("/x") is None  # it names the object: an answer
+    api = patient(monkeypatch, refusal(404, "404 page not found", "GET /x"), seconds=0.0)
+    with pytest.raises(RefusedError, match="page not found"):
+        api.find("/x")  # nothing is known of the object
+
+
+def pod(phase: str, seconds_late: float | None, ready: str = "False", **status: str) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": "p"}
+    if seconds_late is not None:
+        metadata["deletionTimestamp"] = f"{datetime.now(UTC) - timedelta(seconds=seconds_late):%Y-%m-%dT%H:%M:%SZ}"
+    conditions = [{"type": "Ready", "status": ready}]
+    return {"metadata": metadata, "status": {"phase": phase, "conditions": conditions, **status}}
+
+
+def test_a_pod_that_does_not_end_on_a_node_that_is_gone_is_lost() -> None:
+    assert is_lost(pod("Running", 100)) and not is_alive(pod("Running", 100))
+    assert is_lost(pod("Running", 100, "True", reason="NodeLost"))
+    for alive in (pod("Running", 10), pod("Running", None), pod("Running", 100, "True"), pod("Pending", None)):
+        assert not is_lost(alive) and is_alive(alive)
+    assert not is_alive(pod("Failed", 100)) and not is_lost(pod("Succeeded", 100))
+
+
+def test_a_quota_is_the_reason_that_is_told() -> None:
+    job = {"metadata": {"name": "j"}, "status": {"state": {"message": "waiting for pods"}}}
+    told = job_problem(job, "q", warnings=["back-off", "pods are forbidden: exceeded quota: small"])
+    assert told.message == "job j has no pods: pods are forbidden: exceeded quota: small"
+
+
+def test_lines_of_the_kubelet_without_a_time_are_shown_and_do_not_end_the_stream() -> None:
+    pages = [
+        [b"2026-01-01T00:00:01.5Z one", b"unable to retrieve container logs for containerd://x"],
+        [b"2026-01-01T00:00:01.5Z one", b"2026-01-01T00:00:02Z two"],
+    ]
+    asked: list[dict[str, str]] = []
+
+    def lines(path: str, **query: str) -> list[bytes]:
+        asked.append(query)
+        if len(asked) == len(pages):
+            follower.ended = True
+        return pages[len(asked) - 1] if len(asked) <= len(pages) else []
+
+    server: Any = SimpleNamespace(lines=lines)
+    follower = _Follower.__new__(_Follower)
+    follower.__init__(server, "n", "p")  # type: ignore[misc]
+    follower.thread.join(10)
+    assert follower.text() == "one\nunable to retrieve container logs for containerd://x\ntwo\n"
+    assert asked[1]["sinceTime"] == "2026-01-01T00:00:01.5Z"
+
+
+def test_attempts_that_committed_a_checkpoint_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, chain = listen(), Chain.__new__(Chain)
+    chain.config = SimpleNamespace(launch=SimpleNamespace(attempts=2))  # type: ignore[assignment]
+    reached = ["", "step-1", "step-1", "step-2", "step-2", "step-3", "step-3", "step-3", "step-3", "step-3"]
+    tries: list[int] = []
+
+    def attempt(step: Step) -> None:
+        tries.append(1)
+        raise PassingError("a node went away")
+
+    monkeypatch.setattr(chain, "_attempt", attempt)
+    monkeypatch.setattr(chain, "_reached", lambda step: reached.pop(0))
+    with pytest.raises(PassingError):
+        chain._launched(Step(name="train", key="k", path="p"))
+    assert len(tries) == 5  # three that came further, and two that did not
+    assert [line[-len("attempt 1 of 2") :] for line in said] == ["attempt 1 of 2"] * 3 + ["attempt 2 of 2"]
+
+
+def test_a_suspended_machine_counts_as_silence() -> None:
+    from pipeline.store.lease import now
+
+    assert abs(now() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 1.0
