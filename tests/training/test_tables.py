@@ -5,11 +5,16 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from pipeline.checkpoint.rows import ChainReader
+from pipeline.embeddings.initial import initial_rows
+from pipeline.embeddings.tables import TableSpec
+from pipeline.store import Store
 from tests.commands import nightjar_in_turn
 
 pytestmark = pytest.mark.slow
-ITEMS, USERS, ROWS = 120, 40, 6000
+ITEMS, USERS, ROWS, SEED = 120, 40, 6000, 2026
 SCHEMA = """
 defaults: [csv]
 name: clicks
@@ -25,10 +30,21 @@ sparse:
 BASE = [
     "-cd", "my", "data=clicks", "model=dlrm_small", "model.bottom_mlp=[16]", "model.top_mlp=[16]",
     "model.embedding_dim=8", "train.global_batch=256", "train.threads_per_rank=1", "train.precision=fp32",
-    "train.log_every_steps=50", "train.guard.collapse=false", "store=store", "train.epochs=3", "train.sparse_lr=0.3",
+    "train.log_every_steps=50", "train.guard.collapse=false", "store=store", "train.sparse_lr=0.3",
     "train.lr=0.005",
 ]  # fmt: skip
-MIXED = ["+model.tables.item={dim: 4}", "+model.tables.user={dim: 12}", "+model.tables.tags={pooling: mean}"]
+MIXED = [
+    "train.epochs=3",
+    "+model.tables.item={dim: 4}",
+    "+model.tables.user={dim: 12}",
+    "+model.tables.tags={pooling: mean}",
+]
+RULES = [
+    "+model.tables={item: {dim: 4, max_norm: 0.5, lr: 0.2}, user: {dim: 12, frozen: true}, "
+    "tags: {pooling: mean, optimizer: lazy_adam, lr: 0.01, init_bound: 0.01}}",
+    "checkpoint.every_steps=10", "train.schedule=constant", "train.warmup_steps=5", "checkpoint.quantise=fp32",
+    "checkpoint.state=fp32", "checkpoint.final_quantise=fp32", "train.epochs=12",
+]  # fmt: skip
 PUBLISH = "stages=[ingest,plan,partition,train,evaluate,publish]"
 
 
@@ -64,6 +80,10 @@ def runs(tmp_path_factory):
          "+plan.tables.item.cache_rows=20"],
         ["run", *BASE, *MIXED, "run=towers", "hardware.hosts=2", "partition=dmt", "partition.strategy=strided"],
     ]  # fmt: skip
+    commands += [
+        ["run", *BASE, *RULES, "run=whole"],
+        ["run", *BASE, *RULES, "run=two_rules", "hardware.ranks_per_host=2"],
+    ]
     for done in nightjar_in_turn(commands, cwd=folder):
         # 6: the gate held the small model; its version is written all the same.
         assert done.returncode == 0 or (done.returncode == 6 and "run=one" in done.args), done.stdout + done.stderr
@@ -106,6 +126,34 @@ def test_ranks_disks_and_towers_train_the_same_model(runs, other):
     one, two = result(runs, "one")["eval"], result(runs, other)["eval"]
     assert one["auc"] > 0.6, "something was learned"
     assert two["ne"] == pytest.approx(one["ne"], rel=1e-3)
+
+
+def test_two_ranks_train_tables_by_their_rules_as_one_does(runs):
+    one, two = result(runs, "whole")["eval"], result(runs, "two_rules")["eval"]
+    assert two["ne"] == pytest.approx(one["ne"], rel=1e-3) and one["auc"] > 0.6
+
+
+def final_rows(folder, run):
+    """Every table of the last checkpoint of a run: weights, and states by name."""
+    store = Store(str(folder / "store"))
+    key = result(folder, run)["stages"]["train"]["artifact"]
+    reader = ChainReader(store, store.get(store.get(key, "train").summary["final"], "train"))
+    tables = {}
+    for name in reader.tables:
+        windows = list(reader.windows(name))
+        states = {state: torch.cat([w.state[state] for w in windows]) for state in reader.states(name)}
+        tables[name] = {"weight": torch.cat([w.weight for w in windows]), **states}
+    return tables
+
+
+def test_checkpoints_have_the_state_of_every_rule_and_a_frozen_table_its_first_values(runs):
+    tables = final_rows(runs, "whole")
+    assert {name: set(parts) - {"weight"} for name, parts in tables.items()} == {
+        "user": set(), "item": {"adagrad_sum"}, "tags": {"adam_mean", "adam_square"},
+    }  # fmt: skip
+    users = tables["user"]["weight"]
+    assert torch.equal(users, initial_rows(SEED, TableSpec("user", len(users), 12), 0, len(users)))
+    assert tables["item"]["weight"].norm(dim=1).max() <= 0.5 * (1 + 1e-5)
 
 
 def test_a_published_version_scores_as_the_training_did(runs):
