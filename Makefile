@@ -13,7 +13,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
-	gpu-check bench-models bench-epochs bench-widths
+	gpu-check bench-models bench-epochs bench-hogwild bench-widths
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -73,6 +73,9 @@ bench-scaling: install ## samples/s on 1, 2 and 4 ranks of one thread each
 
 bench-epochs: install ## test NE of a training that stops by itself, against the best number of epochs found by hand
 	@.venv/bin/python -m benchmarks.epochs
+
+bench-hogwild: install ## threads without locks against synchronous training: spread of log loss, samples/s
+	@.venv/bin/python -m benchmarks.hogwild
 
 bench-train: install ## samples/s of the training loop against a plain TorchRec loop
 	@.venv/bin/python -m benchmarks.train

@@ -18,6 +18,8 @@ def check(config: Config) -> None:
     check_values(config)
     _check_stages(config)
     _check_batch(config.train, config.world_size)
+    if config.train.asynchronous:
+        _check_alone(config)
     _check_features(config.data, config.gate, config.checkpoint)
     _check_tasks(config)
     _check_tables(config)
@@ -90,6 +92,27 @@ def _check_batch(train: TrainConfig, ranks: int) -> None:
         raise ConfigError(
             f"train.global_batch is {batch}, expected at least one sample for each of the {ranks} ranks",
             hint=f"train.global_batch={1024 * ranks}",
+        )
+
+
+def _check_alone(config: Config) -> None:
+    """Asynchronous training has one rank on a CPU, and a flat model."""
+    hardware, mode = config.hardware, f"train.mode={config.train.mode}"
+    if config.world_size > 1:
+        raise ConfigError(
+            f"{mode} trains in one process, but hardware.hosts={hardware.hosts} and "
+            f"hardware.ranks_per_host={hardware.ranks_per_host} ask for {config.world_size} ranks",
+            hint="hardware=laptop, or train.mode=sync",
+        )
+    if hardware.device != "cpu":
+        raise ConfigError(
+            f"{mode} runs threads on CPUs, but hardware.device is {hardware.device}",
+            hint="hardware=laptop, or train.mode=sync",
+        )
+    if config.partition.name != "flat":
+        raise ConfigError(
+            f"{mode} trains a flat model, but partition.name is {config.partition.name}",
+            hint="partition=flat, or train.mode=sync",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.fields import AUTO, setting
+from pipeline.config.hogwild import HogwildConfig
 from pipeline.config.optimizers import AverageConfig, DenseGroup, DenseOptions, SparseOptions
 from pipeline.config.tasks import TaskTraining
 from pipeline.config.validate import ValidateConfig
@@ -140,6 +141,12 @@ class TrainConfig:
     )
     clip: ClipConfig = setting(factory=ClipConfig, doc="Limits of the gradients.")
     average: AverageConfig = setting(factory=AverageConfig, doc="Averaged dense weights.")
+    mode: str = setting(
+        "sync", choices=("sync", "hogwild"), quiet=True,
+        doc="sync: all samples of a step see the same weights. hogwild: threads of one process take steps at once, "
+        "without locks; two runs of it differ.",
+    )  # fmt: skip
+    hogwild: HogwildConfig = setting(factory=HogwildConfig, doc="The threads of mode hogwild.")
     validate: ValidateConfig = setting(factory=ValidateConfig, doc="Looks at the validation rows.")
     guard: GuardConfig = setting(factory=GuardConfig, doc="When training stops itself.")
 
@@ -156,6 +163,11 @@ class TrainConfig:
             f"train.global_batch is {self.global_batch}, but the number of train rows is unknown before ingestion",
             hint="train.global_batch=4096",
         )
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether several steps are under way at once."""
+        return self.mode == "hogwild"
 
     @property
     def table_optimizer(self) -> TableOptimizer:
@@ -175,6 +187,8 @@ class TrainConfig:
     def check(self, path: str) -> None:
         """The settings of the schedule must agree with each other, and the optimizers must have their options."""
         _ = self.table_optimizer, self.dense_spec
+        if self.asynchronous:
+            self._check_asynchronous(path)
         if self.cuda_graphs and self.compile is False:
             raise ConfigError(
                 f"{path}.cuda_graphs is true, but {path}.compile=false, and graphs are made of compiled code",
@@ -188,6 +202,23 @@ class TrainConfig:
                 f"within its {path}.warmup_steps={self.warmup_steps}, so the learning rates never fall",
                 hint=f"{path}.warmup_steps={AUTO}, or {path}.schedule=constant",
             )
+
+    def _check_asynchronous(self, path: str) -> None:
+        """What needs one step after the other is refused."""
+        refused = {
+            f"{path}.compile is true": (self.compile is True, f"{path}.compile=false"),
+            f"{path}.average.kind is {self.average.kind}": (self.average.active, f"{path}.average.kind=none"),
+            f"{path}.profile is true": (self.profile, f"{path}.profile=false"),
+            f"{path}.dense_optimizer is {self.dense_optimizer}": (
+                not DENSE_OPTIMIZERS.get(self.dense_optimizer).lock_free, f"{path}.dense_optimizer=adam"
+            ),
+        }  # fmt: skip
+        for what, (wrong, hint) in refused.items():
+            if wrong:
+                raise ConfigError(
+                    f"{what}, which needs one step after the other, but {path}.mode={self.mode} takes several at once",
+                    hint=f"{hint}, or {path}.mode=sync",
+                )
 
     def _check_constant(self, path: str) -> None:
         if self.min_lr_factor:

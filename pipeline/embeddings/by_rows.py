@@ -48,7 +48,7 @@ class RowOptimizer:
         ]
         self._features = [len(table.feature_names) for table in kernel.tables]
         self._mean = kernel.module.pooling_mode == PoolingMode.MEAN
-        self._anchor = torch.zeros(0, device=self._tables[0].device, requires_grad=True)
+        self.anchor = torch.zeros(0, device=self._tables[0].device, requires_grad=True)
         plain = all(one.device.type == "cpu" and one.dtype == torch.float32 for one in self._tables)
         self._places = [self._place(number) for number in range(len(self._tables))] if plain else []
         keep_state(kernel.module, self._states)
@@ -61,7 +61,7 @@ class RowOptimizer:
             return None
         given = dict(zip(("indices", "offsets", "per_sample_weights"), args, strict=False)) | kwargs
         lookup = Lookup(given["indices"], given["offsets"], given.get("per_sample_weights"))
-        learnt: Tensor = _Learn.apply(output.detach(), self._anchor, self, lookup)
+        learnt: Tensor = _Learn.apply(output.detach(), self.anchor, self, lookup)
         return learnt
 
     @torch.no_grad()
@@ -100,13 +100,14 @@ class RowOptimizer:
         shares = None if lookup.weights is None else lookup.weights.float().contiguous()
         gradient = gradient.float().contiguous()
         column = feature = 0
-        for place, weights, features in zip(self._places, self._tables, self._features, strict=True):
+        places = [native.Table.from_buffer_copy(place) for place in self._places]  # several threads may be here
+        for place, weights, features in zip(places, self._tables, self._features, strict=True):
             place.ids, place.offsets = ids.data_ptr(), offsets[feature * len(gradient) :].data_ptr()
             place.shares = None if shares is None else shares.data_ptr()
             place.gradient, place.stride = gradient[:, column:].data_ptr(), gradient.stride(0)
             place.batch, place.features = len(gradient) if len(weights) else 0, features
             column, feature = column + features * weights.shape[1], feature + features
-        library.learn(self._places, step, lazy=self._optimizer.lazy, threads=torch.get_num_threads())
+        library.learn(places, step, lazy=self._optimizer.lazy, threads=torch.get_num_threads())
 
     def _row_gradients(self, lookup: Lookup, gradient: Tensor, feature: int, features: int) -> tuple[Tensor, Tensor]:
         """The distinct rows of one table's features, ascending, and the gradient of each: [m], [m, dim].

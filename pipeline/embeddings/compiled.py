@@ -65,7 +65,7 @@ class CompiledTables:
             "table_of": _integers(of_feature), "column": _integers([0, *ends[:-1]]),
         }  # fmt: skip
         self._mean = kernel.module.pooling_mode == PoolingMode.MEAN
-        self._anchor = torch.zeros(0, requires_grad=True)
+        self.anchor = torch.zeros(0, requires_grad=True)
 
     def __call__(
         self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, **others: Any
@@ -73,7 +73,7 @@ class CompiledTables:
         """The pooled embeddings. GuardError where a row number is outside of its table."""
         if per_sample_weights is not None or others or not self._takes(indices, offsets):
             return self._fbgemm(indices, offsets, per_sample_weights, **others)
-        return cast(Tensor, _LookUp.apply(self._anchor, self, indices, offsets))
+        return cast(Tensor, _LookUp.apply(self.anchor, self, indices, offsets))
 
     def _takes(self, indices: Tensor, offsets: Tensor) -> bool:
         both = (indices, offsets)

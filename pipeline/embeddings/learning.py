@@ -142,6 +142,19 @@ def set_table_steps(dmp: DistributedModelParallel, steps: int) -> None:
         replicas.steps = steps
 
 
+def anchors(dmp: DistributedModelParallel) -> list[Tensor]:
+    """The leaves of autograd behind the lookups of fused kernels: a backward pass that reaches them trains the tables.
+
+    They have no gradient.
+    """
+    leaves: list[Tensor] = []
+    for kernel in kernels(dmp):
+        leaves += [parameter for parameter in kernel.module.parameters(recurse=False) if parameter.requires_grad]
+        parts = (kernel.module.forward, _row_optimizer(kernel))
+        leaves += [anchor for part in parts if (anchor := getattr(part, "anchor", None)) is not None]
+    return leaves
+
+
 @contextmanager
 def keeping_steps(dmp: DistributedModelParallel) -> Iterator[None]:
     """Lookups within take no step: FBGEMM's kernels count forward passes, by which some optimizers correct a bias."""

@@ -34,12 +34,14 @@ class DenseOptimizer(Protocol):
     A spec is a frozen dataclass, whose fields are the settings of ``train.dense_options`` that it uses.
 
     ``classes``: names of the PyTorch classes that ``build`` may return; checkpoints record them with the state.
-    ``state_values``: float32 values of state per parameter.
+    ``state_values``: float32 values of state per parameter. ``lock_free``: threads may update the same parameters and
+    state at once, each with an optimizer of its own.
     """
 
     name: str
     classes: tuple[str, ...]
     state_values: float
+    lock_free: bool = True
 
     @abstractmethod
     def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:

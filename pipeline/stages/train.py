@@ -63,7 +63,7 @@ CONTINUATION = (
     *optimizer_options(),
     use("train.average", "kind decay start every use", when=_averages),
     use("train.validate", "every_steps monitor min_delta patience cycle_epochs lr_drops lr_factor", when=_validates),
-    use("train", "embedding_l2 label_smoothing"),
+    use("train", "embedding_l2 label_smoothing mode"),
     use("train.tasks", "*.weight"),
     use("train", "warmup_steps schedule precision shuffle shuffle_window_groups"),
     use("train.clip", "dense_norm table_value"),

@@ -65,7 +65,8 @@ class AutoCompile:
         self._part = trainer.dense_part
         # Layers that look at the batches of all ranks would wait for a rank whose compilation failed.
         meeting = dist.get_world_size() > 1 and bool(batch_norms(self._part.ranking))
-        self._open = settings.train.compile == AUTO and not settings.train.cuda_graphs and not meeting
+        train = settings.train
+        self._open = train.compile == AUTO and not train.cuda_graphs and not meeting and not train.asynchronous
         self.compiled: bool | None = None
         self._first, self._began = 0, 0.0
 

@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.config import TrainConfig
+from pipeline.embeddings.ssd import SsdStore
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.models.layers import log_odds
-from pipeline.records import Plan, Towers
+from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.towers.links import LinkBytes
 from pipeline.training.budget import MemoryBudget
@@ -25,6 +26,7 @@ from pipeline.training.compiling import AutoCompile
 from pipeline.training.data import Announce, Batch, BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
+from pipeline.training.hogwild import Hogwild
 from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
@@ -69,7 +71,8 @@ def train(
     LaunchError after a SIGTERM (with a checkpoint committed first).
     """
     config = settings.train
-    device = connect(settings.hardware, config.threads_per_rank, one_machine=settings.one_machine)
+    threads = 1 if config.asynchronous else config.threads_per_rank
+    device = connect(settings.hardware, threads, one_machine=settings.one_machine)
     torch.manual_seed(settings.seed + dist.get_rank())
     paths = settings.hardware.ssd_paths
     with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(paths, store, plan) as ssd:
@@ -77,7 +80,7 @@ def train(
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
         total = planned_steps(config, split.rows)
-        trainer = Trainer(settings, split.schema, plan, device, towers, ssd, total)
+        trainer = _trainer(settings, split.schema, plan, device, towers, ssd, total)
         if (rate := split.base_rate()) is not None:  # of a new model; a checkpoint replaces it
             trainer.dense_part.start_at([log_odds(rate, split.rows), *split.task_starts()])
         meter = Meter(config.guard.window_steps, split.schema)
@@ -85,18 +88,12 @@ def train(
         order = _order(settings, dataset)
         compiling = AutoCompile(trainer, settings, order.local_batch)
         saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, on_point)
-        looked_at = validation_split(split)
-        per_epoch = -(-split.rows // config.batch)
-        looks = Validation(config, looked_at, order, trainer, saver, per_epoch) if looked_at is not None else None
+        looks = _looks(config, split, order, trainer, saver)
         saver.resume(init, total, split.rows)
-        if looks is not None and looks.stopping.stopped:
-            total = trainer.steps
-        if looks is not None and init is not None and not trainer.steps:
-            looks.start()
+        if looks is not None:
+            total = looks.begin(total, warm=init is not None)
         if dist.get_rank() == 0:
             log_planned(config, split.rows)
-            if looks is None:
-                log_without(config)
         compiling.begin(store, total)
         budget = MemoryBudget(settings.hardware, settings.limit_memory, plan)
         grace = settings.checkpoint.grace_seconds
@@ -118,9 +115,20 @@ def train(
                 if dist.get_world_size() == 1:  # several ranks end at once, and their threads with them
                     saver.saver.abandon()
                 raise
+            finally:
+                trainer.close()
         summary = run.summary()
         summary["train"] |= compared(plan, trainer.clock, memory, device)
         return summary
+
+
+def _trainer(
+    settings: TrainingSettings, schema: DatasetSchema, plan: Plan, device: torch.device, towers: Towers | None,
+    ssd: SsdStore | None, total: int,
+) -> Trainer:  # fmt: skip
+    if settings.train.asynchronous:
+        return Hogwild(settings, schema, plan, device, total)
+    return Trainer(settings, schema, plan, device, towers, ssd, total)
 
 
 def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
@@ -130,6 +138,18 @@ def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
         key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
         window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
     )  # fmt: skip
+
+
+def _looks(
+    config: TrainConfig, split: SplitReader, order: Order, trainer: Trainer, saver: Checkpoints
+) -> Validation | None:
+    """The looks at the validation rows that lie beside those of ``split``; None where there are none."""
+    looked_at = validation_split(split)
+    if looked_at is not None:
+        return Validation(config, looked_at, order, trainer, saver, -(-split.rows // config.batch))
+    if dist.get_rank() == 0:
+        log_without(config)
+    return None
 
 
 @dataclass
@@ -195,7 +215,9 @@ class _Run:
             agreed = agreement.step(save=self.saver.late())
             looking = self.looks is not None and self.looks.due(step, self.total)
             saving = step == self.total or agreed > 0 or self.saver.due(step)
-            if saving or looking or self.meter.steps == self.config.log_every_steps:
+            if (saving or looking) and (step := self._rest()) == self.total:
+                saving, looking = True, self.looks is not None
+            if saving or looking or self.meter.steps >= self.config.log_every_steps:
                 verdict = self._close_interval(looking)
             if saving or looking:
                 check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
@@ -206,6 +228,12 @@ class _Run:
             if looking and self.trainer.drains and step < self.total:
                 batches = self._leg(reader)
         self.seconds = time.perf_counter() - self.began
+
+    def _rest(self) -> int:
+        """End the steps under way; returns the number of steps taken."""
+        for output in self.trainer.rest():
+            self.meter.add(output)
+        return self.trainer.steps
 
     def _leg(self, reader: BatchReader) -> Iterator[Batch]:
         """The coming batches: up to the next look where the pipeline must be empty for it, else all of them."""

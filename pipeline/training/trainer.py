@@ -38,8 +38,9 @@ from pipeline.training.update import Optimizers
 class Trainer:
     """Takes steps. ``steps``: the number taken; ``rows``, ``dense``: the tables and the other parameters.
 
-    ``clock``: times the phases; ``total``: steps planned, for ``train.schedule``; ``ssd``: the files of
-    the plan's tables on tier ssd. Initial values depend on ``settings.seed`` alone, not on plan or number of ranks.
+    ``clock``: times the phases; ``total``: steps planned, for ``train.schedule``; ``ssd``: the files of the plan's
+    tables on tier ssd; ``alone``: one rank that has all tables whole. Initial values depend on ``settings.seed`` alone,
+    not on plan or number of ranks.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Trainer:
         self.seed, self.steps = settings.seed, 0
         self.lr = 0.0
         self._average_used = settings.train.average.use
-        alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
+        self.alone = alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
         # One rank has no ids to send ahead.
         self._pipeline = self._make_pipeline(device, TrainPipelineBase if alone else pipeline)
         self._exchanging = self._exchange(device, settings)
@@ -109,6 +110,13 @@ class Trainer:
         self.clock.end()
         self.steps += 1
         return output
+
+    def rest(self) -> list[Output]:
+        """End all steps that are under way; what those put out that ``step`` has not returned."""
+        return []
+
+    def close(self) -> None:
+        """End what works for this trainer."""
 
     def measure_speed(self, samples: int) -> Speed:
         """The matrix products of a step over ``samples`` samples, timed on this rank."""

@@ -46,12 +46,17 @@ class Optimizers:
     def set_step(self, step: int) -> float:
         """Set the learning rates for training step ``step`` (from 0); returns ``train.lr`` times its factor."""
         self._step, factor = step, cycled(self._config, step, self._total, self.cycle) * self.scale
-        for group, rate in zip(self.dense.param_groups, self._rates, strict=True):
-            group["lr"] = rate * factor
+        for group, rate in zip(self.dense.param_groups, self.rates(step), strict=True):
+            group["lr"] = rate
         if factor != self._factor:
             self._factor = factor
             set_sparse_lr(self._dmp, self._config.sparse_lr * factor, factor)
         return self._config.lr * factor
+
+    def rates(self, step: int) -> list[float]:
+        """The learning rates of the dense part's parameter groups in training step ``step``."""
+        factor = cycled(self._config, step, self._total, self.cycle) * self.scale
+        return [rate * factor for rate in self._rates]
 
     def zero_grad(self) -> None:
         """Drop the gradients of the last step."""

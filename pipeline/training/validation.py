@@ -78,8 +78,17 @@ class Validation:
         """The step after ``step`` with the next look."""
         return next(looks_after(self._config, step, self._per_epoch, total))
 
-    def start(self) -> None:
-        """Look at the model that a warm start begins with: it is shown, but never the best one."""
+    def begin(self, total: int, *, warm: bool) -> int:
+        """Begin, or go on, with ``total`` planned steps; returns their number, which a former session may have cut.
+
+        ``warm``: the training starts from a checkpoint of another one. That model is looked at and shown, but it is
+        never the best one.
+        """
+        if warm and not self._trainer.steps:
+            self._start()
+        return self._trainer.steps if self.stopping.stopped else total
+
+    def _start(self) -> None:
         self.stopping.start = look = self._look(None)
         if dist.get_rank() == 0:
             log.info("validation rows before training: NE %.5f, AUC %.5f", look.ne, look.auc)

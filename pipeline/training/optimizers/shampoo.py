@@ -32,6 +32,7 @@ class Shampoo(DenseOptimizer):
     classes = ("ShampooSteps",)
     # Of square blocks: two factors in float64 and their roots, a mean of gradients and a sum of their squares.
     state_values = 8.0
+    lock_free = False
 
     def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""

@@ -1,0 +1,229 @@
+"""Asynchronous training in one process: threads that update the same weights without locks (Niu et al., NeurIPS'11).
+
+Every thread takes a batch, computes its gradients from the weights as they are at that moment, and applies them while
+others read and write the same memory. So a gradient may be of weights that are some steps old, and two updates of a row
+at once may lose one of them. What a run ends with depends on how its threads happen to run.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.config import TrainConfig
+from pipeline.config.fields import AUTO
+from pipeline.cpus import available_cpus
+from pipeline.embeddings.learning import anchors
+from pipeline.embeddings.tables import dense_parameters
+from pipeline.errors import ConfigError
+from pipeline.models.layers import batch_norms
+from pipeline.records import DatasetSchema, Plan
+from pipeline.specs.dense_optimizer import DenseGroup
+from pipeline.training.clipping import DenseClip
+from pipeline.training.data import Batch
+from pipeline.training.grouping import dense_groups
+from pipeline.training.model import Output
+from pipeline.training.settings import ModelSettings
+from pipeline.training.trainer import Trainer
+
+MEMORY = "ddr"
+
+
+class Hogwild(Trainer):
+    """A ``Trainer`` whose steps are taken by threads: ``step`` returns what the next of them that is done put out.
+
+    Threads run ahead of ``step``. ``rest`` lets them finish what they have begun: call it before anything looks at the
+    weights. The first step of a session is taken alone: it makes the state of the optimizers, and TorchRec prepares for
+    the features of a batch, which several threads at once cannot.
+    """
+
+    def __init__(
+        self, settings: ModelSettings, schema: DatasetSchema, plan: Plan, device: torch.device, total: int = 0
+    ) -> None:
+        _check_plan(plan)
+        super().__init__(settings, schema, plan, device, total=total)
+        _check_model(self.dense_part.ranking)
+        if not self.alone:
+            raise ConfigError(
+                "train.mode=hogwild needs tables that are not cut into pieces, but the plan cuts some",
+                hint="plan.strategy=auto and no plan.tables.*.sharding, or train.mode=sync",
+            )
+        self._named = dense_parameters(self.model)
+        self._anchors = anchors(self.model)
+        self._take = threading.Lock()  # for a batch, not for the weights
+        self._running = threading.Event()
+        self._prepared = self._ended = False
+        self._source: Iterator[Batch] = iter(())
+        self._taken = self._returned = 0
+        self._done: queue.Queue[Output | BaseException] = queue.Queue()
+        self.threads = [_Worker(self, settings.train) for _ in range(threads_of(settings.train))]
+
+    def step(self, batches: Iterator[Batch]) -> Output:
+        """The (logits, labels, weights) of the next step that a thread has finished."""
+        self.lr = self.optimizers.set_step(self.steps)
+        if not self._prepared:
+            output = self._first(next(batches))
+        else:
+            self._start(batches)
+            output = self._next()
+        self.steps += 1
+        return output
+
+    def rest(self) -> list[Output]:
+        """Let the threads finish the steps that they have begun, and stop; what these put out."""
+        self._running.clear()
+        with self._take:
+            begun = self._taken - self._returned
+        outputs = [self._next() for _ in range(begun)]
+        self.steps += len(outputs)
+        return outputs
+
+    def close(self) -> None:
+        """End the threads, after the steps that they have begun."""
+        with self._take:
+            self._ended = True
+        self._running.set()
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _start(self, batches: Iterator[Batch]) -> None:
+        if self._running.is_set():
+            return
+        self._source = batches
+        for thread in self.threads:
+            thread.share_state()
+        self._running.set()
+        for thread in self.threads:
+            if thread.ident is None:
+                thread.start()
+
+    def _next(self) -> Output:
+        output = self._done.get()
+        if isinstance(output, BaseException):
+            raise output
+        self._returned += 1
+        return output
+
+    def _first(self, batch: Batch) -> Output:
+        output = self.learn(batch, list(self._named.values()))
+        self.optimizers.step()
+        self.optimizers.zero_grad()
+        self._prepared = True
+        return output
+
+    def take(self) -> tuple[int, Batch] | None:
+        """The next batch with the number of its step, once the threads may run; None at the end."""
+        while True:
+            self._running.wait()
+            with self._take:
+                if self._ended:
+                    return None
+                if not self._running.is_set():
+                    continue
+                try:
+                    batch = next(self._source)
+                except StopIteration:
+                    self._running.clear()
+                    continue
+                self._taken += 1
+                return self.steps + self._taken - self._returned - 1, batch
+
+    def put(self, output: Output | BaseException) -> None:
+        """Hand over what a step put out, or why it failed."""
+        self._done.put(output)
+
+    def learn(self, batch: Batch, parameters: Sequence[nn.Parameter]) -> Output:
+        """A forward and backward pass: tables learn in it, ``parameters`` get their gradients, each thread its own."""
+        named = list(self._named.values())
+        output: Output
+        loss, output = self.model(batch)
+        gradients = torch.autograd.grad(loss, [*named, *self._anchors], allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=False):
+            parameter.grad = gradient
+        return output
+
+
+class _Worker(threading.Thread):
+    """One thread: its gradients and its optimizer are its own, weights and optimizer state are everybody's."""
+
+    def __init__(self, trainer: Hogwild, config: TrainConfig) -> None:
+        super().__init__(name="nightjar-hogwild", daemon=True)
+        self._trainer, self._config = trainer, config
+        named = dense_parameters(trainer.model)
+        self._parameters = [nn.Parameter(parameter.data) for parameter in named.values()]  # the same memory
+        mirror = dict(zip(map(id, named.values()), self._parameters, strict=True))
+        self._pairs = [(parameter, mirror[id(parameter)]) for parameter in named.values()]
+        groups = dense_groups(named, config)
+        self._optimizer = config.dense_spec.build([_mirrored(group, mirror) for group in groups])
+        limit = config.clip.dense_norm
+        self._clip = DenseClip(self._parameters, limit) if limit is not None else None
+
+    def share_state(self) -> None:
+        """Take the state of the trainer's optimizer as it is now for this thread's: the same tensors."""
+        state = self._trainer.optimizers.dense.state
+        for parameter, own in self._pairs:
+            if parameter in state:
+                self._optimizer.state[own] = state[parameter]
+
+    def run(self) -> None:
+        """Take steps until there are no more batches."""
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
+        try:
+            while (taken := self._trainer.take()) is not None:
+                self._trainer.put(self._step(*taken))
+        except BaseException as error:  # raised where steps are awaited
+            self._trainer.put(error)
+
+    def _step(self, step: int, batch: Batch) -> Output:
+        output = self._trainer.learn(batch, self._parameters)
+        if self._clip is not None:
+            self._clip()
+        for group, rate in zip(self._optimizer.param_groups, self._trainer.optimizers.rates(step), strict=True):
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return output
+
+
+def threads_of(config: TrainConfig) -> int:
+    """The number of threads that ``train.hogwild.threads`` asks for."""
+    threads = config.hogwild.threads
+    return available_cpus() if threads == AUTO else int(threads)
+
+
+def _mirrored(group: DenseGroup, mirror: dict[int, nn.Parameter]) -> DenseGroup:
+    return replace(group, parameters=[mirror[id(parameter)] for parameter in group.parameters])
+
+
+def _check_plan(plan: Plan) -> None:
+    """ConfigError for a table that does not lie whole in the host's memory."""
+    for name, table in plan.tables.items():
+        if table.tier != MEMORY:
+            raise ConfigError(
+                f"train.mode=hogwild trains tables in host memory, but the plan has table {name!r} on tier "
+                f"{table.tier}",
+                hint=f"+plan.tables.{name}.tier={MEMORY}, or train.mode=sync",
+            )
+        if table.kernel == "dense":
+            raise ConfigError(
+                f"train.mode=hogwild cannot train table {name!r}, which is planned data_parallel",
+                hint=f"+plan.tables.{name}.sharding=table_wise, or train.mode=sync",
+            )
+
+
+def _check_model(ranking: Any) -> None:
+    """ConfigError for layers that keep figures of the batch under way."""
+    if batch_norms(ranking):
+        raise ConfigError(
+            "model.norm is batch, which keeps statistics of one batch at a time, but train.mode=hogwild has several "
+            "under way",
+            hint="model.norm=layer, or train.mode=sync",
+        )
