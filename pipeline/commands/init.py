@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+from pipeline import units
 from pipeline.commands.command import Command
 from pipeline.commands.console import show
 from pipeline.errors import ConfigError
@@ -56,7 +57,7 @@ def _init(options: argparse.Namespace) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(schema_yaml(name, sample, schema))
     counts = ", ".join(f"{len(schema.of(kind))} {kind}" for kind in ("dense", "sparse"))
-    show(f"wrote {target}: {counts} features; {len(schema.of('out'))} columns left out")
+    show(f"wrote {target}: {counts} features; {units.plural(len(schema.of('out')), 'column')} left out")
     show(f"label: {schema.label.column}, positive {schema.positive!r} ({schema.rate:.2%} of {sample.rows:,} rows)")
     show("read the file, then:")
     extra = "" if options.config_dir == "my" else f" -cd {options.config_dir}"

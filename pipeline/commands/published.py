@@ -23,7 +23,8 @@ You may leave out the model's name if the store has only one model.
   nightjar models gc clicks --keep 5 --dry-run        old versions
 """
 PREDICT = """\
-Scores raw rows on this machine, read by the version's data configuration (Criteo TSV, CSV, Parquet; .gz, .zst).
+Scores raw rows on this machine, read by the version's data configuration (CSV, Criteo TSV, JSON lines, Parquet or ORC;
+.gz, .zst, .bz2 and .xz are fine).
 Tables that do not fit into --cache-mib stay on disk; their most used rows are cached.
 
   nightjar predict day_3.tsv --model clicks --out scores.parquet

@@ -178,14 +178,22 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
         meant = f"; did you mean {near}?" if near else ""
         return ConfigError(f"{key} is unknown{meant}", hint=near or _listing(key))
     given = next((each for each in overrides if each.key_or_group == key and not each.is_delete()), None)
-    return _missing_entry(key, kind, error, given) or _wrong_type(key, kind, error, given)
+    inner = next((each for each in overrides if each.key_or_group.startswith(f"{key}.") and not each.is_delete()), None)
+    return _missing_entry(key, kind, error, given, inner) or _wrong_type(key, kind, error, given)
 
 
-def _missing_entry(key: str, kind: Any, error: OmegaConfBaseException, given: Override | None) -> ConfigError | None:
-    """The error for an entry of a dictionary that must be added first; None for any other ``error``."""
+def _missing_entry(
+    key: str, kind: Any, error: OmegaConfBaseException, given: Override | None, inner: Override | None
+) -> ConfigError | None:
+    """The error for an entry of a dictionary that must be added first; None for any other ``error``.
+
+    ``given``: the override of the entry; ``inner``: one of a setting below it.
+    """
     if given is None:
         if "not in struct" not in str(error).lower():
             return None
+        if inner is not None:
+            return ConfigError(f"{key} does not exist here yet", hint=f"+{inner.input_line} adds it")
         value = "{}" if is_dataclass(kind) or typing.get_origin(kind) is dict else f"<{describe(kind)}>"
         return ConfigError(f"{key} does not exist here yet", hint=f"+{key}={value} adds it")
     if "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given.is_add():

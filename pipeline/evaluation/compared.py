@@ -260,7 +260,8 @@ def _groups(scored: Scored, settings: GateConfig) -> Iterator[_Group]:
             groups.append((OTHERS, np.flatnonzero(~np.isin(column.codes, largest))))
         for value, rows in groups:
             clicks = int((scored.labels[rows] == 1).sum())
-            if min(clicks, len(rows) - clicks) >= settings.slice_min_clicks:
+            kept = scored.labels[rows if scored.weights is None else rows[scored.weights[rows] > 0]] == 1
+            if min(kept.sum(), (~kept).sum()) >= settings.slice_min_clicks:
                 yield _Group(name, value, rows, clicks)
 
 

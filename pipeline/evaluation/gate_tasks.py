@@ -38,7 +38,7 @@ def measure_tasks(tasks: Mapping[str, ScoredTask], settings: GateConfig, seed: i
 
 
 def _measured(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComparison:
-    there = known_rows(task.labels, task.kind)
+    there = known_rows(task.labels, task.kind, task.weights)
     rows, kind = int(there.sum()), LABEL_KINDS.get(task.kind)
     if not rows:
         return TaskComparison(kind=task.kind, figure=kind.title)

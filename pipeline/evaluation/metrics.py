@@ -49,12 +49,13 @@ def evaluate(
     ``ne`` (log loss / entropy of these rows' base rate; He et al. 2014, section 2), ``auc`` (Mann-Whitney, a tie
     counts one half), ``logloss`` (nats per row), ``calibration`` (sum of predicted / sum of observed clicks) and,
     with ``true_probability``, ``bayes_ne``: the NE of a model that knows it. With ``weights`` [n] a row counts as that
-    many, and there is no ``bayes_ne``. Raises DataError where there are no rows, one class only, labels other than 0
-    and 1, or logits that are not finite.
+    many, and there is no ``bayes_ne``. Raises DataError where there are no rows, one class only (rows of weight 0
+    apart), labels other than 0 and 1, or logits that are not finite.
     """
     clicked = check_labels(labels)
     values = check_logits(logits, len(clicked))
     if weights is not None:
+        _check_weights(clicked, weights)
         return {"samples": len(clicked), **_weighted(clicked, values, weights)}
     scores = split_by_class(clicked, values)
     entropy, loss = base_entropy(len(scores.clicked), len(scores.other)), mean_log_loss(scores)
@@ -93,6 +94,18 @@ def check_labels(labels: ArrayLike) -> NDArray[np.bool_]:
             hint="data.split.test_share=<a larger share>, or check data.label.column and data.label.positive",
         )
     return clicked
+
+
+def _check_weights(clicked: NDArray[np.bool_], weights: NDArray[np.floating]) -> None:
+    kept = clicked[weights > 0]
+    clicks = int(kept.sum())
+    if clicks in (0, len(kept)):
+        labels = f", and all of these have label {int(clicks > 0)}" if len(kept) else ""
+        raise DataError(
+            f"{_of(len(kept), len(clicked))} evaluated rows have a weight above 0{labels}, expected both classes: NE "
+            "and AUC are not defined for one class only",
+            hint="logs in which the column of data.weight is above 0 for rows of both classes, or data.weight=null",
+        )
 
 
 def check_logits(logits: ArrayLike, rows: int) -> NDArray[np.floating]:
@@ -208,22 +221,18 @@ def _sum_blocks(function: Callable[[NDArray[np.float64]], NDArray[np.float64]], 
 def _weighted(
     clicked: NDArray[np.bool_], logits: NDArray[np.floating], weights: NDArray[np.floating]
 ) -> dict[str, float]:
-    """``ne``, ``auc``, ``logloss`` and ``calibration`` of rows [n], each of which counts as ``weights`` rows.
-
-    NE is not defined where one class has no weight; then it is NaN, as is AUC.
-    """
+    """``ne``, ``auc``, ``logloss`` and ``calibration`` of rows [n], each of which counts as ``weights`` rows."""
     order = np.lexsort((weights, clicked, logits))  # rows that are equal in all three are alike
     y, x, w = clicked[order], logits[order].astype(np.float64), weights[order].astype(np.float64)
     total, clicks = math.fsum(w), math.fsum(w[y])
     losses = np.logaddexp(0.0, np.where(y, -x, x))
     loss = math.fsum(w * losses) / total
-    both = 0 < clicks < total
-    entropy = float(entropy_of_rate(clicks / total, math.log, math.log1p)) if both else math.nan
+    entropy = float(entropy_of_rate(clicks / total, math.log, math.log1p))
     return {
         "ne": loss / entropy,
-        "auc": _weighted_auc(y, x, w) if both else math.nan,
+        "auc": _weighted_auc(y, x, w),
         "logloss": loss,
-        "calibration": math.fsum(w * sigmoid(x)) / clicks if clicks else math.nan,
+        "calibration": math.fsum(w * sigmoid(x)) / clicks,
     }
 
 

@@ -14,10 +14,10 @@ from pipeline.specs import LABEL_KINDS
 Floats = NDArray[np.floating]
 
 
-def known_rows(labels: Floats, kind: str) -> NDArray[np.bool_]:
-    """The rows [n] with a label; none where they allow no figures: a single class, or no label at all."""
+def known_rows(labels: Floats, kind: str, weights: Floats | None = None) -> NDArray[np.bool_]:
+    """The rows [n] with a label; none where those with a weight allow no figures: a single class, or no label."""
     there = ~np.isnan(labels)
-    values = labels[there]
+    values = labels[there if weights is None else there & (weights > 0)]
     if not len(values) or (LABEL_KINDS.get(kind).classes and values.min() == values.max()):
         return np.zeros(len(labels), bool)
     return there
@@ -32,7 +32,7 @@ def evaluate_tasks(
     """
     figures = {}
     for place, task in enumerate(tasks, start=1):
-        there = known_rows(labels[task.name], task.kind)
+        there = known_rows(labels[task.name], task.kind, weights)
         if not there.any():
             figures[task.name] = TaskFigures(kind=task.kind, samples=0)
             continue

@@ -12,7 +12,7 @@ from pipeline.ingest.quality import Verdict, beyond
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.times import test_hours_from
-from pipeline.records import VALIDATION
+from pipeline.records import ROW_WEIGHT, VALIDATION
 
 
 def check_day(fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | None, quarantined: int) -> None:
@@ -55,6 +55,11 @@ def check_day(fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | No
             hint="data.label.positive=<value that counts as a click>, or logs that hold both",
         )
     _check_tasks(fit)
+    if data.weight is not None and not fit.train.labels[ROW_WEIGHT].maximum:
+        raise DataError(
+            f"the weight of all {rows['train']:,} train rows is 0 ({data.weight})",
+            hint="data.weight=null, or logs with rows that count",
+        )
 
 
 def _check_tasks(fit: Fit) -> None:

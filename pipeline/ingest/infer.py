@@ -37,6 +37,7 @@ LEAST_ROWS = 100  # by which anything is concluded from how many values differ
 ALSO_AN_ID = 0.001  # NE that exact values gain over bins, from which on a number is looked up too
 FEW = 100  # values of a whole number, and rows for each of them, by which it is looked up too
 LEAST_ROWS_OF_A_TABLE = 1000
+BY_CHANCE = 1e-9  # probability below which it is no luck that a column says something in clicked rows alone
 _LABEL_NAMES = re.compile(r"^(is_?)?(label|click(ed)?|target|y|conver(ted|sion)|purchased?|bought|late)$", re.I)
 _ID_NAMES = re.compile(r"(^|[_\W])(id|uid|uuid|guid|key|code|zip|hash)$|[a-z]Id$", re.I)
 _POSITIVE = ("1", "true", "True", "TRUE", "yes", "Yes", "y", "Y", "t")
@@ -93,7 +94,7 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
     clicks = (chosen.text == positive).fill_null(False)
     times = [column for column in columns if column is not chosen and is_time(column)]
     time = max(times, key=lambda column: column.distinct, default=None)
-    facts = _Facts(sample, clicks.to_numpy().astype(np.int64))
+    facts = _Facts(sample, clicks.to_numpy().astype(np.int64), chosen.name)
     guesses: list[Guess] = []
     for column in columns:
         if column not in (chosen, time):
@@ -157,13 +158,36 @@ def _label(columns: list[Column], name: str | None) -> tuple[Column, list[Column
         )
     ends = (columns[0], columns[-1])
     ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
-    return ranked[0], ranked[1:]
+    first = ranked[0]
+    for other in ranked[1:]:  # what follows a click is a further task: the click is the label
+        if _likeness(other) == _likeness(first) and only_among(_says(first), _positives(other)):
+            first = other
+    return first, [column for column in ranked if column is not first]
 
 
 def _likeness(column: Column) -> int:
     """How much a column of two values looks like a label."""
     named = 2 * bool(_LABEL_NAMES.search(column.name))
     return named + (set(column.present.unique()) <= {"0", "1", "0.0", "1.0", "true", "false", "True", "False"})
+
+
+def _positives(label: Column) -> np.ndarray:
+    """Whether each row has the positive value of ``label``, a column of two values."""
+    return (label.text == _classes(label)[0]).fill_null(False).to_numpy()
+
+
+def _says(column: Column) -> np.ndarray:
+    """Whether ``column`` says that something happened: a value that is none of missing, 0 and no."""
+    if column.distinct == 2:
+        return _positives(column)
+    here = column.text.is_not_null()
+    return (here & (column.numbers != 0).fill_null(False) if column.is_numeric else here).to_numpy()
+
+
+def only_among(says: np.ndarray, clicks: np.ndarray) -> bool:
+    """Whether only clicks have what ``says`` (bools [n] both), and some do not, in more rows than by chance."""
+    rate, rows = float(clicks.mean()), int(says.sum())
+    return rows < clicks.sum() and rate**rows < BY_CHANCE and bool((clicks | ~says).all())
 
 
 def _classes(label: Column) -> tuple[str, str]:
@@ -185,6 +209,7 @@ class _Facts:
 
     sample: Sample
     clicks: np.ndarray
+    label: str
 
     @cached_property
     def min_count(self) -> int:
@@ -207,6 +232,8 @@ class _Facts:
         if max(area, by_number) > ChecksConfig().leak_auc:
             why = f"it alone predicts the label with AUC {max(area, by_number):.4f}: known only after the click?"
             return [Guess(column=column.name, kind="out", seen=f"{why} ({seen})")]
+        if only_among(_says(column), self.clicks.astype(bool)):
+            return [Guess(column=column.name, kind="out", seen=self._follows(column, seen))]
         if not number:
             return [self._ids(column, name, seen)]
         dense = Guess(column=column.name, kind="dense", seen=seen, name=name,
@@ -239,6 +266,19 @@ class _Facts:
         if unique and (named or numbered):
             return f"a value of its own in nearly every row ({column.seen()}): it names the row"
         return ""
+
+    def _follows(self, column: Column, seen: str) -> str:
+        """Why no model should see ``column``, which says something in rows with a click alone."""
+        if column.distinct != 2:
+            return f"it says something only where {self.label} is positive: known only after the click? ({seen})"
+        positive, negative = _classes(column)
+        words = "" if (positive, negative) == ("1", "0") else f', positive: "{positive}", negative: "{negative}"'
+        task = feature_name(column.name)
+        named = "" if task == column.name else f"column: {column.name}, "
+        return (
+            f"{positive} only where {self.label} is positive, so known after the click; "
+            f"to learn it too: tasks: {{{task}: {{{named}given: click{words}}}}}"
+        )
 
     def _ids(self, column: Column, name: str, seen: str) -> Guess:
         ids, settings = column.present, dict[str, int | str]()

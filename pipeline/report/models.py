@@ -66,7 +66,7 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-TASK_FIGURES = ("ne", "auc", "rmse", "calibration")
+TASK_FIGURES = {"ne": "NE", "auc": "AUC", "rmse": "RMSE", "calibration": "calibration"}
 
 
 def serving(current: Mapping[str, Any]) -> str:
@@ -109,5 +109,10 @@ def predicted(done: Mapping[str, Any]) -> str:
 
 
 def _task_line(name: str, figures: Mapping[str, Any]) -> str:
-    shown = [f"{key} {units.decimal(figures[key], 5)}" for key in TASK_FIGURES if key in figures]
+    digits = {"calibration": 4}
+    shown = [
+        f"{title} {units.decimal(figures[key], digits.get(key, 5))}"
+        for key, title in TASK_FIGURES.items()
+        if key in figures
+    ]
     return f"{name}: {'   '.join(shown) or 'no figures'} on {units.count(figures['samples'])} rows with a label"

@@ -255,7 +255,8 @@ def _figures(kept: list[_Labelled], description: Description) -> dict[str, Any]:
         None if kept[0].weights is None else np.concatenate([w for w in (e.weights for e in kept) if w is not None])
     )
     clicked = labels[MAIN_TASK]
-    if not 0 < clicked.sum() < len(clicked):
+    counted = clicked if weights is None else clicked[weights > 0]
+    if not 0 < counted.sum() < len(counted):
         return {}
     figures: dict[str, Any] = evaluate(clicked, np.ascontiguousarray(logits[:, 0]), weights=weights)
     tasks = [TaskColumn(name=name, kind=kind) for name, kind in (description.tasks or {}).items()]

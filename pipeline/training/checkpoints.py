@@ -139,8 +139,8 @@ class Checkpoints:
     @property
     def best(self) -> str | None:
         """The name of the checkpoint with the best weights; None without looks at validation rows."""
-        looked = self.stopping.best if self.stopping is not None else None
-        return None if looked is None else name_of(looked.step)
+        kept = self.stopping.kept if self.stopping is not None else None
+        return None if kept is None else name_of(kept)
 
     def _end_as_asked(self, state: TrainState, then: dict[str, Any], ended: bool) -> None:
         """Write a finished training's last checkpoint again where ``checkpoint`` asks for another coding. Collective.

@@ -285,6 +285,7 @@ class _Run:
         sent = self._sent()
         self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
         self.rows += sums.samples
+        samples = max(sums.samples, 1.0)  # rows without weight are none
         ssd = self.ssd.interval(steps)
         memory = self.budget.interval(step, ssd.get("pss_bytes"))
         verdict, looked = self._look() if looking else (None, {})
@@ -304,8 +305,8 @@ class _Run:
                     "seconds": elapsed,
                     "step_ms": 1000 * seconds / steps,
                     "resumed_step": self.first,
-                    "intra_host_bytes_per_sample": sent[0] / sums.samples,
-                    "inter_host_bytes_per_sample": sent[1] / sums.samples,
+                    "intra_host_bytes_per_sample": sent[0] / samples,
+                    "inter_host_bytes_per_sample": sent[1] / samples,
                     **({"tasks": self.meter.task_figures()} if self.split.schema.tasks else {}),
                     **(self.speed.figures(seconds / steps) if self.speed is not None else {}),
                     **ssd,

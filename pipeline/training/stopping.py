@@ -40,7 +40,8 @@ class Look:
 class Stopping:
     """The looks so far. ``since``: looks since the best one, or since the rates were lowered; ``drops``: how often.
 
-    ``start``: the look before the first step of a warm-started training, which is no candidate for the best.
+    ``start``: the look before the first step of a warm-started training, which is no candidate for the best. ``kept``:
+    the step whose checkpoint has the best weights, that of the best look or of the end of a training made longer since.
     """
 
     config: ValidateConfig
@@ -50,6 +51,7 @@ class Stopping:
     drops: int = 0
     stopped: bool = False
     start: Look | None = None
+    kept: int | None = None
 
     @property
     def lr_scale(self) -> float:
@@ -60,7 +62,7 @@ class Stopping:
         """Take in ``look``."""
         self.looks.append(look)
         if self.best is None or self._is_better(look, self.best):
-            self.best, self.since = look, 0
+            self.best, self.since, self.kept = look, 0, look.step
             return Verdict.BETTER
         self.since += 1
         if self.config.patience is None or self.since < self.config.patience:
@@ -79,7 +81,7 @@ class Stopping:
         """The state as plain data; ``load`` takes it back."""
         return {
             "looks": [asdict(look) for look in self.looks], "best": _plain(self.best), "start": _plain(self.start),
-            "since": self.since, "drops": self.drops, "stopped": self.stopped,
+            "since": self.since, "drops": self.drops, "stopped": self.stopped, "kept": self.kept,
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
@@ -88,6 +90,7 @@ class Stopping:
             self.looks = [Look(**look) for look in state["looks"]]
             self.best, self.start = _look(state["best"]), _look(state["start"])
             self.since, self.drops, self.stopped = state["since"], state["drops"], state["stopped"]
+            self.kept = state.get("kept", self.best.step if self.best is not None else None)
 
 
 def _plain(look: Look | None) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint.ranks import exchange
+from pipeline.checkpoint.ranks import exchange, together
 from pipeline.config import TrainConfig
 from pipeline.errors import DataError, GuardError
 from pipeline.evaluation import evaluate
@@ -65,10 +65,25 @@ class Validation:
         self._per_epoch = per_epoch
         self._labels = split.column(LABEL) if dist.get_rank() == 0 else np.empty(0, np.float32)
         self._weights = split.row_weights() if dist.get_rank() == 0 else None
+        together("checking the validation rows", self._check)
         self.stopping = saver.stopping = Stopping(config.validate)
         epochs = config.validate.cycle_epochs
         trainer.optimizers.cycle = None if epochs is None else epochs * per_epoch
         self.seconds = 0.0
+
+    def _check(self) -> None:
+        """DataError, on rank 0, for rows that allow no figures: before the first step and not at the first look."""
+        if dist.get_rank() != 0:
+            return
+        counted = self._labels if self._weights is None else self._labels[self._weights > 0]
+        clicks = int((counted == 1).sum())
+        if clicks in (0, len(counted)):
+            weighted = "" if self._weights is None else f" and {len(counted):,} with a weight above 0"
+            raise DataError(
+                f"dataset {self._split.dataset.path} has {self._split.rows:,} {VALIDATION} rows{weighted}, {clicks:,} "
+                "of them clicks, expected both classes: NE and AUC are not defined for one class only",
+                hint="data.split.validation_share=<larger>, or data.split.validation_hours=<more>",
+            )
 
     def due(self, step: int, total: int) -> bool:
         """Whether there is a look after ``step`` of ``total``."""
@@ -109,8 +124,12 @@ class Validation:
             )  # fmt: skip
 
     def end(self, step: int) -> None:
-        """Go back to the best weights, with which training ends."""
+        """Go back to the best weights, with which training ends.
+
+        The last checkpoint has them and that of the best look may go, so a longer training goes back to the last one.
+        """
         self._saver.go_back()
+        self.stopping.kept = step
         best = self.stopping.best
         if dist.get_rank() == 0 and best is not None:
             why = "stopped by the validation rows" if self.stopping.stopped else "at its end"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.config import GateConfig, TaskLimits
-from pipeline.evaluation import Scored, ScoredTask, evaluate, judge, measure, reliability
+from pipeline.errors import DataError
+from pipeline.evaluation import Scored, ScoredTask, SliceColumn, evaluate, judge, measure, reliability
 from pipeline.evaluation.bootstrap import block_sums, resample
 from pipeline.evaluation.tasks import evaluate_tasks
 from pipeline.records import GateRecord, TaskColumn
@@ -126,3 +127,42 @@ def test_the_gates_figures_are_weighted_as_those_of_the_evaluation() -> None:
     same = (resample(block_sums(CLICKED == 1, TRUTH, blocks, 1, own), draws) for own in (None, ones))
     first, second = ({name: each.point for name, each in figures.items()} for figures in same)
     assert first == pytest.approx(second)
+
+
+def test_a_class_without_weight_is_no_class() -> None:
+    clicks_only = CLICKED.copy()
+    for weights, said in ((np.zeros_like(clicks_only), "0 of 4,000"), (clicks_only, "all of these have label 1")):
+        with pytest.raises(DataError, match=said) as error:
+            evaluate(CLICKED, TRUTH, weights=weights)
+        assert "data.weight" in str(error.value.hint)
+
+
+def test_a_task_whose_labels_have_no_weight_has_no_figures_and_is_a_warning() -> None:
+    few = np.where(np.arange(ROWS) < 50, RARE, np.nan).astype(np.float32)
+    weights = (np.arange(ROWS) >= 50).astype(np.float32)
+    logits = np.stack([TRUTH, TRUTH, TRUTH], axis=1)
+    tasks = (TaskColumn(name="rare", kind="binary"), TaskColumn(name="count", kind="count"))
+    figures = evaluate_tasks(tasks, {"rare": few, "count": np.where(np.isnan(few), few, COUNT)}, logits, weights)
+    assert [each.samples for each in figures.values()] == [0, 0]
+    one = Scored(
+        labels=CLICKED, candidate=TRUTH, tasks={"rare": ScoredTask("binary", few, TRUTH, None, weights)},
+        weights=weights,
+    )  # fmt: skip
+    settings = GateConfig(**QUIET)  # type: ignore[arg-type]
+    record = judge(measure(one, settings), settings)
+    assert record.reasons == ()
+    assert "no held-out row has a label of task rare that allows figures" in record.warnings
+
+
+def test_a_slice_whose_rows_have_no_weight_is_not_judged() -> None:
+    codes = (np.arange(ROWS) % 2).astype(np.int64)
+    weights = codes.astype(np.float32)
+    settings = GateConfig(**{**QUIET, "slices": ["half"]})  # type: ignore[arg-type]
+    record = measure(
+        Scored(
+            labels=CLICKED, candidate=TRUTH, incumbent=TRUTH, slices={"half": SliceColumn(codes=codes)},
+            weights=weights,
+        ), settings,
+    )  # fmt: skip
+    assert [each.value for each in record.slices] == ["1"]
+    assert judge(record, settings).reasons == ()

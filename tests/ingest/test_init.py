@@ -95,6 +95,27 @@ def test_columns_are_told_apart_and_the_schema_runs_as_it_is(work, run_ingest, c
     assert {column.name for column in dataset.schema.sparse} == set(sparse)
 
 
+@pytest.mark.parametrize("label", [None, "clicked"])
+def test_what_follows_a_click_is_no_feature_of_it_and_no_label_by_itself(work, run_ingest, capsys, label):
+    rng = np.random.default_rng(5)
+    clicked = rng.random(3000) < 0.3
+    bought = clicked & (rng.random(3000) < 0.3)
+    pl.DataFrame({
+        "ad": rng.integers(0, 30, 3000).astype(str), "clicked": clicked.astype(int), "bought": bought.astype(int),
+        "paid": np.where(bought, "yes", "no"), "price": rng.random(3000).round(2),
+        "stay": np.where(bought, rng.integers(1, 60, 3000), 0),
+    }).write_csv("log.csv")  # fmt: skip
+    assert cli.main(["init", "log.csv", *(["--label", label] if label else [])]) == 0
+    assert "3 columns left out" in capsys.readouterr().out
+    schema = guessed("log.csv", label)
+    assert schema.label.column == "clicked"
+    why = {guess.column: guess.seen for guess in schema.of("out")}
+    assert "tasks: {bought: {given: click}}" in why["bought"] and "known only after the click" in why["stay"]
+    assert 'tasks: {paid: {given: click, positive: "yes", negative: "no"}}' in why["paid"]
+    tasks = "+data.tasks={bought: {given: click}, paid: {given: click, positive: 'yes', negative: 'no'}}"
+    assert run_ingest(composed("log", tasks)).quarantine == [], "the tasks work as they are written"
+
+
 def test_a_log_without_a_header_gets_names_for_its_columns(work, run_ingest):
     clicks().drop("event").write_csv("log.data", include_header=False, separator=";")
     assert cli.main(["init", "log.data", "--label", "column_11", "--name", "raw"]) == 0

@@ -57,6 +57,13 @@ def ingested(config: Config) -> tuple[Store, Any]:
     return store, store.get(step.path, "ingest")
 
 
+def test_train_rows_without_any_weight_are_refused(tmp_path: Path) -> None:
+    rows = [(*row[:4], "0") for row in ROWS * 10]
+    with pytest.raises(DataError, match=r"the weight of all \d+ train rows is 0 \(w\)") as error:
+        ingested(configured(tmp_path, rows))
+    assert "data.weight=null" in str(error.value.hint)
+
+
 def test_labels_weights_and_gaps_are_stored(tmp_path: Path) -> None:
     store, dataset = ingested(configured(tmp_path, ROWS * 40))
     schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")

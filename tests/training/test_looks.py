@@ -1,0 +1,108 @@
+"""Looks at the validation rows in whole trainings: made longer behind its best weights; rows that allow no figures."""
+
+import json
+import shutil
+
+import pytest
+
+from pipeline.config import CheckpointConfig
+from pipeline.config.validate import ValidateConfig
+from pipeline.errors import DataError
+from pipeline.records import SparseColumn
+from pipeline.store import Store
+from pipeline.training import loop
+from pipeline.training.settings import TrainingSettings
+from pipeline.training.stopping import Stopping
+from tests.embeddings.ranks import plan_for, spawn
+from tests.training.dataset import KEY, write_dataset
+from tests.training.test_train import ROWS, config
+
+COLUMNS = tuple(SparseColumn(name=name, rows=rows) for name, rows in ROWS.items())
+
+
+def trained(folder, **changes):
+    store = Store(str(folder))
+    dataset = store.get(f"datasets/t/{KEY}", "ingest")
+    settings = config(1, global_batch=48, guard={"collapse": False}, **changes)
+    plan, records = plan_for("table_wise", 1, rows=ROWS, dim=8), []
+    arguments = (store, dataset, plan, "runs/r/checkpoints/k", "k", records.append)
+    return loop.train(TrainingSettings.of(settings), *arguments), records
+
+
+def only_the_first_look_is_good(self, look, best):
+    return False
+
+
+def made_longer(folder):
+    """A training takes all its steps, its best look long before the end; a longer one comes to two plateaus."""
+    Stopping._is_better = only_the_first_look_is_good
+    write_dataset(folder, train=320, test=20, validation=60, sparse=COLUMNS)
+    checkpoint = CheckpointConfig(every_steps=3, quantise="fp32", final_quantise="fp32", keep_last=2)
+    changes = {"validate": ValidateConfig(patience=6, every_steps=4), "checkpoint": checkpoint}
+    first, _ = trained(folder, epochs=2, **changes)
+    shutil.copytree(folder / first["final"], folder / "first")
+    names = sorted(path.name for path in (folder / "runs/r/checkpoints/k").iterdir())
+    longer, records = trained(folder, epochs=9, **changes)
+    outcome = {"first": first, "names": names, "longer": longer, "records": records}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+
+
+def test_a_longer_training_goes_back_to_the_weights_it_began_with(tmp_path):
+    spawn(made_longer, 1, tmp_path)
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    part = outcome["longer"]["train"]["validation"]
+    assert outcome["first"]["train"]["validation"]["best_step"] == part["best_step"] == 4
+    assert "step-00000004" not in outcome["names"]
+    assert part["stopped"] and part["lr_drops"] == 1
+    state = json.loads((tmp_path / outcome["longer"]["final"] / "state.json").read_text())
+    assert state["train"]["validation"]["kept"] == state["train"]["step"]
+    first, last = tmp_path / "first", tmp_path / outcome["longer"]["final"]
+    files = [path.relative_to(first) for path in first.rglob("*.safetensors") if path.name != "dense.safetensors"]
+    assert files
+    assert all((first / name).read_bytes() == (last / name).read_bytes() for name in files)
+
+
+def one_class(split, columns):
+    if split == "validation":
+        columns["label"][:] = 0
+
+
+def no_weight(split, columns):
+    if split == "validation":
+        columns["row_weight"][:] = 0
+
+
+def few_weights(split, columns):
+    if split == "train":
+        columns["row_weight"][:] = 0
+        columns["row_weight"][:9] = 1
+
+
+def odd_rows(folder):
+    said = {}
+    for name, spoil in (("one class", one_class), ("no weight", no_weight), ("few weights", few_weights)):
+        root = folder / name
+        root.mkdir()
+        write_dataset(root, train=320, test=20, validation=60, sparse=COLUMNS, row_weights=True, spoil=spoil)
+        try:
+            trained(root, epochs=1, log_every_steps=1)
+            said[name] = ""
+        except DataError as error:
+            said[name] = f"{error.message} {error.hint}"
+    (folder / "said.json").write_text(json.dumps(said))
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("odd")
+    spawn(odd_rows, 1, folder)
+    return json.loads((folder / "said.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["one class", "no weight"])
+def test_validation_rows_that_allow_no_figures_are_refused_with_the_setting_that_helps(said, name):
+    assert "60 validation rows" in said[name] and "data.split.validation_share=<larger>" in said[name]
+
+
+def test_steps_whose_rows_have_no_weight_are_no_fault(said):
+    assert said["few weights"] == ""
