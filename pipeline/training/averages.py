@@ -30,6 +30,11 @@ class Average:
         self._config, self._optimizer, self._parameters = config, optimizer, list(parameters)
         self._first = min(math.ceil(config.start * total), max(total - 1, 0))
 
+    @property
+    def first(self) -> int:
+        """The training step (from 1) after which it takes in weights for the first time."""
+        return self._first + 1
+
     @torch.no_grad()
     def take(self, step: int) -> None:
         """Take in the weights after training step ``step`` (from 0), where it is one of those that count."""

@@ -109,7 +109,7 @@ class Checkpoints:
             log.info("resumed from %s after step %s", self.final, f"{state.step:,}")
             if stopped:
                 log.info("the validation rows had stopped it there; it stays so")
-            elif line := length_line(self.settings.train, then, state.step, total, rows):
+            elif line := length_line(self.settings.train, then, state.step, total, rows, self.trainer.optimizers.cycle):
                 log.info("%s", line)
         if stopped or state.step == total:
             self._end_as_asked(state, then, stopped or planned_before(self.settings.train, then, rows) == total)

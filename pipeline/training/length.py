@@ -41,15 +41,20 @@ def check_length(train: TrainConfig, then: Mapping[str, Any], step: int, total: 
     )
 
 
-def length_line(train: TrainConfig, then: Mapping[str, Any], step: int, total: int, rows: int) -> str:
-    """The line that says that a training resumed at ``step`` now has ``total`` steps; "" where it had as many."""
+def length_line(
+    train: TrainConfig, then: Mapping[str, Any], step: int, total: int, rows: int, cycle: int | None = None
+) -> str:
+    """The line that says that a training resumed at ``step`` now has ``total`` steps; "" where it had as many.
+
+    ``cycle``: steps after which the schedule begins anew, whatever the length (None: it spans all).
+    """
     before = planned_before(train, then, rows)
     if before == total:
         return ""
     now = {name: getattr(train, name) for name in LENGTH}
     moved = [f"train.{name} was {_typed(old)}, is {_typed(now[name])}" for name, old in _changes(train, then).items()]
     line = f"{' and '.join(moved)}: training continues to step {total:,}; {before:,} were planned"
-    if train.schedule == "constant" or step >= total:
+    if train.schedule == "constant" or step >= total or cycle is not None:
         return line
     last = lr_factor(train, step - 1, before) if step else 0.0
     return (

@@ -93,7 +93,7 @@ def train(
         if looks is not None:
             total = looks.begin(total, warm=init is not None)
         if dist.get_rank() == 0:
-            log_planned(config, split.rows)
+            log_planned(config, split.rows, trainer.optimizers.cycle)
         compiling.begin(store, total)
         budget = MemoryBudget(settings.hardware, settings.limit_memory, plan)
         grace = settings.checkpoint.grace_seconds

@@ -25,10 +25,13 @@ def planned_steps(train: TrainConfig, rows: int) -> int:
     return steps if train.max_steps is None else min(steps, train.max_steps)
 
 
-def log_planned(train: TrainConfig, rows: int) -> None:
-    """Log the number of planned steps; it is a warning where they are too few, or where all of them are warm-up."""
+def log_planned(train: TrainConfig, rows: int, cycle: int | None = None) -> None:
+    """Log the number of planned steps; it is a warning where they are too few, or where all of them are warm-up.
+
+    ``cycle``: see ``cycled``.
+    """
     total = planned_steps(train, rows)
-    rising = warmup_steps(train, total)
+    rising = warmup_steps(train, total if cycle is None or train.schedule == "constant" else min(cycle, total))
     text = f"{plural(total, 'step')} of {train.batch:,} samples planned, warm-up of {plural(rising, 'step')}"
     if total < FEWEST_STEPS:
         hint = f"train.epochs={-(-FEWEST_STEPS // max(1, total)) * train.epochs}, or a smaller train.global_batch"

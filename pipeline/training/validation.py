@@ -137,6 +137,12 @@ class Validation:
                 "training %s after step %s: it ends with the weights of step %s, validation NE %.5f, AUC %.5f",
                 why, f"{step:,}", f"{best.step:,}", best.ne, best.auc,
             )  # fmt: skip
+            average = self._trainer.published_average
+            if average is not None and best.step < average.first:
+                log.warning(
+                    "these weights are no average: train.average starts with step %s of the planned ones; "
+                    "train.average.start=0 starts at once", f"{average.first:,}",
+                )  # fmt: skip
 
     def _look(self, train_ne: float | None) -> Look:
         """The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite."""

@@ -156,6 +156,7 @@ def test_rates_are_said_as_shares_that_can_be_read() -> None:
     train = TrainConfig(global_batch=256, epochs=2, warmup_steps=2, schedule="linear", decay_ratio=0.2)
     line = length_line(train, recorded(epochs=1), 10, 20, 2500)
     assert line.endswith("the learning rates, 0 of their peak in the last step taken, are 1 of it in the next one")
+    assert length_line(train, recorded(epochs=1), 10, 20, 2500, cycle=10).endswith("10 were planned")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from pipeline.config import CheckpointConfig
+from pipeline.config.optimizers import AverageConfig
 from pipeline.config.validate import ValidateConfig
 from pipeline.errors import DataError
 from pipeline.records import SparseColumn
@@ -14,6 +15,7 @@ from pipeline.training import loop
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.stopping import Stopping
 from tests.embeddings.ranks import plan_for, spawn
+from tests.logged import listen
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import ROWS, config
 
@@ -60,6 +62,24 @@ def test_a_longer_training_goes_back_to_the_weights_it_began_with(tmp_path):
     files = [path.relative_to(first) for path in first.rglob("*.safetensors") if path.name != "dense.safetensors"]
     assert files
     assert all((first / name).read_bytes() == (last / name).read_bytes() for name in files)
+
+
+def stopped_before_the_average(folder):
+    Stopping._is_better = only_the_first_look_is_good
+    write_dataset(folder, train=320, test=20, validation=60, sparse=COLUMNS)
+    said = listen()
+    for start in (0.5, 0.0):
+        average = AverageConfig(kind="ema", start=start)
+        trained(folder, epochs=9, average=average, validate=ValidateConfig(every_steps=4))
+        (folder / f"{start}.txt").write_text("\n".join(said))
+        shutil.rmtree(folder / "runs")
+        said.clear()
+
+
+def test_best_weights_from_before_the_average_starts_are_told(tmp_path):
+    spawn(stopped_before_the_average, 1, tmp_path)
+    assert "these weights are no average: train.average starts with step 33" in (tmp_path / "0.5.txt").read_text()
+    assert "no average" not in (tmp_path / "0.0.txt").read_text()
 
 
 def one_class(split, columns):

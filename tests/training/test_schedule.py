@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pipeline.config import TrainConfig
-from pipeline.training.schedule import log_planned, lr_factor, planned_steps, warmup_steps
+from pipeline.training.schedule import cycled, log_planned, lr_factor, planned_steps, warmup_steps
 
 
 def factors(total, **train):
@@ -71,6 +71,14 @@ def test_the_default_rates_reach_their_setting_and_end_at_zero():
     found = factors(250, **vars(TrainConfig()))
     assert max(found) == 1 and found.count(1) > 100 and found[-1] == 0
     assert factors(12, **vars(TrainConfig()))[1] == 1
+
+
+def test_the_warm_up_of_a_schedule_that_begins_anew_is_that_of_a_cycle(caplog):
+    caplog.set_level("INFO")
+    ten = TrainConfig(global_batch=100, epochs=10)
+    log_planned(ten, 20_000, cycle=200)
+    assert caplog.messages == ["2,000 steps of 100 samples planned, warm-up of 20 steps"]
+    assert cycled(ten, 19, 2000, 200) == 1.0 > cycled(ten, 18, 2000, 200)
 
 
 def test_what_is_planned_is_logged_and_too_few_steps_are_a_warning(caplog):
