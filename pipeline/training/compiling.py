@@ -77,7 +77,7 @@ class AutoCompile:
         """
         self._store, self._total, self._first = store, total, self._trainer.steps
         left = total - self._first
-        if not self._open:
+        if not self._open or left <= 0:  # a training that has ended compiles nothing
             return
         if self.compiled is not None:
             self._decide(self.compiled, "as before this training was resumed")

@@ -147,7 +147,7 @@ class Trainer:
         The pipeline must be empty: see ``drains``.
         """
         average = self.published_average
-        if isinstance(self._pipeline, TrainPipelineSparseDist):
+        if self.drains:
             self._pipeline.detach()
         if average is not None:
             average.swap()
@@ -159,6 +159,8 @@ class Trainer:
             self.model.train()
             if average is not None:
                 average.swap()
+            if self.drains:  # TorchRec's prefetching pipeline does not do so by itself
+                self._pipeline.attach(self.model)
 
     @property
     def drains(self) -> bool:

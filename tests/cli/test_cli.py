@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from pipeline.native import library
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,7 +140,9 @@ def test_doctor_prints_one_line_a_finding_or_json(nightjar, tmp_path: Path) -> N
     done = nightjar("doctor", "--json", "--store", str(tmp_path))
     findings = json.loads(done.stdout)
     assert done.returncode == (2 if any(finding["level"] == "fail" for finding in findings) else 0)
-    assert {"python", "torch", "torchx", "cores", "memory", "disk", "/dev/shm", "ssd"} <= {f["name"] for f in findings}
+    levels = {finding["name"]: finding["level"] for finding in findings}
+    assert {"python", "torch", "torchx", "cores", "memory", "disk", "/dev/shm", "ssd"} <= levels.keys()
+    assert levels["step"] == ("ok" if library() is not None else "warn")
 
 
 COMPLETIONS = [

@@ -73,6 +73,7 @@ def run_all(folder):
     outcomes["resumed"] = run(
         folder, "resumed", worth=ALWAYS, max_steps=9, then={"epochs": 2}, checkpoint=CheckpointConfig(every_steps=6)
     )
+    outcomes["ended"] = run(folder, "ended", then={"max_steps": None})
     (folder / f"rank{rank}.json").write_text(json.dumps(outcomes))
 
 
@@ -130,6 +131,12 @@ def test_a_resumed_training_goes_on_as_it_was(outcomes):
     told = outcomes["resumed"][0]["told"]
     assert len(told) == 2 and told[1].endswith("the dense part is compiled; as before this training was resumed")
     assert outcomes["resumed"][0]["trained"] == outcomes["faster"][0]["trained"]
+
+
+def test_a_training_that_has_ended_compiles_nothing(outcomes):
+    (line,) = outcomes["ended"][0]["told"]  # that of the first session, which took all steps
+    assert " compiled; a step's passes take " in line
+    assert {each["compiled"] for each in outcomes["ended"]} == {True}
 
 
 def test_times_pay_where_they_save_twice_what_compiling_takes():

@@ -1,11 +1,12 @@
 """Settings that only a GPU has: refused elsewhere, and what of them a CPU can show."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 
-from pipeline.config import DataConfig, HardwareConfig, PartitionConfig, TrainConfig
+from pipeline.config import Config, DataConfig, HardwareConfig, PartitionConfig, TrainConfig
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
@@ -13,9 +14,13 @@ from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import ModelInputs
 from pipeline.training import trainer
+from pipeline.training.data import BatchReader, Order
+from pipeline.training.distributed import connect
 from pipeline.training.model import DensePart, _dense_part, compute_dtype, use_tf32
+from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import ModelSettings
 from tests.embeddings.ranks import on_tier, plan_for
+from tests.training.dataset import write_dataset
 
 CPU = torch.device("cpu")
 COLUMNS = tuple(SparseColumn(name=name, rows=9) for name in "abc")
@@ -77,3 +82,41 @@ def test_kernels_know_that_their_caches_are_filled_ahead():
     for prefetch in (True, False):
         tables = to_sharding_plan(cached, "collection", prefetch=prefetch).plan["collection"]
         assert {bool(table.cache_params.prefetch_pipeline) for table in tables.values()} == {prefetch}
+
+
+class PrefetchOnCpu(trainer.PrefetchTrainPipelineSparseDist):
+    """TorchRec's pipeline, which has nothing to fetch on a CPU and leaves out what its forward pass waits for."""
+
+    def _prefetch(self, context):
+        for name in [module.forward._name for module in self._pipelined_modules]:
+            context.module_input_post_prefetch[name] = context.input_dist_tensors_requests.pop(name).wait()
+            context.module_contexts_post_prefetch[name] = context.module_contexts.pop(name)
+
+
+def losses(root, monkeypatch, kind):
+    """Of two legs of three steps with a look at other rows between them."""
+    store, dataset = write_dataset(root, train=600)
+    split = SplitReader(store, dataset, "train")
+    rows = {column.name: column.rows for column in split.schema.sparse}
+    config = Config(
+        data=DataConfig(name="t", format="synthetic"), hardware=HardwareConfig(name="t"),
+        model=DlrmConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16]),
+        train=TrainConfig(global_batch=100, schedule="constant", warmup_steps=0, precision="fp32"),
+    )  # fmt: skip
+    monkeypatch.setattr(trainer, "without_exchange", lambda _: False)
+    plan = plan_for("table_wise", 1, rows=rows, dim=8)
+    made = trainer.Trainer(ModelSettings.of(config), split.schema, plan, connect(config.hardware))
+    made._pipeline = kind(made.model, made.optimizers, CPU)
+    order, got = Order(key="k", seed=1, global_batch=100), []
+    with BatchReader(split, order) as reader:
+        for _ in range(2):
+            leg = itertools.islice(reader, 3)
+            got += [made.step(leg)[0].mean().item() for _ in range(3)]
+            with made.looking() as model, BatchReader(split, replace(order, shuffle=False)) as others:
+                got.append(model(next(iter(others)))[1][0].mean().item())
+    return got
+
+
+def test_a_prefetching_training_goes_on_after_a_look_at_validation_rows(tmp_path, monkeypatch):
+    expected = losses(tmp_path / "plain", monkeypatch, trainer.TrainPipelineSparseDist)
+    assert losses(tmp_path / "prefetch", monkeypatch, PrefetchOnCpu) == expected
