@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from pipeline.config import DataConfig, SplitConfig
+from pipeline.config import DataConfig, SplitConfig, TaskLabel
 from pipeline.errors import ConfigError, DataError
 from pipeline.records import LABEL, RESERVED_ROWS, ROW_WEIGHT, TRUE_PROBABILITY, task_column, weight_column
 from pipeline.specs import LABEL_KINDS, TaskSpec, mapping_of
@@ -151,6 +151,22 @@ def _is_number(word: str) -> bool:
     return True
 
 
+def _in_order(tasks: dict[str, TaskLabel]) -> list[tuple[str, TaskLabel]]:
+    """``tasks`` by name, each behind the one that it is given, however the configuration lists them.
+
+    A model's parts for a task go by its place. Records of a configuration have no order, so nothing else would tell
+    that a checkpoint's places are others.
+    """
+
+    def place(name: str) -> tuple[int, str]:
+        depth, given = 0, tasks[name].given
+        while given in tasks:
+            depth, given = depth + 1, tasks[given].given
+        return depth, name
+
+    return [(name, tasks[name]) for name in sorted(tasks, key=place)]
+
+
 def data_spec(data: DataConfig) -> DataSpec:
     """The schema that ``data`` describes. Raises ConfigError for settings that contradict each other."""
     synthetic = data.format == "synthetic"
@@ -173,7 +189,7 @@ def data_spec(data: DataConfig) -> DataSpec:
             name=name, column=task.column or name, kind=LABEL_KINDS.get(task.kind), positive=task.positive,
             negative=task.negative, given=task.given,
         )
-        for name, task in data.tasks.items()
+        for name, task in _in_order(data.tasks)
     )  # fmt: skip
     day = data.day_column or (DAY if synthetic else None)
     hour = (data.timestamp or (TIME if synthetic else None)) if data.split.by == "hours" else None

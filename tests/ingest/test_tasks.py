@@ -11,6 +11,7 @@ import pytest
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError, DataError
+from pipeline.ingest.spec import data_spec
 from pipeline.records import DatasetSchema, TaskColumn, read
 from pipeline.specs.stage import StageIO
 from pipeline.stages.run import run_stage
@@ -55,6 +56,16 @@ def ingested(config: Config) -> tuple[Store, Any]:
     step = next(each for each in steps(config, store) if each.name == "ingest")
     run_stage(step, config, store, StageIO())
     return store, store.get(step.path, "ingest")
+
+
+def test_tasks_keep_their_places_however_the_configuration_lists_them(tmp_path: Path) -> None:
+    """Heads of a model are told apart by place, and the records of both configurations are the same."""
+    labels = ["+data.tasks.spend={kind: value}", "+data.tasks.buy={given: click}", "+data.tasks.again={given: buy}"]
+    places = []
+    for order in (labels, [*labels[1:], labels[0]]):
+        tasks = data_spec(configured(tmp_path, ROWS, labels=order).data).tasks
+        places.append([task.name for task in tasks])
+    assert places == [["buy", "spend", "again"]] * 2
 
 
 def test_train_rows_without_any_weight_are_refused(tmp_path: Path) -> None:
