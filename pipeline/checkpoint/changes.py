@@ -48,7 +48,7 @@ def check_changes(
     allowed. The error names each setting with both values and the override that lets it pass.
     """
     then, now = (_with_tables(_without_quiet(each)) for each in (_with_schedule(artifact.config), now))
-    changes = config_changes(*_common_tables(then, now, checkpoint.rename))
+    changes = _whole(config_changes(*_common_tables(then, now, checkpoint.rename)), then, now)
     dataset_then = artifact.inputs.get(DATASET)
     if dataset_then != dataset and _has_vocab(data) and data.mapping_from is None:
         # A vocabulary numbers its rows by the frequencies of its own data set, unless it is carried on.
@@ -60,7 +60,7 @@ def check_changes(
         if path in ids:
             kind, text = ids[path].kind, _ids_text(path, old, new, ids[path].features)
         else:
-            kind, text = classify(path, checkpoint.init_tables_only), f"{path} was {_text(old)}, is {_text(new)}"
+            kind, text = classify(path, checkpoint.init_tables_only), f"{path} {_was(path, old, new)}"
         if kind == REFUSED:
             refused[path] = (old, text)
         elif kind == ALLOW and not _is_allowed(path, checkpoint.allow):
@@ -70,6 +70,29 @@ def check_changes(
     if refused or unknown:
         raise _error(artifact, refused, unknown, checkpoint)
     return lines
+
+
+def _whole(changes: dict[str, list[Any]], then: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
+    """``changes`` with one entry for each task and numeric feature that only one side has."""
+    for group in ("tasks", "dense"):
+        sides = [config["data"].get(group, {}) for config in (then, now)]
+        for name in sides[0].keys() ^ sides[1].keys():
+            path, kept = f"data.{group}.{name}", f"data.{group}.{name}.kind"
+            changes = {each: pair for each, pair in changes.items() if each == kept or not each.startswith(f"{path}.")}
+            if group == "dense":
+                changes[path] = ["there", None] if name in sides[0] else [None, "there"]
+    return changes
+
+
+def _was(path: str, old: Any, new: Any) -> str:
+    if _is_number(path):
+        return "is new" if old is None else "is gone"
+    return f"was {_text(old)}, is {_text(new)}"
+
+
+def _is_number(path: str) -> bool:
+    """Whether ``path`` is a numeric feature as a whole."""
+    return path.startswith("data.dense.") and path.count(".") == 2
 
 
 def _ids_text(path: str, old: Any, new: Any, features: list[str]) -> str:
@@ -180,8 +203,10 @@ def _error(
         parts.append(f"cannot be changed: {'; '.join(text for _, text in refused.values())}")
     if unknown:
         parts.append(f"must be allowed: {'; '.join(text for _, text in unknown.values())}")
-        hints.append(f"checkpoint.allow=[{','.join([*checkpoint.allow, *unknown])}]")
-        if where := [path for path in unknown if path.startswith("data.")]:
+    anew = bool(_of_dense(refused)) and not checkpoint.init_tables_only
+    if left := [path for path in unknown if not anew or _stays(path)]:
+        hints.append(f"checkpoint.allow=[{','.join([*checkpoint.allow, *left])}]")
+        if where := [path for path in left if path.startswith("data.")]:
             back = " ".join(_typed(path, unknown[path][0]) for path in where)
             hints[-1] += f" if the ids and values are unchanged, else {back}"
     if refused:
@@ -191,9 +216,19 @@ def _error(
     )
 
 
+def _of_dense(refused: dict[str, tuple[Any, str]]) -> list[str]:
+    """The settings of ``refused`` that do not matter to a new dense part."""
+    return [path for path in refused if path.startswith(("model.", "data.tasks.")) and path not in _REFUSED_TABLES]
+
+
+def _stays(path: str) -> bool:
+    """Whether ``path`` must be allowed for a new dense part, too."""
+    return path.startswith(("data.sparse", RENAMED)) or classify(path, True) == ALLOW
+
+
 def _way_back(refused: dict[str, tuple[Any, str]], checkpoint: CheckpointConfig) -> str:
     """The overrides that let a training start in spite of what is refused."""
-    dense = [path for path in refused if path.startswith(("model.", "data.tasks.")) and path not in _REFUSED_TABLES]
+    dense = _of_dense(refused)
     others = [path for path in refused if path not in dense]
     renamed = {path: path.removeprefix(RENAMED) for path in others if path.startswith(RENAMED)}
     ways = ["checkpoint.init_tables_only=true"] if dense and not checkpoint.init_tables_only else []
@@ -210,6 +245,8 @@ def _way_back(refused: dict[str, tuple[Any, str]], checkpoint: CheckpointConfig)
 
 def _typed(path: str, value: Any) -> str:
     """The override that gives setting ``path`` this value, as it is typed in a shell."""
+    if _is_number(path):
+        return f"~{path}" if value is None else f"'+{path}={{...}}'"
     if isinstance(value, list):
         return f"{path}=[{','.join(map(str, value))}]"
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

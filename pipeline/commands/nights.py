@@ -98,7 +98,7 @@ def _locked(
     from pipeline.schedule.refused import post_refusal
 
     def composed(day: date) -> Config:
-        return compose([*overrides, f"data.day={day}"], options.config_dir)
+        return compose([*overrides, f"data.day={day}"], options.config_dir, night=True)
 
     try:
         config = composed(ANY_DAY)  # the days depend on its time zone

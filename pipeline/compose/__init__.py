@@ -72,13 +72,17 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
         yield hydra, extra
 
 
-def compose(arguments: Sequence[str], config_dir: str | None = None) -> Config:
+def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: bool = False) -> Config:
     """The checked configuration for override ``arguments``, its ``run`` filled in.
 
+    ``night``: it is for nights, which find the checkpoint that they start from.
     Raises ConfigError with the nearest match for an unknown key or option, a wrong type or value.
     """
     with hydra_session(config_dir) as (hydra, extra):
-        return _resolve(compose_tree(hydra, arguments, extra))
+        config = _resolve(compose_tree(hydra, arguments, extra))
+    if not night:
+        config.checkpoint.check_start()
+    return config
 
 
 def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = ()) -> DictConfig:

@@ -99,8 +99,8 @@ class CheckpointConfig:
         "for another dataset.",
     )
 
-    def check(self, path: str) -> None:
-        """What belongs to ``init_from`` needs it."""
+    def check_start(self, path: str = "checkpoint") -> None:
+        """Raise ConfigError for what belongs to ``init_from`` without it. A night's is known later."""
         for name in ("init_tables_only", "allow", "rename"):
             if self.init_from is None and getattr(self, name):
                 raise ConfigError(

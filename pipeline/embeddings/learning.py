@@ -157,11 +157,14 @@ def anchors(dmp: DistributedModelParallel) -> list[Tensor]:
 
 @contextmanager
 def keeping_steps(dmp: DistributedModelParallel) -> Iterator[None]:
-    """Lookups within take no step: FBGEMM's kernels count forward passes, by which some optimizers correct a bias."""
+    """Lookups within take no step: FBGEMM's kernels count forward passes, by which some optimizers correct a bias.
+
+    They lock no row of a cache either: with ``train.pipeline=prefetch`` only a backward pass would unlock it.
+    """
     counters = [
         counter
         for kernel in kernels(dmp)
-        for name in ("iter", "iter_cpu")
+        for name in ("iter", "iter_cpu", "lxu_cache_locking_counter")
         if isinstance(counter := getattr(kernel.module, name, None), Tensor)
     ]
     before = [counter.clone() for counter in counters]

@@ -45,5 +45,5 @@ def _of_tasks(ranker: Ranker, config: ModelConfig, inputs: ModelInputs) -> Ranke
     from pipeline.models.layers import initialise
     from pipeline.models.layers.tasks import MultiTaskRanker, TaskHeads
 
-    heads = config.task_architecture.build(ranker.cut(), all_tasks(inputs.tasks))
+    heads = config.task_architecture.build(ranker.drop_head(), all_tasks(inputs.tasks))
     return MultiTaskRanker(ranker, cast(TaskHeads, initialise(heads, inputs.seed + 1)))

@@ -34,7 +34,7 @@ def schedule_config(overrides: Sequence[str]) -> Config:
             f"{name}={value} is given, but every night of a schedule has its own: {NIGHT}",
             hint=f"nightjar nightly {name}={value} with the same overrides, for one night",
         )
-    config = compose([*overrides, f"data.day={ANY_DAY}"])
+    config = compose([*overrides, f"data.day={ANY_DAY}"], night=True)
     if config.force:
         raise ConfigError(
             "force=true is set, but in a schedule every retry of a night would throw away what it has made",

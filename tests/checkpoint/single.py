@@ -11,6 +11,7 @@ from pipeline.checkpoint.job import Job, write_checkpoint
 from pipeline.checkpoint.reader import Target, restore
 from pipeline.checkpoint.snapshot import HostBuffers, take_snapshot
 from pipeline.checkpoint.state import TrainState, flatten_optimizer
+from pipeline.embeddings.rules import TableRules
 from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.tables import TableSpec
 from pipeline.specs import TABLE_OPTIMIZERS
@@ -25,7 +26,7 @@ def access(*shards):
     """What checkpoint code uses of RowAccess, without ranks."""
     tables = {s.table: TableSpec(s.table, s.rows, s.columns) for s in shards}
     optimizer = TABLE_OPTIMIZERS.get("rowwise_adagrad")
-    return SimpleNamespace(tables=tables, local_shards=lambda: list(shards), optimizer=optimizer)
+    return SimpleNamespace(tables=tables, local_shards=lambda: list(shards), rules=TableRules(optimizer))
 
 
 class Picked:

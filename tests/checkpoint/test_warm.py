@@ -13,7 +13,8 @@ from pipeline.checkpoint.reader import Target
 from pipeline.checkpoint.warm import warm_start
 from pipeline.compose import compose
 from pipeline.compose.overrides import parse
-from pipeline.config import SparseDefaults, SparseFeature
+from pipeline.config import CheckpointConfig, DenseFeature, SparseDefaults, SparseFeature
+from pipeline.config.tasks import TaskLabel
 from pipeline.errors import ArtifactError, ConfigError
 from tests.checkpoint.built import CODINGS, DIM, ROWS, config, dense, model, new_store, put, restored
 
@@ -279,6 +280,41 @@ def test_ids_that_cannot_be_the_same_are_refused(tmp_path, then, now, said, back
     assert caught.value.hint == f"{back}, or give the feature another name and a new table"
     (override,) = shlex.split(caught.value.hint.split(", or give")[0])
     parse([override])
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_task_that_comes_or_goes_needs_a_new_dense_part_and_nothing_else(tmp_path, gone):
+    plain = features({"a": WORDS})
+    more = dataclasses.replace(plain.data, tasks={"buy": TaskLabel(column="bought", given="click")})
+    made = [plain, dataclasses.replace(plain, data=more)]
+    then, now = made[::-1] if gone else made
+    before = put(new_store(tmp_path), 1, config=dataclasses.asdict(then), directory="runs/r/checkpoints/0123456789")
+    with pytest.raises(ConfigError, match=r"cannot be changed: data.tasks.buy.kind was") as caught:
+        check_changes(before, now, D)
+    assert caught.value.hint == "checkpoint.init_tables_only=true"
+    check_changes(before, dataclasses.replace(now, checkpoint=CheckpointConfig(init_tables_only=True)), D)
+
+
+@pytest.mark.parametrize(
+    ("gone", "said", "hint"),
+    [
+        (False, "must be allowed: data.dense.price is new", "~data.dense.price"),
+        (True, "must be allowed: data.dense.price is gone", "'+data.dense.price={...}'"),
+    ],
+)
+def test_a_number_that_comes_or_goes_is_one_change(tmp_path, gone, said, hint):
+    plain = features({"a": WORDS})
+    more = dataclasses.replace(plain.data, dense={**plain.data.dense, "price": DenseFeature()})
+    made = [plain, dataclasses.replace(plain, data=more)]
+    then, now = made[::-1] if gone else made
+    before = put(new_store(tmp_path), 1, config=dataclasses.asdict(then), directory="runs/r/checkpoints/0123456789")
+    with pytest.raises(ConfigError) as caught:
+        check_changes(before, now, D)
+    assert caught.value.message.endswith(said)
+    assert caught.value.hint == (
+        f"checkpoint.allow=[data.dense.price] if the ids and values are unchanged, else {hint}"
+    )
+    check_changes(before, dataclasses.replace(now, checkpoint=CheckpointConfig(allow=["data.dense.price"])), D)
 
 
 @pytest.mark.parametrize(("then", "now"), NOTHING)

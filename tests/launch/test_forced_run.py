@@ -52,7 +52,7 @@ def test_a_further_attempt_of_a_forced_training_goes_on_from_its_own_checkpoints
     kill_rank(launcher)
     assert launcher.wait() == 0, (tmp_path / "out").read_text()
     said = (tmp_path / "out").read_text()
-    assert "attempt 2 of 2" in said
+    assert "attempt 1 of 2" in said  # the attempt before it left a checkpoint
     assert re.search(rf"resumed from {directory}\.2/step-\d+ after step \d+", said)
     store.verify(store.get(final.path, "train"))
     (train,) = store.names("runs/f/train")

@@ -138,6 +138,8 @@ READ_ONLY = {
         "hardware.ssd_paths",  # all of hardware is gone through for its figures, and paths are none
         "train.dense_optimizer",
         "train.average.kind",  # whether their state is more than a plan has room for in any case
+        # of the optimizer that these belong to a plan only needs the state a row
+        *(f"train.sparse_options.{name}" for name in ("eps", "beta1", "beta2", "l1", "l2", "beta")),
     },
 }
 

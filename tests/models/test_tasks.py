@@ -136,4 +136,4 @@ def test_a_model_without_hidden_layer_is_refused_by_name() -> None:
             """Nothing."""
 
     with pytest.raises(ConfigError, match="model Own has no hidden layer for several tasks"):
-        Own().cut()
+        Own().drop_head()

@@ -15,6 +15,7 @@ from pipeline.publishing.commands import collect
 from pipeline.publishing.promotion import promote, roll_back
 from pipeline.publishing.versions import version_path
 from pipeline.schedule.base import find_base, night_config, run_name
+from pipeline.schedule.manifests import schedule_config
 from pipeline.schedule.nightly import read_record, run_night
 from pipeline.store import Store
 from tests.schedule.test_webhook import Hook, serving
@@ -120,9 +121,7 @@ def test_a_night_that_was_killed_goes_on_from_the_model_it_began_with(tmp_path: 
     ]  # fmt: skip
 
 
-def test_a_night_that_cannot_begin_is_told_and_leaves_what_is_known(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_night_that_cannot_begin_is_told_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Nobody is awake: a damaged current.json, or a day before the one that serves, must reach the webhook too."""
     store, told = Store(str(tmp_path)), list[bytes]()
     publish(store, 2)
@@ -146,7 +145,8 @@ def test_a_night_that_cannot_begin_is_told_and_leaves_what_is_known(
             assert error.startswith("nightjar: ") and words in error and "hint" in error
             assert words in json.loads(told[-1])["text"]
             store.write_json("models/clicks/current.json", {})
-    assert read_record(store, "clicks", date(2026, 1, 1)) is None
+    kept = read_record(store, "clicks", date(2026, 1, 1))
+    assert kept is not None and (kept.outcome, kept.exit_code) == ("failed", 7), "the day has no verdict yet"
 
 
 def test_a_fault_that_nobody_expected_is_recorded_and_told(tmp_path: Path, capsys) -> None:
@@ -182,3 +182,15 @@ def test_a_verdict_whose_page_cannot_be_written_stands_and_is_told(tmp_path: Pat
     record = read_record(store, "clicks", day)
     assert record is not None and record.outcome == "failed"
     assert "page cannot be written: unexpected IsADirectoryError" in Hook.bodies[0]["message"]
+
+
+def test_a_night_may_say_what_its_warm_start_allows(tmp_path: Path) -> None:
+    store, overrides = Store(str(tmp_path)), ["checkpoint.init_tables_only=true", "checkpoint.allow=[train.lr]"]
+    publish(store, 1)
+    with pytest.raises(ConfigError, match="init_from is null"):
+        compose(overrides)
+    config = compose(["publish.model=clicks", *overrides], night=True)
+    night = night_config(config, date(2026, 1, 2), find_base(store, "clicks", date(2026, 1, 2)))
+    assert night.checkpoint.init_from == "runs/clicks-2026-01-01/checkpoints/c/step-00000009"
+    assert night.checkpoint.init_tables_only and night.checkpoint.allow == ["train.lr"]
+    assert schedule_config(overrides).checkpoint.init_tables_only, "a schedule composes as its nights do"

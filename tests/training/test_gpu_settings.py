@@ -8,6 +8,7 @@ import torch
 
 from pipeline.config import Config, DataConfig, HardwareConfig, PartitionConfig, TrainConfig
 from pipeline.embeddings.sharding import to_sharding_plan
+from pipeline.embeddings.tables import kernels
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.models.dlrm import DlrmConfig
@@ -93,8 +94,8 @@ class PrefetchOnCpu(trainer.PrefetchTrainPipelineSparseDist):
             context.module_contexts_post_prefetch[name] = context.module_contexts.pop(name)
 
 
-def losses(root, monkeypatch, kind):
-    """Of two legs of three steps with a look at other rows between them."""
+def trainer_of(root, monkeypatch):
+    """A trainer on one rank that exchanges ids with itself, and its rows."""
     store, dataset = write_dataset(root, train=600)
     split = SplitReader(store, dataset, "train")
     rows = {column.name: column.rows for column in split.schema.sparse}
@@ -105,7 +106,12 @@ def losses(root, monkeypatch, kind):
     )  # fmt: skip
     monkeypatch.setattr(trainer, "without_exchange", lambda _: False)
     plan = plan_for("table_wise", 1, rows=rows, dim=8)
-    made = trainer.Trainer(ModelSettings.of(config), split.schema, plan, connect(config.hardware))
+    return trainer.Trainer(ModelSettings.of(config), split.schema, plan, connect(config.hardware)), split
+
+
+def losses(root, monkeypatch, kind):
+    """Of two legs of three steps, each with a look at other rows behind it."""
+    made, split = trainer_of(root, monkeypatch)
     made._pipeline = kind(made.model, made.optimizers, CPU)
     order, got = Order(key="k", seed=1, global_batch=100), []
     with BatchReader(split, order) as reader:
@@ -120,3 +126,13 @@ def losses(root, monkeypatch, kind):
 def test_a_prefetching_training_goes_on_after_a_look_at_validation_rows(tmp_path, monkeypatch):
     expected = losses(tmp_path / "plain", monkeypatch, trainer.TrainPipelineSparseDist)
     assert losses(tmp_path / "prefetch", monkeypatch, PrefetchOnCpu) == expected
+
+
+def test_a_look_leaves_no_row_of_a_cache_locked(tmp_path, monkeypatch):
+    made, _ = trainer_of(tmp_path, monkeypatch)
+    for kernel in kernels(made.model):
+        kernel.module.lxu_cache_locking_counter = torch.zeros(2, 4, dtype=torch.int32)  # a GPU's; on a CPU it is empty
+    with made.looking() as model:
+        for kernel in kernels(model):
+            kernel.module.lxu_cache_locking_counter += 1  # as a lookup does, until its backward pass
+    assert not any(kernel.module.lxu_cache_locking_counter.any() for kernel in kernels(made.model))

@@ -27,32 +27,32 @@ class Ranker(nn.Module, ABC):
     def start_at(self, logit: float) -> None:
         """Set the last bias, so that an untrained model's logits are near ``logit``."""
 
-    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+    def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """What the last layer takes: [B, w], from which the layers of several tasks go on."""
         raise ConfigError(
-            f"model {type(self).__name__} has no hidden layer for several tasks (methods hidden and cut)",
+            f"model {type(self).__name__} has no hidden layer for several tasks (methods last_hidden and drop_head)",
             hint="model=dlrm, or data.tasks={}",
         )
 
-    def cut(self) -> int:
-        """Drop the layers behind ``hidden``, and return its width; ``forward`` cannot be called any more."""
+    def drop_head(self) -> int:
+        """Drop the layers behind ``last_hidden``, and return its width; ``forward`` cannot be called any more."""
         raise ConfigError(
-            f"model {type(self).__name__} has no hidden layer for several tasks (methods hidden and cut)",
+            f"model {type(self).__name__} has no hidden layer for several tasks (methods last_hidden and drop_head)",
             hint="model=dlrm, or data.tasks={}",
         )
 
 
 class HeadedRanker(Ranker):
-    """A ranker whose last layer is ``head``, on what ``hidden`` gives."""
+    """A ranker whose last layer is ``head``, on what ``last_hidden`` gives."""
 
     head: Logit
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.hidden(dense, embeddings))
+        logits: Tensor = self.head(self.last_hidden(dense, embeddings))
         return logits
 
-    def cut(self) -> int:
-        """See ``Ranker.cut``."""
+    def drop_head(self) -> int:
+        """See ``Ranker.drop_head``."""
         width = self.head.in_features
         del self.head
         return width

@@ -164,7 +164,7 @@ class MultiTaskRanker(Ranker):
         self.ranker, self.heads = ranker, heads
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        logits: Tensor = self.heads(self.ranker.hidden(dense, embeddings))
+        logits: Tensor = self.heads(self.ranker.last_hidden(dense, embeddings))
         return logits
 
     def start_at(self, logit: float) -> None:

@@ -28,8 +28,8 @@ class DcnV2(HeadedRanker):
         self.top, width = top_mlp(inputs.width, config)
         self.head = Logit(width + inputs.width * self.parallel)
 
-    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """See ``Ranker.hidden``."""
+    def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.last_hidden``."""
         first = side_by_side(dense, embeddings)
         crossed = self.cross(first)
         hidden: Tensor = torch.cat([crossed, self.top(first)], dim=1) if self.parallel else self.top(crossed)

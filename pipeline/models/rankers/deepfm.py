@@ -36,7 +36,7 @@ class DeepFm(HeadedRanker):
         logits = logits + pair_products(vectors.to(logits.dtype)) + weights.squeeze(1)
         return logits if self.first is None else logits + self.first(dense).squeeze(1)
 
-    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+    def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """The MLP's last layer, and what ``forward`` adds to the logit: of the pairs, and of the first order."""
         weights, latent = with_own_weights(embeddings)
         vectors = self.vectors(dense, latent)
@@ -44,6 +44,6 @@ class DeepFm(HeadedRanker):
         first = weights if self.first is None else weights + self.first(dense)
         return torch.cat([deep, pair_products(vectors)[:, None].to(deep.dtype), first.to(deep.dtype)], dim=1)
 
-    def cut(self) -> int:
-        """See ``Ranker.cut``."""
-        return super().cut() + 2
+    def drop_head(self) -> int:
+        """See ``Ranker.drop_head``."""
+        return super().drop_head() + 2

@@ -148,8 +148,8 @@ class Dhen(HeadedRanker):
         self.top, width = top_mlp(count * inputs.dim, config)
         self.head = Logit(width)
 
-    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """See ``Ranker.hidden``."""
+    def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.last_hidden``."""
         vectors = self.layers(self.vectors(dense, embeddings))
         hidden: Tensor = self.top(vectors.flatten(1))
         return hidden

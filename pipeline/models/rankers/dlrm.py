@@ -28,8 +28,8 @@ class Dlrm(HeadedRanker):
         self.top, width = top_mlp(self.interaction.width, config)
         self.head = Logit(width)
 
-    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """See ``Ranker.hidden``."""
+    def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.last_hidden``."""
         if self.bottom is not None:
             interacted = self.interaction(embeddings, self.bottom(dense))
         else:

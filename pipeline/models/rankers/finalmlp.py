@@ -42,12 +42,12 @@ class FinalMlp(Ranker):
         first = self.first(self.first_gate(inputs, one))
         return first, self.second(self.second_gate(inputs, other))
 
-    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+    def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """Both streams side by side; several tasks have no bilinear fusion."""
         return torch.cat(self._streams(dense, embeddings), dim=1)
 
-    def cut(self) -> int:
-        """See ``Ranker.cut``."""
+    def drop_head(self) -> int:
+        """See ``Ranker.drop_head``."""
         del self.fusion
         return self.width
 

@@ -32,8 +32,8 @@ class MaskNet(HeadedRanker):
         self.top, last = top_mlp(width * (config.blocks if self.parallel else 1), config)
         self.head = Logit(last)
 
-    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """See ``Ranker.hidden``."""
+    def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.last_hidden``."""
         vectors = self.vectors(dense, embeddings)
         whole, value = vectors.flatten(1), self.norm(vectors).flatten(1)
         if self.parallel:

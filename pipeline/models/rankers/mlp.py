@@ -21,7 +21,7 @@ class MlpRanker(HeadedRanker):
         self.top, width = top_mlp(inputs.width, config)
         self.head = Logit(width)
 
-    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """See ``Ranker.hidden``."""
+    def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.last_hidden``."""
         hidden: Tensor = self.top(side_by_side(dense, embeddings))
         return hidden

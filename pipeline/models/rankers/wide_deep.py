@@ -66,11 +66,11 @@ class WideDeep(HeadedRanker):
         wide = self.wide(dense, weights)
         return self.top(side_by_side(dense, rest)), wide
 
-    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+    def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """The deep part's last layer beside the wide part."""
         deep, wide = self._parts(dense, embeddings)
         return torch.cat([deep, (torch.relu(wide) if self.count > 1 else wide).to(deep.dtype)], dim=1)
 
-    def cut(self) -> int:
-        """See ``Ranker.cut``."""
-        return super().cut() + (self.count == 1)
+    def drop_head(self) -> int:
+        """See ``Ranker.drop_head``."""
+        return super().drop_head() + (self.count == 1)

@@ -59,8 +59,8 @@ class Wukong(HeadedRanker):
         self.top, width = top_mlp(counts[-1] * inputs.dim, config)
         self.head = Logit(width)
 
-    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """See ``Ranker.hidden``."""
+    def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.last_hidden``."""
         vectors = self.layers(self.vectors(dense, embeddings))
         hidden: Tensor = self.top(vectors.flatten(1))
         return hidden
