@@ -168,7 +168,7 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
     """The ConfigError for ``error`` about ``key``: renamed, unknown, not added yet, or of the wrong type."""
     refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
-    if refused and key.startswith("model."):
+    if refused and re.fullmatch(r"model\.\w+", key):
         return _about_model(key, refused[1])
     if renamed := renamed_error(key, after="=<value>"):
         return renamed

@@ -97,7 +97,8 @@ class Evaluate(Stage):
         lines += [_task_line(name, each) for name, each in (part.tasks or {}).items()]
         if units.known(part.ne) and part.ne > 1:
             lines.append("NE above 1 is worse than predicting the click rate for every row: the model learned nothing")
-            lines.append("that holds, or overfits. Try fewer train.epochs, or model.dropout.")
+            lines.append("that holds, or overfits. Try data.split.validation_share=0.1, fewer train.epochs, or")
+            lines.append("model.dropout.")
         if units.known(part.bayes_ne):
             best = f"best reachable NE {units.decimal(part.bayes_ne, 5)}"
             gain = reachable_gain(part)

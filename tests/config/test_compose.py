@@ -123,6 +123,8 @@ MISTAKES = [
     ("model.top_mlp=[1", "the override 'model.top_mlp=[1' cannot be read", "quote"),
     ("train.lr=${nope}", "train.lr: Interpolation key 'nope' not found", "train.lr="),
     ("data=csv", "data.", ""),
+    ("+model.tables={C1: {dims: 8}}", "model.tables.C1.dims is unknown; did you mean", "model.tables.C1.dim"),
+    ("+model.task_options={expert: 8}", "model.task_options.expert is unknown; did you mean", "model.task_options.exp"),
     ("train.tasks.buy.weight=2", "train.tasks.buy does not exist here yet", "+train.tasks.buy.weight=2 adds it"),
     ("checkpoint.rename.C1=C2", "checkpoint.rename.C1 does not exist here yet", "+checkpoint.rename.C1=C2 adds it"),
     (
