@@ -23,7 +23,8 @@ class TrainState:
 
     ``schedule`` and ``windows`` are JSON data of the learning rate schedule and the metric windows;
     ``towers``: {start of a tower module's parameter names: its features, in order}, without what would mean nothing
-    for other features; ``validation``: looks at validation rows, {} without any; ``rng``: every rank's
+    for other features; ``order``: the features by group of ``data``, in the order in which the model takes them, which
+    no record of a configuration tells; ``validation``: looks at validation rows, {} without any; ``rng``: every rank's
     ``torch.get_rng_state()``, uint8 [world size, bytes], None where it does not matter; ``compiled``: whether
     ``train.compile=auto`` compiles the dense part, None before it is decided.
     """
@@ -35,14 +36,15 @@ class TrainState:
     schedule: dict[str, Any] = field(default_factory=dict)
     windows: list[list[float]] = field(default_factory=list)
     towers: dict[str, list[str]] = field(default_factory=dict)
+    order: dict[str, list[str]] = field(default_factory=dict)
     validation: dict[str, Any] = field(default_factory=dict)
     rng: Tensor | None = None
     compiled: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but ``rng``, which is a tensor; ``validation`` and ``compiled`` where there is some."""
+        """Everything but ``rng``, which is a tensor; ``validation``, ``order`` and ``compiled`` where there is some."""
         left_out = {"rng"} if self.validation else {"rng", "validation"}
-        left_out |= {"compiled"} if self.compiled is None else set()
+        left_out |= ({"compiled"} if self.compiled is None else set()) | (set() if self.order else {"order"})
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
 

@@ -37,15 +37,16 @@ def warm_start(
     rename: dict[str, str] | None = None,
     partly: bool = False,
     towers: dict[str, list[str]] | None = None,
+    order: dict[str, list[str]] | None = None,
 ) -> list[str]:
     """Fill ``target``, whose values are initial ones, from ``artifact``; lines that say what was taken and what left.
 
     ``rename``: {table in the checkpoint: table of the model}. ``tables_only``: dense parameters and their optimizer
     keep their initial values. ``partly``: so do dense parameters that the checkpoint lacks or has in another shape, as
     between a flat model and one with towers. ``towers``: the model's, as in TrainState; parameters of a tower that had
-    other features in the checkpoint keep their initial values too. Collective. Raises ConfigError for a rename that
-    names no table and for dense parameters or embedding dimensions that do not fit, ArtifactError for a damaged
-    checkpoint.
+    other features in the checkpoint keep their initial values too. ``order``: as in TrainState. Collective.
+    Raises ConfigError for a rename that names no table, for dense parameters or embedding dimensions that do not fit
+    and for features in another order, ArtifactError for a damaged checkpoint.
     """
     lines: list[str] = []
 
@@ -60,6 +61,7 @@ def warm_start(
         if tables_only:
             lines.append("dense parameters and their optimizer keep their initial values")
         else:
+            _check_order(store, artifact, order or {})
             lines.extend(_read_dense(store, artifact, target, partly, towers or {}))
 
     patiently(f"starting from {artifact.path}", read)
@@ -107,6 +109,20 @@ def _without(rename: dict[str, str], then: str) -> str:
 def _rename_hint(rename: dict[str, str]) -> str:
     """``rename`` as it is typed in a shell: braces and spaces need the quotes."""
     return f"'checkpoint.rename={{{', '.join(f'{old}: {new}' for old, new in rename.items())}}}'"
+
+
+def _check_order(store: Store, artifact: Artifact, order: dict[str, list[str]]) -> None:
+    """ConfigError where the model takes the same features in another order: its layers tell them apart by place."""
+    before = read_state(store, artifact)["train"].get("order", {})
+    for group, now in order.items():
+        then = before.get(group, now)
+        if then != now and sorted(then) == sorted(now):
+            at = next(place for place, names in enumerate(zip(then, now, strict=True)) if names[0] != names[1])
+            raise ConfigError(
+                f"data.{group} has the features of checkpoint {artifact.path} in another order: feature {at + 1} was "
+                f"{then[at]!r}, is {now[at]!r}, and the dense part tells them apart by their places",
+                hint=f"data.{group} in the order {', '.join(then)}, or checkpoint.init_tables_only=true",
+            )
 
 
 def _read_dense(

@@ -171,6 +171,7 @@ class Checkpoints:
         lines = warm_start(
             self.saver.store, init, target, tables_only=wanted.init_tables_only, rename=dict(wanted.rename),
             partly=partition != asdict(self.settings.partition), towers=self.trainer.tower_features,
+            order=self.trainer.feature_order,
         )  # fmt: skip
         lines += self._reset_remapped(init)
         if dist.get_rank() == 0:
@@ -221,7 +222,8 @@ class Checkpoints:
             average.swap()
         state = TrainState(
             step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
-            windows=self.meter.state(), towers=self.trainer.tower_features, rng=_all_rng_states(),
+            windows=self.meter.state(), towers=self.trainer.tower_features, order=self.trainer.feature_order,
+            rng=_all_rng_states(),
             validation=self.stopping.state() if self.stopping is not None else {},
             compiled=self.compiling.compiled,
         )  # fmt: skip

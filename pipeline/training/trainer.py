@@ -129,6 +129,12 @@ class Trainer:
         """The features of every tower module that learns, by what its parameters' names start with."""
         return self._towers.module_features(TOWERS) if self._towers is not None else {}
 
+    @property
+    def feature_order(self) -> dict[str, list[str]]:
+        """The features by group of ``data``, in the order in which the model takes them."""
+        part = self.dense_part
+        return {"dense": list(part.inputs.dense) if part.inputs is not None else [], "sparse": list(part.tables)}
+
     def gather(self) -> None:
         """Bring what other ranks trained or keep to rank 0, tower modules and optimizer state. Collective."""
         self.optimizers.gather()

@@ -60,7 +60,8 @@ def put(store, step, parents=(), share=1.0, coding=FP32, cuts=(0, DIM), rows=ROW
         "param/head.weight": torch.randn(3, 4, generator=generator),
         "param/head.bias": torch.full((3,), 1.0 * step),
     }
-    state = {"train": TrainState(step=step, samples=10 * step, next_batch=step).to_json(), "optimizer": None}
+    train = TrainState(step=step, samples=10 * step, next_batch=step, order=more.pop("order", {})).to_json()
+    state = {"train": train, "optimizer": None}
     made = dataclasses.asdict(config(**more.pop("checkpoint", {})))
     job = Job(
         path=f"{directory}/step-{step:08d}", key=more.pop("key", "k" * 32), config=more.pop("config", made),

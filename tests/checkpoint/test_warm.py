@@ -105,6 +105,24 @@ def test_another_dimension_or_dense_part_is_refused(chain):
     assert "init_tables_only=true" in caught.value.hint
 
 
+def test_features_in_another_order_are_refused(tmp_path):
+    """No record of a configuration has an order, and all shapes fit."""
+    store = new_store(tmp_path)
+    order = {"dense": ["age", "price"], "sparse": ["a", "b/c", "long"]}
+    artifact = put(store, 1, order=order)
+    target = Target(model(), dense())
+    assert warm_start(store, artifact, target, order=order)
+    assert warm_start(store, artifact, target, order={"dense": ["age", "cost"], "sparse": order["sparse"]})
+    for group, names in (("dense", ["price", "age"]), ("sparse", ["a", "long", "b/c"])):
+        other = {**order, group: names}
+        with pytest.raises(
+            ConfigError, match=f"data.{group} has the features of checkpoint .* in another order"
+        ) as error:
+            warm_start(store, artifact, target, order=other)
+        assert f"data.{group} in the order {', '.join(order[group])}" in str(error.value.hint)
+        assert warm_start(store, artifact, target, order=other, tables_only=True)
+
+
 def test_a_damaged_checkpoint_is_refused(chain):
     store, artifact = chain
     store.fs.rm(store.full(f"{artifact.path}/dense.safetensors"))
