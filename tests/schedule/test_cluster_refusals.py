@@ -88,7 +88,7 @@ def test_a_secret_that_is_missing(night: Night) -> None:
 
 def test_rights_that_are_missing(night: Night) -> None:
     said = night.refused("launch.job=indexed")
-    lacking = "create, get, list, delete jobs.batch; create services"
+    lacking = "create, list, delete jobs.batch; create, get, delete services"
     assert f"these credentials may not, in namespace training: {lacking}" in said
     assert not (night.folder / "store/runs" / RUN / "config.yaml").exists()  # before anything of the run is written
 

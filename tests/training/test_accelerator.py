@@ -25,7 +25,7 @@ LOOKUPS = [[1, 6], [0], [4, 4], [], [8, 0, 3], [2], [], [5]]  # by feature a, b,
 def marker(device, sizes=SIZES, features=FEATURES):
     marks = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
     kernel = SimpleNamespace(tables=[SimpleNamespace(feature_names=names) for names in features])
-    return _Marker(kernel, _Marks(marks, list(marks.split(sizes)), replicated=False)), marks
+    return _Marker(kernel, _Marks(marks, list(marks.split(sizes)), replicated=False), [False] * len(sizes)), marks
 
 
 def lookups(device, dtype=torch.int32):
