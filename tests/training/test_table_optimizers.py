@@ -123,7 +123,7 @@ def test_without_a_kernel_only_rows_that_are_not_paged_in_can_be_trained(registe
     schema, profile = dataset({"a": 1000, "b": 100_000})
     assert {table.tier for table in make_plan(PlanInputs.of(config, schema, profile)).tables.values()} == {"hbm"}
     config.plan.tables = {"b": TablePin(tier="ddr")}
-    message = "train.sparse_optimizer=ftrl has no kernel for device cuda, and only a kernel trains rows of that tier"
+    message = "table optimizer ftrl has no kernel for device cuda, and only a kernel trains rows of that tier"
     with pytest.raises(ConfigError, match=message) as caught:
         make_plan(PlanInputs.of(config, schema, profile))
     assert caught.value.hint == "plan.tables.b.tier=hbm, or train.sparse_optimizer=rowwise_adagrad"
