@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipeline import units
 from pipeline.config.model import COLUMN_STEP
 from pipeline.errors import ConfigError
 from pipeline.planning.inputs import PlanInputs
@@ -76,7 +77,8 @@ def shown(chosen: Widths, rows: Mapping[str, int]) -> list[str]:
         by_width.setdefault(dim, []).append(name)
     return [
         *(
-            f"width {dim:>4}: {len(names)} tables, {sum(rows[name] for name in names):,} rows: {', '.join(names)}"
+            f"width {dim:>4}: {units.plural(len(names), 'table')}, {sum(rows[name] for name in names):,} rows: "
+            f"{', '.join(names)}"
             for dim, names in sorted(by_width.items(), reverse=True)
         ),
         f"{chosen.bytes:,} bytes of {chosen.even_bytes:,} ({chosen.bytes / chosen.even_bytes:.0%})",

@@ -42,7 +42,7 @@ def test_the_override_sets_the_widths_and_the_plan_counts_them():
     given = given.changed("model", config.model)
     tables = {table.name: table.dim for table in tables_of(given)}
     assert tables == chosen.dims
-    assert "width   32: 1 tables, 200 rows: country" in shown(chosen, ROWS)
+    assert "width   32: 1 table, 200 rows: country" in shown(chosen, ROWS)
 
 
 FEATURES = ["data=parquet", "data.path=/logs", "+data.sparse.item={rows: 50}", "+data.sparse.price={bins: 10}"]
