@@ -199,11 +199,11 @@ A, B, C = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3))
 COMPOSE, _composed = compose.compose, {}
 
 
-def composed(overrides, folder=None):
+def composed(overrides, folder=None, *, night=False):
     """``compose``, once for the same overrides: it takes longer than all that is looked at here."""
-    key = tuple(overrides)
+    key = (tuple(overrides), night)
     if key not in _composed:
-        _composed[key] = COMPOSE(overrides, folder)
+        _composed[key] = COMPOSE(overrides, folder, night=night)
     return copy.deepcopy(_composed[key])
 
 
