@@ -50,7 +50,7 @@ def request(name: str) -> str:
     scheduler, cfg, (function, *arguments) = REQUESTS[name]
     with get_runner() as runner:
         text = str(runner.dryrun(component(function, *arguments), scheduler, cfg=cfg))
-    text = re.sub(r"(nightjar(?:-train)?)-[a-z][a-z0-9]{12,}", r"\1-drawn", text)
+    text = re.sub(r"(nightjar(?:-train)?)-[a-z][a-z0-9]{9,}", r"\1-drawn", text)
     return text.replace(sys.executable, "/shared/venv/bin/python").rstrip() + "\n"
 
 
