@@ -26,7 +26,11 @@ class LaunchConfig:
         doc="Stages that run in the launcher's own process, or in a fork that has imported torch already.",
     )
     attempts: int = setting(
-        1, low=1, high=100, doc="How often to try a stage that dies; each attempt continues from the newest checkpoint."
+        1,
+        low=1,
+        high=100,
+        doc="How often to try a stage that dies; each attempt continues from the newest checkpoint. From 2 on, attempts "
+        "that committed a checkpoint do not count.",
     )
     deadline_minutes: float = setting(24 * 60.0, low=0.01, doc="Minutes after which a stage is cancelled.")
     logs: str = setting(

@@ -247,7 +247,8 @@ class Chain:
     def _launched(self, step: Step) -> Artifact:
         """Submit the stage, again after a fault that may pass or an unexplained death: ``launch.attempts`` times.
 
-        A try that committed a checkpoint does not count: nodes that may be taken away at any time end many of them.
+        A try that committed a checkpoint does not count: nodes that may be taken away at any time end many of them. One
+        attempt stays one, whatever it committed.
         """
         attempt, attempts = 1, self.config.launch.attempts
         while True:
@@ -257,21 +258,25 @@ class Chain:
             except NoRoomError as full:
                 step = self._shrink(step, full)
             except (StageError, PassingError) as fault:
-                if self._reached(step) != reached:
+                if attempts == 1:
+                    raise
+                now = self._reached(step)
+                if None not in (reached, now) and now != reached:
                     attempt = 0
                 if attempt == attempts:
                     raise
                 attempt += 1
                 log.warning("%-10s %s; attempt %d of %d", step.name, fault.message, attempt, attempts)
 
-    def _reached(self, step: Step) -> str:
-        """The newest committed checkpoint of ``step``; "" where there is none, or the store does not say."""
+    def _reached(self, step: Step) -> str | None:
+        """The newest committed checkpoint of ``step``; "" where there is none, None where the store does not say."""
         with contextlib.suppress(NightjarError, OSError):
             for place in step.scratch:
                 for name in sorted(self.store.names(place), reverse=True):
                     if self.store.find(f"{place}/{name}") is not None:
                         return name
-        return ""
+            return ""
+        return None
 
     def _shrink(self, step: Step, full: NoRoomError) -> Step:
         """Plan for fewer hosts and give ``step`` as it is on them; ``full`` where it may not have fewer."""

@@ -17,6 +17,7 @@ from pipeline.launch.kubernetes.api import Api, RefusedError, UnansweredError, r
 from pipeline.launch.kubernetes.diagnosis import is_alive, is_lost, job_problem
 from pipeline.launch.kubernetes.podlogs import _Follower
 from pipeline.records.step import Step
+from pipeline.store import Store
 from tests.logged import listen
 
 NAMED = json.dumps({"reason": "NotFound", "message": 'jobs "x" not found', "details": {"name": "x"}})
@@ -107,22 +108,42 @@ def test_lines_of_the_kubelet_without_a_time_are_shown_and_do_not_end_the_stream
     assert asked[1]["sinceTime"] == "2026-01-01T00:00:01.5Z"
 
 
-def test_attempts_that_committed_a_checkpoint_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    said, chain = listen(), Chain.__new__(Chain)
-    chain.config = SimpleNamespace(launch=SimpleNamespace(attempts=2))  # type: ignore[assignment]
-    reached = ["", "step-1", "step-1", "step-2", "step-2", "step-3", "step-3", "step-3", "step-3", "step-3"]
-    tries: list[int] = []
+@pytest.mark.parametrize(
+    ("attempts", "reached", "tries"),
+    [
+        # Three tries came further, two did not.
+        (2, ["", "step-1", "step-1", "step-2", "step-2", "step-3", "step-3", "step-3", "step-3", "step-3"], 5),
+        (1, ["", "step-1", "step-1", "step-2"], 1),  # one attempt is one attempt
+        # A store that does not say is no progress, neither before a try nor after it.
+        (2, ["step-1", None, None, "step-1", "step-1", None], 2),
+    ],
+)
+def test_attempts_that_committed_a_checkpoint_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, attempts: int, reached: list[str | None], tries: int
+) -> None:
+    said, chain, made = listen(), Chain.__new__(Chain), []
+    chain.config = SimpleNamespace(launch=SimpleNamespace(attempts=attempts))  # type: ignore[assignment]
 
     def attempt(step: Step) -> None:
-        tries.append(1)
+        made.append(1)
         raise PassingError("a node went away")
 
     monkeypatch.setattr(chain, "_attempt", attempt)
     monkeypatch.setattr(chain, "_reached", lambda step: reached.pop(0))
     with pytest.raises(PassingError):
         chain._launched(Step(name="train", key="k", path="p"))
-    assert len(tries) == 5  # three that came further, and two that did not
-    assert [line[-len("attempt 1 of 2") :] for line in said] == ["attempt 1 of 2"] * 3 + ["attempt 2 of 2"]
+    assert len(made) == tries
+    again = ["attempt 1 of 2"] * (tries - 2) + ["attempt 2 of 2"] * (attempts > 1)
+    assert [line[-len("attempt 1 of 2") :] for line in said] == again
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_store_that_does_not_say_is_not_taken_for_one_without_checkpoints(tmp_path: Path, answers: bool) -> None:
+    chain = Chain.__new__(Chain)
+    chain.store = Store(str(tmp_path))
+    if not answers:
+        chain.store.names = lambda place: (_ for _ in ()).throw(OSError(5, "Input/output error"))  # type: ignore[method-assign]
+    assert chain._reached(Step(name="train", key="k", path="p", scratch=("runs/r",))) == ("" if answers else None)
 
 
 def test_a_suspended_machine_counts_as_silence() -> None:
