@@ -29,8 +29,8 @@ class LaunchConfig:
         1,
         low=1,
         high=100,
-        doc="How often to try a stage that dies; each attempt continues from the newest checkpoint. From 2 on, attempts "
-        "that committed a checkpoint do not count.",
+        doc="How often to try a stage that dies; each attempt continues from the newest checkpoint. From 2 on, "
+        "attempts that committed a checkpoint do not count.",
     )
     deadline_minutes: float = setting(24 * 60.0, low=0.01, doc="Minutes after which a stage is cancelled.")
     logs: str = setting(
