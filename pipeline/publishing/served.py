@@ -76,7 +76,8 @@ class ServedModel:
     def score(self, dense: NDArray[np.float32], ids: Ids) -> NDArray[np.float32]:
         """Logits [b] for ``dense`` features [b, n] and the ``ids`` of every sparse feature.
 
-        Calibrated where the version has a calibrator. Of a model of several tasks [b, T]: the main task's, then those of ``description.tasks`` in order.
+        Calibrated where the version has a calibrator. Of a model of several tasks [b, T]: the main task's, then those
+        of ``description.tasks`` in order.
         """
         parts = []
         for start in range(0, len(dense), SCORE_ROWS):

@@ -102,6 +102,7 @@ from pipeline.records.result import (
     TrainPart,
     ValidationPart,
 )
+from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice
 from pipeline.records.serving import SERVING, Description, TableLayout
 from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Towers
 from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
@@ -116,10 +117,11 @@ __all__ = [
     "GateRecord", "Histogram", "Index", "IngestPart", "Interval", "Lineage", "LinkShare", "ListedCheckpoint",
     "ListedModel", "ListedVersion", "Milliseconds", "ModelCard", "ModelFigures", "ModelPart", "MovedTable",
     "NightRecord", "Plan", "PlanDiff", "PlanPart", "PlanSide", "PlannedCase", "Profile", "Promotion", "Record",
-    "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions", "Result", "Resumed", "RowsPower", "Serving",
-    "ShardPlan", "Shift", "ShownCheckpoint", "ShownVersion", "Shrunk", "Slice", "SparseColumn", "SsdPart",
-    "StageOutcome", "StoredTable", "TableDiff", "TableLayout", "TablePlace", "TablePlan", "TableSize", "TaskColumn",
-    "TaskComparison", "TaskFigures", "TierBytes", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart",
-    "TrainPart", "ValidationPart", "Verdict", "Verified", "absent", "dataset_path", "place_bytes", "plain",
-    "raw_column", "read", "rest", "rest_field", "task_column", "unseen_column", "weight_column",
+    "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions", "Result", "Resumed", "RowsPower", "RunChange",
+    "RunLine", "RunSlice", "RunsComparison", "Serving", "ShardPlan", "Shift", "ShownCheckpoint", "ShownVersion",
+    "Shrunk", "Slice", "SparseColumn", "SsdPart", "StageOutcome", "StoredTable", "TableDiff", "TableLayout",
+    "TablePlace", "TablePlan", "TableSize", "TaskColumn", "TaskComparison", "TaskFigures", "TierBytes", "Tower",
+    "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart", "ValidationPart", "Verdict", "Verified",
+    "absent", "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest", "rest_field", "task_column",
+    "unseen_column", "weight_column",
 ]  # fmt: skip

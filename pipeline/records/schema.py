@@ -26,8 +26,8 @@ from pipeline.records.serving import Description
 from pipeline.records.towers import Towers
 
 RECORDS: tuple[type[Record], ...] = (
-    DatasetSchema, Profile, Plan, Towers, Evaluation, Curve, GateRecord, ModelCard, CalibratorRecord, Description, Index,
-    Result, NightRecord,
+    DatasetSchema, Profile, Plan, Towers, Evaluation, Curve, GateRecord, ModelCard, CalibratorRecord, Description,
+    Index, Result, NightRecord,
 )  # fmt: skip
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
 
