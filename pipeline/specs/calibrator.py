@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.evaluation.calibrators.rows import Rows
     from pipeline.records import CalibrationCurve
 
 
@@ -22,5 +21,8 @@ class Calibrator(ABC):
     least_clicks = 1
 
     @abstractmethod
-    def fit(self, rows: Rows) -> CalibrationCurve:
-        """The curve of ``rows``, which are sorted by logit and of both classes. float64, the same for equal rows."""
+    def fit(self, rows: Any) -> CalibrationCurve:
+        """The curve of ``rows`` (``evaluation.calibrators.rows.Rows``), which are sorted and of both classes.
+
+        float64, the same for equal rows.
+        """
