@@ -199,7 +199,7 @@ BAD = {
     '{"label": 1, "i": ["a", "b"], "w": [1]}': "i has 2 ids, and w has 1 weights",
     '{"label": 1, "i": ["a"], "w": ["heavy"]}': "i has weight 'heavy', expected a finite number",
     '{"label": 1, "m": {"a": "heavy"}}': "m has weight 'heavy', expected a finite number",
-    '{"label": 1, "m": {"a": [1]}}': 'm has weight \'["1"]\', expected a finite number',
+    '{"label": 1, "m": {"a": [1]}}': "m has weight '[\"1\"]', expected a finite number",
 }
 
 
