@@ -72,12 +72,13 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected)
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
+    zone = spec.time_zone
     if spec.has_day:
         column = spec.day_column or spec.timestamp or ""
         timestamp = spec.day_column is None
-        columns.append(day_of(raw[column], texts.get(column), timestamp=timestamp, rejected=rejected))
+        columns.append(day_of(raw[column], texts.get(column), timestamp=timestamp, rejected=rejected, zone=zone))
     if spec.hour_column:
-        columns.append(hour_of(raw[spec.hour_column], texts.get(spec.hour_column), rejected))
+        columns.append(hour_of(raw[spec.hour_column], texts.get(spec.hour_column), rejected, zone))
     if spec.true_probability:
         columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
     frame = pl.DataFrame(columns)

@@ -98,7 +98,7 @@ class DataSpec:
     """The whole schema of a log. ``columns``: raw column -> the override that names it.
 
     ``hour_column``: where a row's hour is read, None where none is asked for. ``tasks``: those besides the main one;
-    ``row_weight``: the raw column of weights.
+    ``row_weight``: the raw column of weights. ``time_zone``: whose days and hours are meant.
     """
 
     label: str
@@ -116,6 +116,7 @@ class DataSpec:
     hour_column: str | None = None
     tasks: tuple[TaskSpec, ...] = ()
     row_weight: str | None = None
+    time_zone: str | None = None
 
     @property
     def owners(self) -> tuple[SparseSpec, ...]:
@@ -198,7 +199,7 @@ def data_spec(data: DataConfig) -> DataSpec:
         dense=dense, sparse=sparse, day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
         split=data.split, columns=_columns(data, dense, sparse, day, hour), hour_column=hour, tasks=tasks,
-        row_weight=data.weight,
+        row_weight=data.weight, time_zone=data.time_zone,
     )  # fmt: skip
     _check_names(spec)
     return spec
