@@ -98,8 +98,8 @@ class WatermarkConfig:
     max_age_hours: float | None = setting(
         None,
         low=0.0,
-        doc="Hours after the end of the day (in `data.time_zone`, else UTC) from which on logs count as complete even without `success` and "
-        "folders; null: never.",
+        doc="Hours after the end of the day (in `data.time_zone`, else UTC) from which on logs count as complete even "
+        "without `success` and folders; null: never.",
     )
 
     def check(self, path: str) -> None:
@@ -186,8 +186,8 @@ class DataConfig:
     time_zone: str | None = setting(
         None,
         quiet=True,
-        doc="Time zone of days and hours, such as Europe/Berlin: times since 1970 and times with a zone or an offset are "
-        "brought there, all others are its own. null: UTC, and times in text as they are written.",
+        doc="Time zone of days and hours, such as Europe/Berlin: times since 1970 and times with a zone or an offset "
+        "are brought there, all others are its own. null: UTC, and times in text as they are written.",
     )
     day: str | None = setting(
         None,
