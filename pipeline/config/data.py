@@ -20,6 +20,7 @@ from pipeline.config.features import (
     TableFigures,
 )
 from pipeline.config.fields import setting
+from pipeline.config.rows import SamplingConfig
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
 from pipeline.config.values import check_name, check_time_zone
@@ -180,6 +181,9 @@ class DataConfig:
     )
     weight: str | None = setting(
         None, quiet=True, doc="Column with the weight of a row in loss and metrics, 0 or more; null: all weigh 1."
+    )
+    sampling: SamplingConfig = setting(
+        factory=SamplingConfig, doc="Rows without a click of which a share is kept, here or before."
     )
     timestamp: str | None = setting(None, doc="Column with the time of a row; null: none.")
     day_column: str | None = setting(None, doc="Column with the day of a row; null: none.")

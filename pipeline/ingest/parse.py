@@ -15,6 +15,7 @@ import polars as pl
 
 from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
 from pipeline.ingest.rejects import Reject, Rejected, shown
+from pipeline.ingest.sampling import read_rates
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
 from pipeline.ingest.times import day_of, hour_of
@@ -58,6 +59,8 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
     columns = [_label(raw, texts, spec, rejected)]
     if spec.tasks or spec.row_weight:
         columns += task_columns(raw, texts, columns[0], spec, rejected)
+    if spec.sampling.column is not None:
+        columns.append(read_rates(raw, texts, spec, rejected))
     for dense in spec.dense:
         values = raw[dense.column]
         if dense.column not in plain:

@@ -22,8 +22,11 @@ from pipeline.records.checkpoint import (
 )
 from pipeline.records.compared import MovedTable, PlanDiff, PlannedCase, PlanSide, TierBytes
 from pipeline.records.dataset import (
+    BY_LOGIT,
+    BY_WEIGHTS,
     LABEL,
     MISSING_ROW,
+    NEGATIVE_RATE,
     RAW,
     RESERVED_ROWS,
     ROW_WEIGHT,
@@ -105,7 +108,8 @@ from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Tower
 from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
 
 __all__ = [
-    "BESIDE_TRAINING", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL", "MARK_BYTES", "MISSING_ROW", "NIGHT", "PASS",
+    "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL", "MARK_BYTES",
+    "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS",
     "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "TRANSFORMS",
     "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget", "Bytes", "CardPlan",
     "Check", "CheckpointDiff", "CheckpointPart", "Compacted", "Curve", "Damage", "DatasetSchema", "DenseDiff",
