@@ -23,8 +23,11 @@ from pipeline.records.checkpoint import (
 )
 from pipeline.records.compared import MovedTable, PlanDiff, PlannedCase, PlanSide, TierBytes
 from pipeline.records.dataset import (
+    BY_LOGIT,
+    BY_WEIGHTS,
     LABEL,
     MISSING_ROW,
+    NEGATIVE_RATE,
     RAW,
     RESERVED_ROWS,
     ROW_WEIGHT,
@@ -109,8 +112,9 @@ from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Tower
 from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
 
 __all__ = [
-    "BESIDE_TRAINING", "CALIBRATOR", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL", "MARK_BYTES", "MISSING_ROW",
-    "NIGHT", "PASS", "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING",
+    "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CALIBRATOR", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL",
+    "MARK_BYTES", "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS", "PHASES",
+    "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING",
     "TRANSFORMS", "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget", "Bytes",
     "Calibrated", "CalibrationCurve", "CalibratorRecord", "CardPlan", "Check", "CheckpointDiff", "CheckpointPart",
     "Compacted", "Curve", "Damage", "DatasetSchema", "DenseDiff", "DenseProfile", "Description", "ErrorPart",
