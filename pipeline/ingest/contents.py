@@ -13,6 +13,7 @@ import xxhash
 from pipeline.ingest.hashing import estimated_distinct, hash_rows
 from pipeline.ingest.sketch import added_up
 from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.vectors import hashes_of
 from pipeline.native.columns import mixed
 
 SAMPLE = 4096  # distinct contents, those with the smallest hashes
@@ -76,7 +77,8 @@ def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
     The label is left out: with it, equal rows that differ in the click alone fall on different sides of the split,
     and the side of a row tells its label.
     """
-    words = [frame[f"dense:{dense.name}"] for dense in spec.dense]
+    words = [frame[f"dense:{dense.name}"] for dense in spec.dense if not dense.vector]
+    words += [pl.Series(hashes_of(frame[f"dense:{dense.name}"])) for dense in spec.dense if dense.vector]
     for sparse in spec.sparse:
         hashes = frame[f"hash:{sparse.name}"]
         words.append(_fold(hashes) if sparse.multi else hashes)

@@ -23,7 +23,7 @@ class PartWriter:
     """The Parquet files of one split. Row groups hold ``rows_per_group`` rows however rows arrive.
 
     ``pool``: the threads that encode the columns of a row group; None: the calling one. Use as a context manager;
-    ``files`` and ``groups`` are complete after it.
+    ``files`` and ``groups`` are complete after it. ``rows``: how many were added.
     """
 
     def __init__(self, draft: Draft, split: str, config: IngestConfig, pool: ThreadPoolExecutor | None = None) -> None:
@@ -32,6 +32,7 @@ class PartWriter:
         self.groups: list[list[int]] = []
         self.pending: list[pl.DataFrame] = []
         self.pending_rows = 0
+        self.rows = 0
         self.stack = ExitStack()
         self.writer: RowsFile | None = None
 
@@ -51,6 +52,7 @@ class PartWriter:
         """Append rows; full row groups are written at once."""
         self.pending.append(frame)
         self.pending_rows += frame.height
+        self.rows += frame.height
         size = self.config.rows_per_group
         if self.pending_rows < size:
             return
