@@ -83,7 +83,7 @@ def _zipf_ids(rng: np.random.Generator, rows: int, exponent: float, count: int) 
 
 
 def _profile(ids: np.ndarray, rows: int) -> FeatureProfile:
-    from pipeline.ingest.profiling import access_histogram
+    from pipeline.specs.access import access_histogram
 
     counts = np.bincount(ids, minlength=rows)
     hot_rows, hot_share = access_histogram(counts)

@@ -21,9 +21,9 @@ from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sampling import thinned
 from pipeline.ingest.sources import Block
 from pipeline.ingest.spec import DAY, DataSpec
-from pipeline.ingest.transform import State, raw_numbers, transform, unseen_ids
+from pipeline.ingest.transform import State, binned, raw_numbers, transform, unseen_ids, with_vocabulary
 from pipeline.native.columns import narrowed
-from pipeline.records import VALIDATION
+from pipeline.records import RAW, UNSEEN, VALIDATION, raw_column, unseen_column
 
 CODE = "code:"  # prefix of the columns that hold codes
 TEST = "test"  # column of typed rows: which are test rows, where that is known in pass 1
@@ -46,7 +46,7 @@ class CountJob:
 
 @dataclass(frozen=True)
 class Counted:
-    """What pass 1 found in a block of ``rows`` rows, rejects included: counts, rejects, rows of other days.
+    """What pass 1 says of a block of ``rows`` rows, rejects included: rejects, rows of other days.
 
     ``bytes``: as text (synthetic logs only). ``kept``: rows in the typed frame.
     """
@@ -55,7 +55,6 @@ class Counted:
     rows: int
     bytes: int
     rejects: list[Reject]
-    fit: Fit
     kept: int
     other_days: dict[int, pl.DataFrame] = field(default_factory=dict)
     dropped: int = 0
@@ -69,9 +68,23 @@ class TransformJob:
     state: State
     first_test_day: int
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits of the dataset."""
+        return ("train", VALIDATION, "test") if self.spec.split.validates else ("train", "test")
 
-def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
-    """Pass 1 of a block: (what is merged, its typed rows for pass 2 as ``packed``; b"" where there are none)."""
+    @property
+    def beside(self) -> dict[str, list[str]]:
+        """The folders beside the test rows, and the columns in each."""
+        columns = {
+            RAW: [raw_column(name) for name in binned(self.state)],
+            UNSEEN: [unseen_column(name) for name in with_vocabulary(self.state)],
+        }
+        return {folder: names for folder, names in columns.items() if names}
+
+
+def count(block: Block, job: CountJob) -> tuple[Counted, Fit, bytes]:
+    """Pass 1 of a block: what is told, what is merged, and its typed rows as ``packed`` (b"" where there are none)."""
     raw = block.read()
     parsed = parse(raw.frame, raw.lines, job.spec, job.rule)
     fit, typed = Fit(job.spec, job.test, by_place=job.by_place), b""
@@ -85,16 +98,13 @@ def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
     counted = Counted(
         file=raw.file, rows=raw.frame.height + len(raw.rejects), bytes=raw.bytes,
         rejects=sorted([*raw.rejects, *parsed.rejects], key=lambda reject: reject.line),
-        fit=fit, kept=parsed.frame.height, other_days=parsed.other_days, dropped=parsed.dropped,
+        kept=parsed.frame.height, other_days=parsed.other_days, dropped=parsed.dropped,
     )  # fmt: skip
-    return counted, typed
+    return counted, fit, typed
 
 
 def transformed(typed: bytes, job: TransformJob) -> dict[str, pl.DataFrame]:
-    """Pass 2 of a block: the rows of each split as the dataset holds them.
-
-    The test rows also have the columns of ``raw_numbers`` and of ``unseen_ids``.
-    """
+    """Pass 2 of a block: the rows of each folder as the dataset holds them, those beside the test rows included."""
     frame, coded = unpacked(typed)
     rows = transform(frame, job.spec, job.state, coded)
     test = _is_test(frame, job.first_test_day)
@@ -103,10 +113,9 @@ def transformed(typed: bytes, job: TransformJob) -> dict[str, pl.DataFrame]:
     unseen = unseen_ids(held, job.state, {name: ids.of_rows(test.to_numpy()) for name, ids in coded.items()})
     train = _is_train(frame, test)
     train = train & frame[KEPT] if KEPT in frame.columns else train
-    splits = {
-        "train": thinned(rows.filter(train), job.spec.sampling.negatives),
-        "test": held.with_columns(*raw, *unseen),
-    }
+    splits = {"train": thinned(rows.filter(train), job.spec.sampling.negatives), "test": held}
+    beside = held.with_columns(*raw, *unseen)
+    splits |= {folder: beside.select(columns) for folder, columns in job.beside.items()}
     if job.spec.split.validates:
         splits[VALIDATION] = rows.filter(frame[LOOKED_AT] & ~test) if LOOKED_AT in frame.columns else rows.clear()
     return splits

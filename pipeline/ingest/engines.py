@@ -1,7 +1,7 @@
-"""Who runs the two passes over the blocks of a log: threads of this process (``local``), or Ray Data (``ray``).
+"""Who runs the two passes over the blocks of a log: threads of this process (``local``), or workers of Ray (``ray``).
 
-An engine counts every block of its sources, keeps their typed rows, and transforms those once the log is fitted.
-Results come in the order of the blocks, whoever finishes first, so a dataset's bytes are the same out of both.
+An engine counts every block of its sources, keeps their typed rows, fits the mappings of ids, and writes those rows.
+Everything happens in the order of the blocks, whoever finishes first, so a dataset's bytes are the same out of both.
 """
 
 from __future__ import annotations
@@ -9,17 +9,26 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import TypeVar
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol, TypeVar
 
 import polars as pl
 
+from pipeline.config import IngestConfig
 from pipeline.cpus import available_cpus
-from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
+from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, train_rows, transformed
+from pipeline.ingest.fit import Fit, Partial
+from pipeline.ingest.output import PartWriter, write_frame
+from pipeline.ingest.quality import Alone
 from pipeline.ingest.sources import Block, Source
+from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.spill import Spill
+from pipeline.ingest.state import fitted_state
+from pipeline.ingest.transform import State
+from pipeline.specs.id_mapping import FittingDay
+from pipeline.store import Draft
 
 # mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD with their bytes, M_ARENA_MAX.
 _MALLOC = {-1: 64 << 20, -3: 64 << 20, -8: 1}
@@ -27,10 +36,18 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Engine(ExitStack, ABC):
-    """One log, or one day of it: ``count``, then ``transform``. What is kept in between is gone after ``with``.
+class RowsWriter(Protocol):
+    """The Parquet files of one folder of a dataset; complete at the end of ``with``. ``rows``: added so far."""
 
-    Whoever counts the same sources again starts anew: the rows of the last count are transformed.
+    files: list[str]
+    groups: list[list[int]]
+    rows: int
+
+
+class Engine(ExitStack, ABC):
+    """A log, or its days one after the other: ``count``, ``fit``, ``fitted``, ``write``, ``end_day``; then ``settle``.
+
+    Whoever counts the same sources again starts the day anew. What is kept in between is gone after ``with``.
     """
 
     @abstractmethod
@@ -38,16 +55,45 @@ class Engine(ExitStack, ABC):
         """Pass 1 over every block of ``sources``."""
 
     @abstractmethod
-    def transform(self, job: TransformJob) -> Iterator[dict[str, pl.DataFrame]]:
-        """Pass 2: the rows by split of every block that has any."""
+    def fit(self) -> Fit:
+        """What the last count counted, once all of its blocks were taken."""
 
     @abstractmethod
-    def typed(self) -> Iterator[bytes]:
-        """The typed rows of every block that has any, as ``count`` of ``blocks`` left them."""
+    def look(self, alone: Alone, first_test_day: int) -> None:
+        """Add typed train rows to ``alone`` until it has enough."""
 
-    def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
-        """The typed train rows of every block, for what has to look at them again before pass 2."""
-        return (train_rows(typed, first_test_day) for typed in self.typed())
+    @abstractmethod
+    def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
+        """The typed train rows of every block, for a mapping that looks at them again."""
+
+    @abstractmethod
+    def fitted(self, spec: DataSpec, fit: Fit, before: State | None, day: FittingDay) -> State:
+        """The transforms that the train rows ask for, after those of the day ``before``."""
+
+    def continued(self, state: State) -> State:
+        """The state of another dataset, as ``fitted`` takes it for ``before``."""
+        return state
+
+    @abstractmethod
+    def writer(self, draft: Draft, folder: str, config: IngestConfig) -> AbstractContextManager[Any]:
+        """A ``RowsWriter`` that ``write`` can fill."""
+
+    @abstractmethod
+    def write(self, job: TransformJob, writers: Mapping[str, Any]) -> Iterator[int]:
+        """Pass 2: write the rows of every block by folder; yields how many they were."""
+
+    def end_day(self) -> None:
+        """Forget the day but for its counts."""
+
+    def settle(self, train: Partial, state: State, alone: Alone, then: Mapping[str, Any]) -> None:
+        """Have the counts of all days ready for checks and profile; ``then``: features of the day compared with."""
+        train.settle({name: t.lookup["hash"] for name, t in state.sparse.items() if t.lookup is not None})
+
+    def write_mappings(self, draft: Draft, spec: DataSpec, state: State, compression: str, *, continued: bool) -> None:
+        """Write the files of the fitted mappings; ``continued``: with what only the next day needs."""
+        for f in spec.owners:
+            for name, frame in f.mapping.files(f.name, state.sparse[f.name], continued=continued).items():
+                write_frame(draft, name, frame, compression)
 
 
 class LocalEngine(Engine):
@@ -60,29 +106,58 @@ class LocalEngine(Engine):
         self.spill = Spill()
         self.numbers: list[int] = []  # of the blocks in the spill, in their order
         self.callback(self.spill.file.close)
+        self._encoders = self.enter_context(ThreadPoolExecutor(self.workers, thread_name_prefix="nightjar-encode"))
+        self._fit: Fit | None = None
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows go to a temporary file."""
         self.spill.clear()
         self.numbers = []
+        self._fit = Fit(job.spec, job.test, by_place=job.by_place)
 
-        def work(block: Block) -> tuple[Counted, int | None]:
-            counted, typed = count(block, job)
-            return counted, self.spill.write(typed) if typed else None
+        def work(block: Block) -> tuple[Counted, Fit, int | None]:
+            counted, fit, typed = count(block, job)
+            return counted, fit, self.spill.write(typed) if typed else None
 
         blocks = (block for source in sources for block in source.blocks())
-        for counted, number in in_order(work, blocks, self.workers):
+        for counted, fit, number in in_order(work, blocks, self.workers):
             if number is not None:
                 self.numbers.append(number)
+            self._fit.merge(fit)
             yield counted
 
-    def transform(self, job: TransformJob) -> Iterator[dict[str, pl.DataFrame]]:
-        """Pass 2, as many blocks at a time as there are workers."""
-        return in_order(lambda number: transformed(self.spill.block(number), job), iter(self.numbers), self.workers)
+    def fit(self) -> Fit:
+        """Everything, merged as it came."""
+        assert self._fit is not None
+        return self._fit
 
-    def typed(self) -> Iterator[bytes]:
-        """The blocks of the temporary file."""
-        return map(self.spill.block, self.numbers)
+    def look(self, alone: Alone, first_test_day: int) -> None:
+        """Read as many blocks again as it takes."""
+        for number in self.numbers:
+            if alone.enough:
+                return
+            alone.add(*train_codes(self.spill.block(number), first_test_day))
+
+    def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
+        """Read again."""
+        return lambda: (train_rows(self.spill.block(number), first_test_day) for number in self.numbers)
+
+    def fitted(self, spec: DataSpec, fit: Fit, before: State | None, day: FittingDay) -> State:
+        """One feature after the other."""
+        return fitted_state(spec, fit.train, before, day)
+
+    def writer(self, draft: Draft, folder: str, config: IngestConfig) -> PartWriter:
+        """Files written by this process, whose threads encode the columns."""
+        return PartWriter(draft, folder, config, self._encoders)
+
+    def write(self, job: TransformJob, writers: Mapping[str, PartWriter]) -> Iterator[int]:
+        """Pass 2, as many blocks at a time as there are workers."""
+        blocks = in_order(lambda number: transformed(self.spill.block(number), job), iter(self.numbers), self.workers)
+        for folders in blocks:
+            for folder, writer in writers.items():
+                if folder in folders:
+                    writer.add(folders[folder])
+            yield sum(folders[split].height for split in job.splits)
 
 
 def _keep_freed_memory() -> None:

@@ -16,7 +16,6 @@ from pipeline.ingest.spec import DataSpec
 from pipeline.units import MIB
 
 BLOCK_UNIT = MIB  # of ingest.block_mib
-PART_BLOCKS = 4  # blocks of a part that another process reads
 _SEEN = 1 << 20  # bytes in which a line must end where parts meet
 _LINE_END = re.compile(rb"[^\r\n]\r*\n")
 
@@ -48,14 +47,14 @@ class FileSource(Source):
         """The same part, with ``before`` lines of its file before it."""
         return replace(self, file=replace(self.file, first_line=before + 1)) if self.is_later else self
 
-    def parts(self) -> list[FileSource]:
-        """Ranges of lines of a few blocks each, found by a look at where they meet; the file, if it is not plain text.
+    def parts(self, blocks: int) -> list[FileSource]:
+        """Ranges of lines of ``blocks`` blocks each, found by a look at where they meet; the file, if not plain text.
 
         A range ends with a line that is not blank, so only the file's own end can have blank lines that are no rows.
         """
         if not self.format.by_line or self.path.endswith(COMPRESSED):
             return [self]
-        size = PART_BLOCKS * self.file.block_bytes
+        size = blocks * self.file.block_bytes
         cuts = [0]
         with readable(self.file.label), self.fs.open(self.path, "rb") as source:
             for at in range(size, self.fs.size(self.path), size):

@@ -6,6 +6,7 @@ day) to the days that may yet turn out to be the last ones.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -119,6 +120,20 @@ class Partial:
             self.missing[name] += other.missing[name]
             self.lookups[name] += other.lookups[name]
             counts.merge(other.counts[name])
+
+    def shares(self, count: int) -> list[Partial]:
+        """``count`` partials that add up to this one: ids by ranges of their hashes, all else in the first."""
+        parts = [self.without_counts(), *(Partial(self.spec) for _ in range(count - 1))]
+        for name, counts in self.counts.items():
+            for part, share in zip(parts, counts.shares(count), strict=False):
+                part.counts[name] = share
+        return parts
+
+    def without_counts(self) -> Partial:
+        """All but the counts of ids."""
+        other = copy.copy(self)
+        other.counts = {}
+        return other
 
     def settle(self, wanted: Mapping[str, pl.Series]) -> None:
         """Add up counts that are on disk, so that ids with the hashes ``wanted`` of a feature are told apart."""
@@ -279,6 +294,27 @@ class Fit:
         self.validation.merge(other.validation)
         self.tested.merge(other.tested)
         self.contents.merge(other.contents)
+
+    def shares(self, count: int) -> list[Fit]:
+        """``count`` fits that merge to this one: ids by ranges of their hashes, all else in the first."""
+        fits = [self._with(part) for part in self.train.shares(count)]
+        for day, held in self.days.items():
+            for fit, part in zip(fits, held.train.shares(count), strict=True):
+                fit.days[day] = _Day(part, held.validation if fit is fits[0] else Tally())
+        for fit in fits[1:]:
+            fit.validation, fit.tested, fit.contents = Tally(), Tally(), Contents()
+        return fits
+
+    def without_counts(self) -> Fit:
+        """All but the counts of ids."""
+        fit = self._with(self.train.without_counts())
+        fit.days = {day: _Day(held.train.without_counts(), held.validation) for day, held in self.days.items()}
+        return fit
+
+    def _with(self, train: Partial) -> Fit:
+        other = copy.copy(self)
+        other.train, other.days = train, {}
+        return other
 
     @property
     def first_test_day(self) -> int:

@@ -32,6 +32,7 @@ class Encoded:
 
     data: pa.Buffer
     group: Struct
+    schema: pa.Schema
 
 
 def encoded(table: pa.Table, compression: str) -> Encoded:
@@ -43,7 +44,7 @@ def encoded(table: pa.Table, compression: str) -> Encoded:
     body = len(file) - 8 - int.from_bytes(file[len(file) - 8 : len(file) - 4].to_pybytes(), "little")
     footer, _ = _read_struct(file[body : len(file) - 8].to_pybytes(), 0)
     (group,) = footer[_GROUPS][1][1]
-    return Encoded(file.slice(len(_MAGIC), body - len(_MAGIC)), group)
+    return Encoded(file.slice(len(_MAGIC), body - len(_MAGIC)), group, table.schema)
 
 
 class RowsFile:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.moments import Moments
 from pipeline.ingest.sampling import CLICKS_FOR, COUNTS_FOR
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.transform import State
-from pipeline.records import RESERVED_ROWS, ROW_WEIGHT, DenseProfile, FeatureProfile, Profile
-
-POINTS_PER_DECADE = 4
+from pipeline.records import ROW_WEIGHT, DenseProfile, FeatureProfile, Profile
 
 
 def make_profile(spec: DataSpec, fit: Fit, state: State) -> Profile:
@@ -51,23 +47,9 @@ def _dense(moments: Moments, rows: int) -> DenseProfile:
 def _sparse(feature: SparseSpec, train: Partial, state: State) -> FeatureProfile:
     counts, missing = train.counts[feature.name], train.missing[feature.name]
     fitted = state.sparse[feature.name]
-    hot_rows, hot_share = access_histogram(counts.per_row(fitted, missing))
+    hot_rows, hot_share = counts.curve(fitted, missing)
     lookups = missing + feature.mapping.rows_per_id * (train.lookups[feature.name] - missing)
     return FeatureProfile(
         rows=fitted.rows, distinct=counts.distinct, missing_share=missing / train.rows,
         pooling=lookups / train.rows, hot_rows=hot_rows, hot_share=hot_share,
     )  # fmt: skip
-
-
-def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:
-    """Log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve."""
-    ks = curve_points(max(len(counts), RESERVED_ROWS))
-    served = np.cumsum(np.sort(counts)[::-1])
-    total = max(int(served[-1]), 1)
-    return ks.tolist(), (served[ks - 1] / total).tolist()
-
-
-def curve_points(rows: int) -> np.ndarray:
-    """Log-spaced k from 1 to ``rows``, int64."""
-    points = int(np.ceil(np.log10(rows) * POINTS_PER_DECADE)) + 1
-    return np.unique(np.geomspace(1, rows, points).round().astype(np.int64))

@@ -97,12 +97,16 @@ def beyond(moved: list[Drift], limits: DriftLimits) -> list[Drift]:
 
 
 class Alone:
-    """How often rows with an id are of the positive class: counts of the first LEAK_ROWS train rows."""
+    """How often rows with an id are of the positive class: counts of the first LEAK_ROWS train rows.
+
+    ``areas``: what ``auc`` says, where the counts are elsewhere.
+    """
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec
         self.rows = 0
         self.positives = 0
+        self.areas: dict[str, float] = {}
         self.pieces: dict[str, list[pl.DataFrame]] = {feature.name: [] for feature in spec.sparse}
 
     def add(self, frame: pl.DataFrame, coded: Mapping[str, Coded], train: np.ndarray) -> None:
@@ -120,8 +124,15 @@ class Alone:
             hashes = pl.concat([pl.Series("hash", ids.hashes), pl.Series([None], dtype=pl.UInt64)])
             self.pieces[feature.name].append(pl.DataFrame({"hash": hashes, **columns}).filter(pl.col("n") > 0))
 
+    @property
+    def enough(self) -> bool:
+        """Whether LEAK_ROWS were counted."""
+        return self.rows >= LEAK_ROWS
+
     def auc(self, feature: str) -> float:
         """AUC of predicting a row's label by the other rows with its id (the row itself left out)."""
+        if feature in self.areas:
+            return self.areas[feature]
         table = pl.concat(self.pieces[feature]).group_by("hash").agg(pl.sum("n"), pl.sum("p"))
         return left_out_auc(table["n"].to_numpy().astype(np.int64), table["p"].to_numpy())
 

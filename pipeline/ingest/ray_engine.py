@@ -1,29 +1,41 @@
-"""Ingestion by Ray Data: the parts of a log are read, counted and transformed wherever Ray has room.
+"""Ingestion by Ray: parts of a log are counted, transformed and written wherever Ray has room.
 
-Typed rows stay in Ray's object store between the passes (it spills to disk by itself); the driver merges the counts
-and writes the files, in the order of the parts, so the dataset is the same as out of the local engine.
+What grows with the rows stays with the workers. Typed rows lie in Ray's object store between the passes (it spills to
+disk by itself); counts of ids go to the worker that merges their range of hashes; mappings are fitted, and row groups
+and files written, by workers. The driver deals the parts out, merges sums, and names the files. Everything happens in
+the order of the parts, so the dataset is the same as out of the local engine.
 """
 
 from __future__ import annotations
 
-import io
-import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import polars as pl
 
 from pipeline.config import IngestConfig
 from pipeline.errors import ConfigError, NightjarError
-from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, transformed
+from pipeline.ingest import ray_work as work
+from pipeline.ingest.blocks import Counted, CountJob, TransformJob, train_rows
 from pipeline.ingest.engines import Engine
+from pipeline.ingest.fit import Fit, Partial
+from pipeline.ingest.quality import LEAK_ROWS, Alone
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import Source
+from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.state import fitted_dense
+from pipeline.ingest.transform import State
+from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
+from pipeline.store import Draft
 
 CALL_SECONDS = 10
-PARTS_PER_CORE = 4  # of a wave, after which the driver hears of its rows
+AHEAD = 3  # parts for each core that are under way at a time
+PART_BLOCKS, MOST_BLOCKS, ENOUGH_PARTS = 4, 64, 64  # of a part; parts for each core
+MOST_RANGES = 64  # of hashes, each merged by a worker of its own
 
 
 class RayEngine(Engine):
@@ -33,82 +45,291 @@ class RayEngine(Engine):
         super().__init__()
         try:
             import ray
-            import ray.data
         except ImportError as error:
             raise ConfigError(
-                f"ingest.engine is ray, but Ray Data cannot be imported: {error}",
+                f"ingest.engine is ray, but Ray cannot be imported: {error}",
                 hint="pip install 'nightjar[ray]', or ingest.engine=local",
             ) from None
-        self._ray = ray
+        self._ray: Any = ray
         if not ray.is_initialized():
             _connect(ray, config.ray.address)
             self.callback(ray.shutdown)
-        context = ray.data.DataContext.get_current()
-        context.execution_options.preserve_order = True
-        context.enable_progress_bars = False
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        self._kept: list[Any] = []
+        self._cores = max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        merger: Any = self._ray.remote(work.Merger).options(num_cpus=0)
+        self._mergers = [merger.remote() for _ in range(min(self._cores, MOST_RANGES))]
+        for each in self._mergers:
+            self.callback(ray.kill, each)
         self._lines: dict[int, int] = {}  # lines of its file before a part, of parts that are counted
+        self._typed: list[tuple[Any, int]] = []  # of every part, with its rows
+        self._fitted: dict[str, Any] = {}  # mappings by table, with the workers
+        self._tables: dict[str, Any] = {}  # what pass 2 needs of them
+        self._alone: Any = None
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
-        """Pass 1; typed rows stay with Ray."""
-        parts = [
-            part.numbered(self._lines.get(number, 0))
-            for number, part in enumerate(part for source in sources for part in source.parts())
-        ]
-        self._kept = []
-        shared = self._ray.put((parts, job))
-        ray = self._ray
+        """Pass 1; typed rows and counts of ids stay with Ray."""
+        parts = [part.numbered(self._lines.get(number, 0)) for number, part in enumerate(self._parts(sources))]
+        self._typed = []
+        shared = self._ray.put(job)
+        for merger in self._mergers:
+            merger.begin.remote(shared)
+        ranges, lines = len(self._mergers), dict[str, int]()
+        counting = self._task(work.count_part, 2 + ranges)
+        merged: deque[list[Any]] = deque()
+        asked = ((part, counting(part, shared, ranges)) for part in parts)
+        for number, (part, (heard, typed, *shares)) in enumerate(self._ahead(asked)):
+            blocks = self._get(heard)
+            merged.append([each.merge.remote(share) for each, share in zip(self._mergers, shares, strict=True)])
+            if len(merged) > AHEAD * self._cores:
+                self._get(merged.popleft())
+            self._typed.append((typed, sum(block.kept for block in blocks)))
+            yield from self._numbered(number, part, blocks, lines)
+        for each in merged:
+            self._get(each)
 
-        def counted(row: dict[str, Any]) -> list[dict[str, Any]]:
-            parts, job = ray.get(shared)
-            try:
-                results = [count(block, job) for block in parts[row["id"]].blocks()]
-            except NightjarError as error:  # with its class and hint to the driver, which a failed task would lose
-                return [{"part": row["id"], "counted": error, "typed": b""}]
-            return [{"part": row["id"], "counted": each, "typed": typed} for each, typed in results]
+    def _parts(self, sources: Sequence[Source]) -> list[Source]:
+        """Parts of a few blocks each, of more blocks where they would be too many for the driver to deal out."""
+        blocks = PART_BLOCKS
+        while True:
+            parts = [part for source in sources for part in source.parts(blocks)]
+            if len(parts) <= ENOUGH_PARTS * self._cores or blocks >= MOST_BLOCKS:
+                return parts
+            blocks *= 4
 
-        lines: dict[str, int] = {}
-        size = PARTS_PER_CORE * max(int(ray.cluster_resources().get("CPU", 1)), 1)
-        for start in range(0, len(parts), size):  # in waves, so that there is something to say of it before the end
-            stop = min(start + size, len(parts))
-            wave = ray.data.from_items([{"id": number} for number in range(start, stop)],
-                                       override_num_blocks=stop - start).flat_map(counted).materialize()  # fmt: skip
-            self._kept.append(wave)
-            yield from self._merged(wave, parts, lines)
+    def _numbered(self, number: int, part: Source, blocks: list[Counted], lines: dict[str, int]) -> Iterator[Counted]:
+        """What was counted of a part; ``lines``: how many each file had in the parts before."""
+        for block in blocks[:1]:
+            before = lines.get(block.file, 0) if part.is_later else 0
+            known, self._lines[number] = self._lines.get(number, 0), before
+            blocks = [_renumbered(each, before - known) for each in blocks]
+        for block in blocks:
+            lines[block.file] = lines.get(block.file, part.lines_before) + block.rows
+            yield block
 
-    def _merged(self, wave: Any, parts: list[Any], lines: dict[str, int]) -> Iterator[Counted]:
-        """What was counted of the ``parts`` of a wave; ``lines``: how many each file had in those before."""
-        now, before = -1, 0
-        for row in wave.select_columns(["part", "counted"]).iter_rows():
-            counted = row["counted"]
-            if isinstance(counted, NightjarError):
-                raise counted
-            part = parts[row["part"]]
-            if row["part"] != now:
-                now, before = row["part"], lines.get(counted.file, 0) if part.is_later else 0
-                known, self._lines[now] = self._lines.get(now, 0), before
-            yield _renumbered(counted, before - known)
-            lines[counted.file] = lines.get(counted.file, part.lines_before) + counted.rows
+    def fit(self) -> Fit:
+        """Sums and sketches; the counts of ids answer once they are settled."""
+        fit: Fit = self._get(self._mergers[0].figures.remote())
+        fit.train.counts = {feature.name: RemoteCounts() for feature in fit.spec.sparse}
+        return fit
 
-    def transform(self, job: TransformJob) -> Iterator[dict[str, pl.DataFrame]]:
-        """Pass 2, wherever Ray keeps the typed rows."""
-        ray, shared = self._ray, self._ray.put(job)
+    def look(self, alone: Alone, first_test_day: int) -> None:
+        """Count ids that give the label away; who has which stays with a worker."""
+        if self._alone is None:
+            self._alone = self._ray.put(alone)
+        start = 0
+        while start < len(self._typed) and not alone.enough:
+            stop, rows = start, 0
+            while stop < len(self._typed) and rows < 2 * (LEAK_ROWS - alone.rows):
+                rows += self._typed[stop][1]
+                stop += 1
+            parts = [typed for typed, _ in self._typed[start:stop]]
+            self._alone, seen, positives = self._task(work.look, 3)(self._alone, first_test_day, *parts)
+            alone.rows, alone.positives = self._get([seen, positives])
+            start = stop
 
-        def work(row: dict[str, Any]) -> list[dict[str, Any]]:
-            if not row["typed"]:
-                return []
-            splits = transformed(row["typed"], ray.get(shared))
-            return [{name: frame.write_ipc(None).getvalue() for name, frame in splits.items()}]
+    def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
+        """The typed train rows, wherever they are asked for."""
+        return partial(_sampled, [typed for typed, _ in self._typed], first_test_day)
 
-        for wave in self._kept:
-            for row in wave.select_columns(["typed"]).flat_map(work).iter_rows():
-                yield {name: pl.read_ipc(io.BytesIO(data)) for name, data in row.items()}
+    def fitted(self, spec: DataSpec, fit: Fit, before: State | None, day: FittingDay) -> State:
+        """Every table's mapping, fitted by a worker; the state has no ids."""
+        fitting, given, told = self._task(work.fit_mapping, 3), self._ray.put(day), {}
+        for feature in spec.owners:
+            former = self._fitted.get(feature.name)
+            wanted = self._task(work.wanted_of)(former)
+            sharing = [each for each in spec.sparse if each.owner == feature.name]
+            pieces = [each.counts.remote(sharing, wanted, all_days=False) for each in self._mergers]
+            whole, table, light = fitting(feature, former, given, wanted, *pieces)
+            self._fitted[feature.name], self._tables[feature.name], told[feature.name] = whole, table, light
+        tables = dict(zip(told, self._get(list(told.values())), strict=True))
+        return State(dense=fitted_dense(spec, fit.train, before), sparse={f.name: tables[f.owner] for f in spec.sparse})
 
-    def typed(self) -> Iterator[bytes]:
-        """The blocks in Ray's object store."""
-        for wave in self._kept:
-            yield from filter(None, (row["typed"] for row in wave.select_columns(["typed"]).iter_rows()))
+    def continued(self, state: State) -> State:
+        """The state of another dataset, handed to the workers; what is left has no ids."""
+        for name, mapping in state.sparse.items():
+            self._fitted[name] = self._ray.put(mapping)
+            self._tables[name] = self._ray.put(mapping.applied())
+        return State(dense=state.dense, sparse={name: mapping.told() for name, mapping in state.sparse.items()})
+
+    def writer(self, draft: Draft, folder: str, config: IngestConfig) -> _Parts:
+        """Files written by workers."""
+        return _Parts(self, draft, folder, config)
+
+    def write(self, job: TransformJob, writers: Mapping[str, _Parts]) -> Iterator[int]:
+        """Pass 2, wherever Ray keeps the typed rows; they are forgotten."""
+        light = self._ray.put(replace(job, state=State(dense=job.state.dense, sparse={})))
+        tables = [self._tables[feature.name] for feature in job.spec.owners]
+        transforming = self._task(work.transform_part, 1 + len(writers))
+        parts, self._typed = self._typed, []
+        asked = (transforming(typed, light, list(writers), *tables) for typed, rows in parts if rows)
+        for heights, *rows in self._ahead(asked):
+            counts = self._get(heights)
+            for writer, part, height in zip(writers.values(), rows, counts, strict=True):
+                if height:
+                    writer.add_part(part, height)
+            yield sum(height for folder, height in zip(writers, counts, strict=True) if folder in job.splits)
+
+    def end_day(self) -> None:
+        """Add its counts to those of the days before."""
+        self._get([merger.close.remote() for merger in self._mergers])
+
+    def settle(self, train: Partial, state: State, alone: Alone, then: Mapping[str, Any]) -> None:
+        """Ask the workers what checks and profile will ask of the counts."""
+        waiting = []
+        for feature in train.spec.sparse:
+            fitted, before = self._fitted[feature.owner], then.get(feature.name)
+            wanted = self._task(work.wanted_of)(fitted, before)
+            pieces = [each.counts.remote([feature], wanted, all_days=True) for each in self._mergers]
+            waiting.append(self._task(work.answers)(before, fitted, train.missing[feature.name], wanted, *pieces))
+        for feature, answers in zip(train.spec.sparse, self._get(waiting), strict=True):
+            counts = train.counts[feature.name]
+            assert isinstance(counts, RemoteCounts)
+            counts.answers = answers
+        if self._alone is not None:
+            alone.areas = self._get(self._task(work.areas)(self._alone))
+
+    def write_mappings(self, draft: Draft, spec: DataSpec, state: State, compression: str, *, continued: bool) -> None:
+        """Written by the workers that hold them."""
+        writing, apart = self._task(work.write_mapping), replace(draft, files={})
+        written = [writing(apart, f, self._fitted[f.name], compression, continued) for f in spec.owners]
+        for files in self._get(written):
+            draft.files.update(files)
+
+    def _task(self, function: Callable[..., Any], returns: int = 1) -> Callable[..., Any]:
+        call: Callable[..., Any] = self._ray.remote(function).options(num_returns=returns).remote
+        return call
+
+    def _ahead(self, asked: Iterator[Any]) -> Iterator[Any]:
+        """``asked``, whose items start work as they are taken, some items ahead."""
+        ahead: deque[Any] = deque()
+        for item in asked:
+            ahead.append(item)
+            if len(ahead) >= AHEAD * self._cores:
+                yield ahead.popleft()
+        while ahead:
+            yield ahead.popleft()
+
+    def _get(self, refs: Any) -> Any:
+        """The values of ``refs``; the error of ours that a task ended with, as it was."""
+        try:
+            return self._ray.get(refs)
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, NightjarError):
+                raise error.cause from None
+            raise
+
+
+class RemoteCounts(Counts):
+    """Counts that lie with the workers, which have said what will be asked of them: ``answers``."""
+
+    def __init__(self) -> None:
+        self.answers: work.Answers | None = None
+
+    @property
+    def _said(self) -> work.Answers:
+        assert self.answers is not None, "the counts are not settled"
+        return self.answers
+
+    @property
+    def kind(self) -> str:
+        """See ``Counts``."""
+        return self._said.kind
+
+    @property
+    def distinct(self) -> int:
+        """Distinct ids."""
+        return self._said.distinct
+
+    def merge(self, other: Any) -> None:
+        """Nothing: the workers add up their days themselves."""
+
+    def per_row(self, fitted: FittedMapping, missing: int) -> Any:
+        """Not to be had: there are as many as the table has rows."""
+        raise NotImplementedError("the rows of a table stay with the workers; ask for the curve")
+
+    def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
+        """See ``Counts``."""
+        return self._said.curve
+
+    def distribution(self, ids: int, bins: int) -> dict[str, Any]:
+        """See ``Counts``."""
+        return self._said.distribution
+
+    def shares_of(self, then: Mapping[str, Any]) -> Any:
+        """See ``Counts``."""
+        return self._said.shares
+
+
+class _Parts:
+    """The Parquet files of one split: row groups of exact size and files of them, made by workers.
+
+    ``files`` and ``groups`` are complete after ``with``.
+    """
+
+    def __init__(self, engine: RayEngine, draft: Draft, folder: str, config: IngestConfig) -> None:
+        self._engine, self._draft, self._folder, self._config = engine, draft, folder, config
+        self.rows = 0
+        self.files: list[str] = []
+        self.groups: list[list[int]] = []
+        self._pending: list[tuple[Any, int, int]] = []  # rows from, to of a part
+        self._waiting = 0  # rows of them
+        self._encoded: list[tuple[Any, int]] = []  # row groups of the file that comes next
+        self._written: list[Any] = []
+        self._encode = engine._task(work.encode_group)
+        self._write = engine._task(work.write_file)
+        self._apart = replace(draft, files={})
+
+    def __enter__(self) -> _Parts:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            return
+        if self._waiting:
+            self._group(self._waiting)
+        if self._encoded:
+            self._file()
+        for files in self._engine._get(self._written):
+            self._draft.files.update(files)
+
+    def add_part(self, part: Any, rows: int) -> None:
+        """Append the rows of a part that lies with the workers."""
+        self._pending.append((part, 0, rows))
+        self.rows += rows
+        self._waiting += rows
+        while self._waiting >= self._config.rows_per_group:
+            self._group(self._config.rows_per_group)
+
+    def _group(self, rows: int) -> None:
+        taken, left = [], rows
+        while left:
+            part, start, stop = self._pending.pop(0)
+            cut = min(stop, start + left)
+            taken.append((part, (start, cut)))
+            if cut < stop:
+                self._pending.insert(0, (part, cut, stop))
+            left -= cut - start
+        self._waiting -= rows
+        spans = [span for _, span in taken]
+        self._encoded.append((self._encode(spans, self._config.compression, *(part for part, _ in taken)), rows))
+        if len(self._encoded) == self._config.groups_per_file:
+            self._file()
+
+    def _file(self) -> None:
+        name = f"{self._folder}/part-{len(self.files):05d}.parquet"
+        sizes = [rows for _, rows in self._encoded]
+        groups = [group for group, _ in self._encoded]
+        self._written.append(self._write(self._apart, name, self._config.compression, sizes, *groups))
+        self.files.append(name)
+        self.groups.append(sizes)
+        self._encoded = []
+
+
+def _sampled(parts: list[Any], first_test_day: int) -> Iterator[pl.DataFrame]:
+    import ray
+
+    for part in parts:
+        for typed in ray.get(part):
+            yield train_rows(typed.tobytes(), first_test_day)
 
 
 def _connect(ray: Any, address: str | None) -> None:

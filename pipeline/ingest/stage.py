@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
@@ -18,25 +17,24 @@ from typing import Any
 import polars as pl
 
 from pipeline.config import DataConfig, IngestConfig
-from pipeline.cpus import available_cpus
 from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, synthetic, table_specs
 from pipeline.ingest.accept import check_day, check_kept, held
-from pipeline.ingest.blocks import CountJob, TransformJob, train_codes
+from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, LocalEngine
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.fit import Fit
-from pipeline.ingest.output import PartWriter, joined, write_frame
+from pipeline.ingest.output import joined, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
-from pipeline.ingest.quality import LEAK_ROWS, Alone, distribution, verdict
+from pipeline.ingest.quality import Alone, distribution, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.sources import FrameSource, Source, answering
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
-from pipeline.ingest.state import continued_state, dataset_schema, fitted_state, write_state
-from pipeline.ingest.transform import State, binned, with_vocabulary
-from pipeline.records import RAW, UNSEEN, VALIDATION, raw_column, unseen_column
+from pipeline.ingest.state import continued_state, dataset_schema, transforms_json
+from pipeline.ingest.transform import State
+from pipeline.records import RAW, TRANSFORMS, UNSEEN, VALIDATION
 from pipeline.specs.id_mapping import FittedMapping, FittingDay
 from pipeline.store import Draft, Store
 
@@ -77,11 +75,12 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) ->
     spec = data_spec(data)
     with answering(data.path, draft.store):
         days.require_complete(data)
-        with ExitStack() as stack:
-            run = _Run(data, settings, seed, draft, spec, stack)
-            for day in data.days or (None,):
-                run.add(day)
-        summary = run.finish()
+        with engine_of(settings) as engine:
+            with ExitStack() as stack:
+                run = _Run(data, settings, seed, draft, spec, engine, stack)
+                for day in data.days or (None,):
+                    run.add(day)
+            summary = run.finish()
         _check_unchanged(data, draft)
     return {**summary, "rows_per_s": round(summary["rows"] / max(time.monotonic() - started, 1e-9), 1)}
 
@@ -101,10 +100,11 @@ class _Run:
     """One ingestion: days (or the whole log) one after the other into one dataset, each with the state before it."""
 
     def __init__(
-        self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, stack: ExitStack
-    ) -> None:
+        self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, engine: Engine,
+        stack: ExitStack,
+    ) -> None:  # fmt: skip
         self.data, self.settings, self.seed, self.draft, self.spec = data, settings, seed, draft, spec
-        self.days = data.days
+        self.engine, self.days = engine, data.days
         if self.days and self._is_test(self.days[0]):
             raise DataError(
                 f"all {len(self.days)} days of data.day={data.day} are test days, expected train days before",
@@ -112,10 +112,9 @@ class _Run:
             )
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.splits = ("train", VALIDATION, "test") if data.split.validates else ("train", "test")
-        pool = stack.enter_context(ThreadPoolExecutor(available_cpus(), thread_name_prefix="nightjar-encode"))
         self.writers = {
-            split: stack.enter_context(PartWriter(draft, split, settings, pool))
-            for split in (*self.splits, RAW, UNSEEN)
+            folder: stack.enter_context(engine.writer(draft, folder, settings))
+            for folder in (*self.splits, RAW, UNSEEN)
         }
         self.state = self._continued(data.mapping_from) if data.mapping_from else None
         self.alone = Alone(spec)
@@ -139,7 +138,7 @@ class _Run:
                 f"data.mapping_from={path} is not a dataset in store {store.url}",
                 hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
             )
-        return continued_state(store, path, self.spec)
+        return self.engine.continued(continued_state(store, path, self.spec))
 
     def add(self, day: date | None) -> None:
         """Read the logs of ``day``, or all there are, fit on their train rows and write them."""
@@ -147,17 +146,17 @@ class _Run:
         first = days.day_number(self.days[0]) if self.days else 0
         shown = f"{day}: " if len(self.days) > 1 else ""
         quarantined = self.quarantine.rows
-        with engine_of(self.settings) as engine:
-            fit = self._first_pass(engine, day, f"{shown}pass 1 of 2")
-            check_day(fit, self.quarantine, self.data, day, self.quarantine.rows - quarantined)
-            if not fit.test:
-                self._look_again(engine, fit)
-                fitting = FittingDay(
-                    day=number, first_day=first, features=self.spec.sparse, seed=self.seed,
-                    sample=lambda: engine.train_rows(fit.first_test_day),
-                )  # fmt: skip
-                self.state = fitted_state(self.spec, fit.train, self.state, fitting)
-            self._second_pass(engine, fit, _Meter(f"{shown}pass 2 of 2", sum(fit.rows.values())))
+        fit = self._first_pass(day, f"{shown}pass 1 of 2")
+        check_day(fit, self.quarantine, self.data, day, self.quarantine.rows - quarantined)
+        if not fit.test:
+            self.engine.look(self.alone, fit.first_test_day)
+            fitting = FittingDay(
+                day=number, first_day=first, features=self.spec.sparse, seed=self.seed,
+                sample=self.engine.sample(fit.first_test_day),
+            )  # fmt: skip
+            self.state = self.engine.fitted(self.spec, fit, self.state, fitting)
+        self._second_pass(fit, _Meter(f"{shown}pass 2 of 2", sum(fit.rows.values())))
+        self.engine.end_day()
         if self.total is None:
             self.total = fit
         else:
@@ -172,18 +171,18 @@ class _Run:
             return None if day == self.days[-1] else False
         return day in self.days[-split.test_days :]
 
-    def _first_pass(self, engine: Engine, day: date | None, what: str) -> Fit:
+    def _first_pass(self, day: date | None, what: str) -> Fit:
         """Count the logs of ``day``; a second time if they show that the split must go by place."""
         job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day))
-        sources, fit, meter = self._sources(day), Fit(self.spec, job.test), _Meter(what)
-        for counted in engine.count(sources, job):
+        sources, meter = self._sources(day), _Meter(what)
+        for counted in self.engine.count(sources, job):
             self.quarantine.add(counted.file, counted.rejects)
-            fit.merge(counted.fit)
             for other, rows in counted.other_days.items():
                 self.late.setdefault(other, {}).setdefault(day, []).append(rows)
             self.dropped += counted.dropped
             self.bytes += counted.bytes
             meter.add(counted.rows)
+        fit = self.engine.fit()
         if not fit.needs_places:
             return fit
         contents = f"{fit.contents.rows:,} rows have {fit.contents.distinct:,} distinct contents"
@@ -192,18 +191,10 @@ class _Run:
             what, contents,
         )  # fmt: skip
         self.by_place.append(str(day or "all"))
-        placed, meter = Fit(self.spec, job.test, by_place=True), _Meter(f"{what}, again")
-        for counted in engine.count(sources, replace(job, by_place=True)):
-            placed.merge(counted.fit)
+        meter = _Meter(f"{what}, again")
+        for counted in self.engine.count(sources, replace(job, by_place=True)):
             meter.add(counted.rows)
-        return placed
-
-    def _look_again(self, engine: Engine, fit: Fit) -> None:
-        """Count the first train rows for ids that give the label away."""
-        for typed in engine.typed():
-            self.alone.add(*train_codes(typed, fit.first_test_day))
-            if self.alone.rows >= LEAK_ROWS:
-                return
+        return self.engine.fit()
 
     def _sources(self, day: date | None) -> list[Source]:
         """The sources of the log's blocks, of ``day`` if it has files of its own; counts their bytes on disk."""
@@ -231,38 +222,28 @@ class _Run:
             ]
         return sources
 
-    def _second_pass(self, engine: Engine, fit: Fit, meter: _Meter) -> None:
+    def _second_pass(self, fit: Fit, meter: _Meter) -> None:
         """Write the rows to the Parquet files of their splits."""
         assert self.state is not None
-        beside = {
-            RAW: [raw_column(name) for name in binned(self.state)],
-            UNSEEN: [unseen_column(name) for name in with_vocabulary(self.state)],
-        }
-        extra = [name for columns in beside.values() for name in columns]
-        for rows in engine.transform(TransformJob(self.spec, self.state, fit.first_test_day)):
-            for split in self.splits:
-                self.writers[split].add(rows[split].drop(extra) if split == "test" else rows[split])
-            for split, columns in beside.items():
-                if columns:
-                    self.writers[split].add(rows["test"].select(columns))
-            meter.add(sum(frame.height for frame in rows.values()))
+        for rows in self.engine.write(TransformJob(self.spec, self.state, fit.first_test_day), self.writers):
+            meter.add(rows)
 
     def finish(self) -> dict[str, Any]:
         """Write everything but the rows; returns the summary without the rate."""
         assert self.total is not None and self.state is not None
         data, settings, draft, rows = self.data, self.settings, self.draft, self.total.rows
-        self.total.train.settle(
-            {name: t.lookup["hash"] for name, t in self.state.sparse.items() if t.lookup is not None}
-        )
+        against, before = self._before()
+        self.engine.settle(self.total.train, self.state, self.alone, before["features"] if before else {})
         writers = {split: self.writers[split] for split in self.splits}
         written = {split: writer.rows for split, writer in writers.items()}
         left_out = rows["train"] - written["train"]
         check_kept(written["train"], self.total, data)
         files = {split: writer.files for split, writer in writers.items()}
         groups = {split: writer.groups for split, writer in writers.items()}
-        quality = self._quality()
+        quality = self._quality(against, before)
         continued = bool(self.days) or data.mapping_from is not None
-        write_state(draft, self.spec, self.state, settings.compression, continued=continued)
+        draft.write_json(TRANSFORMS, transforms_json(self.spec, self.state))
+        self.engine.write_mappings(draft, self.spec, self.state, settings.compression, continued=continued)
         kept = {day: joined([each for parts in came.values() for each in parts]) for day, came in self.late.items()}
         for day, frame in sorted(kept.items()):
             write_frame(draft, days.late_name(days.day_of(day)), frame, settings.compression)
@@ -296,11 +277,11 @@ class _Run:
         assert self.state is not None
         return {feature.name: self.state.sparse[feature.name] for feature in self.spec.owners}
 
-    def _quality(self) -> dict[str, Any]:
+    def _quality(self, against: str | None, before: dict[str, Any] | None) -> dict[str, Any]:
         """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
         assert self.total is not None
         now = distribution(self.spec, self.total)
-        checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, *self._before())
+        checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, against, before)
         for line in checked.warnings:
             log.warning("%s", line)
         if checked.held:
@@ -327,7 +308,7 @@ class _Run:
         """The summary's part for ``data.day``: rows of other days, rows freed, the dataset that is replaced."""
         if not self.days or self.state is None:
             return {}
-        freed = {name: fitted.freed.height for name, fitted in self._tables.items() if fitted.freed is not None}
+        freed = {name: fitted.freed_rows for name, fitted in self._tables.items()}
         return {
             "day": self.data.day, "rows_late": late, "rows_other_days": self.dropped,
             "rows_freed": {name: count for name, count in freed.items() if count},

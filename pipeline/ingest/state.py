@@ -17,13 +17,12 @@ from pipeline.config import SplitConfig
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.ingest.fit import Partial
 from pipeline.ingest.moments import LOG_QUANTUM
-from pipeline.ingest.output import write_frame
 from pipeline.ingest.spec import DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.transform import DenseTransform, State, binned, with_vocabulary
 from pipeline.records import TRANSFORMS, DatasetSchema, SparseColumn, TaskColumn
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import Counts, FittingDay
-from pipeline.store import Artifact, Draft, Store
+from pipeline.store import Artifact, Store
 
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
 _DENSE = {name: name for name in ("column", "transform", "clip", "bins", "required")} | {"min": "low", "max": "high"}
@@ -33,10 +32,15 @@ _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer
 
 def fitted_state(spec: DataSpec, train: Partial, before: State | None, day: FittingDay) -> State:
     """The transforms that the ``train`` rows of ``day`` ask for, after those of the day ``before``."""
-    before = before or State(dense={}, sparse={})
-    dense = {f.name: before.dense.get(f.name) or _fit_dense(f, train) for f in spec.dense}
-    tables = {f.name: f.mapping.fit(f, _counts(f, spec, train), before.sparse.get(f.name), day) for f in spec.owners}
-    return State(dense=dense, sparse={f.name: tables[f.owner] for f in spec.sparse})
+    former = before.sparse if before else {}
+    tables = {f.name: f.mapping.fit(f, _counts(f, spec, train), former.get(f.name), day) for f in spec.owners}
+    return State(dense=fitted_dense(spec, train, before), sparse={f.name: tables[f.owner] for f in spec.sparse})
+
+
+def fitted_dense(spec: DataSpec, train: Partial, before: State | None) -> dict[str, DenseTransform]:
+    """The dense part of ``fitted_state``."""
+    former = before.dense if before else {}
+    return {f.name: former.get(f.name) or _fit_dense(f, train) for f in spec.dense}
 
 
 def _counts(feature: SparseSpec, spec: DataSpec, train: Partial) -> Counts:
@@ -149,14 +153,6 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def write_state(draft: Draft, spec: DataSpec, state: State, compression: str, *, continued: bool) -> None:
-    """Write what ``read_state`` reads; ``continued``: with what only the next day needs, candidates and freed rows."""
-    draft.write_json(TRANSFORMS, transforms_json(spec, state))
-    for f in spec.owners:
-        for name, frame in f.mapping.files(f.name, state.sparse[f.name], continued=continued).items():
-            write_frame(draft, name, frame, compression)
 
 
 def continued_state(store: Store, path: str, spec: DataSpec) -> State:

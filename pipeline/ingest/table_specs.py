@@ -12,8 +12,8 @@ import numpy as np
 from pipeline.config import DataConfig, TableFigures
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
-from pipeline.ingest.profiling import curve_points
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn, TaskColumn
+from pipeline.specs.access import curve_points
 from pipeline.store import Draft
 
 VERSION = "tables-1"  # part of the dataset's key: raise it where the same configuration gives another profile

@@ -7,7 +7,7 @@ enough to be added up by itself.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ class VocabCounts(IdCounts):
     ``kept``: how many ids ``table`` has at most where there were more than ``limit`` distinct ones in memory.
     """
 
+    IDS = "ids"  # its kind
+
     def __init__(self, kept: int = LEAST_KEPT, limit: int = IDS_OF_A_FEATURE) -> None:
         self.kept, self.limit = kept, limit
         self.pieces: list[pl.DataFrame] = []
@@ -55,6 +57,37 @@ class VocabCounts(IdCounts):
             for part in other._disk.all():
                 self._append([part])
         self._append([_copied(piece) for piece in other.pieces])
+
+    def shares(self, count: int) -> list[VocabCounts]:
+        """By ranges of hashes."""
+        parts = [VocabCounts(self.kept, self.limit) for _ in range(count)]
+        for table in [self._merged()] if self._disk is None else [*self._disk.all(), self._merged()]:
+            hashes = table["hash"].to_numpy()
+            order = np.argsort(hashes)
+            bounds = [(number << 64) // count for number in range(1, count)]
+            cuts = [0, *np.searchsorted(hashes[order], np.array(bounds, np.uint64)).tolist(), len(order)]
+            for part, start, stop in zip(parts, cuts[:-1], cuts[1:], strict=True):
+                if stop > start:
+                    part.pieces.append(table[order[start:stop]])
+        return parts
+
+    def condensed(self, wanted: pl.Series) -> VocabCounts:
+        """What a fit and the checks need of these counts: sums, the ``kept`` most frequent ids and the ``wanted``."""
+        self.settle(wanted)
+        every = self._all()
+        return self._of(_Settled(_best([every.table], self.kept, wanted), every.distinct, every.total))
+
+    @staticmethod
+    def joined(pieces: Sequence[VocabCounts], wanted: pl.Series) -> VocabCounts:
+        """The ``condensed`` counts of all ranges of hashes, together."""
+        parts, first = [piece._all() for piece in pieces], pieces[0]
+        table = _best([part.table for part in parts], first.kept, wanted)
+        return first._of(_Settled(table, sum(part.distinct for part in parts), sum(part.total for part in parts)))
+
+    def _of(self, settled: _Settled) -> VocabCounts:
+        other = VocabCounts(self.kept, self.limit)
+        other._settled = settled
+        return other
 
     def _append(self, pieces: list[pl.DataFrame]) -> None:
         self.pieces += pieces
@@ -87,7 +120,7 @@ class VocabCounts(IdCounts):
         self._settled = _settled(self._disk, self.kept, wanted)
 
     def _all(self) -> _Settled:
-        if self._disk is None:
+        if self._disk is None and self._settled is None:
             merged = self._merged()
             return _Settled(merged, merged.height, int(merged["count"].sum()))
         if self._settled is None:
@@ -112,7 +145,7 @@ class VocabCounts(IdCounts):
     @property
     def kind(self) -> str:
         """Ids are compared by their hashes, whatever rows they have."""
-        return "ids"
+        return self.IDS
 
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
         """See ``Counts``; a continued row may have no lookup."""
@@ -160,6 +193,16 @@ def _settled(disk: _Partitions, kept: int, wanted: pl.Series) -> _Settled:
         best = pl.concat([best, part]).sort(["count", "hash"], descending=[True, False]).head(kept)
     rest = pl.concat(named).join(best.select("hash"), on="hash", how="anti")
     return _Settled(pl.concat([best, rest]).rechunk(), distinct, total)
+
+
+def _best(tables: Sequence[pl.DataFrame], kept: int, wanted: pl.Series) -> pl.DataFrame:
+    """The ``kept`` most frequent ids of ``tables`` (ties by hash), and those with hashes in ``wanted``."""
+    table = pl.concat(tables)
+    if table.height <= kept:
+        return table
+    ranked = table.sort(["count", "hash"], descending=[True, False])
+    rest = ranked.slice(kept)
+    return pl.concat([ranked.head(kept), rest.filter(pl.col("hash").is_in(wanted.implode()))]).rechunk()
 
 
 class _Partitions:

@@ -158,33 +158,33 @@ class HashTable:
     """int32 ``rows`` by distinct uint64 ``hashes``."""
 
     def __init__(self, hashes: np.ndarray, rows: np.ndarray) -> None:
-        hashes, rows = np.ascontiguousarray(hashes, np.uint64), np.ascontiguousarray(rows, np.int32)
-        self._native = library()
-        if self._native is None:
-            order = np.argsort(hashes)
-            self._keys, self._rows = hashes[order], rows[order]
-            return
-        self._bits = max(2 * len(hashes), 2).bit_length()
-        self._keys, self._rows = np.empty(1 << self._bits, np.uint64), np.empty(1 << self._bits, np.int32)
-        self._native.rows_index(
-            _at(hashes), _at(rows), _size(hashes), _at(self._keys), _at(self._rows), ctypes.c_int32(self._bits)
-        )
+        self._keys, self._rows = np.ascontiguousarray(hashes, np.uint64), np.ascontiguousarray(rows, np.int32)
+        self._bits = 0
+        if (native := library()) is not None:
+            self._bits = max(2 * len(hashes), 2).bit_length()
+            keys, places = np.empty(1 << self._bits, np.uint64), np.empty(1 << self._bits, np.int32)
+            given = _at(self._keys), _at(self._rows), _size(self._keys)
+            native.rows_index(*given, _at(keys), _at(places), ctypes.c_int32(self._bits))
+            self._keys, self._rows = keys, places
 
     def rows_of(self, hashes: np.ndarray) -> np.ndarray:
         """The row of each of ``hashes``, int32; -1 of one that has none."""
-        hashes = np.ascontiguousarray(hashes, np.uint64)
-        if self._native is None:
-            place = np.searchsorted(self._keys, hashes)
-            known = place < len(self._keys)
-            known[known] = self._keys[place[known]] == hashes[known]
-            found_rows = np.full(len(hashes), -1, np.int32)
-            found_rows[known] = self._rows[place[known]]
-            return found_rows
+        hashes, native = np.ascontiguousarray(hashes, np.uint64), library()
+        if native is None or not self._bits:
+            return self._searched(hashes)
         out = np.empty(len(hashes), np.int32)
-        self._native.rows_find(
-            _at(self._keys), _at(self._rows), ctypes.c_int32(self._bits), _at(hashes), _size(hashes), _at(out)
-        )
+        table = _at(self._keys), _at(self._rows), ctypes.c_int32(self._bits)
+        native.rows_find(*table, _at(hashes), _size(hashes), _at(out))
         return out
+
+    def _searched(self, hashes: np.ndarray) -> np.ndarray:
+        used = np.flatnonzero(self._rows >= 0)
+        used = used[np.argsort(self._keys[used])]
+        keys, rows = self._keys[used], np.append(self._rows[used], np.int32(-1))
+        place = np.searchsorted(keys, hashes)
+        known = place < len(keys)
+        known[known] = keys[place[known]] == hashes[known]
+        return rows[np.where(known, place, len(keys))]
 
 
 def _column(values: pa.Array) -> _Column:

@@ -126,6 +126,16 @@ class Counts(ABC):
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
         """The shares that the keys or bins of another day's ``distribution`` have here."""
 
+    def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
+        """Log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve."""
+        from pipeline.specs.access import access_histogram
+
+        return access_histogram(self.per_row(fitted, missing))
+
+    def shares(self, count: int) -> Sequence[Any]:
+        """At most ``count`` counts of the same class that merge to these: those that no worker need add up alone."""
+        return [self]
+
     def settle(self, wanted: pl.Series | None = None) -> None:  # noqa: B027  (most counts are never on disk)
         """Add up what is on disk so that the ids with the hashes ``wanted`` can be told apart."""
 
@@ -144,8 +154,9 @@ class FittedMapping:
 
     ``ids``: id, hash, row (null: a candidate), count over all days, day last seen (null: no day was named) and heat on
     that day (null: use the count); None where rows follow from the hash. ``freed``: row, id and day last seen of the
-    ids that lost their rows since the mapping was read; ``replaced``: how many of them to more frequent ids.
-    ``spread``: (first row, rows) that unknown ids hash into; None: they share row 1. ``bounds``: of bins.
+    ids that lost their rows since the mapping was read; ``replaced``: how many of them to more frequent ids;
+    ``freed_count``: how many, where ``freed`` is elsewhere. ``spread``: (first row, rows) that unknown ids hash into;
+    None: they share row 1. ``bounds``: of bins.
     """
 
     rows: int
@@ -154,6 +165,7 @@ class FittedMapping:
     replaced: int = 0
     spread: tuple[int, int] | None = None
     bounds: np.ndarray | None = None
+    freed_count: int = 0
 
     @property
     def known(self) -> pl.DataFrame:
@@ -176,6 +188,23 @@ class FittedMapping:
     def lookup(self) -> pl.DataFrame | None:
         """Hash and row of the ids that have rows; None where rows follow from the hash."""
         return None if self.ids is None else self.known.select("hash", "row").rechunk()
+
+    @property
+    def freed_rows(self) -> int:
+        """How many ids lost their rows."""
+        return self.freed_count if self.freed is None else self.freed.height
+
+    def applied(self) -> FittedMapping:
+        """What ``IdMapping.apply`` needs of it: no ids, but the table that ``known_rows`` looks them up in."""
+        light = self.told()
+        if self.ids is not None:
+            light.__dict__["_table"] = self._table
+        return light
+
+    def told(self) -> FittedMapping:
+        """All but the ids: how many rows there are, and what became of them."""
+        ids = None if self.ids is None else self.ids.clear()
+        return replace(self, ids=ids, freed=None, freed_count=self.freed_rows)
 
     def known_rows(self, hashes: pl.Series) -> pl.Series:
         """Row (Int32) of each of ``hashes`` by the lookup; null for an id without a row."""

@@ -68,7 +68,7 @@ def test_parts_of_a_file_hold_what_the_file_holds(tmp_path, block_bytes):
     config = config_for(path)
     (source,) = file_sources(config.data, data_spec(config.data), find_files(str(path)), config.ingest.block_mib)
     source = dataclasses.replace(source, file=dataclasses.replace(source.file, block_bytes=block_bytes))
-    parts = source.parts()
+    parts = source.parts(4)
     assert (len(parts) > 3) == (block_bytes < 10**5)
     assert b"".join(b.data for part in parts for b in part.blocks()) == b"".join(b.data for b in source.blocks())
     text = path.read_bytes()
@@ -144,6 +144,6 @@ def test_an_address_where_no_ray_is_is_a_clear_error(tmp_path, run_ingest):
 
 def test_a_ray_that_is_not_installed_is_a_clear_error(tmp_path, run_ingest, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match="ingest.engine is ray, but Ray Data cannot be imported") as error:
+    with pytest.raises(ConfigError, match="ingest.engine is ray, but Ray cannot be imported") as error:
         run_ingest(config_for(write_rows(tmp_path / "log.csv"), engine="ray"))
     assert "ingest.engine=local" in error.value.hint

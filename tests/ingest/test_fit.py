@@ -16,11 +16,11 @@ from pipeline.ingest.counts import SKETCH, HashedCounts
 from pipeline.ingest.fit import hash_split
 from pipeline.ingest.hashing import hash_ids, hash_rows_of
 from pipeline.ingest.moments import Moments, exact_sum, measure
-from pipeline.ingest.profiling import access_histogram
 from pipeline.ingest.rejects import Rejected
 from pipeline.ingest.spec import data_spec
 from pipeline.ingest.values import number_of
 from pipeline.ingest.vocab_counts import VocabCounts
+from pipeline.specs.access import access_histogram
 
 from .conftest import csv_config
 

@@ -1,0 +1,192 @@
+"""What Ray runs on its workers: functions of parts of a log, and the workers that merge counts by ranges of hashes.
+
+Everything that grows with the rows passes between workers. The driver hears of sums, sketches and figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, transformed
+from pipeline.ingest.fit import Fit
+from pipeline.ingest.footers import Encoded, RowsFile, encoded
+from pipeline.ingest.output import plain, write_frame
+from pipeline.ingest.quality import BINS, TOP, Alone
+from pipeline.ingest.sources import Source
+from pipeline.ingest.spec import SparseSpec
+from pipeline.ingest.transform import State
+from pipeline.ingest.vocab_counts import VocabCounts
+from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
+from pipeline.store import Draft
+from pipeline.store.manifest import FileEntry
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the checks and the profile ask of the counts of a feature, ``then`` of the day that is compared with."""
+
+    kind: str
+    distinct: int
+    distribution: dict[str, Any]
+    curve: tuple[list[int], list[float]]
+    shares: np.ndarray | None
+
+
+def count_part(part: Source, job: CountJob, ranges: int) -> tuple[Any, ...]:
+    """Pass 1 of a part: what the driver hears, the typed rows of its blocks, and what was counted, by range."""
+    fit, heard, typed = Fit(job.spec, job.test, by_place=job.by_place), list[Counted](), list[np.ndarray]()
+    for block in part.blocks():
+        counted, partial, rows = count(block, job)
+        fit.merge(partial)
+        heard.append(counted)
+        if rows:
+            typed.append(np.frombuffer(rows, np.uint8))
+    return (heard, typed, *fit.shares(ranges))
+
+
+class Merger:
+    """Merges what was counted of ids whose hashes are in one range; the first one merges all else, too."""
+
+    def __init__(self) -> None:
+        self.day: Fit | None = None
+        self.total: Fit | None = None
+
+    def begin(self, job: CountJob) -> None:
+        """Count a day, or the whole log."""
+        self.day = Fit(job.spec, job.test, by_place=job.by_place)
+
+    def merge(self, share: Fit) -> None:
+        """Take in what was counted of this range."""
+        assert self.day is not None
+        self.day.merge(share)
+
+    def figures(self) -> Fit:
+        """The day without counts of ids: what the driver hears."""
+        assert self.day is not None
+        return self.day.without_counts()
+
+    def close(self) -> None:
+        """Add the day to the days before it."""
+        assert self.day is not None
+        if self.total is None:
+            self.total = self.day
+        else:
+            self.total.merge(self.day)
+
+    def counts(self, features: Sequence[SparseSpec], wanted: pl.Series, *, all_days: bool) -> Counts:
+        """Sums, the most frequent ids and the ``wanted`` ones of ``features``, which share a table, in this range."""
+        fit = self.total if all_days else self.day
+        assert fit is not None
+        counts = [fit.train.counts[feature.name] for feature in features]
+        together = counts[0]
+        if len(counts) > 1:
+            together = features[0].mapping.counts(features[0], len(fit.spec.sparse))
+            for each in counts:
+                together.merge(each)
+        return together.condensed(wanted) if isinstance(together, VocabCounts) else together
+
+
+def whole(wanted: pl.Series, pieces: Sequence[Counts]) -> Counts:
+    """The counts of a feature, from those of every range."""
+    by_id = [piece for piece in pieces if isinstance(piece, VocabCounts)]
+    return VocabCounts.joined(by_id, wanted) if by_id else pieces[0]
+
+
+def fit_mapping(
+    feature: SparseSpec, before: FittedMapping | None, day: FittingDay, wanted: pl.Series, *pieces: Counts
+) -> tuple[FittedMapping, FittedMapping, FittedMapping]:
+    """The mapping of ``feature``: all of it, what pass 2 needs of it, and what the driver does."""
+    fitted = feature.mapping.fit(feature, whole(wanted, pieces), before, day)
+    return fitted, fitted.applied(), fitted.told()
+
+
+def wanted_of(fitted: FittedMapping | None, then: dict[str, Any] | None = None) -> pl.Series:
+    """The hashes to hear of, whatever their counts: those of a mapping, and those of the day compared with."""
+    known = None if fitted is None or fitted.ids is None else fitted.ids["hash"]
+    named = then.get("keys", []) if then is not None and then.get("mapping") == VocabCounts.IDS else []
+    keys = pl.Series(named, dtype=pl.UInt64)
+    return keys if known is None else pl.concat([known, keys])
+
+
+def answers(
+    then: dict[str, Any] | None, fitted: FittedMapping, missing: int, wanted: pl.Series, *pieces: Counts
+) -> Answers:
+    """See ``Answers``."""
+    counts = whole(wanted, pieces)
+    same = then is not None and then.get("mapping") == counts.kind
+    return Answers(
+        kind=counts.kind, distinct=counts.distinct, distribution=counts.distribution(TOP, BINS),
+        curve=counts.curve(fitted, missing),
+        shares=counts.shares_of(then) if same and then is not None else None,
+    )  # fmt: skip
+
+
+def look(alone: Alone, first_test_day: int, *parts: Sequence[np.ndarray]) -> tuple[Alone, int, int]:
+    """``alone`` after the typed rows of ``parts``, its rows and positives."""
+    for part in parts:
+        for typed in part:
+            if not alone.enough:
+                alone.add(*train_codes(typed.tobytes(), first_test_day))
+    return alone, alone.rows, alone.positives
+
+
+def areas(alone: Alone) -> dict[str, float]:
+    """AUC of every sparse feature alone."""
+    return {feature.name: alone.auc(feature.name) for feature in alone.spec.sparse} if alone.rows else {}
+
+
+def transform_part(
+    typed: Sequence[np.ndarray], job: TransformJob, folders: Sequence[str], *tables: FittedMapping
+) -> tuple[Any, ...]:
+    """Pass 2 of a part: rows by folder, and those rows as Arrow IPC. ``tables``: of ``job.spec.owners``."""
+    by_owner = dict(zip((f.name for f in job.spec.owners), tables, strict=True))
+    sparse = {f.name: by_owner[f.owner] for f in job.spec.sparse}
+    job = replace(job, state=State(dense=job.state.dense, sparse=sparse))
+    blocks = [transformed(block.tobytes(), job) for block in typed]
+    frames = [pl.concat([rows[folder] for rows in blocks]) if folder in blocks[0] else None for folder in folders]
+    heights = [0 if frame is None else frame.height for frame in frames]
+    return heights, *(_bytes(frame) if frame is not None and frame.height else None for frame in frames)
+
+
+def _bytes(frame: pl.DataFrame) -> np.ndarray:
+    return np.frombuffer(frame.write_ipc(None, compression="uncompressed").getbuffer(), np.uint8)
+
+
+def _frame(data: np.ndarray) -> pl.DataFrame:
+    """Without a copy: the columns lie where ``data`` does."""
+    frame = pl.from_arrow(pa.ipc.open_file(pa.py_buffer(data)).read_all())
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def encode_group(spans: Sequence[tuple[int, int]], compression: str, *parts: np.ndarray) -> Encoded:
+    """A row group of the rows (from, to) of each of ``parts``."""
+    frames = [_frame(part)[start:stop] for part, (start, stop) in zip(parts, spans, strict=True)]
+    return encoded(plain(pl.concat(frames)), compression)
+
+
+def write_file(
+    draft: Draft, name: str, compression: str, sizes: Sequence[int], *groups: Encoded
+) -> dict[str, FileEntry]:
+    """Write file ``name`` of ``groups``, which have ``sizes`` rows."""
+    with draft.open(name) as sink:
+        file = RowsFile(sink, groups[0].schema, compression)
+        for rows, group in zip(sizes, groups, strict=True):
+            file.add([group], rows)
+        file.close()
+    return draft.files
+
+
+def write_mapping(
+    draft: Draft, feature: SparseSpec, fitted: FittedMapping, compression: str, continued: bool
+) -> dict[str, FileEntry]:
+    """Write the files of a fitted mapping."""
+    for name, frame in feature.mapping.files(feature.name, fitted, continued=continued).items():
+        write_frame(draft, name, frame, compression)
+    return draft.files
