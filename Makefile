@@ -90,6 +90,10 @@ bench-ingest: install ## rows/s of ingestion against a plain Polars script and N
 	@.venv/bin/python -m benchmarks.ingest
 	@.venv/bin/python -m benchmarks.reader
 
+.PHONY: bench-ingest-scale
+bench-ingest-scale: install ## rows/s of ingestion by Ray with 1, 2 and 4 workers, what the driver hears (5 minutes; needs Ray)
+	@.venv/bin/python -m benchmarks.ingest_scale
+
 bench-quality: install ## test NE after restoring 1 to 100 times from quantised checkpoints, against never
 	@.venv/bin/python -m benchmarks.checkpoint_quality
 

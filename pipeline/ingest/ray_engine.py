@@ -337,13 +337,18 @@ def _connect(ray: Any, address: str | None) -> None:
     try:
         if address is not None:
             _call(address)
-        ray.init(address=address or "local", include_dashboard=False if not address else None, log_to_driver=False,
-                 logging_level="ERROR")  # fmt: skip
+        ray.init(address=address or "local", **({} if address else {"include_dashboard": False}), **init_options())
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError(
             f"no Ray answers at ingest.ray.address={address}: {error}",
             hint="ingest.ray.address=null starts one on this machine",
         ) from None
+
+
+def init_options() -> dict[str, Any]:
+    """How to start or join a Ray: quiet, and one thread of Polars on each core, for there is a task on each."""
+    environment = {"env_vars": {"POLARS_MAX_THREADS": "1"}}
+    return {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": environment}
 
 
 def _call(address: str) -> None:

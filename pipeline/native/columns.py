@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -178,13 +178,18 @@ class HashTable:
         return out
 
     def _searched(self, hashes: np.ndarray) -> np.ndarray:
-        used = np.flatnonzero(self._rows >= 0)
-        used = used[np.argsort(self._keys[used])]
-        keys, rows = self._keys[used], np.append(self._rows[used], np.int32(-1))
+        keys, rows = self._sorted
         place = np.searchsorted(keys, hashes)
         known = place < len(keys)
         known[known] = keys[place[known]] == hashes[known]
         return rows[np.where(known, place, len(keys))]
+
+    @cached_property
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys, rising, and their rows, with -1 behind them."""
+        used = np.flatnonzero(self._rows >= 0)
+        used = used[np.argsort(self._keys[used])]
+        return self._keys[used], np.append(self._rows[used], np.int32(-1))
 
 
 def _column(values: pa.Array) -> _Column:
