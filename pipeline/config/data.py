@@ -24,10 +24,21 @@ from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
-from pipeline.specs import mapping_of
+from pipeline.specs import CONNECTORS, Connector, mapping_of
 
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
+# Of files, and of what is no log; tables and streams are CONNECTORS.
 FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "synthetic", "tables")
+
+
+def format_names() -> tuple[str, ...]:
+    """What ``data.format`` can be."""
+    return (*FORMATS, *CONNECTORS.names())
+
+
+def connector_docs() -> str:
+    """Documentation of the formats that are tables and streams."""
+    return " ".join(f"{each.name}: {each.doc}" for each in CONNECTORS)
 
 
 @dataclass(kw_only=True)
@@ -101,6 +112,9 @@ class WatermarkConfig:
         doc="Hours after the end of the day (UTC) from which on logs count as complete even without `success` and "
         "folders; null: never.",
     )
+    later_rows: bool = setting(
+        False, quiet=True, doc="Whether a table must hold rows of a later day; `max_age_hours` ends the wait."
+    )
 
     def check(self, path: str) -> None:
         """Partitions must be plain folder names."""
@@ -157,14 +171,27 @@ class DataConfig:
     name: str = setting(MISSING, doc="Name of the dataset in the store, and the default name of the model.")
     format: str = setting(
         MISSING,
-        choices=FORMATS,
+        choices=format_names,
         doc="Format of the logs. synthetic generates logs. tables has no logs: it describes tables by their figures, "
         "for planning only.",
+        more=connector_docs,
     )
     path: str | None = setting(
         None,
         doc="Where the logs are: a file, a directory or a glob on any fsspec URL. {day} or {day:%Y/%m/%d} in it "
         "stands for `data.day`.",
+    )
+    options: dict[str, str] = setting(
+        factory=dict,
+        quiet=True,
+        doc="How a table or stream is reached: options of its library, by their names there. No secrets: manifests "
+        "show them.",
+    )
+    snapshot: str | None = setting(
+        None,
+        quiet=True,
+        doc="Which state of a table is read: a version (delta), the id of a snapshot (iceberg), a time "
+        "YYYY-MM-DDTHH:MM:SSZ (bigquery); null: the newest.",
     )
     separator: str = setting(",", doc="Character that separates the fields of a CSV line.")
     quote: str | None = setting('"', doc="Character that may surround a CSV field; null: none.")
@@ -231,9 +258,27 @@ class DataConfig:
                 f"{path}.path is not set, so there are no click logs to read",
                 hint=f"{path}.path=<file, directory or glob>",
             )
+        self._check_connector(path)
         self._check_features(path)
         self._check_day(path)
         self._check_split(path)
+
+    def _check_connector(self, path: str) -> None:
+        """What is of tables and streams needs one."""
+        if self.connector is not None:
+            self.connector.check(self, path)
+            return
+        set_here = {
+            "options": self.options,
+            "snapshot": self.snapshot,
+            "watermark.later_rows": self.watermark.later_rows,
+        }
+        for name, value in set_here.items():
+            if value:
+                raise ConfigError(
+                    f"{path}.{name} is set, but {path}.format={self.format} is no table and no stream",
+                    hint=f"{path}.format={CONNECTORS.names()[0]}, or without {path}.{name}",
+                )
 
     def _check_tables(self, path: str) -> None:
         for name in self.tables:
@@ -304,8 +349,15 @@ class DataConfig:
         return frozenset(name for name, transform in transforms.items() if transform == "max_norm")
 
     @property
+    def connector(self) -> Connector | None:
+        """How the table or stream is read that ``format`` names; None for files."""
+        return CONNECTORS.get(self.format) if self.format in CONNECTORS.names() else None
+
+    @property
     def has_file_per_day(self) -> bool:
-        """Whether the logs of every day lie in files of their own."""
+        """Whether the logs of every day are delivered by themselves: in files of their own, or by their arrival."""
+        if self.connector is not None:
+            return self.connector.by_day and self.day is not None
         return DAY_FIELD.search(self.path or "") is not None
 
     @property

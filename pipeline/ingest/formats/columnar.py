@@ -30,10 +30,9 @@ class Columnar(FileFormat):
         """Rows as they are typed, numbered from 1."""
         schema, spec, line = self.schema(stream), file.spec, 1
         require_columns(spec, schema.names, file.label, header=False)
-        _check_types(spec, schema, file.label)
+        check_types(spec, schema, file.label)
         for batch in self.batches(stream, list(spec.columns), file.block_bytes):
-            frame = cast(pl.DataFrame, pl.from_arrow(batch)).select(list(spec.columns))
-            frame = frame.with_columns(cs.array().arr.to_list())
+            frame = frame_of(batch, spec)
             yield RawBlock(
                 frame=frame, file=file.label, lines=np.arange(line, line + frame.height), place=file.place
             )  # fmt: skip
@@ -92,7 +91,13 @@ class Orc(Columnar):
         return int(orc.ORCFile(stream).nrows)
 
 
-def _check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
+def frame_of(rows: pa.RecordBatch | pa.Table, spec: DataSpec) -> pl.DataFrame:
+    """The columns of ``spec`` that Arrow read."""
+    frame = cast(pl.DataFrame, pl.from_arrow(rows)).select(list(spec.columns))
+    return frame.with_columns(cs.array().arr.to_list())
+
+
+def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
     """Raise DataError for a column that holds neither one value a row nor a list of such."""
     for column, override in spec.columns.items():
         kind = schema.field(column).type
