@@ -36,6 +36,12 @@ def format_names() -> tuple[str, ...]:
     return (*FORMATS, *CONNECTORS.names())
 
 
+def connector_at(place: str) -> tuple[Connector | None, str]:
+    """The connector and the ``data.path`` that <connector>:<path> names; None and ``place`` for files."""
+    name, _, path = place.partition(":")
+    return (CONNECTORS.get(name), path) if path and name in CONNECTORS.names() else (None, place)
+
+
 def connector_docs() -> str:
     """Documentation of the formats that are tables and streams."""
     return " ".join(f"{each.name}: {each.doc}" for each in CONNECTORS)
@@ -264,21 +270,34 @@ class DataConfig:
         self._check_split(path)
 
     def _check_connector(self, path: str) -> None:
-        """What is of tables and streams needs one."""
-        if self.connector is not None:
-            self.connector.check(self, path)
-            return
-        set_here = {
-            "options": self.options,
-            "snapshot": self.snapshot,
-            "watermark.later_rows": self.watermark.later_rows,
-        }
-        for name, value in set_here.items():
-            if value:
+        """What is of tables and streams needs one, and what is of files needs files."""
+        connector, limit = self.connector, self.watermark
+        if connector is None:
+            of_tables = {"options": self.options, "snapshot": self.snapshot, "watermark.later_rows": limit.later_rows}
+            if wrong := next((name for name, value in of_tables.items() if value), None):
                 raise ConfigError(
-                    f"{path}.{name} is set, but {path}.format={self.format} is no table and no stream",
-                    hint=f"{path}.format={CONNECTORS.names()[0]}, or without {path}.{name}",
+                    f"{path}.{wrong} is set, but {path}.format={self.format} is no table and no stream",
+                    hint=f"{path}.format={CONNECTORS.names()[0]}, or without {path}.{wrong}",
                 )
+            return
+        if DAY_FIELD.search(self.path or ""):
+            raise ConfigError(
+                f"{path}.path={self.path} has {{day}}, but {path}.format={self.format} reads one table of all days",
+                hint=f"{path}.path without {{day}}, and {path}.day_column or {path}.timestamp",
+            )
+        known = connector.options
+        if wrong := next((name for name in self.options if known is not None and name not in known), None):
+            raise ConfigError(
+                f"{path}.options has {wrong!r}, expected some of: {', '.join(known or ())}",
+                hint=f"~{path}.options.{wrong}",
+            )
+        if limit.success or limit.partitions or limit.min_partitions:
+            raise ConfigError(
+                f"{path}.watermark waits for files and folders, but {path}.format={self.format} has none",
+                hint=f"{path}.watermark.success=null, partitions=[] and min_partitions=null; "
+                f"{path}.watermark.later_rows=true waits for rows of a later day",
+            )
+        connector.check(self, path)
 
     def _check_tables(self, path: str) -> None:
         for name in self.tables:

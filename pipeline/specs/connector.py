@@ -85,28 +85,8 @@ class Connector(ABC):
     on_disk = False
     by_day = False
 
-    def check(self, data: Any, path: str) -> None:
+    def check(self, data: Any, path: str) -> None:  # noqa: B027 (most have nothing to check)
         """ConfigError for a ``DataConfig`` that cannot be read; ``path``: its key."""
-        from pipeline.config.data import DAY_FIELD
-
-        if DAY_FIELD.search(data.path):
-            raise ConfigError(
-                f"{path}.path={data.path} has {{day}}, but {path}.format={self.name} reads one table of all days",
-                hint=f"{path}.path without {{day}}, and {path}.day_column or {path}.timestamp",
-            )
-        wrong = [name for name in data.options if self.options is not None and name not in self.options]
-        if wrong:
-            raise ConfigError(
-                f"{path}.options has {wrong[0]!r}, expected some of: {', '.join(self.options or ())}",
-                hint=f"~{path}.options.{wrong[0]}",
-            )
-        limit = data.watermark
-        if limit.success or limit.partitions or limit.min_partitions:
-            raise ConfigError(
-                f"{path}.watermark waits for files and folders, but {path}.format={self.name} has none",
-                hint=f"{path}.watermark.success=null, partitions=[] and min_partitions=null; "
-                f"{path}.watermark.later_rows=true waits for rows of a later day",
-            )
 
     def open(self, data: Any, mark: str = "") -> Snapshot:
         """The snapshot that ``data.snapshot`` names, by default the newest; the one with ``mark`` if that is given.

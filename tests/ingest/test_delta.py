@@ -26,7 +26,8 @@ DAY = date(2026, 1, 30)
 
 def config(path, kind="delta", **changes):
     sparse = {name: SparseFeature() for name in "cnb"} | {"t": SparseFeature(separator="|")}
-    return csv_config(path, format=kind, dense={"x": DenseFeature()}, **{"sparse": sparse, **changes})
+    fields = {"path": str(path), "format": kind, "sparse": sparse, **changes}
+    return csv_config(fields.pop("path"), dense={"x": DenseFeature()}, **fields)
 
 
 def of_days(days: int = 3) -> pl.DataFrame:

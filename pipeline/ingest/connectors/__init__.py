@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from pipeline.ingest.connectors.delta import DELTA
+from pipeline.ingest.connectors.iceberg import ICEBERG
 
-SPECS = (DELTA,)
+SPECS = (DELTA, ICEBERG)
