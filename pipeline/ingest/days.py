@@ -9,8 +9,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+<<<<<<< HEAD
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
+=======
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+>>>>>>> main
 
 from pipeline.config import DataConfig, WatermarkConfig
 from pipeline.config.data import DAY_FIELD
@@ -19,6 +24,7 @@ from pipeline.ingest.formats import format_named
 from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import Files, find_files, fingerprint
 from pipeline.ingest.sources import counted_lines, decompressed, readable
+from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day, skipped_hours
 from pipeline.records import dataset_path
 from pipeline.specs import Delivery, Snapshot
 from pipeline.store import Artifact, Store
@@ -97,7 +103,12 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
     except DataError:
         return DayState(day, path, [f"there are no files at {path}"])
     missing, limit = [], data.watermark
+<<<<<<< HEAD
     waits = _waits(limit, day, now)
+=======
+    hours = ((time.time() if now is None else now) - end_of_day(day, data.time_zone)) / SECONDS_PER_HOUR
+    waits = limit.max_age_hours is None or hours < limit.max_age_hours
+>>>>>>> main
     if limit.success and waits:
         names = [
             f"{folder}/{filled(limit.success, day)}"
@@ -105,7 +116,9 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
         ]
         missing += [f"{name} does not exist yet" for name in names if not files.fs.exists(name)]
     if waits:
-        missing += missing_partitions(limit, path, files, lambda name: filled(name, day))
+        missing += missing_partitions(
+            limit, path, files, lambda name: filled(name, day), skipped_hours(day, data.time_zone)
+        )
     if limit.min_rows > 1 and data.has_file_per_day:
         rows = counted_rows(data, files, limit.min_rows)
         if rows < limit.min_rows:
