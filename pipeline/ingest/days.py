@@ -9,15 +9,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-<<<<<<< HEAD
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, timedelta
-=======
-from dataclasses import dataclass, field
 from datetime import date, timedelta
->>>>>>> main
 
-from pipeline.config import DataConfig, WatermarkConfig
+from pipeline.config import DataConfig
 from pipeline.config.data import DAY_FIELD
 from pipeline.errors import DataError
 from pipeline.ingest.formats import format_named
@@ -78,11 +73,11 @@ def snapshot_of(data: DataConfig, mark: str | None = None) -> Snapshot | None:
     return None if connector is None else connector.open(data, (mark or "").partition(_LATE)[0])
 
 
-def _waits(limit: WatermarkConfig, day: date, now: float | None) -> bool:
+def _waits(data: DataConfig, day: date, now: float | None) -> bool:
     """Whether it is too early to do without what has not arrived."""
-    end = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
-    hours = ((time.time() if now is None else now) - end.timestamp()) / 3600
-    return limit.max_age_hours is None or hours < limit.max_age_hours
+    hours = ((time.time() if now is None else now) - end_of_day(day, data.time_zone)) / SECONDS_PER_HOUR
+    most = data.watermark.max_age_hours
+    return most is None or hours < most
 
 
 def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: Snapshot | None = None) -> DayState:
@@ -103,12 +98,7 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
     except DataError:
         return DayState(day, path, [f"there are no files at {path}"])
     missing, limit = [], data.watermark
-<<<<<<< HEAD
-    waits = _waits(limit, day, now)
-=======
-    hours = ((time.time() if now is None else now) - end_of_day(day, data.time_zone)) / SECONDS_PER_HOUR
-    waits = limit.max_age_hours is None or hours < limit.max_age_hours
->>>>>>> main
+    waits = _waits(data, day, now)
     if limit.success and waits:
         names = [
             f"{folder}/{filled(limit.success, day)}"
@@ -129,10 +119,10 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
 def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -> list[str]:
     """In words, what a table or stream lacks of ``day``."""
     limit = data.watermark
-    missing = list(delivery.missing) if _waits(limit, day, now) else []
+    missing = list(delivery.missing) if _waits(data, day, now) else []
     if not delivery.parts:
         return [*missing, f"there are no rows of it in {data.path}"]
-    if limit.later_rows and not delivery.later and _waits(limit, day, now):
+    if limit.later_rows and not delivery.later and _waits(data, day, now):
         missing.append(f"{data.path} has no rows of a later day yet")
     if delivery.rows is not None and delivery.rows < limit.min_rows:
         missing.append(f"{data.path} holds {delivery.rows:,} rows of it, expected at least {limit.min_rows:,}")

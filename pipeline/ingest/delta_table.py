@@ -85,7 +85,8 @@ class DeltaSnapshot(TableSnapshot):
             return [None] * len(self._actions)
         physical = next((each.key for each in _columns(self.table) if each.name == column), column)
         timestamp = self.data.day_column is None
-        return [_days_of(action, {column, str(physical)}, timestamp=timestamp) for action in self._actions]
+        zone = self.data.time_zone
+        return [_days_of(action, {column, str(physical)}, timestamp=timestamp, zone=zone) for action in self._actions]
 
     @cached_property
     def _files(self) -> list[DataFile]:
@@ -128,14 +129,14 @@ class DeltaSnapshot(TableSnapshot):
         return vectors
 
 
-def _days_of(action: dict[str, Any], names: set[str], *, timestamp: bool) -> tuple[int, int] | None:
+def _days_of(action: dict[str, Any], names: set[str], *, timestamp: bool, zone: str | None) -> tuple[int, int] | None:
     """The days of a file by what the log says of the day's column, called one of ``names``."""
     for name in names:
         if f"partition.{name}" in action:
             value = action[f"partition.{name}"]
-            return days_between(value, value, timestamp=timestamp)
+            return days_between(value, value, timestamp=timestamp, zone=zone)
         if action.get(f"max.{name}") is not None:
-            return days_between(action.get(f"min.{name}"), action[f"max.{name}"], timestamp=timestamp)
+            return days_between(action.get(f"min.{name}"), action[f"max.{name}"], timestamp=timestamp, zone=zone)
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -27,7 +27,7 @@ from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_number
 from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot
-from pipeline.ingest.times import SECONDS_PER_DAY
+from pipeline.ingest.zones import end_of_day
 from pipeline.specs.connector import newest
 
 _where: Any = expressions  # its own annotations leave out the forms that its documentation has
@@ -104,26 +104,28 @@ class IcebergSnapshot(TableSnapshot):
         name = self.data.day_column or self.data.timestamp or ""
         if name not in self.columns:
             return AlwaysTrue()  # ``sources`` tells
-        kind = self._schema.find_type(name)
-        low, high = day_number(first), day_number(first) + 1
-        start, end = first.isoformat(), None if on else (first + timedelta(days=1)).isoformat()
+        kind, zone, one = self._schema.find_type(name), self.data.time_zone, timedelta(days=1)
+        low, high = int(end_of_day(first - one, zone)), None if on else int(end_of_day(first, zone))
+        start, end = first.isoformat(), None if on else (first + one).isoformat()
         if isinstance(kind, DateType):
             return _between(name, start, end)
         if isinstance(kind, TimestampType):
             return _between(name, f"{start}T00:00:00", end and f"{end}T00:00:00")
         if isinstance(kind, TimestamptzType):
-            return _between(name, f"{start}T00:00:00+00:00", end and f"{end}T00:00:00+00:00")
+            return _between(name, _utc(low), high and _utc(high))
+        packed = start.replace("-", "")
         if isinstance(kind, StringType):
-            return _where.Or(_between(name, start, end), _packed(name, start.replace("-", ""), on))
+            around = one if zone else timedelta()  # offsets in the text have another order than time
+            begin, end = (first - around).isoformat(), end and (first + one + around).isoformat()
+            return _where.Or(_between(name, begin, end), _packed(name, packed, on))
         if not isinstance(kind, IntegerType | LongType):
             return AlwaysTrue()
-        whole = _where.Or(_between(name, low, high if end else None), _packed(name, int(start.replace("-", "")), on))
+        number = day_number(first)
+        whole = _where.Or(_between(name, number, None if on else number + 1), _packed(name, int(packed), on))
         if self.data.day_column is not None:
             return whole
-        units = [1] if isinstance(kind, IntegerType) else [1, 10**3, 10**6, 10**9]
-        for unit in units:
-            each = SECONDS_PER_DAY * unit
-            whole = _where.Or(whole, _between(name, low * each, high * each if end else None))
+        for unit in (1,) if isinstance(kind, IntegerType) else (1, 10**3, 10**6, 10**9):
+            whole = _where.Or(whole, _between(name, low * unit, high and high * unit))
         return whole
 
     def _file(self, task: FileScanTask) -> DataFile:
@@ -149,6 +151,10 @@ class IcebergSnapshot(TableSnapshot):
                  if isinstance(field.transform, IdentityTransform)}  # fmt: skip
         return {name: _partition_value(file.partition[place], self.columns[name].type)
                 for name, place in names.items() if name in self.columns}  # fmt: skip
+
+
+def _utc(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def _between(name: str, low: Any, high: Any) -> BooleanExpression:

@@ -188,10 +188,10 @@ class TableSnapshot(Snapshot):
         return Excerpt(frame=frame, total=sum(file.rows for file in files), parts=len(files))
 
 
-def days_between(low: Any, high: Any, *, timestamp: bool) -> tuple[int, int] | None:
+def days_between(low: Any, high: Any, *, timestamp: bool, zone: str | None) -> tuple[int, int] | None:
     """The days, as numbers, of the least and the largest value of a column; None where they cannot be told.
 
-    ``timestamp``: numbers are times, not days. The days are those that ingestion gives such values.
+    ``timestamp``: numbers are times, not days. The days are those that ingestion gives such values in ``zone``.
     """
     from pipeline.ingest.rejects import Rejected
     from pipeline.ingest.times import day_of
@@ -202,5 +202,6 @@ def days_between(low: Any, high: Any, *, timestamp: bool) -> tuple[int, int] | N
     if values.has_nulls() or (values.dtype == pl.String and text.str.contains("-").n_unique() > 1):
         return None  # text of two forms has another order than the days
     rejected = Rejected(np.arange(2))
-    days = day_of(values, text, timestamp=timestamp, rejected=rejected)
-    return None if rejected.bad.any() else (int(days[0]), int(days[1]))
+    days = day_of(values, text, timestamp=timestamp, rejected=rejected, zone=zone)
+    around = int(zone is not None and values.dtype == pl.String)  # offsets in the text have another order than time
+    return None if rejected.bad.any() else (int(days[0]) - around, int(days[1]) + around)

@@ -18,12 +18,8 @@ import fsspec
 import numpy as np
 import polars as pl
 
-<<<<<<< HEAD
-from pipeline.config import DataConfig
-from pipeline.config.data import connector_at
-=======
 from pipeline.config import DataConfig, SamplingConfig
->>>>>>> main
+from pipeline.config.data import connector_at
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
@@ -32,12 +28,8 @@ from pipeline.ingest.file_source import FileSource, file_sources
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rawfiles import Files, find_files, missing_data
 from pipeline.ingest.rejects import Quarantine, Reject
-<<<<<<< HEAD
-from pipeline.ingest.sources import RawBlock, Source
-=======
 from pipeline.ingest.sampling import rows_counted_for
-from pipeline.ingest.sources import RawBlock
->>>>>>> main
+from pipeline.ingest.sources import RawBlock, Source
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
 from pipeline.ingest.tasks import labels_of

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-<<<<<<< HEAD
-from pipeline.specs.connector import Connector, Delivery, Excerpt, Snapshot
-=======
 from pipeline.specs.calibrator import Calibrator
->>>>>>> main
+from pipeline.specs.connector import Connector, Delivery, Excerpt, Snapshot
 from pipeline.specs.dense_optimizer import ORDINARY_STATE, DenseOptimizer
 from pipeline.specs.id_mapping import BINS, IdMapping
 from pipeline.specs.label_kind import MAIN_TASK, LabelKind, TaskSpec, TaskSums
@@ -19,19 +16,11 @@ from pipeline.specs.table_optimizer import TableOptimizer
 from pipeline.specs.task_architecture import TaskArchitecture, TaskInput, all_tasks, task_inputs
 
 __all__ = [
-<<<<<<< HEAD
-    "CONNECTORS", "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS", "ORDINARY_STATE",
-    "REGISTRIES", "STAGES", "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "Connector", "Delivery", "DenseOptimizer",
-    "Excerpt", "IdMapping", "LabelKind", "Model", "ModelCosts", "ModelInputs", "Registry", "Snapshot", "Stage",
-    "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec", "TaskSums",
-    "all_tasks", "default_stages", "id_mapping_docs", "id_mapping_names", "mapping_of",
-=======
-    "CALIBRATORS", "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS", "ORDINARY_STATE",
-    "REGISTRIES", "STAGES", "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "Calibrator", "DenseOptimizer",
-    "IdMapping", "LabelKind", "Model", "ModelCosts",
-    "ModelInputs", "Registry", "Stage", "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec", "TaskSums",
+    "CALIBRATORS", "CONNECTORS", "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS",
+    "ORDINARY_STATE", "REGISTRIES", "STAGES", "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "Calibrator", "Connector",
+    "Delivery", "DenseOptimizer", "Excerpt", "IdMapping", "LabelKind", "Model", "ModelCosts", "ModelInputs",
+    "Registry", "Snapshot", "Stage", "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec", "TaskSums",
     "all_tasks", "calibrator_docs", "default_stages", "id_mapping_docs", "id_mapping_names", "mapping_of",
->>>>>>> main
     "task_inputs",
 ]  # fmt: skip
 
@@ -54,21 +43,14 @@ LABEL_KINDS: Registry[LabelKind] = Registry(
 TASK_ARCHITECTURES: Registry[TaskArchitecture] = Registry(
     "task architecture", setting="model.tasks", home="pipeline.models.tasks"
 )
-<<<<<<< HEAD
 CONNECTORS: Registry[Connector] = Registry("connector", setting="data.format", home="pipeline.ingest.connectors")
-# All registries, for ``nightjar doctor``.
-REGISTRIES: tuple[Registry[Any], ...] = (
-    STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES,
-    CONNECTORS,
-=======
 CALIBRATORS: Registry[Calibrator] = Registry(
     "calibrator", setting="publish.calibrator.method", home="pipeline.evaluation.calibrators"
 )
 # All registries, for ``nightjar doctor``.
 REGISTRIES: tuple[Registry[Any], ...] = (
     STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES,
-    CALIBRATORS,
->>>>>>> main
+    CALIBRATORS, CONNECTORS,
 )  # fmt: skip
 
 
