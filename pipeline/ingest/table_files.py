@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 import polars as pl
@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 
 from pipeline.config import DataConfig
 from pipeline.errors import DataError
-from pipeline.ingest.formats.columnar import Parquet, check_types, frame_of
+from pipeline.ingest.arrow import check_types, frame_of
+from pipeline.ingest.formats.columnar import Parquet
 from pipeline.ingest.sources import Block, RawBlock, Source, readable
 from pipeline.ingest.spec import DataSpec, data_spec, require_columns
 from pipeline.specs import Delivery, Excerpt, Snapshot
@@ -114,7 +115,9 @@ class TableFileSource(Source):
         file = self.file
         with present(file.path, self.version):
             for table, lines in file.tables(self.columns, self.block_bytes):
-                yield RawBlock(frame=frame_of(table, self.spec), file=file.path, lines=lines, place=file.path)
+                yield RawBlock(
+                    frame=frame_of(table, list(self.spec.columns)), file=file.path, lines=lines, place=file.path
+                )
 
 
 @contextmanager
@@ -180,7 +183,7 @@ class TableSnapshot(Snapshot):
             with present(file.path, self.version):
                 left = rows // len(chosen)
                 for table, _ in file.tables(list(self.columns.values()), 16 << 20):
-                    frames.append(cast(pl.DataFrame, pl.from_arrow(table.slice(0, left))))
+                    frames.append(frame_of(table.slice(0, left), list(self.columns)))
                     left -= table.num_rows
                     if left <= 0:
                         break
