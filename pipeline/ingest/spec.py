@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from pipeline.config import DataConfig, SplitConfig, TaskLabel
+from pipeline.config import BINNINGS, PERCENTILE, DataConfig, SplitConfig, TaskLabel
 from pipeline.errors import ConfigError, DataError
 from pipeline.records import LABEL, RESERVED_ROWS, ROW_WEIGHT, TRUE_PROBABILITY, task_column, weight_column
 from pipeline.specs import LABEL_KINDS, TaskSpec, mapping_of
@@ -38,6 +38,11 @@ class DenseSpec:
         return self.transform.startswith("log1p")
 
     @property
+    def binned(self) -> bool:
+        """Whether the number of its bin stands for the value."""
+        return self.transform in BINNINGS
+
+    @property
     def standardised(self) -> bool:
         """Whether mean and standard deviation of the train rows are taken out."""
         return self.transform.endswith("standardise")
@@ -61,6 +66,7 @@ class SparseSpec:
     weight_separator: str | None
     cross: tuple[str, ...] = ()
     bins: int | None = None
+    bins_by: str = PERCENTILE
     max_ids: int | None = None
     integer: bool = False
     required: bool = False
@@ -220,6 +226,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         weight_separator=feature.weight_separator or defaults.weight_separator,
         cross=tuple(feature.cross),
         bins=feature.bins,
+        bins_by=feature.bins_by,
         max_ids=feature.max_ids,
         integer=feature.integer,
         required=feature.required,

@@ -63,7 +63,7 @@ class Ingest(Stage):
         use("data.checks.hold", "label_rate missing_share distinct psi", when=_logs),
         use("data.dense", "*.column *.transform *.clip *.bins *.min *.max *.required", when=_logs),
         use("data.sparse", "*.column *.rows *.min_count *.evict_after_days *.separator", when=_logs),
-        use("data.sparse", "*.weight_separator *.cross *.bins *.max_ids *.integer *.required", when=_logs),
+        use("data.sparse", "*.weight_separator *.cross *.bins *.bins_by *.max_ids *.integer *.required", when=_logs),
         use("data.sparse", "*.mapping *.when_full *.table", when=_logs),
         use("data.sparse_defaults", "mapping rows min_count when_full evict_after_days", when=_logs),
         use("data.sparse_defaults", "separator weight_separator", when=_logs),
