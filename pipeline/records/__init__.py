@@ -23,8 +23,11 @@ from pipeline.records.checkpoint import (
 )
 from pipeline.records.compared import MovedTable, PlanDiff, PlannedCase, PlanSide, TierBytes
 from pipeline.records.dataset import (
+    BY_LOGIT,
+    BY_WEIGHTS,
     LABEL,
     MISSING_ROW,
+    NEGATIVE_RATE,
     RAW,
     RESERVED_ROWS,
     ROW_WEIGHT,
@@ -43,6 +46,7 @@ from pipeline.records.dataset import (
     raw_column,
     task_column,
     unseen_column,
+    vector_columns,
     weight_column,
 )
 from pipeline.records.gate import (
@@ -108,8 +112,9 @@ from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Tower
 from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
 
 __all__ = [
-    "BESIDE_TRAINING", "CALIBRATOR", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL", "MARK_BYTES", "MISSING_ROW",
-    "NIGHT", "PASS", "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING",
+    "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CALIBRATOR", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL",
+    "MARK_BYTES", "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS", "PHASES",
+    "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING",
     "TRANSFORMS", "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget", "Bytes",
     "Calibrated", "CalibrationCurve", "CalibratorRecord", "CardPlan", "Check", "CheckpointDiff", "CheckpointPart",
     "Compacted", "Curve", "Damage", "DatasetSchema", "DenseDiff", "DenseProfile", "Description", "ErrorPart",
@@ -123,5 +128,6 @@ __all__ = [
     "TablePlace", "TablePlan", "TableSize", "TaskColumn", "TaskComparison", "TaskFigures", "TierBytes", "Tower",
     "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart", "ValidationPart", "Verdict", "Verified",
     "absent", "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest", "rest_field", "task_column",
-    "unseen_column", "weight_column",
+    "unseen_column", "vector_columns",
+    "weight_column",
 ]  # fmt: skip
