@@ -163,6 +163,17 @@ def row_blocks(split: SplitReader) -> Iterator[RowBlock]:
         yield RowBlock(columns.labels, columns.dense.T, ids)
 
 
+def feature_codes(split: SplitReader, features: list[str]) -> dict[str, list[np.ndarray]]:
+    """A number for each row of ``split`` by feature: its row in the table, of several the first; an array a group."""
+    codes: dict[str, list[np.ndarray]] = {name: [] for name in features}
+    for group in split.groups if features else ():
+        columns = split.allocate(group.rows)
+        columns.ragged = split.read(group, columns, 0)
+        for name in features:
+            codes[name].append(_codes(split, columns, name))
+    return codes
+
+
 def score_dataset(
     split: SplitReader,
     models: Mapping[str, tuple[ServedModel, Translation | None]],

@@ -194,7 +194,7 @@ def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: 
     for name in config.gate.slices:
         if name in codes:
             columns[name] = SliceColumn(
-                codes=np.concatenate(codes[name]), names=_id_names(store, dataset, owners.get(name, name))
+                codes=np.concatenate(codes[name]), names=id_names(store, dataset, owners.get(name, name))
             )
             continue
         try:
@@ -207,7 +207,7 @@ def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: 
     return columns
 
 
-def _id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:
+def id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:
     """What the rows of a feature's table are called: raw ids, where the dataset keeps them."""
     import pyarrow.parquet as pq
 
