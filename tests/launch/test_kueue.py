@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,16 +114,18 @@ def test_a_run_waits_for_its_admission_and_goes_on_when_it_is_taken_back(cluster
 @pytest.mark.k8s
 def test_a_run_that_may_have_fewer_hosts_does_not_wait_for_all_of_them(cluster) -> None:
     known_jobsets(cluster)
-    fewer = ["hardware.hosts=2", "launch.min_hosts=1", "launch.shrink_after_minutes=0.001"]
+    fewer = ["hardware.hosts=2", "launch.min_hosts=1", "launch.shrink_after_minutes=0.01"]
     train = Step(name="train", key="t" * 32, path="a/train")
     runner = JobSetRunner(config_for("run=wide", *KUEUE, *fewer), cluster.api("admin"))
     job = runner.submit(train, "/nowhere/runs/wide/config.yaml")
     with pytest.raises(NoRoomError, match=r"has no pods: it is suspended, until Kueue admits it into queue 'ads'"):
         wait_for(lambda: job.state() != "queued")
     job.cancel()
-    least = JobSetRunner(config_for("run=wide", *KUEUE, "launch.pending_minutes=0.001"), cluster.api("admin"))
+    least = JobSetRunner(config_for("run=wide", *KUEUE, "launch.pending_minutes=0.01"), cluster.api("admin"))
     waits = least.submit(INGEST, "/nowhere/runs/wide/config.yaml")
-    assert [waits.state() for _ in range(3)] == ["queued"] * 3
+    enough = time.monotonic() + 1  # launch.pending_minutes and more
+    while time.monotonic() < enough:
+        assert waits.state() == "queued"
     waits.cancel()
 
 
