@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
-from pipeline.config import DataConfig, SplitConfig, TaskLabel
+from pipeline.config import DataConfig, SamplingConfig, SplitConfig, TaskLabel
 from pipeline.errors import ConfigError, DataError
-from pipeline.records import LABEL, RESERVED_ROWS, ROW_WEIGHT, TRUE_PROBABILITY, task_column, weight_column
+from pipeline.records import (
+    LABEL,
+    NEGATIVE_RATE,
+    RESERVED_ROWS,
+    ROW_WEIGHT,
+    TRUE_PROBABILITY,
+    task_column,
+    weight_column,
+)
 from pipeline.specs import LABEL_KINDS, TaskSpec, mapping_of
 from pipeline.specs.id_mapping import IdMapping
 
@@ -98,7 +106,8 @@ class DataSpec:
     """The whole schema of a log. ``columns``: raw column -> the override that names it.
 
     ``hour_column``: where a row's hour is read, None where none is asked for. ``tasks``: those besides the main one;
-    ``row_weight``: the raw column of weights.
+    ``row_weight``: the raw column of weights. ``time_zone``: whose days and hours are meant.
+    ``sampling``: which rows are or were left out.
     """
 
     label: str
@@ -116,6 +125,8 @@ class DataSpec:
     hour_column: str | None = None
     tasks: tuple[TaskSpec, ...] = ()
     row_weight: str | None = None
+    time_zone: str | None = None
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     @property
     def owners(self) -> tuple[SparseSpec, ...]:
@@ -137,7 +148,7 @@ class DataSpec:
         """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
         if "" not in self.missing or self.number_is_missing:
             return frozenset()
-        read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight}
+        read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight, self.sampling.column}
         read |= {task.column for task in self.tasks}
         read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
         return frozenset(feature.column for feature in self.dense) - read
@@ -198,7 +209,7 @@ def data_spec(data: DataConfig) -> DataSpec:
         dense=dense, sparse=sparse, day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
         split=data.split, columns=_columns(data, dense, sparse, day, hour), hour_column=hour, tasks=tasks,
-        row_weight=data.weight,
+        row_weight=data.weight, time_zone=data.time_zone, sampling=data.sampling,
     )  # fmt: skip
     _check_names(spec)
     return spec
@@ -246,6 +257,8 @@ def _columns(
         columns.setdefault(task.column or name, f"data.tasks.{name}.column")
     if data.weight:
         columns.setdefault(data.weight, "data.weight")
+    if data.sampling.column:
+        columns.setdefault(data.sampling.column, "data.sampling.column")
     return columns
 
 
@@ -253,6 +266,7 @@ def _check_names(spec: DataSpec) -> None:
     taken = {LABEL, TRUE_PROBABILITY, *((DAY,) if spec.has_day else ())}
     taken |= {weight_column(feature.name) for feature in spec.sparse if feature.weighted}
     taken |= {task_column(task.name) for task in spec.tasks} | ({ROW_WEIGHT} if spec.row_weight else set())
+    taken |= {NEGATIVE_RATE} if spec.sampling.active else set()
     for group, features in (("dense", spec.dense), ("sparse", spec.sparse)):
         for feature in features:
             if feature.name in taken or set(feature.name) & set("/."):
