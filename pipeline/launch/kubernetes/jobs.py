@@ -123,7 +123,9 @@ class ClusterRunner(ABC):
             room_of(step), lambda name, attempt: as_room(lent.manifest(step, name, attempt, ""), step),
             self.api.brisk(ASKING_SECONDS),
         )  # fmt: skip
-        return JobRoom(self, job["metadata"]["name"])
+        name, pods = job["metadata"]["name"], f"/api/v1/namespaces/{self.namespace}/pods"
+        path, selected = f"{self.jobs}/{name}", self.pod_selector(name)
+        return JobRoom(self.api, path, lambda each: self.phase_of(each) == "running", pods, selected)
 
     def _give_back(self, step: Step) -> None:
         """End what an earlier launcher may have left of a room."""

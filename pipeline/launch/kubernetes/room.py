@@ -7,44 +7,48 @@ needs no further rights. The pods wait no longer than ``HOLD_SECONDS``, should n
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pipeline.errors import LaunchError
+from pipeline.launch.kubernetes.api import Api
 from pipeline.launch.kubernetes.names import STAGE_LABEL
 from pipeline.launch.kubernetes.pods import Object
 from pipeline.records.step import Step
-
-if TYPE_CHECKING:
-    from pipeline.launch.kubernetes.jobs import ClusterRunner
 
 HOLD_SECONDS = 3600
 WAITING = ["python", "-c", f"import time; time.sleep({HOLD_SECONDS})"]
 ASKING_SECONDS = 5.0  # for an answer: training goes on meanwhile, and is to be looked at
 
 
+@dataclass(frozen=True)
 class JobRoom:
-    """Places that the pods of job ``name`` hold."""
+    """Places that the pods of a job hold.
 
-    def __init__(self, runner: ClusterRunner, name: str) -> None:
-        self.runner, self.name = runner, name
+    ``job``: its path; ``runs(job)``: whether it has not ended; ``pods``: the path of all pods; ``selector``: of its own.
+    """
+
+    api: Api
+    job: str
+    runs: Callable[[Object], bool]
+    pods: str
+    selector: str
 
     def hosts(self) -> int | None:
         """Pods that run; None where the job has ended."""
-        path = f"/api/v1/namespaces/{self.runner.namespace}/pods"
-        api = self.runner.api.brisk(ASKING_SECONDS)
-        job = api.find(f"{self.runner.jobs}/{self.name}")
-        if job is None or self.runner.phase_of(job) != "running":
+        api = self.api.brisk(ASKING_SECONDS)
+        job = api.find(self.job)
+        if job is None or not self.runs(job):
             return None
-        pods = api.get(path, labelSelector=self.runner.pod_selector(self.name)).get("items", [])
+        pods = api.get(self.pods, labelSelector=self.selector).get("items", [])
         return sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
 
     def leave(self) -> None:
         """Delete the job with its pods; they end themselves where the API server does not answer."""
         with suppress(LaunchError):
-            self.runner.api.brisk(ASKING_SECONDS).delete(f"{self.runner.jobs}/{self.name}")
+            self.api.brisk(ASKING_SECONDS).delete(self.job)
 
 
 def room_of(step: Step) -> Step:
