@@ -27,7 +27,7 @@ ASKING_SECONDS = 5.0  # for an answer: training goes on meanwhile, and is to be 
 class JobRoom:
     """Places that the pods of a job hold.
 
-    ``job``: its path; ``runs(job)``: whether it has not ended; ``pods``: the path of all pods; ``selector``: of its own.
+    ``job``: its path; ``runs(job)``: whether it has not ended; ``pods``: the path of pods; ``selector``: of its own.
     """
 
     api: Api
