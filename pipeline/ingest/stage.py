@@ -22,7 +22,7 @@ from pipeline.ingest import days, synthetic, table_specs
 from pipeline.ingest.accept import check_day, check_kept, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, LocalEngine
-from pipeline.ingest.file_source import file_sources
+from pipeline.ingest.file_source import BLOCK_UNIT, file_sources
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import joined, write_frame
 from pipeline.ingest.parse import DayRule
@@ -35,6 +35,7 @@ from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import continued_state, dataset_schema, transforms_json
 from pipeline.ingest.transform import State
 from pipeline.records import RAW, TRANSFORMS, UNSEEN, VALIDATION
+from pipeline.specs import Snapshot
 from pipeline.specs.id_mapping import FittedMapping, FittingDay
 from pipeline.store import Draft, Store
 
@@ -74,14 +75,16 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) ->
     started = time.monotonic()
     spec = data_spec(data)
     with answering(data.path, draft.store):
-        days.require_complete(data)
+        snapshot = days.snapshot_of(data, draft.config.get("raw"))
+        days.require_complete(data, snapshot=snapshot)
         with engine_of(settings) as engine:
             with ExitStack() as stack:
-                run = _Run(data, settings, seed, draft, spec, engine, stack)
+                run = _Run(data, settings, seed, draft, spec, engine, stack, snapshot)
                 for day in data.days or (None,):
                     run.add(day)
             summary = run.finish()
-        _check_unchanged(data, draft)
+        if snapshot is None:  # a snapshot cannot change
+            _check_unchanged(data, draft)
     return {**summary, "rows_per_s": round(summary["rows"] / max(time.monotonic() - started, 1e-9), 1)}
 
 
@@ -101,10 +104,10 @@ class _Run:
 
     def __init__(
         self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, engine: Engine,
-        stack: ExitStack,
+        stack: ExitStack, snapshot: Snapshot | None = None,
     ) -> None:  # fmt: skip
         self.data, self.settings, self.seed, self.draft, self.spec = data, settings, seed, draft, spec
-        self.engine, self.days = engine, data.days
+        self.engine, self.snapshot, self.days = engine, snapshot, data.days
         if self.days and self._is_test(self.days[0]):
             raise DataError(
                 f"all {len(self.days)} days of data.day={data.day} are test days, expected train days before",
@@ -208,9 +211,7 @@ class _Run:
                     data.synthetic, self.seed, day, self.settings.block_mib, data.split.by == "hours"
                 )
             ]
-        files = find_files(days.path_of(data, day))
-        self.bytes += files.bytes
-        sources: list[Source] = [*file_sources(data, self.spec, files, self.settings.block_mib)]
+        sources = self._delivered(day)
         if day is not None:
             for artifact, name in days.late_files(data, self.draft.store, day):
                 with self.draft.store.open(f"{artifact.path}/{name}") as source:
@@ -221,6 +222,15 @@ class _Run:
                 FrameSource(joined(parts), f"rows in files of {before}", OTHER_DAYS) for before, parts in early.items()
             ]
         return sources
+
+    def _delivered(self, day: date | None) -> list[Source]:
+        """What was delivered for ``day``, or everything there is; counts its bytes."""
+        if self.snapshot is not None:
+            self.bytes += self.snapshot.delivery(day).bytes
+            return [*self.snapshot.sources(day, self.spec, self.settings.block_mib * BLOCK_UNIT)]
+        files = find_files(days.path_of(self.data, day))
+        self.bytes += files.bytes
+        return [*file_sources(self.data, self.spec, files, self.settings.block_mib)]
 
     def _second_pass(self, fit: Fit, meter: _Meter) -> None:
         """Write the rows to the Parquet files of their splits."""
@@ -268,6 +278,7 @@ class _Run:
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
             "reasons": dict(self.quarantine.kinds.most_common(3)), "split_by_place": self.by_place,
             "rows_replaced": replaced,
+            **({"snapshot": self.snapshot.version} if self.snapshot is not None else {}),
             **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
 
