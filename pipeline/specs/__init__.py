@@ -12,12 +12,13 @@ from pipeline.specs.registry import Registry
 from pipeline.specs.stage import Stage
 from pipeline.specs.table_optimizer import TableOptimizer
 from pipeline.specs.task_architecture import TaskArchitecture, TaskInput, all_tasks, task_inputs
+from pipeline.specs.tracker import Tracker
 
 __all__ = [
     "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS", "ORDINARY_STATE", "REGISTRIES", "STAGES",
-    "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "DenseOptimizer", "IdMapping", "LabelKind", "Model", "ModelCosts",
-    "ModelInputs", "Registry", "Stage", "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec", "TaskSums",
-    "all_tasks", "default_stages", "id_mapping_docs", "id_mapping_names", "mapping_of",
+    "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "TRACKERS", "DenseOptimizer", "IdMapping", "LabelKind", "Model",
+    "ModelCosts", "ModelInputs", "Registry", "Stage", "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec",
+    "TaskSums", "Tracker", "all_tasks", "default_stages", "id_mapping_docs", "id_mapping_names", "mapping_of",
     "task_inputs",
 ]  # fmt: skip
 
@@ -40,9 +41,10 @@ LABEL_KINDS: Registry[LabelKind] = Registry(
 TASK_ARCHITECTURES: Registry[TaskArchitecture] = Registry(
     "task architecture", setting="model.tasks", home="pipeline.models.tasks"
 )
+TRACKERS: Registry[Tracker] = Registry("tracker", setting="track.to", home="pipeline.trackers")
 # All registries, for ``nightjar doctor``.
 REGISTRIES: tuple[Registry[Any], ...] = (
-    STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES
+    STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES, TRACKERS
 )  # fmt: skip
 
 
