@@ -13,6 +13,9 @@ from pipeline.config.data import ChecksConfig, DataConfig, DriftLimits, SplitCon
 from pipeline.config.debug import DebugConfig
 from pipeline.config.evaluate import EvaluateConfig
 from pipeline.config.features import (
+    BINNINGS,
+    MDL,
+    PERCENTILE,
     DenseFeature,
     LabelConfig,
     SparseDefaults,
@@ -31,6 +34,7 @@ from pipeline.config.partition import PartitionConfig
 from pipeline.config.plan import SHARDING_TYPES, TIERS, PlanConfig, TablePin
 from pipeline.config.pods import PodConfig, PodResources, PodVolume, Toleration
 from pipeline.config.publish import PublishConfig
+from pipeline.config.rows import SamplingConfig
 from pipeline.config.schedule import ScheduleConfig
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, TaskLimits, TaskOptions, TaskTraining
@@ -39,13 +43,13 @@ from pipeline.config.train import ClipConfig, GuardConfig, TrainConfig
 from pipeline.specs import STAGES, default_stages
 
 __all__ = [
-    "AUTO", "SHARDING_TYPES", "TIERS", "CheckpointConfig", "ChecksConfig", "ClipConfig", "Config", "DataConfig",
-    "DebugConfig", "DenseFeature", "DriftLimits", "EvaluateConfig", "GateConfig", "GuardConfig", "HardwareConfig",
-    "IngestConfig", "LabelConfig", "LaunchConfig", "ModelConfig", "NightlyConfig", "PartitionConfig", "PlanConfig",
-    "PodConfig", "PodResources", "PodVolume", "PrometheusConfig", "PublishConfig", "RayConfig", "ScheduleConfig",
-    "SparseDefaults", "SparseFeature", "SplitConfig", "SyntheticConfig", "TableDefaults", "TableFigures", "TablePin",
-    "TaskLabel", "TaskLimits", "TaskOptions", "TaskTraining", "Toleration", "TrackConfig", "TrainConfig",
-    "WatermarkConfig",
+    "AUTO", "BINNINGS", "MDL", "PERCENTILE", "SHARDING_TYPES", "TIERS", "CheckpointConfig", "ChecksConfig",
+    "ClipConfig", "Config", "DataConfig", "DebugConfig", "DenseFeature", "DriftLimits", "EvaluateConfig", "GateConfig",
+    "GuardConfig", "HardwareConfig", "IngestConfig", "LabelConfig", "LaunchConfig", "ModelConfig", "NightlyConfig",
+    "PartitionConfig", "PlanConfig", "PodConfig", "PodResources", "PodVolume", "PrometheusConfig", "PublishConfig",
+    "RayConfig", "SamplingConfig", "ScheduleConfig", "SparseDefaults", "SparseFeature", "SplitConfig",
+    "SyntheticConfig", "TableDefaults", "TableFigures", "TablePin", "TaskLabel", "TaskLimits", "TaskOptions",
+    "TaskTraining", "Toleration", "TrackConfig", "TrainConfig", "WatermarkConfig",
 ]  # fmt: skip
 
 

@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "towers": {"embeddings"},
     "checkpoint": {"embeddings"},
     "training": {"models", "embeddings", "towers", "checkpoint", "evaluation"},
-    "publishing": {"checkpoint"},
+    "publishing": {"checkpoint", "evaluation"},
     "compose": set(),
     "serving": {
         "embeddings",
