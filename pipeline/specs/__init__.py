@@ -45,9 +45,6 @@ TASK_ARCHITECTURES: Registry[TaskArchitecture] = Registry(
     "task architecture", setting="model.tasks", home="pipeline.models.tasks"
 )
 TRACKERS: Registry[Tracker] = Registry("tracker", setting="track.to", home="pipeline.trackers")
-# All registries, for ``nightjar doctor``.
-REGISTRIES: tuple[Registry[Any], ...] = (
-    STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES, TRACKERS
 CONNECTORS: Registry[Connector] = Registry("connector", setting="data.format", home="pipeline.ingest.connectors")
 CALIBRATORS: Registry[Calibrator] = Registry(
     "calibrator", setting="publish.calibrator.method", home="pipeline.evaluation.calibrators"
@@ -55,7 +52,7 @@ CALIBRATORS: Registry[Calibrator] = Registry(
 # All registries, for ``nightjar doctor``.
 REGISTRIES: tuple[Registry[Any], ...] = (
     STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES,
-    CALIBRATORS, CONNECTORS,
+    CALIBRATORS, CONNECTORS, TRACKERS,
 )  # fmt: skip
 
 
