@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.config.track import TrackConfig
+    from pipeline.config import TrackConfig
     from pipeline.records import NightRecord, Result
     from pipeline.store import Store
 

@@ -12,7 +12,7 @@ from pipeline.specs.tracker import RunTracking, Tracker
 from pipeline.trackers.figures import curve_figures, final_figures
 
 if TYPE_CHECKING:
-    from pipeline.config.track import TrackConfig
+    from pipeline.config import TrackConfig
     from pipeline.records import Result
     from pipeline.store import Store
 
