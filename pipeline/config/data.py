@@ -300,8 +300,13 @@ class DataConfig:
     @property
     def max_normed(self) -> frozenset[str]:
         """The numeric features of transform max_norm, which is a layer of the model."""
-        transforms = {name: feature.transform or self.dense_transform for name, feature in self.dense.items()}
+        transforms = {name: self.transform_of(name) for name in self.dense}
         return frozenset(name for name, transform in transforms.items() if transform == "max_norm")
+
+    def transform_of(self, feature: str) -> str:
+        """The transform of a numeric feature; of a vector that names none standardise."""
+        each = self.dense[feature]
+        return each.transform or (self.dense_transform if each.width == 1 else "standardise")
 
     @property
     def has_file_per_day(self) -> bool:

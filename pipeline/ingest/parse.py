@@ -1,9 +1,9 @@
 """Raw rows to typed rows: labels, numbers, hashed ids, days; what does not parse is set aside with a reason.
 
 A pure function of the frame and the schema. Typed columns: ``label`` (Float32), ``dense:<name>`` (Float64,
-null = missing), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing), ``id:<name>`` (the raw
-strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32), ``true_probability``,
-and what ``tasks`` adds.
+null = missing; of a vector Array(Float32)), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing),
+``id:<name>`` (the raw strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32),
+``true_probability``, and what ``tasks`` adds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
 from pipeline.ingest.times import day_of, hour_of
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
+from pipeline.ingest.vectors import vector_of
 from pipeline.records import LABEL, TRUE_PROBABILITY
 
 
@@ -60,6 +61,9 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         columns += task_columns(raw, texts, columns[0], spec, rejected)
     for dense in spec.dense:
         values = raw[dense.column]
+        if dense.vector:
+            columns.append(vector_of(values, texts.get(dense.column), dense, spec, rejected))
+            continue
         if dense.column not in plain:
             values = number_of(values, texts.get(dense.column), dense.column, spec, rejected)
         _check_values(values, dense, rejected)
@@ -69,7 +73,8 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         if sparse.name in hashes:
             columns += [hashes[sparse.name], texts[sparse.column].alias(f"id:{sparse.name}")]
             continue
-        columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected)
+        weights = raw[sparse.weights] if sparse.weights else None
+        columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected, weights)
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
     if spec.has_day:

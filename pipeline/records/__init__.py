@@ -42,6 +42,7 @@ from pipeline.records.dataset import (
     raw_column,
     task_column,
     unseen_column,
+    vector_columns,
     weight_column,
 )
 from pipeline.records.gate import (
@@ -120,5 +121,6 @@ __all__ = [
     "StageOutcome", "StoredTable", "TableDiff", "TableLayout", "TablePlace", "TablePlan", "TableSize", "TaskColumn",
     "TaskComparison", "TaskFigures", "TierBytes", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart",
     "TrainPart", "ValidationPart", "Verdict", "Verified", "absent", "dataset_path", "place_bytes", "plain",
-    "raw_column", "read", "rest", "rest_field", "task_column", "unseen_column", "weight_column",
+    "raw_column", "read", "rest", "rest_field", "task_column", "unseen_column", "vector_columns",
+    "weight_column",
 ]  # fmt: skip

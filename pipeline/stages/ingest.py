@@ -62,6 +62,8 @@ class Ingest(Stage):
         use("data.checks.warn", "label_rate missing_share distinct psi", when=_logs),
         use("data.checks.hold", "label_rate missing_share distinct psi", when=_logs),
         use("data.dense", "*.column *.transform *.clip *.bins *.min *.max *.required", when=_logs),
+        use("data.dense", "*.width *.separator", when=_logs),
+        use("data.sparse", "*.holds *.weights", when=_logs),
         use("data.sparse", "*.column *.rows *.min_count *.evict_after_days *.separator", when=_logs),
         use("data.sparse", "*.weight_separator *.cross *.bins *.max_ids *.integer *.required", when=_logs),
         use("data.sparse", "*.mapping *.when_full *.table", when=_logs),
