@@ -19,6 +19,7 @@ from pipeline.ingest.formats import format_named
 from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import Files, find_files, fingerprint
 from pipeline.ingest.sources import counted_lines, decompressed, readable
+from pipeline.ingest.spec import data_spec
 from pipeline.records import dataset_path
 from pipeline.store import Artifact, Store
 
@@ -133,11 +134,12 @@ def incomplete(day: date, missing: list[str]) -> DataError:
 
 def day_fingerprint(data: DataConfig, store: Store | None) -> str:
     """Fingerprint of the logs of ``data.day``, with the late rows that other days' datasets keep for it; "" if none."""
+    columns = data_spec(data).columns
     if not data.has_file_per_day:
-        return fingerprint(data.path or "")
+        return fingerprint(data.path or "", columns)
     marks = []
     for day in data.days:
-        marks.append(fingerprint(path_of(data, day)))
+        marks.append(fingerprint(path_of(data, day), columns))
         marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]
     return "-".join(marks) if all(marks) else ""
 

@@ -17,7 +17,7 @@ from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
 from pipeline.ingest.rejects import Reject, Rejected, shown
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
-from pipeline.ingest.times import day_of, hour_of
+from pipeline.ingest.times import day_of, hour_of, whole_hour_of
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
 from pipeline.ingest.vectors import vector_of
 from pipeline.records import LABEL, TRUE_PROBABILITY
@@ -82,7 +82,8 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         timestamp = spec.day_column is None
         columns.append(day_of(raw[column], texts.get(column), timestamp=timestamp, rejected=rejected))
     if spec.hour_column:
-        columns.append(hour_of(raw[spec.hour_column], texts.get(spec.hour_column), rejected))
+        read = whole_hour_of if spec.whole_hours else hour_of
+        columns.append(read(raw[spec.hour_column], texts.get(spec.hour_column), rejected))
     if spec.true_probability:
         columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
     frame = pl.DataFrame(columns)

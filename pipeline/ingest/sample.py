@@ -21,10 +21,11 @@ from pyarrow import orc
 from pipeline.errors import DataError
 from pipeline.ingest.formats import require_text
 from pipeline.ingest.formats.json_lines import json_frame, object_lines
+from pipeline.ingest.quoted import Layout
 from pipeline.ingest.rawfiles import Files, find_files
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.spec import CRITEO_COLUMNS
-from pipeline.ingest.text import Layout, read_lines
+from pipeline.ingest.text import read_lines
 
 ROWS = 200_000  # of a sample
 BYTES = 64 << 20  # of text that is read for them

@@ -35,8 +35,8 @@ class JsonLines(FileFormat):
             if not number and not file.start:
                 _require_keys(data, file)
             yield JsonBlock(
-                data=data, file=file.label, first_line=line, columns=tuple(file.spec.columns),
-                lists=list_columns(file.spec), place=file.place,
+                data=data, file=file.label, first_line=line, columns=tuple(file.own.columns),
+                lists=list_columns(file.own), place=file.place,
             )  # fmt: skip
 
 
@@ -67,11 +67,11 @@ def list_columns(spec: DataSpec) -> dict[str, Several]:
 
 def _require_keys(data: bytes, file: LogFile) -> None:
     """Raise DataError for a column of the schema that no line of the file's first block has as a key."""
-    keys = [name for name in file.spec.columns if _written(name) in data]
-    missing = set(file.spec.columns) - set(keys)
-    if file.spec.label in missing or (missing and data.count(b"\n") >= TELLING_LINES):
+    keys = [name for name in file.own.columns if _written(name) in data]
+    missing = set(file.own.columns) - set(keys)
+    if file.own.label in missing or (missing and data.count(b"\n") >= TELLING_LINES):
         known = json_frame(data[: data.find(b"\n") + 1], None)
-        require_columns(file.spec, [*keys, *(name for name in known.columns if name not in keys)], file.label,
+        require_columns(file.own, [*keys, *(name for name in known.columns if name not in keys)], file.label,
                         header=False)  # fmt: skip
 
 
