@@ -20,9 +20,10 @@ from pipeline.config.features import (
     TableFigures,
 )
 from pipeline.config.fields import setting
+from pipeline.config.rows import SamplingConfig
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
-from pipeline.config.values import check_name
+from pipeline.config.values import check_name, check_time_zone
 from pipeline.errors import ConfigError
 from pipeline.specs import mapping_of
 
@@ -98,8 +99,8 @@ class WatermarkConfig:
     max_age_hours: float | None = setting(
         None,
         low=0.0,
-        doc="Hours after the end of the day (UTC) from which on logs count as complete even without `success` and "
-        "folders; null: never.",
+        doc="Hours after the end of the day (in `data.time_zone`, else UTC) from which on logs count as complete even "
+        "without `success` and folders; null: never.",
     )
 
     def check(self, path: str) -> None:
@@ -181,12 +182,21 @@ class DataConfig:
     weight: str | None = setting(
         None, quiet=True, doc="Column with the weight of a row in loss and metrics, 0 or more; null: all weigh 1."
     )
+    sampling: SamplingConfig = setting(
+        factory=SamplingConfig, doc="Rows without a click of which a share is kept, here or before."
+    )
     timestamp: str | None = setting(None, doc="Column with the time of a row; null: none.")
     day_column: str | None = setting(None, doc="Column with the day of a row; null: none.")
     hour_column: str | None = setting(
         None, quiet=True,
         doc="Column with the hour of a row, 0 to 23, such as a partition's folder hour=07; null: `timestamp` tells it.",
     )  # fmt: skip
+    time_zone: str | None = setting(
+        None,
+        quiet=True,
+        doc="Time zone of days and hours, such as Europe/Berlin: times since 1970 and times with a zone or an offset "
+        "are brought there, all others are its own. null: UTC, and times in text as they are written.",
+    )
     day: str | None = setting(
         None,
         doc="Day to ingest, YYYY-MM-DD, or a range of days, A..B; null: everything at `data.path`. With {day} in "
@@ -236,6 +246,7 @@ class DataConfig:
                 hint=f"{path}.path=<file, directory or glob>",
             )
         self._check_features(path)
+        self._check_zone(path)
         self._check_day(path)
         self._check_split(path)
 
@@ -338,6 +349,14 @@ class DataConfig:
     def _knows_days(self) -> bool:
         """Whether the day of a row is known: from its file, from a column, or because it is generated."""
         return bool(self.has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
+
+    def _check_zone(self, path: str) -> None:
+        check_time_zone(f"{path}.time_zone", self.time_zone)
+        if self.time_zone is not None and self.format == "synthetic":
+            raise ConfigError(
+                f"{path}.time_zone is {self.time_zone}, but synthetic logs have days of their own",
+                hint=f"{path}.time_zone=null",
+            )
 
     def _check_day(self, path: str) -> None:
         days = self.days

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 
 from pipeline.config import DataConfig
 from pipeline.config.data import DAY_FIELD
@@ -20,6 +20,7 @@ from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import Files, find_files, fingerprint
 from pipeline.ingest.sources import counted_lines, decompressed, readable
 from pipeline.ingest.spec import data_spec
+from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day, skipped_hours
 from pipeline.records import dataset_path
 from pipeline.store import Artifact, Store
 
@@ -76,8 +77,7 @@ def day_state(data: DataConfig, day: date, now: float | None = None) -> DayState
     except DataError:
         return DayState(day, path, [f"there are no files at {path}"])
     missing, limit = [], data.watermark
-    end = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
-    hours = ((time.time() if now is None else now) - end.timestamp()) / 3600
+    hours = ((time.time() if now is None else now) - end_of_day(day, data.time_zone)) / SECONDS_PER_HOUR
     waits = limit.max_age_hours is None or hours < limit.max_age_hours
     if limit.success and waits:
         names = [
@@ -86,7 +86,9 @@ def day_state(data: DataConfig, day: date, now: float | None = None) -> DayState
         ]
         missing += [f"{name} does not exist yet" for name in names if not files.fs.exists(name)]
     if waits:
-        missing += missing_partitions(limit, path, files, lambda name: filled(name, day))
+        missing += missing_partitions(
+            limit, path, files, lambda name: filled(name, day), skipped_hours(day, data.time_zone)
+        )
     if limit.min_rows > 1 and data.has_file_per_day:
         rows = counted_rows(data, files, limit.min_rows)
         if rows < limit.min_rows:

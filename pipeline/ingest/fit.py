@@ -18,6 +18,7 @@ from pipeline.ingest.contents import Contents, row_hashes
 from pipeline.ingest.counts import BinCounts
 from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import Moments, measure, quantised
+from pipeline.ingest.sampling import kept, sums
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
 from pipeline.ingest.tasks import typed
@@ -28,7 +29,7 @@ from pipeline.specs.id_mapping import Counts, IdCounts
 
 
 class Partial:
-    """Counts and moments of one set of typed rows. ``labels``: of further tasks' labels and weights, by column."""
+    """Counts and moments of one set of typed rows. ``labels``: of further tasks' labels and weights, by name."""
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec
@@ -40,6 +41,8 @@ class Partial:
         self.labels = {typed(task.name): Moments() for task in spec.tasks}
         if spec.row_weight:
             self.labels[ROW_WEIGHT] = Moments()
+        self.sums = sums(spec)
+        self.labels |= {name: Moments() for name in self.sums}
         self.missing = {feature.name: 0 for feature in spec.sparse}
         self.lookups = {feature.name: 0 for feature in spec.sparse}
         vocabularies = sum(feature.mapping.vocabulary for feature in spec.sparse)
@@ -92,7 +95,11 @@ class Partial:
                 target.merge(moments)
 
     def _add_labels(self, frame: pl.DataFrame) -> None:
-        moments = measure(frame, [pl.col(name).cast(pl.Float64) for name in self.labels]) if self.labels else []
+        moments = (
+            measure(frame, [self.sums.get(name, pl.col(name).cast(pl.Float64)) for name in self.labels])
+            if self.labels
+            else []
+        )
         for target, measured in zip(self.labels.values(), moments, strict=True):
             target.merge(measured)
 
@@ -121,10 +128,14 @@ class Partial:
 
 @dataclass(frozen=True)
 class Parts:
-    """Which rows of a block are test rows (None: not known yet), and which of the others are validation rows."""
+    """Which rows of a block are test rows (None: not known yet), and which of the others are validation rows.
+
+    ``kept``: the rows that stay if they are train rows; None: all.
+    """
 
     test: pl.Series | None
     validation: pl.Series | None = None
+    kept: pl.Series | None = None
 
 
 @dataclass
@@ -177,9 +188,11 @@ class Fit:
         """
         hashes = self._hashes(frame, places)
         looked_at = self._validation_rows(frame, hashes)
+        share = self.spec.sampling.negatives
+        stay = kept(hashes, frame[LABEL], share) if share is not None and hashes is not None else None
         if self.split.by == "day" and self.test is None:
             self._add_days(frame, coded, looked_at)
-            return Parts(None, looked_at)
+            return Parts(None, looked_at, stay)
         test = (
             self._test_rows(frame, hashes)
             if self.test is None
@@ -193,18 +206,23 @@ class Fit:
         if not self.test:
             train = ~test if looked_at is None else ~(test | looked_at)
             self.train.add(frame, coded, train.to_numpy())
-        return Parts(test, looked_at)
+        return Parts(test, looked_at, stay)
 
     def _hashes(self, frame: pl.DataFrame, places: np.ndarray | None) -> np.ndarray | None:
         """The hash of each row that the split goes by; None where it needs none."""
         by_hash = self.split.by == "hash" and self.test is None
-        if self.test or not (by_hash or self.split.validation_share):
+        if self.test or not (by_hash or self.split.validation_share or self._thins):
             return None
         if places is not None:
             return places
         hashes = row_hashes(frame, self.spec)
         self.contents.add(hashes)
         return hashes
+
+    @property
+    def _thins(self) -> bool:
+        """Whether a share of the train rows without a click is left out."""
+        return self.spec.sampling.negatives is not None
 
     def _test_rows(self, frame: pl.DataFrame, hashes: np.ndarray | None) -> pl.Series:
         if self.split.by == "hours":
@@ -228,6 +246,7 @@ class Fit:
     def needs_places(self) -> bool:
         """Whether the hash split should go by place: most rows repeat, so it would hold out contents, not rows."""
         splits = (self.split.by == "hash" and self.split.test_share > 0) or self.split.validation_share > 0
+        splits = splits or self._thins
         return not self.by_place and splits and self.contents.repeats
 
     def _add_days(self, frame: pl.DataFrame, coded: dict[str, Coded], looked_at: pl.Series | None) -> None:

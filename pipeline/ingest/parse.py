@@ -15,6 +15,7 @@ import polars as pl
 
 from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
 from pipeline.ingest.rejects import Reject, Rejected, shown
+from pipeline.ingest.sampling import read_rates
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
 from pipeline.ingest.times import day_of, hour_of, whole_hour_of
@@ -59,6 +60,8 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
     columns = [_label(raw, texts, spec, rejected)]
     if spec.tasks or spec.row_weight:
         columns += task_columns(raw, texts, columns[0], spec, rejected)
+    if spec.sampling.column is not None:
+        columns.append(read_rates(raw, texts, spec, rejected))
     for dense in spec.dense:
         values = raw[dense.column]
         if dense.vector:
@@ -77,13 +80,15 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected, weights)
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
+    zone = spec.time_zone
     if spec.has_day:
         column = spec.day_column or spec.timestamp or ""
         timestamp = spec.day_column is None
-        columns.append(day_of(raw[column], texts.get(column), timestamp=timestamp, rejected=rejected))
+        columns.append(day_of(raw[column], texts.get(column), timestamp=timestamp, rejected=rejected, zone=zone))
     if spec.hour_column:
-        read = whole_hour_of if spec.whole_hours else hour_of
-        columns.append(read(raw[spec.hour_column], texts.get(spec.hour_column), rejected))
+        hours, text = raw[spec.hour_column], texts.get(spec.hour_column)
+        whole = spec.whole_hours
+        columns.append(whole_hour_of(hours, text, rejected) if whole else hour_of(hours, text, rejected, zone))
     if spec.true_probability:
         columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
     frame = pl.DataFrame(columns)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
-from pipeline.config import DataConfig, SplitConfig, TaskLabel
+from pipeline.config import DataConfig, SamplingConfig, SplitConfig, TaskLabel
 from pipeline.config.features import LIST, MAP, ONE
 from pipeline.errors import ConfigError, DataError
 from pipeline.records import (
     LABEL,
+    NEGATIVE_RATE,
     RESERVED_ROWS,
     ROW_WEIGHT,
     TRUE_PROBABILITY,
@@ -130,8 +131,8 @@ class DataSpec:
     """The whole schema of a log. ``columns``: raw column -> the override that names it.
 
     ``hour_column``: where a row's hour is read, None where none is asked for; ``whole_hours``: it holds 0 to 23, no
-    times. ``tasks``: those besides the main one;
-    ``row_weight``: the raw column of weights.
+    times. ``tasks``: those besides the main one; ``row_weight``: the raw column of weights. ``time_zone``: whose days
+    and hours are meant. ``sampling``: which rows are or were left out.
     """
 
     label: str
@@ -150,6 +151,8 @@ class DataSpec:
     whole_hours: bool = False
     tasks: tuple[TaskSpec, ...] = ()
     row_weight: str | None = None
+    time_zone: str | None = None
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     @property
     def owners(self) -> tuple[SparseSpec, ...]:
@@ -171,7 +174,7 @@ class DataSpec:
         """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
         if "" not in self.missing or self.number_is_missing:
             return frozenset()
-        read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight}
+        read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight, self.sampling.column}
         read |= {task.column for task in self.tasks}
         read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
         read |= {feature.weights for feature in self.sparse}
@@ -237,8 +240,8 @@ def data_spec(data: DataConfig) -> DataSpec:
         dense=dense, sparse=sparse, day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
         split=data.split, columns=_columns(data, dense, sparse, day, hour), hour_column=hour, tasks=tasks,
-        whole_hours=data.hour_column is not None,
-        row_weight=data.weight,
+        whole_hours=data.hour_column is not None, row_weight=data.weight, time_zone=data.time_zone,
+        sampling=data.sampling,
     )  # fmt: skip
     _check_names(spec)
     return spec
@@ -291,6 +294,8 @@ def _columns(
         columns.setdefault(task.column or name, f"data.tasks.{name}.column")
     if data.weight:
         columns.setdefault(data.weight, "data.weight")
+    if data.sampling.column:
+        columns.setdefault(data.sampling.column, "data.sampling.column")
     return columns
 
 
@@ -298,6 +303,7 @@ def _check_names(spec: DataSpec) -> None:
     taken = {LABEL, TRUE_PROBABILITY, *((DAY,) if spec.has_day else ())}
     taken |= {weight_column(feature.name) for feature in spec.sparse if feature.weighted}
     taken |= {task_column(task.name) for task in spec.tasks} | ({ROW_WEIGHT} if spec.row_weight else set())
+    taken |= {NEGATIVE_RATE} if spec.sampling.active else set()
     for group, features in (("dense", spec.dense), ("sparse", spec.sparse)):
         for feature in features:
             if feature.name in taken or set(feature.name) & set("/."):

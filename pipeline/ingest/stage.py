@@ -19,7 +19,7 @@ import polars as pl
 from pipeline.config import DataConfig, IngestConfig
 from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, synthetic, table_specs
-from pipeline.ingest.accept import check_day, held
+from pipeline.ingest.accept import check_day, check_kept, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, LocalEngine
 from pipeline.ingest.file_source import file_sources
@@ -251,6 +251,9 @@ class _Run:
             {name: t.lookup["hash"] for name, t in self.state.sparse.items() if t.lookup is not None}
         )
         writers = {split: self.writers[split] for split in self.splits}
+        written = {split: writer.rows for split, writer in writers.items()}
+        left_out = rows["train"] - written["train"]
+        check_kept(written["train"], self.total, data)
         files = {split: writer.files for split, writer in writers.items()}
         groups = {split: writer.groups for split, writer in writers.items()}
         quality = self._quality()
@@ -259,7 +262,7 @@ class _Run:
         kept = {day: joined([each for parts in came.values() for each in parts]) for day, came in self.late.items()}
         for day, frame in sorted(kept.items()):
             write_frame(draft, days.late_name(days.day_of(day)), frame, settings.compression)
-        draft.write_json("schema.json", dataset_schema(self.spec, self.state, rows, files, groups).to_json())
+        draft.write_json("schema.json", dataset_schema(self.spec, self.state, written, files, groups).to_json())
         draft.write_json(QUALITY, quality)
         draft.write_json("profile.json", make_profile(self.spec, self.total, self.state).to_json())
         late = {days.day_of(day): frame.height for day, frame in sorted(kept.items())}
@@ -274,7 +277,8 @@ class _Run:
             )  # fmt: skip
         seen = sum(rows.values()) + self.quarantine.rows + sum(late.values())
         return {
-            "rows": seen, "rows_train": rows["train"], "rows_test": rows["test"],
+            "rows": seen, "rows_train": written["train"], "rows_test": rows["test"],
+            **({"rows_left_out": left_out} if data.sampling.negatives is not None else {}),
             **({"rows_validation": rows[VALIDATION]} if VALIDATION in rows else {}),
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
             "reasons": dict(self.quarantine.kinds.most_common(3)), "split_by_place": self.by_place,

@@ -74,6 +74,7 @@ def dataset_schema(
         dense=tuple(name for feature in spec.dense for name in feature.columns), sparse=sparse, rows=rows,
         files=files, groups=groups, true_probability=spec.true_probability, tasks=_task_columns(spec),
         row_weights=spec.row_weight is not None,
+        sampled=spec.sampling.correct if spec.sampling.active else "",
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ class IngestPart(Record):
     rows_test: int | None = absent()
     rows_validation: int | None = absent()
     rows_quarantined: int | None = absent()
+    rows_left_out: int | None = absent()
     bytes_in: int | None = absent()
     rows_per_s: float | None = absent()
     reasons: dict[str, int] | None = absent()

@@ -18,7 +18,7 @@ import fsspec
 import numpy as np
 import polars as pl
 
-from pipeline.config import DataConfig
+from pipeline.config import DataConfig, SamplingConfig
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
@@ -27,6 +27,7 @@ from pipeline.ingest.file_source import FileSource, file_sources
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rawfiles import Files, find_files, missing_data
 from pipeline.ingest.rejects import Quarantine, Reject
+from pipeline.ingest.sampling import rows_counted_for
 from pipeline.ingest.sources import RawBlock
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
@@ -34,7 +35,7 @@ from pipeline.ingest.tasks import labels_of
 from pipeline.ingest.transform import State, transform
 from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import ServedModel, local_version
-from pipeline.records import LABEL, ROW_WEIGHT, Description, TaskColumn, weight_column
+from pipeline.records import LABEL, Description, TaskColumn, weight_column
 from pipeline.records.record import read
 from pipeline.records.serving import SERVING
 from pipeline.specs import LABEL_KINDS, MAIN_TASK, MODELS
@@ -122,7 +123,12 @@ def _none(served: ServedModel, spec: DataSpec, labelled: bool) -> _Labelled:
     nothing = np.zeros(0, np.float32)
     names = [MAIN_TASK, *(task.name for task in spec.tasks)] if labelled else []
     logits = np.zeros((0, 1 + len(served.description.tasks or ())), np.float32)
-    return _Labelled(logits, dict.fromkeys(names, nothing), nothing if spec.row_weight else None)
+    return _Labelled(logits, dict.fromkeys(names, nothing), nothing if labelled and _counted(spec) else None)
+
+
+def _counted(spec: DataSpec) -> bool:
+    """Whether labelled rows count for more or less than one."""
+    return spec.row_weight is not None or spec.sampling.known_before
 
 
 class Rejected:
@@ -193,13 +199,18 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
 
 def _without_label(data: DataConfig) -> list[str]:
     names = data.columns or (CRITEO_COLUMNS if data.format == "criteo" else [])
-    labels = {data.label.column, data.weight, *(task.column or name for name, task in data.tasks.items())}
+    labels = {
+        data.label.column,
+        data.weight,
+        data.sampling.column,
+        *(task.column or name for name, task in data.tasks.items()),
+    }
     return [name for name in names if name not in labels]
 
 
 def _spec(data: DataConfig, labelled: bool) -> DataSpec:
     """What a row must have: the features, and the label if there is one. Days and splits matter to training only."""
-    spec = data_spec(data if labelled else dataclasses.replace(data, tasks={}, weight=None))
+    spec = data_spec(data if labelled else dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig()))
     unused = ("data.day_column", "data.timestamp", "data.hour_column", *(() if labelled else ("data.label.column",)))
     columns = {name: option for name, option in spec.columns.items() if option not in unused}
     return dataclasses.replace(spec, day_column=None, timestamp=None, hour_column=None, true_probability=False,
@@ -220,7 +231,7 @@ def _score(
     ids = {name: _ids(columns, name, multi) for name, multi in served.description.sparse.items()}
     logits = served.score(np.ascontiguousarray(dense), ids)
     labels = labels_of(columns, spec) if labelled else {}
-    weights = columns[ROW_WEIGHT].to_numpy() if labelled and spec.row_weight else None
+    weights = rows_counted_for(columns, spec) if labelled else None
     return _Labelled(logits, labels, weights), parsed.lines, sorted(rejects, key=lambda reject: reject.line)
 
 

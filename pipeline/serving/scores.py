@@ -160,7 +160,7 @@ def row_blocks(split: SplitReader) -> Iterator[RowBlock]:
         ids: dict[str, Any] = {name: columns.single[place] for place, name in enumerate(split.single)}
         for name, each in columns.ragged.items():
             ids[name] = (each.values, np.repeat(np.arange(group.rows), np.diff(each.offsets)), each.weights)
-        yield RowBlock(columns.labels, columns.dense.T, ids)
+        yield RowBlock(columns.labels, columns.dense.T, ids, split.counted_for(columns))
 
 
 def feature_codes(split: SplitReader, features: list[str]) -> dict[str, list[np.ndarray]]:

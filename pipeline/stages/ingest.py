@@ -28,6 +28,10 @@ def _synthetic(config: Config) -> bool:
     return config.data.format == "synthetic"
 
 
+def _sampled(config: Config) -> bool:
+    return _logs(config) and config.data.sampling.active
+
+
 def _seeded(config: Config) -> bool:
     """Whether the dataset depends on the seed: synthetic logs, or a mapping whose fit is random."""
     data = config.data
@@ -56,7 +60,8 @@ class Ingest(Stage):
         use("data", "day late late_days mapping_from max_quarantine_share dense_transform", when=_logs),
         use("data.label", "column positive negative", when=_logs),
         use("data.tasks", "*.column *.kind *.positive *.negative *.given"),
-        use("data", "weight", when=_logs),
+        use("data", "weight time_zone", when=_logs),
+        use("data.sampling", "negatives column rate correct", when=_sampled),
         use("data.watermark", "success min_rows max_age_hours partitions min_partitions", when=_logs),
         use("data.checks", "leak leak_auc", when=_logs),
         use("data.checks.warn", "label_rate missing_share distinct psi", when=_logs),
@@ -113,6 +118,9 @@ class Ingest(Stage):
             f"{units.count(part.rows)} rows, {units.count(part.rows_quarantined)} of them in quarantine",
             f"{units.size(part.bytes_in)} read, {units.count(part.rows_per_s)} rows/s",
             f"quarantined: {reasons}" if reasons else "",
+            f"{units.count(part.rows_left_out)} rows without a click left out of training"
+            if part.rows_left_out
+            else "",
             f"replaces {short_path(part.replaces, 16)}" if part.replaces else "",
             *(f"warning: {line}" for line in warnings[:MOST_WARNINGS]),
             f"and {len(warnings) - MOST_WARNINGS} more warnings" if len(warnings) > MOST_WARNINGS else "",
