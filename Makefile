@@ -55,6 +55,11 @@ test-fast: install ## the tests that take less than ten seconds each
 test-faults: install ## every operation failing at every phase of what is done on S3: make test does a sample of it
 	@.venv/bin/python -m pytest -n $(WORKERS) -m grid tests/faults
 
+.PHONY: test-ray
+test-ray: install ## ingestion by Ray, on two nodes of this machine (installs the extra ray)
+	@.venv/bin/pip install -q "ray>=2.40"
+	@.venv/bin/python -m pytest -m ray tests/ingest
+
 .PHONY: test-control
 test-control: install ## the table of faults of the control plane, on a real API server (25 minutes of waiting; few CPUs)
 	@.venv/bin/python -m tests.controlplane.table

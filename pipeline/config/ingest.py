@@ -9,7 +9,7 @@ from pipeline.config.fields import setting
 
 @dataclass(kw_only=True)
 class RayConfig:
-    """Ray Data, used when ``ingest.engine=ray``."""
+    """Ray, used when ``ingest.engine=ray``."""
 
     address: str | None = setting(None, doc="Address of the Ray cluster to join; null: start Ray on this machine.")
 
@@ -19,7 +19,7 @@ class IngestConfig:
     """How ingestion reads the logs and lays out its files. The rows do not depend on it."""
 
     engine: str = setting(
-        "local", choices=("local", "ray"), doc="local ingests with threads of this machine, ray with Ray Data."
+        "local", choices=("local", "ray"), doc="local ingests with threads of this machine, ray with workers of Ray."
     )
     ray: RayConfig = setting(factory=RayConfig, doc="Settings of engine ray.")
     block_mib: int = setting(16, low=1, high=4096, doc="Size of the blocks in which logs are read, in MiB.")

@@ -102,7 +102,7 @@ class RayEngine(Engine):
             known, self._lines[number] = self._lines.get(number, 0), before
             blocks = [_renumbered(each, before - known) for each in blocks]
         for block in blocks:
-            lines[block.file] = lines.get(block.file, part.lines_before) + block.rows
+            lines[block.file] = lines.get(block.file, part.lines_before) + block.lines
             yield block
 
     def fit(self) -> Fit:
