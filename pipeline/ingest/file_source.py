@@ -46,7 +46,7 @@ class FileSource(Source):
         return replace(self, file=replace(self.file, first_line=before + 1)) if self.is_later else self
 
     def parts(self, blocks: int) -> list[FileSource]:
-        """Ranges of ``blocks`` blocks of lines, found by a look at where they meet; the file, if it is no plain text."""
+        """Ranges of ``blocks`` blocks of lines, found by a look at where they meet; the file, if not plain text."""
         if not self.format.by_line or self.path.endswith(COMPRESSED):
             return [self]
         size = blocks * self.file.block_bytes
