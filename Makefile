@@ -13,7 +13,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
-	gpu-check bench-models bench-epochs bench-hogwild bench-widths
+	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -150,6 +150,9 @@ bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row up
 
 bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
 	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))
+
+bench-negatives: install ## NE, calibration and seconds of training on 10 % of the rows without a click (10 minutes)
+	@.venv/bin/python -m benchmarks.negatives
 
 bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's planners, SSD, 1,000 tables (4 minutes)
 	@.venv/bin/python -m benchmarks.plan

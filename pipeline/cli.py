@@ -23,6 +23,7 @@ from pipeline.commands import (
     published,
     result,
     run,
+    runs,
     stores,
     worker,
 )
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def commands() -> list[Command]:
     """All commands, in the order of ``nightjar --help``."""
     families = (
-        init, plans, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, result, worker
+        init, plans, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, result, runs, worker
     )  # fmt: skip
     return [*run.commands(), *(command for family in families for command in family.COMMANDS)]
 

@@ -42,8 +42,10 @@ assert bags(ids).values().shape == (2, 4)
 if sys.argv[1]:
     from pipeline.embeddings.ssd.support import examine
     print(json.dumps(examine(pathlib.Path(sys.argv[1]))))
-from pipeline.native import library
-print(int(library() is not None), int(torch.ops.mkldnn._is_mkldnn_bf16_supported()), torch.cuda.device_count(),
+from pipeline import native
+from pipeline.training import native as shampoo
+print(int(all(each.library() is not None for each in (native, shampoo))),
+      int(torch.ops.mkldnn._is_mkldnn_bf16_supported()), torch.cuda.device_count(),
       int(torch.cuda.is_available() and torch.cuda.is_bf16_supported()))
 """
 
@@ -167,7 +169,7 @@ def row_steps() -> Finding:
 
 
 def step(compiled: bool) -> Finding:
-    """Whether the library for training steps on a CPU is there; ``PROBE`` opens it, since torch has its OpenMP."""
+    """Whether the libraries for training steps on a CPU are there; ``PROBE`` opens them, as torch has their OpenMP."""
     if compiled:
         return Finding("ok", "step", "compiled")
     return Finding("warn", "step", "PyTorch and FBGEMM; compiled, a step on four threads is a third shorter", COMPILE)

@@ -122,13 +122,14 @@ def _nights(
 ) -> int:
     """As ``_locked``, for a configuration that composes."""
     from pipeline.schedule.backfill import missed_nights, run_nights
+    from pipeline.schedule.dates import night_zone
     from pipeline.schedule.lock import night_lock
     from pipeline.schedule.nightjob import end_leftovers, night_job
     from pipeline.schedule.refused import refusals_posted
     from pipeline.store import Store
 
     settings, model, store = config.nightly, config.model_name, Store(config.store)
-    zone, known = settings.time_zone or config.schedule.time_zone, None
+    zone, known = night_zone(config), None
     with refusals_posted(config, store, lambda: wanted(zone, known.due if known else None)[-1]) as posted:
         known = night_job(config, job) if job is not None else None
         days = wanted(zone, known.due if known else None)

@@ -31,6 +31,7 @@ from pipeline.config.partition import PartitionConfig
 from pipeline.config.plan import SHARDING_TYPES, TIERS, PlanConfig, TablePin
 from pipeline.config.pods import PodConfig, PodResources, PodVolume, Toleration
 from pipeline.config.publish import PublishConfig
+from pipeline.config.rows import SamplingConfig
 from pipeline.config.schedule import ScheduleConfig
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, TaskLimits, TaskOptions, TaskTraining
@@ -41,9 +42,9 @@ __all__ = [
     "AUTO", "SHARDING_TYPES", "TIERS", "CheckpointConfig", "ChecksConfig", "ClipConfig", "Config", "DataConfig",
     "DebugConfig", "DenseFeature", "DriftLimits", "EvaluateConfig", "GateConfig", "GuardConfig", "HardwareConfig",
     "IngestConfig", "LabelConfig", "LaunchConfig", "ModelConfig", "NightlyConfig", "PartitionConfig", "PlanConfig",
-    "PodConfig", "PodResources", "PodVolume", "PublishConfig", "RayConfig", "ScheduleConfig", "SparseDefaults",
-    "SparseFeature", "SplitConfig", "SyntheticConfig", "TableDefaults", "TableFigures", "TablePin", "TaskLabel",
-    "TaskLimits", "TaskOptions", "TaskTraining", "Toleration", "TrainConfig", "WatermarkConfig",
+    "PodConfig", "PodResources", "PodVolume", "PublishConfig", "RayConfig", "SamplingConfig", "ScheduleConfig",
+    "SparseDefaults", "SparseFeature", "SplitConfig", "SyntheticConfig", "TableDefaults", "TableFigures", "TablePin",
+    "TaskLabel", "TaskLimits", "TaskOptions", "TaskTraining", "Toleration", "TrainConfig", "WatermarkConfig",
 ]  # fmt: skip
 
 

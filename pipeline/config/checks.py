@@ -21,6 +21,7 @@ def check(config: Config) -> None:
     if config.train.asynchronous:
         _check_alone(config)
     _check_features(config.data, config.gate, config.checkpoint)
+    _check_calibrator(config)
     _check_tasks(config)
     _check_tables(config)
     _check_allowed(config)
@@ -131,6 +132,17 @@ def _check_features(data: DataConfig, gate: GateConfig, checkpoint: CheckpointCo
                 f"checkpoint.tables names {table!r}, expected a table of data.sparse: {near}, ...",
                 hint=f"~checkpoint.tables.{table}",
             )
+
+
+def _check_calibrator(config: Config) -> None:
+    """The slices of the calibrator are those of a sparse feature."""
+    data, name = config.data, config.publish.calibrator.slices
+    if name is not None and name not in data.sparse:
+        near = next(iter(difflib.get_close_matches(name, data.sparse, n=1, cutoff=0.0)), "null")
+        raise ConfigError(
+            f"publish.calibrator.slices is {name!r}, expected a categorical feature",
+            hint=f"publish.calibrator.slices={near}",
+        )
 
 
 def _check_tasks(config: Config) -> None:

@@ -62,7 +62,8 @@ def check_kubernetes(config: Config) -> None:
     _check_hosts(config.launch, config.hardware)
     _check_pods(pods)
     _check_patch(pods)
-    _check_places(config.store, config.data.path, pods)
+    connector = config.data.connector
+    _check_places(config.store, config.data.path if connector is None or connector.on_disk else None, pods)
     _check_urls(config)
 
 

@@ -14,7 +14,9 @@ from pipeline.errors import ConfigError
 class NightlyConfig:
     """A night; docs/nightly.md explains it."""
 
-    time_zone: str | None = setting(None, doc="Time zone of date=yesterday and date=today; null: `schedule.time_zone`.")
+    time_zone: str | None = setting(
+        None, doc="Time zone of date=yesterday and date=today; null: `data.time_zone`, else `schedule.time_zone`."
+    )
     wait_minutes: float = setting(
         120.0,
         low=0.0,

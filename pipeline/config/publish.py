@@ -1,4 +1,4 @@
-"""The ``publish`` group: what is published and under which name."""
+"""The ``publish`` group: what is published and under which name, and the calibrator that goes with it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,58 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import setting
 from pipeline.config.values import check_name
+from pipeline.errors import ConfigError
+from pipeline.specs import CALIBRATORS, Calibrator, calibrator_docs
+from pipeline.specs.options import with_options
+
+
+@dataclass(kw_only=True)
+class CalibratorOptions:
+    """Options of the calibrator; null: its own default."""
+
+    min_clicks: int | None = setting(
+        None, low=1, doc="Of isotonic: rows of each class in a block of rows with one click rate; null: 50."
+    )
+    bins: int | None = setting(None, low=1, high=10_000, doc="Of histogram: number of bins; null: 20.")
+
+
+@dataclass(kw_only=True)
+class CalibratorConfig:
+    """A curve from the model's logit to a calibrated one, fitted on held-out rows that the gate does not judge."""
+
+    method: str | None = setting(
+        None, choices=CALIBRATORS.names, doc="How the curve is fitted; null: no calibrator.", more=calibrator_docs
+    )
+    share: float = setting(
+        0.5, low=0.01, high=0.99,
+        doc="Share of the held-out rows, by a hash of their number, that the curve is fitted on; the gate judges the "
+        "others.",
+    )  # fmt: skip
+    slices: str | None = setting(
+        None,
+        doc="Categorical feature whose values each shift the curve, as far as their rows tell; null: one curve for all "
+        "rows.",
+    )
+    slice_values: int = setting(
+        1000, low=1, high=1_000_000, doc="Number of most frequent values with a shift of their own."
+    )
+    options: CalibratorOptions = setting(factory=CalibratorOptions, doc="Options of the calibrator.")
+
+    @property
+    def spec(self) -> Calibrator | None:
+        """The calibrator with its options; None without one. ConfigError for an option that it lacks."""
+        if self.method is None:
+            return None
+        return with_options(CALIBRATORS, self.method, self.options, "publish.calibrator.options")
+
+    def check(self, path: str) -> None:
+        """Without a method there is nothing to set; the calibrator must have its options."""
+        if self.method is None and self != CalibratorConfig():
+            raise ConfigError(
+                f"{path} is set, but {path}.method is null: there is no calibrator",
+                hint=f"{path}.method={CALIBRATORS.names()[0]}",
+            )
+        _ = self.spec
 
 
 @dataclass(kw_only=True)
@@ -18,6 +70,9 @@ class PublishConfig:
     )
     cache_mib: float = setting(
         1024.0, low=0.0, doc="Memory for rows of tables while the gate scores a version, in MiB."
+    )
+    calibrator: CalibratorConfig = setting(
+        factory=CalibratorConfig, quiet=True, doc="Calibration of the published model's predictions."
     )
 
     def check(self, path: str) -> None:

@@ -26,11 +26,13 @@ class RowBlock:
     """Rows: ``labels`` [n], ``dense`` [n, d] (NaN: missing), and by sparse feature its lookups.
 
     Lookups are row numbers [n], or (row numbers [m], the place in the block of each [m], weights [m] or None).
+    ``weights`` [n]: how many rows each row counts for; None: one.
     """
 
     labels: NDArray[np.floating]
     dense: NDArray[np.floating]
     ids: Mapping[str, Any]
+    weights: NDArray[np.floating] | None = None
 
 
 class Baseline:
@@ -70,7 +72,8 @@ class Baseline:
             self._mean = np.nansum(known, 0) / counts
             spread = np.sqrt(np.nansum((known - self._mean) ** 2, 0) / counts)
             self._std = np.where(spread > 0, spread, 1.0)
-        clicks, rows = float(block.labels.sum()) + 0.5, len(block.labels) + 1.0
+        counted = np.ones(len(block.labels)) if block.weights is None else block.weights.astype(np.float64)
+        clicks, rows = float((block.labels * counted).sum()) + 0.5, float(counted.sum()) + 1.0
         self._dense[-1] = np.log(clicks / (rows - clicks))
 
     def _inputs(self, batch: RowBlock) -> NDArray[np.float64]:
@@ -99,6 +102,7 @@ class Baseline:
         inputs, lookups = self._inputs(batch), self._lookups(batch)
         logits = self._logits(batch, inputs, lookups)
         errors = 1 / (1 + np.exp(-np.clip(logits, -60, 60))) - batch.labels
+        errors = errors if batch.weights is None else errors * batch.weights
         places, at, factors = lookups
         np.add.at(self._buffer, places, errors[at] * factors)
         gradient = self._buffer[places]
@@ -116,7 +120,8 @@ def _batches(block: RowBlock) -> Iterator[RowBlock]:
     for start in range(0, len(block.labels), BATCH_ROWS):
         stop = start + BATCH_ROWS
         ids = {name: _cut(each, start, stop) for name, each in block.ids.items()}
-        yield RowBlock(block.labels[start:stop], block.dense[start:stop], ids)
+        weights = None if block.weights is None else block.weights[start:stop]
+        yield RowBlock(block.labels[start:stop], block.dense[start:stop], ids, weights)
 
 
 def _cut(ids: Any, start: int, stop: int) -> Any:

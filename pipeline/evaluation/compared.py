@@ -33,6 +33,7 @@ from pipeline.evaluation.shift import (
 from pipeline.records import (
     Beside,
     Best,
+    Calibrated,
     Figures,
     Former,
     GateRecord,
@@ -58,7 +59,8 @@ class SliceColumn:
 class Scored:
     """Logits of the same rows, [n] each: as the candidate serves them, the incumbent (None: there is none), and as the
     candidate was evaluated after training (None: not known). ``labels`` 0 and 1; ``slices`` by name. ``best``: of the
-    best of the last versions, where that is not the incumbent; ``baseline``: of a simple model.
+    best of the last versions, where that is not the incumbent; ``baseline``: of a simple model. ``uncalibrated``: the
+    candidate's without its calibrator, which ``calibrated`` describes.
     """
 
     labels: Floats
@@ -70,6 +72,16 @@ class Scored:
     slices: Mapping[str, SliceColumn] = field(default_factory=dict)
     tasks: Mapping[str, ScoredTask] = field(default_factory=dict)
     weights: Floats | None = None
+    uncalibrated: Floats | None = None
+    calibrated: Calibrated | None = None
+
+    def of_rows(self, kept: NDArray[np.bool_]) -> Scored:
+        """The rows that are ``kept`` [n]."""
+        names = ("labels", "candidate", "incumbent", "trained", "best", "baseline", "weights", "uncalibrated")
+        columns: dict[str, Any] = {name: None if (c := getattr(self, name)) is None else c[kept] for name in names}
+        slices = {name: replace(each, codes=each.codes[kept]) for name, each in self.slices.items()}
+        tasks = {name: each.of_rows(kept) for name, each in self.tasks.items()}
+        return replace(self, **columns, slices=slices, tasks=tasks)
 
 
 def measure(scored: Scored, settings: GateConfig, seed: int = 0) -> GateRecord:
@@ -124,13 +136,26 @@ def _figures(
         for name, logits, kind in (("best", scored.best, Best), ("baseline", scored.baseline, Beside))
         if logits is not None
     }
+    before = {} if scored.uncalibrated is None else {"uncalibrated": scored.uncalibrated}
     return {
         "reliability": {
-            name: reliability(scored.labels, logits, weights=scored.weights) for name, logits in models.items()
+            name: reliability(scored.labels, logits, weights=scored.weights)
+            for name, logits in {**models, **before}.items()
         },
         "candidate": ours, "histogram": histogram(models), "serving": _serving(scored, ours.ne.point),
-        **beside, **others,
+        **_calibrated(scored, clicked, weights, settings), **beside, **others,
     }  # fmt: skip
+
+
+def _calibrated(
+    scored: Scored, clicked: NDArray[np.bool_], weights: NDArray[np.float64], settings: GateConfig
+) -> dict[str, Any]:
+    """The record of the calibrator with the candidate's figures without it; nothing where there is none."""
+    if scored.calibrated is None or scored.uncalibrated is None:
+        return {}
+    drawn = _resampled({"before": scored.uncalibrated}, clicked, weights, own=_own(scored))["before"]
+    before = Figures(**{name: drawn[name].interval(settings.confidence) for name in FIGURES})
+    return {"calibrated": replace(scored.calibrated, before=before)}
 
 
 def _model_figures(scored: Scored, logits: Floats, drawn: Mapping[str, Resampled], confidence: float) -> ModelFigures:
@@ -157,10 +182,14 @@ def _serving(scored: Scored, served_ne: float) -> Serving | None:
     if scored.trained is None:
         return None
     ne = evaluate(scored.labels, scored.trained, weights=scored.weights)["ne"]
+    served = scored.candidate
+    if scored.uncalibrated is not None:  # training has no calibrator
+        served = scored.uncalibrated
+        served_ne = evaluate(scored.labels, served, weights=scored.weights)["ne"]
     return Serving(
         trained_ne=ne, gap=served_ne / ne - 1,
-        largest_difference=float(np.abs(sigmoid(scored.trained) - sigmoid(scored.candidate)).max()),
-        ulps=units_in_the_last_place(scored.trained, scored.candidate),
+        largest_difference=float(np.abs(sigmoid(scored.trained) - sigmoid(served)).max()),
+        ulps=units_in_the_last_place(scored.trained, served),
     )  # fmt: skip
 
 

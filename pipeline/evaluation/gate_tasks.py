@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,14 @@ class ScoredTask:
     candidate: Floats
     incumbent: Floats | None = None
     weights: Floats | None = None
+
+    def of_rows(self, kept: NDArray[np.bool_]) -> ScoredTask:
+        """The rows that are ``kept`` [n]."""
+        incumbent = None if self.incumbent is None else self.incumbent[kept]
+        weights = None if self.weights is None else self.weights[kept]
+        return replace(
+            self, labels=self.labels[kept], candidate=self.candidate[kept], incumbent=incumbent, weights=weights
+        )
 
 
 def measure_tasks(tasks: Mapping[str, ScoredTask], settings: GateConfig, seed: int) -> dict[str, TaskComparison]:

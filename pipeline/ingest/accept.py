@@ -10,9 +10,10 @@ from pipeline.ingest import days
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.quality import Verdict, beyond
 from pipeline.ingest.rejects import Quarantine
+from pipeline.ingest.sampling import COUNTS_FOR, OF_CLICKS
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.times import test_hours_from
-from pipeline.records import ROW_WEIGHT, VALIDATION
+from pipeline.records import BY_LOGIT, ROW_WEIGHT, VALIDATION
 
 
 def check_day(fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | None, quarantined: int) -> None:
@@ -59,6 +60,32 @@ def check_day(fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | No
         raise DataError(
             f"the weight of all {rows['train']:,} train rows is 0 ({data.weight})",
             hint="data.weight=null, or logs with rows that count",
+        )
+
+    _check_shares(fit, data)
+
+
+def _check_shares(fit: Fit, data: DataConfig) -> None:
+    """Raise DataError where rows with a click tell a share of their own, which is 1: the logit needs the others'."""
+    column = data.sampling.column
+    if column is None or data.sampling.correct != BY_LOGIT:
+        return
+    clicks, rows = fit.train.labels[OF_CLICKS], fit.train.labels[COUNTS_FOR]
+    if clicks.minimum == 1 and rows.mean > 1:
+        raise DataError(
+            f"{column} is 1 in all {clicks.count:,} train rows with a click, and less in others: it seems to be how "
+            "often a row itself was kept, expected how often rows without a click were kept where the row is from",
+            hint="data.sampling.correct=weights",
+        )
+
+
+def check_kept(train: int, fit: Fit, data: DataConfig) -> None:
+    """Raise DataError where none of the rows without a click stayed among the ``train`` rows."""
+    if data.sampling.negatives is not None and train <= fit.positives["train"]:
+        raise DataError(
+            f"data.sampling.negatives={data.sampling.negatives:g} leaves none of "
+            f"{fit.rows['train'] - fit.positives['train']:,} train rows without a click",
+            hint="data.sampling.negatives=<larger>",
         )
 
 

@@ -10,12 +10,14 @@ import io
 from dataclasses import dataclass, field
 
 import polars as pl
+import polars.selectors as cs
 
 from pipeline.ingest.coded import Coded, coded_ids, without_hashes
 from pipeline.ingest.contents import place_hashes
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.parse import DayRule, parse
 from pipeline.ingest.rejects import Reject
+from pipeline.ingest.sampling import thinned
 from pipeline.ingest.sources import Block
 from pipeline.ingest.spec import DAY, DataSpec
 from pipeline.ingest.transform import State, raw_numbers, transform, unseen_ids
@@ -23,6 +25,7 @@ from pipeline.records import VALIDATION
 
 CODE = "code:"  # prefix of the columns that hold codes
 TEST = "test"  # column of typed rows: which are test rows, where that is known in pass 1
+KEPT = "kept"  # column of typed rows: which stay if they are train rows
 LOOKED_AT = "looked_at"  # column of typed rows: which are validation rows if they are no test rows
 
 
@@ -74,7 +77,7 @@ def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
         coded = coded_ids(parsed.frame, job.spec)
         places = place_hashes(raw.place or raw.file, parsed.lines) if job.by_place else None
         parts = fit.add(parsed.frame, coded, places)
-        marks = [(TEST, parts.test), (LOOKED_AT, parts.validation)]
+        marks = [(TEST, parts.test), (LOOKED_AT, parts.validation), (KEPT, parts.kept)]
         columns = [mark.alias(name) for name, mark in marks if mark is not None]
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
     counted = Counted(
@@ -96,7 +99,12 @@ def transformed(typed: bytes, job: TransformJob) -> dict[str, pl.DataFrame]:
     held = rows.filter(test)
     raw = raw_numbers(frame.filter(test), job.spec, job.state)
     unseen = unseen_ids(held, job.state, {name: ids.of_rows(test.to_numpy()) for name, ids in coded.items()})
-    splits = {"train": rows.filter(_is_train(frame, test)), "test": held.with_columns(*raw, *unseen)}
+    train = _is_train(frame, test)
+    train = train & frame[KEPT] if KEPT in frame.columns else train
+    splits = {
+        "train": thinned(rows.filter(train), job.spec.sampling.negatives),
+        "test": held.with_columns(*raw, *unseen),
+    }
     if job.spec.split.validates:
         splits[VALIDATION] = rows.filter(frame[LOOKED_AT] & ~test) if LOOKED_AT in frame.columns else rows.clear()
     return splits
@@ -142,6 +150,6 @@ def unpacked(data: bytes) -> tuple[pl.DataFrame, dict[str, Coded]]:
     end = 8 + int.from_bytes(data[:8], "little")
     view = memoryview(data)
     frame, hashes = pl.read_ipc(io.BytesIO(view[8:end])), pl.read_ipc(io.BytesIO(view[end:]))
-    frame = frame.with_columns(pl.col("^dense:.*$").cast(pl.Float64))
+    frame = frame.with_columns((cs.starts_with("dense:") & cs.float()).cast(pl.Float64))
     coded = {name: Coded.of_codes(hashes[name][0].to_numpy(), frame[CODE + name]) for name in hashes.columns}
     return frame, coded

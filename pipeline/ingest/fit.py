@@ -18,16 +18,18 @@ from pipeline.ingest.contents import Contents, row_hashes
 from pipeline.ingest.counts import BinCounts
 from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import Moments, measure, quantised
+from pipeline.ingest.sampling import kept, sums
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.times import HOUR, test_hours_from
+from pipeline.ingest.vectors import lengths_of, moments_of
 from pipeline.records import LABEL, ROW_WEIGHT, VALIDATION
 from pipeline.specs.id_mapping import Counts, IdCounts
 
 
 class Partial:
-    """Counts and moments of one set of typed rows. ``labels``: of further tasks' labels and weights, by column."""
+    """Counts and moments of one set of typed rows. ``labels``: of further tasks' labels and weights, by name."""
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec
@@ -39,6 +41,8 @@ class Partial:
         self.labels = {typed(task.name): Moments() for task in spec.tasks}
         if spec.row_weight:
             self.labels[ROW_WEIGHT] = Moments()
+        self.sums = sums(spec)
+        self.labels |= {name: Moments() for name in self.sums}
         self.missing = {feature.name: 0 for feature in spec.sparse}
         self.lookups = {feature.name: 0 for feature in spec.sparse}
         vocabularies = sum(feature.mapping.vocabulary for feature in spec.sparse)
@@ -57,7 +61,8 @@ class Partial:
         self._add_labels(chosen)
         labels = chosen[LABEL].to_numpy()
         for dense in self.spec.dense:
-            self.sketches[dense.name].add(chosen[f"dense:{dense.name}"].to_numpy(), labels)
+            column = chosen[f"dense:{dense.name}"]
+            self.sketches[dense.name].add(lengths_of(column) if dense.vector else column.to_numpy(), labels)
         for feature in self.spec.sparse:
             counts = self.counts[feature.name]
             if isinstance(counts, BinCounts):
@@ -77,16 +82,24 @@ class Partial:
         target.add(coded.hashes[seen], ids[coded.first_lookups()[seen]], counts[seen])
 
     def _add_dense(self, frame: pl.DataFrame) -> None:
-        raw = [pl.col(f"dense:{name}") for name in self.raw]
-        prepared = [quantised(feature) for feature in self.spec.dense if feature.name in self.prepared]
-        targets = [*self.raw.values(), *self.prepared.values()]
-        if not targets:
-            return
-        for target, moments in zip(targets, measure(frame, [*raw, *prepared]), strict=True):
-            target.merge(moments)
+        for vector in (each for each in self.spec.dense if each.vector):
+            moments, prepared = moments_of(frame[f"dense:{vector.name}"], vector)
+            self.raw[vector.name].merge(moments)
+            if vector.name in self.prepared:
+                self.prepared[vector.name].merge(prepared)
+        numbers = [each for each in self.spec.dense if not each.vector]
+        pairs = [(self.raw[each.name], pl.col(f"dense:{each.name}")) for each in numbers]
+        pairs += [(self.prepared[each.name], quantised(each)) for each in numbers if each.name in self.prepared]
+        if pairs:
+            for (target, _), moments in zip(pairs, measure(frame, [value for _, value in pairs]), strict=True):
+                target.merge(moments)
 
     def _add_labels(self, frame: pl.DataFrame) -> None:
-        moments = measure(frame, [pl.col(name).cast(pl.Float64) for name in self.labels]) if self.labels else []
+        moments = (
+            measure(frame, [self.sums.get(name, pl.col(name).cast(pl.Float64)) for name in self.labels])
+            if self.labels
+            else []
+        )
         for target, measured in zip(self.labels.values(), moments, strict=True):
             target.merge(measured)
 
@@ -115,10 +128,14 @@ class Partial:
 
 @dataclass(frozen=True)
 class Parts:
-    """Which rows of a block are test rows (None: not known yet), and which of the others are validation rows."""
+    """Which rows of a block are test rows (None: not known yet), and which of the others are validation rows.
+
+    ``kept``: the rows that stay if they are train rows; None: all.
+    """
 
     test: pl.Series | None
     validation: pl.Series | None = None
+    kept: pl.Series | None = None
 
 
 @dataclass
@@ -171,9 +188,11 @@ class Fit:
         """
         hashes = self._hashes(frame, places)
         looked_at = self._validation_rows(frame, hashes)
+        share = self.spec.sampling.negatives
+        stay = kept(hashes, frame[LABEL], share) if share is not None and hashes is not None else None
         if self.split.by == "day" and self.test is None:
             self._add_days(frame, coded, looked_at)
-            return Parts(None, looked_at)
+            return Parts(None, looked_at, stay)
         test = (
             self._test_rows(frame, hashes)
             if self.test is None
@@ -187,18 +206,23 @@ class Fit:
         if not self.test:
             train = ~test if looked_at is None else ~(test | looked_at)
             self.train.add(frame, coded, train.to_numpy())
-        return Parts(test, looked_at)
+        return Parts(test, looked_at, stay)
 
     def _hashes(self, frame: pl.DataFrame, places: np.ndarray | None) -> np.ndarray | None:
         """The hash of each row that the split goes by; None where it needs none."""
         by_hash = self.split.by == "hash" and self.test is None
-        if self.test or not (by_hash or self.split.validation_share):
+        if self.test or not (by_hash or self.split.validation_share or self._thins):
             return None
         if places is not None:
             return places
         hashes = row_hashes(frame, self.spec)
         self.contents.add(hashes)
         return hashes
+
+    @property
+    def _thins(self) -> bool:
+        """Whether a share of the train rows without a click is left out."""
+        return self.spec.sampling.negatives is not None
 
     def _test_rows(self, frame: pl.DataFrame, hashes: np.ndarray | None) -> pl.Series:
         if self.split.by == "hours":
@@ -222,6 +246,7 @@ class Fit:
     def needs_places(self) -> bool:
         """Whether the hash split should go by place: most rows repeat, so it would hold out contents, not rows."""
         splits = (self.split.by == "hash" and self.split.test_share > 0) or self.split.validation_share > 0
+        splits = splits or self._thins
         return not self.by_place and splits and self.contents.repeats
 
     def _add_days(self, frame: pl.DataFrame, coded: dict[str, Coded], looked_at: pl.Series | None) -> None:

@@ -18,7 +18,7 @@ from pipeline.store import Draft
 class PartWriter:
     """The Parquet files of one split. Row groups hold ``rows_per_group`` rows however rows arrive.
 
-    Use as a context manager; ``files`` and ``groups`` are complete after it.
+    Use as a context manager; ``files`` and ``groups`` are complete after it. ``rows``: how many were added.
     """
 
     def __init__(self, draft: Draft, split: str, config: IngestConfig) -> None:
@@ -29,6 +29,7 @@ class PartWriter:
         self.groups: list[list[int]] = []
         self.pending: list[pl.DataFrame] = []
         self.pending_rows = 0
+        self.rows = 0
         self.stack = ExitStack()
         self.writer: pq.ParquetWriter | None = None
 
@@ -46,6 +47,7 @@ class PartWriter:
         """Append rows; full row groups are written at once."""
         self.pending.append(frame)
         self.pending_rows += frame.height
+        self.rows += frame.height
         size = self.config.rows_per_group
         if self.pending_rows < size:
             return

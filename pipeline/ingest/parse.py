@@ -1,9 +1,9 @@
 """Raw rows to typed rows: labels, numbers, hashed ids, days; what does not parse is set aside with a reason.
 
 A pure function of the frame and the schema. Typed columns: ``label`` (Float32), ``dense:<name>`` (Float64,
-null = missing), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing), ``id:<name>`` (the raw
-strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32), ``true_probability``,
-and what ``tasks`` adds.
+null = missing; of a vector Array(Float32)), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing),
+``id:<name>`` (the raw strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32),
+``true_probability``, and what ``tasks`` adds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import polars as pl
 
 from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
 from pipeline.ingest.rejects import Reject, Rejected, shown
+from pipeline.ingest.sampling import read_rates
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
 from pipeline.ingest.times import day_of, hour_of
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
+from pipeline.ingest.vectors import vector_of
 from pipeline.records import LABEL, TRUE_PROBABILITY
 
 
@@ -58,8 +60,13 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
     columns = [_label(raw, texts, spec, rejected)]
     if spec.tasks or spec.row_weight:
         columns += task_columns(raw, texts, columns[0], spec, rejected)
+    if spec.sampling.column is not None:
+        columns.append(read_rates(raw, texts, spec, rejected))
     for dense in spec.dense:
         values = raw[dense.column]
+        if dense.vector:
+            columns.append(vector_of(values, texts.get(dense.column), dense, spec, rejected))
+            continue
         if dense.column not in plain:
             values = number_of(values, texts.get(dense.column), dense.column, spec, rejected)
         _check_values(values, dense, rejected)
@@ -69,15 +76,17 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         if sparse.name in hashes:
             columns += [hashes[sparse.name], texts[sparse.column].alias(f"id:{sparse.name}")]
             continue
-        columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected)
+        weights = raw[sparse.weights] if sparse.weights else None
+        columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected, weights)
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
+    zone = spec.time_zone
     if spec.has_day:
         column = spec.day_column or spec.timestamp or ""
         timestamp = spec.day_column is None
-        columns.append(day_of(raw[column], texts.get(column), timestamp=timestamp, rejected=rejected))
+        columns.append(day_of(raw[column], texts.get(column), timestamp=timestamp, rejected=rejected, zone=zone))
     if spec.hour_column:
-        columns.append(hour_of(raw[spec.hour_column], texts.get(spec.hour_column), rejected))
+        columns.append(hour_of(raw[spec.hour_column], texts.get(spec.hour_column), rejected, zone))
     if spec.true_probability:
         columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
     frame = pl.DataFrame(columns)

@@ -3,51 +3,63 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from fsspec import AbstractFileSystem
 
 from pipeline.config import WatermarkConfig
 from pipeline.ingest.rawfiles import Files, below, is_hidden, root_of
+from pipeline.ingest.zones import HOURS_PER_DAY
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 SHOWN = 5  # names in a message
 
 
-def expanded(names: list[str]) -> list[str]:
-    """``names``, of which ``hour={00..23}`` stands for 24: numbers as wide as the first one."""
+def expanded(names: list[str], skipped: Collection[int] = ()) -> list[str]:
+    """``names``, of which ``hour={00..23}`` stands for 24: numbers as wide as the first one.
+
+    ``skipped``: hours that the day does not have, which a range of all 24 leaves out.
+    """
     folders: list[str] = []
     for name in names:
         if (match := _RANGE.search(name)) is None:
             folders.append(name.strip("/"))
             continue
         numbers = range(int(match[1]), int(match[2]) + 1)
-        each = [f"{name[: match.start()]}{number:0{len(match[1])}}{name[match.end() :]}" for number in numbers]
-        folders += expanded(each)
+        left_out = skipped if numbers == range(HOURS_PER_DAY) else ()
+        each = [f"{name[: match.start()]}{number:0{len(match[1])}}{name[match.end() :]}" for number in numbers
+                if number not in left_out]  # fmt: skip
+        folders += expanded(each, skipped)
     return folders
 
 
-def missing_partitions(limit: WatermarkConfig, path: str, files: Files, fill: Callable[[str], str]) -> list[str]:
+def missing_partitions(
+    limit: WatermarkConfig, path: str, files: Files, fill: Callable[[str], str], skipped: Collection[int] = ()
+) -> list[str]:
     """In words, the folders that ``limit`` waits for and that hold none of ``files``, those of the day at ``path``.
 
     ``fill`` puts the day into a name. A folder without rows is there once it holds the file ``limit.success``.
+    ``skipped``: hours that the day does not have, for which no folder of its 24 is waited for.
     """
+    least = limit.min_partitions
+    if least == HOURS_PER_DAY:
+        least -= len(skipped)
     root = root_of(files.fs, path)
     folders = sorted({below(name, root).rpartition("/")[0] for name in files.paths} - {""})
-    names = expanded([fill(name) for name in limit.partitions])
+    names = expanded([fill(name) for name in limit.partitions], skipped)
     missing: list[str] = []
-    if limit.success and (_absent(names, folders) or len(folders) < (limit.min_partitions or 0)):
+    if limit.success and (_absent(names, folders) or len(folders) < (least or 0)):
         folders = sorted({*folders, *_empty(files.fs, root, fill(limit.success), folders)})
     absent = _absent(names, folders)
     if absent:
         verb = "do" if len(absent) > 1 else "does"
         missing.append(f"{_listed(absent)} below {path} {verb} not exist yet")
-    if limit.min_partitions is not None and len(folders) < limit.min_partitions:
+    if least is not None and len(folders) < least:
         seen = f" ({folders[0]} to {folders[-1]})" if len(folders) > 1 else f" ({folders[0]})" if folders else ""
-        left = _left_out(folders, limit.min_partitions)
+        left = _left_out(folders, least)
         guess = f"; missing: {_listed(left)}" if left else ""
-        wanted = f"expected at least {limit.min_partitions}{guess}"
+        wanted = f"expected at least {least}{guess}"
         missing.append(f"its files are in {len(folders)} folders{seen} below {path}, {wanted}")
     return missing
 

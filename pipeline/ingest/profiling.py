@@ -6,6 +6,7 @@ import numpy as np
 
 from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.moments import Moments
+from pipeline.ingest.sampling import CLICKS_FOR, COUNTS_FOR
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.transform import State
@@ -20,11 +21,20 @@ def make_profile(spec: DataSpec, fit: Fit, state: State) -> Profile:
     return Profile(
         rows=rows,
         label_rate={split: positives[split] / count if count else 0.0 for split, count in rows.items()},
-        dense={f.name: _dense(fit.train.raw[f.name], fit.train.rows) for f in spec.dense},
+        dense={f.name: _dense(fit.train.raw[f.name], fit.train.rows * f.width) for f in spec.dense},
         sparse={feature.name: _sparse(feature, fit.train, state) for feature in spec.sparse},
         tasks={t.name: _dense(fit.train.labels[typed(t.name)], fit.train.rows) for t in spec.tasks} or None,
         row_weight=_dense(fit.train.labels[ROW_WEIGHT], fit.train.rows) if spec.row_weight else None,
+        base_rate=_base_rate(fit.train),
     )
+
+
+def _base_rate(train: Partial) -> float | None:
+    """The click rate of the rows that the train rows stand for; None where each stands for itself."""
+    if COUNTS_FOR not in train.labels:
+        return None
+    rows = train.labels[COUNTS_FOR].mean
+    return train.labels[CLICKS_FOR].mean / rows if rows else None
 
 
 def _dense(moments: Moments, rows: int) -> DenseProfile:

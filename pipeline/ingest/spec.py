@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
-from pipeline.config import DataConfig, SplitConfig, TaskLabel
+from pipeline.config import DataConfig, SamplingConfig, SplitConfig, TaskLabel
+from pipeline.config.features import LIST, MAP, ONE
 from pipeline.errors import ConfigError, DataError
-from pipeline.records import LABEL, RESERVED_ROWS, ROW_WEIGHT, TRUE_PROBABILITY, task_column, weight_column
+from pipeline.records import (
+    LABEL,
+    NEGATIVE_RATE,
+    RESERVED_ROWS,
+    ROW_WEIGHT,
+    TRUE_PROBABILITY,
+    task_column,
+    vector_columns,
+    weight_column,
+)
 from pipeline.specs import LABEL_KINDS, TaskSpec, mapping_of
 from pipeline.specs.id_mapping import IdMapping
 
@@ -21,7 +31,10 @@ CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseSpec:
-    """One numeric feature: the raw ``column`` it comes from, its ``transform``, and what its values may be."""
+    """One numeric feature: the raw ``column`` it comes from, its ``transform``, and what its values may be.
+
+    ``width``: numbers of a value, a vector above 1, whose ``separator`` is between them where it is text.
+    """
 
     name: str
     column: str
@@ -31,6 +44,18 @@ class DenseSpec:
     low: float | None = None
     high: float | None = None
     required: bool = False
+    width: int = 1
+    separator: str = ","
+
+    @property
+    def vector(self) -> bool:
+        """Whether a value is several numbers."""
+        return self.width > 1
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the dense columns of the dataset that hold it."""
+        return vector_columns(self.name, self.width) if self.vector else [self.name]
 
     @property
     def logarithmic(self) -> bool:
@@ -48,7 +73,8 @@ class SparseSpec:
     """One categorical feature; ``rows`` caps its table, reserved rows included.
 
     ``table``: the feature whose table this one shares; "" where it has its own. ``mapping``, ``rows`` and what else
-    is of a table are then those of that feature.
+    is of a table are then those of that feature. ``holds``: one, list or map; "" where the separator tells.
+    ``weights``: the column with the weights of a list's ids.
     """
 
     name: str
@@ -66,6 +92,8 @@ class SparseSpec:
     required: bool = False
     when_full: str = "replace"
     table: str = ""
+    holds: str = ""
+    weights: str | None = None
 
     @property
     def owner(self) -> str:
@@ -75,7 +103,12 @@ class SparseSpec:
     @property
     def multi(self) -> bool:
         """Whether a row may hold several ids."""
-        return self.separator is not None
+        return self.separator is not None or self.holds in (LIST, MAP)
+
+    @property
+    def maps(self) -> bool:
+        """Whether a field holds ids with their weights."""
+        return self.holds == MAP
 
     @property
     def lists(self) -> bool:
@@ -85,7 +118,7 @@ class SparseSpec:
     @property
     def weighted(self) -> bool:
         """Whether each id carries a weight."""
-        return self.multi and self.weight_separator is not None
+        return self.multi and (self.weight_separator is not None or self.weights is not None or self.maps)
 
     @property
     def seed(self) -> int:
@@ -98,7 +131,8 @@ class DataSpec:
     """The whole schema of a log. ``columns``: raw column -> the override that names it.
 
     ``hour_column``: where a row's hour is read, None where none is asked for. ``tasks``: those besides the main one;
-    ``row_weight``: the raw column of weights.
+    ``row_weight``: the raw column of weights. ``time_zone``: whose days and hours are meant.
+    ``sampling``: which rows are or were left out.
     """
 
     label: str
@@ -116,6 +150,8 @@ class DataSpec:
     hour_column: str | None = None
     tasks: tuple[TaskSpec, ...] = ()
     row_weight: str | None = None
+    time_zone: str | None = None
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     @property
     def owners(self) -> tuple[SparseSpec, ...]:
@@ -137,9 +173,11 @@ class DataSpec:
         """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
         if "" not in self.missing or self.number_is_missing:
             return frozenset()
-        read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight}
+        read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight, self.sampling.column}
         read |= {task.column for task in self.tasks}
         read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
+        read |= {feature.weights for feature in self.sparse}
+        read |= {feature.column for feature in self.dense if feature.vector}
         return frozenset(feature.column for feature in self.dense) - read
 
 
@@ -174,12 +212,14 @@ def data_spec(data: DataConfig) -> DataSpec:
         DenseSpec(
             name=name,
             column=feature.column or name,
-            transform=feature.transform or data.dense_transform,
+            transform=data.transform_of(name),
             clip=tuple(feature.clip),
             bins=feature.bins,
             low=feature.min,
             high=feature.max,
             required=feature.required,
+            width=feature.width,
+            separator=feature.separator,
         )  # fmt: skip
         for name, feature in data.dense.items()
     )
@@ -198,7 +238,7 @@ def data_spec(data: DataConfig) -> DataSpec:
         dense=dense, sparse=sparse, day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
         split=data.split, columns=_columns(data, dense, sparse, day, hour), hour_column=hour, tasks=tasks,
-        row_weight=data.weight,
+        row_weight=data.weight, time_zone=data.time_zone, sampling=data.sampling,
     )  # fmt: skip
     _check_names(spec)
     return spec
@@ -216,14 +256,17 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         when_full=owner.when_full or defaults.when_full,
         evict_after_days=owner.evict_after_days or defaults.evict_after_days,
         table=feature.table or "",
-        separator=None if feature.cross or feature.bins else feature.separator or defaults.separator,
+        separator=None if feature.cross or feature.bins or feature.holds == ONE
+        else feature.separator or defaults.separator,
         weight_separator=feature.weight_separator or defaults.weight_separator,
         cross=tuple(feature.cross),
         bins=feature.bins,
         max_ids=feature.max_ids,
         integer=feature.integer,
         required=feature.required,
-    )
+        holds=feature.holds or (LIST if feature.weights else ""),
+        weights=feature.weights,
+    )  # fmt: skip
 
 
 def _columns(
@@ -236,6 +279,8 @@ def _columns(
     for feature in sparse:
         for column in feature.cross:
             columns.setdefault(column, f"data.sparse.{feature.name}.cross")
+        if feature.weights:
+            columns.setdefault(feature.weights, f"data.sparse.{feature.name}.weights")
     if day:
         columns.setdefault(day, "data.day_column")
     elif data.timestamp:
@@ -246,6 +291,8 @@ def _columns(
         columns.setdefault(task.column or name, f"data.tasks.{name}.column")
     if data.weight:
         columns.setdefault(data.weight, "data.weight")
+    if data.sampling.column:
+        columns.setdefault(data.sampling.column, "data.sampling.column")
     return columns
 
 
@@ -253,6 +300,7 @@ def _check_names(spec: DataSpec) -> None:
     taken = {LABEL, TRUE_PROBABILITY, *((DAY,) if spec.has_day else ())}
     taken |= {weight_column(feature.name) for feature in spec.sparse if feature.weighted}
     taken |= {task_column(task.name) for task in spec.tasks} | ({ROW_WEIGHT} if spec.row_weight else set())
+    taken |= {NEGATIVE_RATE} if spec.sampling.active else set()
     for group, features in (("dense", spec.dense), ("sparse", spec.sparse)):
         for feature in features:
             if feature.name in taken or set(feature.name) & set("/."):
@@ -263,11 +311,25 @@ def _check_names(spec: DataSpec) -> None:
                     hint=f"give it another name and keep its column: '+data.{group}.my_{safe}={{column: "
                     f"{feature.column}}}' in place of {feature.name!r}",
                 )
+    _check_vectors(spec, taken)
     if spec.positive == spec.negative:
         raise ConfigError(
             f"data.label.positive and data.label.negative are both {spec.positive!r}, expected two values",
             hint="data.label.positive=1 data.label.negative=0",
         )
+
+
+def _check_vectors(spec: DataSpec, taken: set[str]) -> None:
+    """Raise ConfigError for a feature whose name is that of a column of a vector."""
+    named = taken | {dense.name for dense in spec.dense} | {sparse.name for sparse in spec.sparse}
+    for feature in spec.dense:
+        if feature.vector and (shared := sorted(named & set(feature.columns))):
+            raise ConfigError(
+                f"data.dense.{feature.name} is a vector, and {shared[0]!r}, the name of one of its columns in the "
+                "dataset, is also that of another feature",
+                hint=f"'+data.dense.{feature.name}_vector={{column: {feature.column}, width: {feature.width}}}' in "
+                f"place of {feature.name!r}",
+            )
 
 
 def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, header: bool) -> None:

@@ -27,6 +27,7 @@ from pipeline.store import Artifact, Draft, Store
 
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
 _DENSE = {name: name for name in ("column", "transform", "clip", "bins", "required")} | {"min": "low", "max": "high"}
+_QUIET = ("table", "holds", "weights")  # of a sparse feature, where they are set
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
 
 
@@ -70,8 +71,10 @@ def dataset_schema(
         for f in spec.sparse
     )
     return DatasetSchema(
-        dense=tuple(feature.name for feature in spec.dense), sparse=sparse, rows=rows, files=files, groups=groups,
-        true_probability=spec.true_probability, tasks=_task_columns(spec), row_weights=spec.row_weight is not None,
+        dense=tuple(name for feature in spec.dense for name in feature.columns), sparse=sparse, rows=rows,
+        files=files, groups=groups, true_probability=spec.true_probability, tasks=_task_columns(spec),
+        row_weights=spec.row_weight is not None,
+        sampled=spec.sampling.correct if spec.sampling.active else "",
     )  # fmt: skip
 
 
@@ -91,6 +94,7 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
             "mean": state.dense[f.name].mean, "std": state.dense[f.name].std,
             "missing": None if math.isnan(state.dense[f.name].missing) else 0.0,
             "bounds": None if (bounds := state.dense[f.name].bounds) is None else bounds.tolist(),
+            **({"width": f.width, "separator": f.separator} if f.vector else {}),
         }
         for f in spec.dense
     }  # fmt: skip
@@ -100,7 +104,7 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
             **{name: getattr(f, name) for name in _SPARSE},
             "rows": state.sparse[f.name].rows, "hash": "xxhash64", "seed": f.seed,
             **f.mapping.record(f.owner, state.sparse[f.name]),
-            **({"table": f.table} if f.table else {}),
+            **{name: value for name in _QUIET if (value := getattr(f, name))},
         }
         for f in spec.sparse
     }  # fmt: skip
@@ -112,7 +116,12 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
 def spec_of(record: dict[str, Any]) -> DataSpec:
     """The features of ``transforms.json``, for records that carry the same columns; no day, no split."""
     dense = tuple(
-        DenseSpec(name=feature, **{name: _as_tuple(f[key]) for key, name in _DENSE.items()})
+        DenseSpec(
+            name=feature,
+            **{name: _as_tuple(f[key]) for key, name in _DENSE.items()},
+            width=f.get("width", 1),
+            separator=f.get("separator", ","),
+        )
         for feature, f in record["dense"].items()
     )
     sparse = tuple(
@@ -123,13 +132,14 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
             rows=f["rows"],
             min_count=1,
             evict_after_days=None,
-            table=f.get("table", ""),
+            **{name: f[name] for name in _QUIET if name in f},
             **{name: _as_tuple(f[name]) for name in _SPARSE},
         )  # fmt: skip
         for feature, f in record["sparse"].items()
     )
     label = record["label"]
     columns = [label["column"], *(f.column for f in dense), *(c for f in sparse for c in (f.cross or (f.column,)))]
+    columns += [f.weights for f in sparse if f.weights]
     return DataSpec(
         label=label["column"], positive=label["positive"], negative=label["negative"], dense=dense, sparse=sparse,
         day_column=None, timestamp=None, true_probability=False, missing=tuple(record["missing"]),
@@ -178,6 +188,7 @@ def read_state(store: Store, path: str, spec: DataSpec) -> State:
         for f in spec.dense
         if (then := record["dense"].get(f.name)) is not None
         and (then["transform"], tuple(then["clip"]), then["bins"]) == (f.transform, f.clip, f.bins)
+        and then.get("width", 1) == f.width
     }
     tables = {
         f.name: f.mapping.read(f.name, then, lambda file: _frame(store, dataset, file))

@@ -23,8 +23,8 @@ from pipeline.config import SyntheticConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest.sources import RawBlock, Source
 from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME
-from pipeline.ingest.times import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from pipeline.ingest.truth import DENSE, SPARSE, Truth, aged, planted_truth, quad_logits
+from pipeline.ingest.zones import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from pipeline.records import TRUE_PROBABILITY
 from pipeline.units import MIB
 

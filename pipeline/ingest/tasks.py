@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.sampling import came_with
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.values import number_of
 from pipeline.records import LABEL, ROW_WEIGHT, task_column
@@ -58,7 +59,8 @@ def _weights(
 def stored_columns(frame: pl.DataFrame, spec: DataSpec) -> list[pl.Series]:
     """The columns of a dataset's files for typed rows ``frame``: a missing label is NaN."""
     columns = [frame[typed(task.name)].fill_null(np.nan).alias(task_column(task.name)) for task in spec.tasks]
-    return columns if spec.row_weight is None else [*columns, frame[ROW_WEIGHT]]
+    columns += [frame[ROW_WEIGHT]] if spec.row_weight is not None else []
+    return [*columns, came_with(frame, spec)] if spec.sampling.active else columns
 
 
 def labels_of(frame: pl.DataFrame, spec: DataSpec) -> dict[str, np.ndarray]:

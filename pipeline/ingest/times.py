@@ -7,19 +7,17 @@ import polars as pl
 from pipeline.ingest.rejects import Rejected, shown
 from pipeline.ingest.spec import DAY
 from pipeline.ingest.values import nulls
+from pipeline.ingest.zones import (
+    HOURS_PER_DAY,
+    SECONDS_PER_DAY,
+    SECONDS_PER_HOUR,
+    hours_of,
+    instants,
+    seconds_of,
+)
 
-HOUR = "hour"  # column of typed rows, 0 to 23; not kept in the dataset
-HOURS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_DAY = 24, 3600, 86_400
+HOUR = "hour"  # column of typed rows, 23 in the last hour of a day; not kept in the dataset
 _CLOCK = r"^\d{4}-\d\d-\d\d[ T]([01]\d|2[0-3])(?::|$)"
-
-
-def seconds_of(number: pl.Expr) -> pl.Expr:
-    """Seconds since 1970: 1e11 of them lie in the year 5138, so larger numbers are milli-, micro- or nanoseconds."""
-    size = number.abs()
-    return (
-        pl.when(size > 1e17).then(number / 1e9).when(size > 1e14).then(number / 1e6).when(size > 1e11)
-        .then(number / 1e3).otherwise(number)
-    )  # fmt: skip
 
 
 def packed_date(text: pl.Expr) -> pl.Expr:
@@ -27,15 +25,18 @@ def packed_date(text: pl.Expr) -> pl.Expr:
     return pl.when(text.str.len_bytes() == 8).then(text).str.to_date("%Y%m%d", strict=False)
 
 
-def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected) -> pl.Series:
+def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected, zone: str | None = None) -> pl.Series:
     """The hour (Int32) of each of ``values``: of timestamps, numbers, or ``text`` as YYYY-MM-DD HH:MM:SS.
 
-    As it is written, whatever offset follows, as the row's day is. What tells no hour (a date alone) is rejected.
+    As it is written, whatever offset follows, as the row's day is; of ``zone``, where one is given. What tells no hour
+    (a date alone) is rejected.
     """
     column = values.name
     if text is None:  # of a list
         text = nulls(pl.String, len(values))
-    if values.dtype.is_temporal() and values.dtype != pl.Date:
+    if zone is not None:
+        hour = hours_of(instants(values, text, zone), zone)
+    elif values.dtype.is_temporal() and values.dtype != pl.Date:
         zoned = isinstance(values.dtype, pl.Datetime) and values.dtype.time_zone is not None
         hour = (values.dt.convert_time_zone("UTC") if zoned else values).dt.hour()  # of UTC, as the day is
     else:
@@ -56,10 +57,13 @@ def test_hours_from(test_hours: int) -> int:
     return HOURS_PER_DAY - test_hours
 
 
-def day_of(values: pl.Series, text: pl.Series | None, *, timestamp: bool, rejected: Rejected) -> pl.Series:
+def day_of(
+    values: pl.Series, text: pl.Series | None, *, timestamp: bool, rejected: Rejected, zone: str | None = None
+) -> pl.Series:
     """The day (Int32) of each of ``values``: the number, or days since 1970-01-01 of dates and timestamps.
 
-    ``text``: the values as text, None where they are lists. ``timestamp``: numbers are timestamps, not days.
+    ``text``: the values as text, None where they are lists. ``timestamp``: numbers are timestamps, not days. ``zone``:
+    whose days are meant; None: UTC's of numbers, and of text what is written.
     """
     column = values.name
     if text is None:
@@ -75,6 +79,8 @@ def day_of(values: pl.Series, text: pl.Series | None, *, timestamp: bool, reject
         day = frame.select(packed.fill_null(whole.floor().cast(pl.Int32, strict=False)).fill_null(date).alias("day"))[
             "day"
         ]
+    if zone is not None:
+        day = instants(values, text, zone, numbers=timestamp).dt.date().cast(pl.Int32).fill_null(day)
     bad = day.is_null().to_numpy()
     rejected.add(
         bad, f"{column} is no day", lambda i: f"{column} is {shown(text[i])}, expected a number or YYYY-MM-DD", column,

@@ -22,6 +22,7 @@ def card_text(card: ModelCard) -> str:
     lines += ["## Figures on held-out rows, as served", "", "| figure | value | interval |", "|---|---|---|"]
     for name, (point, low, high) in card.figures.items():
         lines.append(f"| {name} | {point:.5f} | {low:.5f} to {high:.5f} |")
+    lines += ["", f"Calibrator: {card.calibrator.words}."] if card.calibrator is not None else []
     lines += ["", "## Data", "", *_facts(card.data), "", "## Lineage", "", *_facts(card.lineage.to_json())]
     lines += ["", "## Tables", "", *_tables(card.tables), "", "## Plan", "", *_facts(card.plan.to_json())]
     lines += ["", "All settings: `config.yaml`. Every file's checksum: `manifest.json`.", ""]

@@ -1,4 +1,4 @@
-"""A version that scores rows: tables read in place, and the exported program. Needs only NumPy and torch."""
+"""A version that scores rows: tables read in place, program, calibrator. Needs only NumPy and torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.errors import ArtifactError
+from pipeline.evaluation.calibrators.apply import calibrated
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.publishing.rowcache import TableReader, shares
-from pipeline.records import SERVING, Description
+from pipeline.records import CALIBRATOR, SERVING, CalibratorRecord, Description
 from pipeline.store import Store
 
 SCORE_ROWS = 8192
-NEEDED = (SERVING, PROGRAM, "tables")
+NEEDED = (SERVING, PROGRAM, CALIBRATOR, "tables")
 
 
 class Lists(Protocol):
@@ -45,10 +46,22 @@ def read_description(path: Path) -> Description:
     return Description.from_json(record, str(path))
 
 
-class ServedModel:
-    """The version in ``directory``, with at most ``memory`` bytes for table rows."""
+def read_calibrator(path: Path) -> CalibratorRecord:
+    """Read ``calibrator.json`` at ``path``; ArtifactError if it is damaged or has another format."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} is no calibrator: {error}", hint=CalibratorRecord.REMEDY) from None
+    return CalibratorRecord.from_json(record, str(path))
 
-    def __init__(self, directory: Path, memory: int) -> None:
+
+class ServedModel:
+    """The version in ``directory``, with at most ``memory`` bytes for table rows.
+
+    ``calibrate`` false: its logits are those of the program, as training gives them.
+    """
+
+    def __init__(self, directory: Path, memory: int, *, calibrate: bool = True) -> None:
         self.description = read_description(directory / SERVING)
         tables = self.description.tables
         budget = shares(tables, memory)
@@ -56,12 +69,15 @@ class ServedModel:
             name: TableReader(directory / layout.file, layout, budget[name]) for name, layout in tables.items()
         }
         self._program = read_program(directory / PROGRAM)
+        file = self.description.calibrator if calibrate else None
+        self.calibrator = None if file is None else read_calibrator(directory / file)
 
     @torch.no_grad()
     def score(self, dense: NDArray[np.float32], ids: Ids) -> NDArray[np.float32]:
         """Logits [b] for ``dense`` features [b, n] and the ``ids`` of every sparse feature.
 
-        Of a model of several tasks [b, T]: the main task's, then those of ``description.tasks`` in order.
+        Calibrated where the version has a calibrator. Of a model of several tasks [b, T]: the main task's, then those
+        of ``description.tasks`` in order.
         """
         parts = []
         for start in range(0, len(dense), SCORE_ROWS):
@@ -71,7 +87,8 @@ class ServedModel:
             parts.append(self._program(torch.from_numpy(dense[start:stop]), embeddings).numpy())
         tasks = self.description.tasks
         none = np.zeros((0, 1 + len(tasks)) if tasks else 0, np.float32)
-        return np.concatenate(parts) if parts else none
+        logits = np.concatenate(parts) if parts else none
+        return logits if self.calibrator is None else calibrated(self.calibrator, tasks, logits, ids)
 
     def _pooled(self, name: str, ids: Any, start: int, stop: int) -> Tensor:
         """The embeddings of samples [start, stop): for several ids, the weighted sum, or the mean of these."""

@@ -3,6 +3,7 @@
 Pure data: nothing here reads a store or imports torch.
 """
 
+from pipeline.records.calibrator import CALIBRATOR, CalibrationCurve, CalibratorRecord
 from pipeline.records.card import CARD, CardPlan, Lineage, ModelCard, Verdict
 from pipeline.records.checkpoint import (
     CheckpointDiff,
@@ -22,8 +23,11 @@ from pipeline.records.checkpoint import (
 )
 from pipeline.records.compared import MovedTable, PlanDiff, PlannedCase, PlanSide, TierBytes
 from pipeline.records.dataset import (
+    BY_LOGIT,
+    BY_WEIGHTS,
     LABEL,
     MISSING_ROW,
+    NEGATIVE_RATE,
     RAW,
     RESERVED_ROWS,
     ROW_WEIGHT,
@@ -42,6 +46,7 @@ from pipeline.records.dataset import (
     raw_column,
     task_column,
     unseen_column,
+    vector_columns,
     weight_column,
 )
 from pipeline.records.gate import (
@@ -50,6 +55,7 @@ from pipeline.records.gate import (
     PASS,
     Beside,
     Best,
+    Calibrated,
     Check,
     Curve,
     Figures,
@@ -100,23 +106,28 @@ from pipeline.records.result import (
     TrainPart,
     ValidationPart,
 )
+from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice
 from pipeline.records.serving import SERVING, Description, TableLayout
 from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Towers
 from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
 
 __all__ = [
-    "BESIDE_TRAINING", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL", "MARK_BYTES", "MISSING_ROW", "NIGHT", "PASS",
-    "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "TRANSFORMS",
-    "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget", "Bytes", "CardPlan",
-    "Check", "CheckpointDiff", "CheckpointPart", "Compacted", "Curve", "Damage", "DatasetSchema", "DenseDiff",
-    "DenseProfile", "Description", "ErrorPart", "Evaluation", "Exported", "ExportedTable", "Extent", "FeatureProfile",
-    "Figures", "Former", "GatePart", "GateRecord", "Histogram", "Index", "IngestPart", "Interval", "Lineage",
-    "LinkShare", "ListedCheckpoint", "ListedModel", "ListedVersion", "Milliseconds", "ModelCard", "ModelFigures",
-    "ModelPart", "MovedTable", "NightRecord", "Plan", "PlanDiff", "PlanPart", "PlanSide", "PlannedCase", "Profile",
-    "Promotion", "Record", "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions", "Result", "Resumed",
-    "RowsPower", "Serving", "ShardPlan", "Shift", "ShownCheckpoint", "ShownVersion", "Shrunk", "Slice", "SparseColumn",
-    "SsdPart", "StageOutcome", "StoredTable", "TableDiff", "TableLayout", "TablePlace", "TablePlan", "TableSize",
-    "TaskColumn", "TaskComparison", "TaskFigures", "TierBytes", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers",
-    "TowersPart", "TrainPart", "ValidationPart", "Verdict", "Verified", "absent", "dataset_path", "place_bytes",
-    "plain", "raw_column", "read", "rest", "rest_field", "task_column", "unseen_column", "weight_column",
+    "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CALIBRATOR", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL",
+    "MARK_BYTES", "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS", "PHASES",
+    "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING",
+    "TRANSFORMS", "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget", "Bytes",
+    "Calibrated", "CalibrationCurve", "CalibratorRecord", "CardPlan", "Check", "CheckpointDiff", "CheckpointPart",
+    "Compacted", "Curve", "Damage", "DatasetSchema", "DenseDiff", "DenseProfile", "Description", "ErrorPart",
+    "Evaluation", "Exported", "ExportedTable", "Extent", "FeatureProfile", "Figures", "Former", "GatePart",
+    "GateRecord", "Histogram", "Index", "IngestPart", "Interval", "Lineage", "LinkShare", "ListedCheckpoint",
+    "ListedModel", "ListedVersion", "Milliseconds", "ModelCard", "ModelFigures", "ModelPart", "MovedTable",
+    "NightRecord", "Plan", "PlanDiff", "PlanPart", "PlanSide", "PlannedCase", "Profile", "Promotion", "Record",
+    "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions", "Result", "Resumed", "RowsPower", "RunChange",
+    "RunLine", "RunSlice", "RunsComparison", "Serving", "ShardPlan", "Shift", "ShownCheckpoint", "ShownVersion",
+    "Shrunk", "Slice", "SparseColumn", "SsdPart", "StageOutcome", "StoredTable", "TableDiff", "TableLayout",
+    "TablePlace", "TablePlan", "TableSize", "TaskColumn", "TaskComparison", "TaskFigures", "TierBytes", "Tower",
+    "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart", "ValidationPart", "Verdict", "Verified",
+    "absent", "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest", "rest_field", "task_column",
+    "unseen_column", "vector_columns",
+    "weight_column",
 ]  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pipeline.records.gate import Interval
-from pipeline.records.record import Record
+from pipeline.records.gate import Calibrated, Interval
+from pipeline.records.record import Record, absent
 from pipeline.records.result import Evaluation
 from pipeline.records.serving import TableLayout
 
@@ -48,7 +48,7 @@ class Lineage(Record):
 @dataclass(frozen=True, kw_only=True)
 class ModelCard(Record):
     """A version of ``model``. ``figures``: on held-out rows, as served; ``data``: ``name``, ``dataset``, and the
-    summary of its ingestion; ``created``: seconds since 1970.
+    summary of its ingestion; ``created``: seconds since 1970; ``calibrator``: with the figures before it.
     """
 
     FILE: ClassVar[str] = CARD
@@ -59,6 +59,7 @@ class ModelCard(Record):
     created: float
     gate: Verdict
     figures: dict[str, Interval] = field(default_factory=dict)
+    calibrator: Calibrated | None = absent()
     evaluation_of_training: Evaluation = field(default_factory=Evaluation)
     data: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, TableLayout] = field(default_factory=dict)

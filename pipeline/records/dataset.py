@@ -15,6 +15,8 @@ LABEL = "label"
 VALIDATION = "validation"  # the split of the rows that training looks at; a dataset may lack it
 TRUE_PROBABILITY = "true_probability"
 ROW_WEIGHT = "row_weight"
+NEGATIVE_RATE = "negative_rate"  # of the rows without a click that are like a row, the share that was kept
+BY_LOGIT, BY_WEIGHTS = "logit", "weights"  # how rows that were left out are made up for in the loss
 # Beside the files of split ``test``: raw/part-*.parquet, the same rows in the same row groups, numbers before their
 # transform. It is written for features whose transform keeps less than their numbers (percentile, bins).
 RAW = "raw"
@@ -32,6 +34,11 @@ def dataset_path(name: str, key: str, day: str | None = None) -> str:
 def weight_column(feature: str) -> str:
     """Name of the Parquet column that holds the weights of a weighted multi-valued ``feature``."""
     return f"{feature}__weight"
+
+
+def vector_columns(feature: str, width: int) -> list[str]:
+    """Names of the Parquet columns (float32) that hold the ``width`` numbers of a vector."""
+    return [f"{feature}_{number}" for number in range(width)]
 
 
 def task_column(task: str) -> str:
@@ -100,6 +107,8 @@ class DatasetSchema(Record):
     ``<split>/part-*.parquet``, their names in order in ``files``, the rows of each file's row groups in ``groups``.
     ``true_probability``: a float32 column of that name holds the probability the label was drawn from. ``tasks``:
     those besides the main one, whose labels are in ``task_column``; ``row_weights``: column ``ROW_WEIGHT`` has weights.
+    ``sampled``: rows without a click were left out, ``NEGATIVE_RATE`` has the share that was kept, and the loss makes
+    up for them by the logit or by weights ("": all rows are there).
     """
 
     FILE: ClassVar[str] = "schema.json"
@@ -114,6 +123,12 @@ class DatasetSchema(Record):
     true_probability: bool = False
     tasks: tuple[TaskColumn, ...] = absent(())
     row_weights: bool = absent(False)
+    sampled: str = absent("")
+
+    @property
+    def counted(self) -> bool:
+        """Whether rows count for more or less than one row."""
+        return self.row_weights or bool(self.sampled)
 
     @property
     def tables(self) -> tuple[EmbeddedTable, ...]:
@@ -161,7 +176,8 @@ class DenseProfile(Record):
 class Profile(Record):
     """``profile.json``: rows and label rate per split, and every feature's figures.
 
-    ``tasks``: figures of the train rows' labels, by further task; ``row_weight``: of their weights.
+    ``tasks``: figures of the train rows' labels, by further task; ``row_weight``: of their weights. ``base_rate``: the
+    click rate of the rows that the train rows stand for, where these have weights or were sampled before.
     """
 
     FILE: ClassVar[str] = "profile.json"
@@ -174,6 +190,7 @@ class Profile(Record):
     sparse: dict[str, FeatureProfile]
     tasks: dict[str, DenseProfile] | None = absent()
     row_weight: DenseProfile | None = absent()
+    base_rate: float | None = absent()
 
     def table(self, features: tuple[str, ...]) -> FeatureProfile:
         """The figures of a table that the sparse ``features`` share: of one feature its own.

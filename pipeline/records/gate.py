@@ -133,6 +133,33 @@ class TaskComparison(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Calibrated(Record):
+    """The calibrator in ``gate.json``: rows and clicks that it was fitted on, and figures without it on the others.
+
+    ``values``: of ``slices`` that have a shift of their own.
+    """
+
+    method: str
+    rows: int
+    clicks: int
+    slices: str | None = absent()
+    values: int | None = absent()
+    before: Figures | None = absent()
+
+    @property
+    def words(self) -> str:
+        """In a sentence."""
+        by = "" if self.slices is None else f", by {self.slices} ({self.values} values with a shift)"
+        fitted = f"{self.method} on {self.rows:,} held-out rows with {self.clicks:,} clicks{by}"
+        if self.before is None:
+            return fitted
+        return (
+            f"{fitted}; before it calibration {self.before.calibration.point:.4f}, NE {self.before.ne.point:.5f}, "
+            f"AUC {self.before.auc.point:.5f}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Former(Record):
     """What the incumbent's own gate record says of it, with standard errors."""
 
@@ -183,7 +210,8 @@ class GateRecord(Record):
     Where ``candidate`` is None, some predictions are not finite and there are no figures. ``coverage``: by feature, the
     share of lookups that trained rows serve; ``weights_not_finite``: by table or parameter. ``not_comparable``: why the
     incumbent could not be scored; ``forced``: why a person let the version through. ``version``: of ``model``.
-    ``tasks``: those besides the main one.
+    ``tasks``: those besides the main one. ``calibrated``: where the version has a calibrator; then all other figures
+    of the candidate are with it, on rows that it was not fitted on, but for ``serving``.
     """
 
     FILE: ClassVar[str] = GATE
@@ -205,6 +233,7 @@ class GateRecord(Record):
     serving: Serving | None = absent()
     slices: tuple[Slice, ...] | None = absent()
     tasks: dict[str, TaskComparison] | None = absent()
+    calibrated: Calibrated | None = absent()
     incumbent_version: str | None = None
     weights_not_finite: dict[str, int] = field(default_factory=dict)
     coverage: dict[str, float] = field(default_factory=dict)

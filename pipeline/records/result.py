@@ -22,7 +22,8 @@ class IngestPart(Record):
     """The dataset: rows by split, bytes read, reasons of the quarantine.
 
     ``rows_*`` of dicts are by day (late) or by feature (freed, replaced); ``replaces``: the path of the dataset of the
-    same day whose place this one takes. What is of days is absent where ``data.day`` is not set.
+    same day whose place this one takes; ``snapshot``: of the table that was read. What is of days is absent where
+    ``data.day`` is not set.
     """
 
     rows: int | None = absent()
@@ -30,6 +31,7 @@ class IngestPart(Record):
     rows_test: int | None = absent()
     rows_validation: int | None = absent()
     rows_quarantined: int | None = absent()
+    rows_left_out: int | None = absent()
     bytes_in: int | None = absent()
     rows_per_s: float | None = absent()
     reasons: dict[str, int] | None = absent()
@@ -41,6 +43,7 @@ class IngestPart(Record):
     replaces: str | None = absent(unless="day")
     rows_replaced: dict[str, int] | None = absent()
     split_by_place: tuple[str, ...] | None = absent()
+    snapshot: str | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)

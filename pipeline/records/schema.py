@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from pipeline.records.calibrator import CalibratorRecord
 from pipeline.records.card import ModelCard
 from pipeline.records.checkpoint import Index
 from pipeline.records.dataset import DatasetSchema, Profile
@@ -25,8 +26,8 @@ from pipeline.records.serving import Description
 from pipeline.records.towers import Towers
 
 RECORDS: tuple[type[Record], ...] = (
-    DatasetSchema, Profile, Plan, Towers, Evaluation, Curve, GateRecord, ModelCard, Description, Index,
-    Result, NightRecord,
+    DatasetSchema, Profile, Plan, Towers, Evaluation, Curve, GateRecord, ModelCard, CalibratorRecord, Description,
+    Index, Result, NightRecord,
 )  # fmt: skip
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
 

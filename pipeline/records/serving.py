@@ -40,6 +40,7 @@ class Description(Record):
     sample are averaged, those of the others are added up. ``even``: all tables are ``dim`` wide, and the program takes
     embeddings [b, F, dim]; else it takes them side by side, [b, sum of widths].
     ``model``, ``package``: where an installed package adds the ranking model, its name and the package's with version.
+    ``calibrator``: the file with the curves from the program's logits to calibrated ones, if there is one.
     ``tasks``: kinds of the labels of tasks besides the main one, in the order of the program's columns.
     """
 
@@ -59,6 +60,7 @@ class Description(Record):
     mean: tuple[str, ...] = absent(())
     even: bool = absent(True)
     tasks: dict[str, str] | None = absent()
+    calibrator: str | None = absent()
 
     @staticmethod
     def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout], mean: tuple[str, ...] = ()) -> Description:

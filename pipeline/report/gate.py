@@ -39,6 +39,9 @@ def gate_markdown(record: GateRecord) -> str:
     if figures := _figure_rows(record):
         head = ("figure", "candidate", *(("incumbent", "change") if record.incumbent is not None else ()))
         lines += [*_markdown_table(head, figures), ""]
+    if record.calibrated is not None:
+        lines += [f"The calibrator is {record.calibrated.words}.", ""]
+        lines += [*_markdown_table(("figure", "without the calibrator", "with it"), _calibrated_rows(record)), ""]
     if record.tasks:
         tasks = _tasks(record)
         lines += [*_markdown_table([name.rstrip("*").lower() for name in tasks.head], tasks.rows), ""]
@@ -111,6 +114,14 @@ def _figure_rows(record: GateRecord) -> list[list[str]]:
     return rows
 
 
+def _calibrated_rows(record: GateRecord) -> list[list[str]]:
+    """Title and figure of the candidate without its calibrator and with it; none where it has none."""
+    before, after = None if record.calibrated is None else record.calibrated.before, record.candidate
+    if before is None or after is None:
+        return []
+    return [[title, _interval(getattr(before, name)), _interval(getattr(after, name))] for name, title in FIGURES]
+
+
 def _compared_models(record: GateRecord) -> dict[str, Any] | None:
     """The candidate's figures, and those of the incumbent and of other models."""
     if record.candidate is None:
@@ -122,6 +133,8 @@ def _compared_models(record: GateRecord) -> dict[str, Any] | None:
     return {
         "title": title,
         "models": Table(head, _figure_rows(record)),
+        "calibrated": Table(("Figure", "Without the calibrator*", "With it*"), _calibrated_rows(record)),
+        "calibrator": f"The calibrator is {record.calibrated.words}." if record.calibrated is not None else "",
         "others": Table(("Other model", "NE*", "Change of NE to the candidate*"), _other_models(record)),
         "text": f"The brackets hold {units.percent(record.confidence, 0)} confidence intervals{paired}.",
     }

@@ -9,7 +9,7 @@ from pipeline.report.charts import calibration
 from pipeline.report.page import Figure
 from pipeline.report.svg import Axis, Frame, Line, drawing, percent_tick, reference_lines, signed_tick, tag
 
-MODELS = ("candidate", "incumbent")
+MODELS = {"candidate": "candidate", "uncalibrated": "candidate without its calibrator", "incumbent": "incumbent"}
 MOST_SLICES = 60
 
 
@@ -17,7 +17,7 @@ def gate_figures(record: GateRecord) -> list[Figure]:
     """All plots; unknown ones are left out."""
     curves = record.reliability or {}
     return [
-        *(figure for model in MODELS for figure in calibration(curves.get(model), model)),
+        *(figure for model, words in MODELS.items() for figure in calibration(curves.get(model), words)),
         *_histogram(record.histogram),
         *_slices(record.slices or ()),
     ]

@@ -42,6 +42,8 @@ def details(shown: ShownVersion) -> str:
     lines += [f"  gate {card.gate.verdict}", *(f"    {reason}" for reason in card.gate.reasons)]
     for name, (point, low, high) in card.figures.items():
         lines.append(f"  {name} {point:.5f} [{low:.5f}, {high:.5f}]")
+    if card.calibrator is not None:
+        lines.append(f"  calibrator {card.calibrator.words}")
     for part, facts in (("data", card.data), ("lineage", card.lineage.to_json())):
         named = {key.replace("_", " "): _fact(value) for key, value in facts.items()}
         lines += [f"  {part}", *(f"    {name}: {text}" for name, text in named.items() if text)]

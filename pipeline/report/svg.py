@@ -40,6 +40,15 @@ class Line:
     label: str
 
 
+@dataclass(frozen=True)
+class Series:
+    """A curve of a plot with several. ``colour``: a class of the style sheet, c0 to c6."""
+
+    name: str
+    colour: int
+    points: tuple[Point, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Axis:
     """One axis. ``title`` contains the unit. ``show`` formats a tick from its value and the distance between ticks."""
@@ -73,6 +82,20 @@ def line_plot(
         *([frame.dot(*marked)] if marked is not None else []),
         *_hovers(frame, shown),
     ]
+    return drawing(body, label)
+
+
+def series_plot(series: Sequence[Series], *, x: Axis, y: Axis, label: str) -> Markup:
+    """Several curves in one frame, each in its colour; those without points are left out."""
+    known = [(each, thin(each.points)) for each in series if each.points]
+    if not known:
+        return Markup("")
+    frame = Frame.around([point for _, points in known for point in points], x, y)
+    body = frame.grid()
+    for each, points in known:
+        path = frame.path(points) if len(points) > 1 else ""
+        body.append(tag("path", tag("title", each.name), class_=f"series c{each.colour}", d=path))
+        body += _hovers(frame, points, f"{each.name}, ")
     return drawing(body, label)
 
 
@@ -240,12 +263,12 @@ def reference_lines(frame: Frame, lines: Sequence[Line]) -> list[Markup]:
     return out
 
 
-def _hovers(frame: Frame, points: Sequence[Point]) -> list[Markup]:
+def _hovers(frame: Frame, points: Sequence[Point], whose: str = "") -> list[Markup]:
     """Invisible spots whose tooltips show their values."""
     every = max(1, math.ceil(len(points) / MOST_HOVERS))
     out = []
     for x, y in points[::every]:
-        text = f"{frame.x_axis.title} {units.count(x)}: {frame.y_axis.show(y, abs(y) / 1000 or 1.0)}"
+        text = f"{whose}{frame.x_axis.title} {units.count(x)}: {frame.y_axis.show(y, abs(y) / 1000 or 1.0)}"
         place = {"cx": f"{frame.x(x):.1f}", "cy": f"{frame.y(y):.1f}"}
         out.append(tag("circle", tag("title", text), class_="hover", **place, r=6))
     return out

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+from pipeline.config import Config
 from pipeline.errors import ConfigError
 
 ANY_DAY = date(2000, 1, 1)  # to compose a configuration before its day is known: a path may hold {day}
@@ -54,6 +55,11 @@ def gap_of(times: Sequence[tuple[int, int]], zone: str, first: date) -> str:
             if there.replace(tzinfo=None) != local:
                 return f"{day} has no {hour:02d}:{minute:02d} in {zone}"
     return ""
+
+
+def night_zone(config: Config) -> str:
+    """The time zone of date=yesterday: of the nights, else of the logs' days, else of the schedule."""
+    return config.nightly.time_zone or config.data.time_zone or config.schedule.time_zone
 
 
 def parse_date(name: str, text: str, zone: str, now: datetime | None = None) -> date:

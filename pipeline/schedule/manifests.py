@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError
 from pipeline.launch.kubernetes.names import launcher_account, stage_account
 from pipeline.launch.kubernetes.pods import LAUNCHER, Object, pod_template
 from pipeline.launch.kubernetes.rights import rules
-from pipeline.schedule.dates import ANY_DAY, taken
+from pipeline.schedule.dates import ANY_DAY, night_zone, taken
 
 NIGHT = "date=yesterday"  # the last whole day when the night's job was made, in schedule.time_zone
 JOB = "NIGHTJAR_JOB"  # variable of the launcher's pod with the name of its job
@@ -40,12 +40,14 @@ def schedule_config(overrides: Sequence[str]) -> Config:
             "force=true is set, but in a schedule every retry of a night would throw away what it has made",
             hint="leave it out; for one night: nightjar nightly date=<its day> force=true",
         )
-    zone, of_cron = config.nightly.time_zone, config.schedule.time_zone
-    if zone is not None and zone != of_cron:
+    zone, of_cron = night_zone(config), config.schedule.time_zone
+    if zone != of_cron:
+        where = "nightly.time_zone" if config.nightly.time_zone else "data.time_zone"
         raise ConfigError(
-            f"nightly.time_zone is {zone} and schedule.time_zone is {of_cron}, but {NIGHT} is to mean the day before "
+            f"{where} is {zone} and schedule.time_zone is {of_cron}, but {NIGHT} is to mean the day before "
             "the CronJob's start",
-            hint=f"schedule.time_zone={zone}, and leave nightly.time_zone out",
+            hint=f"schedule.time_zone={zone}"
+            + (", and leave nightly.time_zone out" if config.nightly.time_zone else ""),
         )
     return config
 

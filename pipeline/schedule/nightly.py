@@ -17,10 +17,9 @@ from typing import Any
 
 from pipeline import logs
 from pipeline.compose import config_hash
-from pipeline.config import Config, DataConfig
+from pipeline.config import Config
 from pipeline.errors import SIGNALLED, GateHeldError, LaunchError, NightjarError, PassingError, exit_code_of
-from pipeline.ingest.days import path_of
-from pipeline.ingest.rawfiles import fingerprint
+from pipeline.ingest.days import delivered_mark
 from pipeline.launch.signals import Interrupted
 from pipeline.records import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord, read
 from pipeline.records.step import run_directory
@@ -66,7 +65,7 @@ def run_night(
     try:
         record = read_record(store, config.model_name, day)
         if record is not None and not config.force and _decided(record, config, day):
-            again = "its logs have changed: " if record.logs != _logs(config.data, day) else "nothing to do: "
+            again = "its logs have changed: " if record.logs != delivered_mark(config.data, day) else "nothing to do: "
             log.info("night      %s; %sforce=true runs it again", line_of(record), again)
             return record
         record = replace(_begun(config, store, day, record), skipped=tuple(skipped))
@@ -78,7 +77,7 @@ def run_night(
     error: NightjarError | None = None
     try:
         waited = wait_for(config.data, day, wait_minutes, config.nightly.poll_seconds)
-        record = replace(record, seconds_waited=round(waited, 1), logs=_logs(config.data, day))
+        record = replace(record, seconds_waited=round(waited, 1), logs=delivered_mark(config.data, day))
         code = run(night_config(config, day, record.base))
     except Exception as problem:
         error = of_family(problem)
@@ -179,16 +178,11 @@ def _settings(config: Config) -> str:
     })  # fmt: skip
 
 
-def _logs(data: DataConfig, day: date) -> str:
-    """Fingerprint of the day's raw logs; "" if there are none."""
-    return "" if data.format == "synthetic" else fingerprint(path_of(data, day))
-
-
 def _decided(record: NightRecord, config: Config, day: date) -> bool:
     """Whether the night has a verdict. Other settings or logs void the verdict of a held night."""
     if record.outcome != HELD:
         return record.outcome == PUBLISHED
-    return record.settings == _settings(config) and record.logs == _logs(config.data, day)
+    return record.settings == _settings(config) and record.logs == delivered_mark(config.data, day)
 
 
 def _begun(config: Config, store: Store, day: date, former: NightRecord | None) -> NightRecord:

@@ -14,13 +14,16 @@ from datetime import date, datetime
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import NightjarError
-from pipeline.schedule.dates import ANY_DAY
+from pipeline.schedule.dates import ANY_DAY, night_zone
 from pipeline.schedule.nightly import of_family, refused
 from pipeline.store import Store
 from pipeline.store.refusals import TakenError
 
 # Overrides that say where records and posts go; the others may be the mistake.
-TELLING = ("nightly.webhook=", "nightly.time_zone=", "store=", "publish.model=", "data=", "data.name=", "schedule.")
+TELLING = (
+    "nightly.webhook=", "nightly.time_zone=", "data.time_zone=", "store=", "publish.model=", "data=", "data.name=",
+    "schedule.",
+)  # fmt: skip
 
 
 @dataclass
@@ -52,6 +55,6 @@ def post_refusal(
         telling = [text for text in overrides if text.startswith(TELLING)]
         config = compose([*telling, f"data.day={ANY_DAY}"])
         if any(text.startswith(("store=", "nightly.webhook=")) for text in telling):
-            day = wanted(config.nightly.time_zone or config.schedule.time_zone, None)[-1]
+            day = wanted(night_zone(config), None)[-1]
             store = Store(config.store)
             refused(config, store, day, error, write=store.answers())  # a mistake makes no store

@@ -161,7 +161,18 @@ def row_blocks(split: SplitReader) -> Iterator[RowBlock]:
         ids: dict[str, Any] = {name: columns.single[place] for place, name in enumerate(split.single)}
         for name, each in columns.ragged.items():
             ids[name] = (each.values, np.repeat(np.arange(group.rows), np.diff(each.offsets)), each.weights)
-        yield RowBlock(columns.labels, columns.dense.T, ids)
+        yield RowBlock(columns.labels, columns.dense.T, ids, split.counted_for(columns))
+
+
+def feature_codes(split: SplitReader, features: list[str]) -> dict[str, list[np.ndarray]]:
+    """A number for each row of ``split`` by feature: its row in the table, of several the first; an array a group."""
+    codes: dict[str, list[np.ndarray]] = {name: [] for name in features}
+    for group in split.groups if features else ():
+        columns = split.allocate(group.rows)
+        columns.ragged = split.read(group, columns, 0)
+        for name in features:
+            codes[name].append(_codes(split, columns, name))
+    return codes
 
 
 def score_dataset(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.specs.calibrator import Calibrator
+from pipeline.specs.connector import Connector, Delivery, Excerpt, Snapshot
 from pipeline.specs.dense_optimizer import ORDINARY_STATE, DenseOptimizer
 from pipeline.specs.id_mapping import BINS, IdMapping
 from pipeline.specs.label_kind import MAIN_TASK, LabelKind, TaskSpec, TaskSums
@@ -14,10 +16,11 @@ from pipeline.specs.table_optimizer import TableOptimizer
 from pipeline.specs.task_architecture import TaskArchitecture, TaskInput, all_tasks, task_inputs
 
 __all__ = [
-    "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS", "ORDINARY_STATE", "REGISTRIES", "STAGES",
-    "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "DenseOptimizer", "IdMapping", "LabelKind", "Model", "ModelCosts",
-    "ModelInputs", "Registry", "Stage", "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec", "TaskSums",
-    "all_tasks", "default_stages", "id_mapping_docs", "id_mapping_names", "mapping_of",
+    "CALIBRATORS", "CONNECTORS", "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS",
+    "ORDINARY_STATE", "REGISTRIES", "STAGES", "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "Calibrator", "Connector",
+    "Delivery", "DenseOptimizer", "Excerpt", "IdMapping", "LabelKind", "Model", "ModelCosts", "ModelInputs",
+    "Registry", "Snapshot", "Stage", "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec", "TaskSums",
+    "all_tasks", "calibrator_docs", "default_stages", "id_mapping_docs", "id_mapping_names", "mapping_of",
     "task_inputs",
 ]  # fmt: skip
 
@@ -40,10 +43,20 @@ LABEL_KINDS: Registry[LabelKind] = Registry(
 TASK_ARCHITECTURES: Registry[TaskArchitecture] = Registry(
     "task architecture", setting="model.tasks", home="pipeline.models.tasks"
 )
+CONNECTORS: Registry[Connector] = Registry("connector", setting="data.format", home="pipeline.ingest.connectors")
+CALIBRATORS: Registry[Calibrator] = Registry(
+    "calibrator", setting="publish.calibrator.method", home="pipeline.evaluation.calibrators"
+)
 # All registries, for ``nightjar doctor``.
 REGISTRIES: tuple[Registry[Any], ...] = (
-    STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES
+    STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES,
+    CALIBRATORS, CONNECTORS,
 )  # fmt: skip
+
+
+def calibrator_docs() -> str:
+    """Documentation of the calibrators."""
+    return " ".join(f"{each.name}: {each.doc}" for each in CALIBRATORS)
 
 
 def default_stages() -> list[str]:

@@ -14,9 +14,10 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, UnreachableError
 from pipeline.publishing import versions
 from pipeline.publishing.line import better_by_record
-from pipeline.records import GATE, LABEL, MISSING_ROW, UNSEEN_ROW, Best, Former, GateRecord, read
+from pipeline.records import CALIBRATOR, GATE, LABEL, MISSING_ROW, UNSEEN_ROW, Best, Former, GateRecord, read
 from pipeline.records.step import Step
-from pipeline.store import Artifact, Store
+from pipeline.stages.calibrating import calibrator_of
+from pipeline.store import Artifact, Draft, Store
 from pipeline.units import MIB
 
 LOGITS = "logits.npy"
@@ -31,9 +32,12 @@ class Written:
 
 
 def judged(
-    config: Config, store: Store, step: Step, inputs: dict[str, Artifact], path: str, written: Written
+    config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft, written: Written
 ) -> GateRecord:
-    """The gate's record of the version at ``path``, whose files are written."""
+    """The gate's record of the version in ``draft``, whose files are written but for its calibrator.
+
+    Where one is asked for, it is fitted on some of the held-out rows and written, and the others are judged with it.
+    """
     from pipeline.evaluation import Scored, judge, measure
     from pipeline.serving.scores import score_dataset, spread_groups
     from pipeline.training.parquet import SplitReader
@@ -41,12 +45,18 @@ def judged(
     split = SplitReader(store, inputs["ingest"], "test")
     spread_groups(split, config.gate.max_rows)
     owners = {column.name: column.owner for column in split.schema.sparse}
-    features = [name for name in config.gate.slices if name in owners]
+    wanted = dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices])
+    features = [name for name in wanted if name in owners]
     incumbent = cast(str | None, step.config.get("incumbent"))
-    with _opened(config, store, path, inputs["ingest"], incumbent) as opened:
+    with _opened(config, store, draft.path, inputs["ingest"], incumbent) as opened:
         trained = {name: written.tables[table].trained for name, table in owners.items()}
         scores = score_dataset(split, opened.models, trained, features)
     whole = {name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in scores.logits.items()}
+    fitted = calibrator_of(config, split, whole["candidate"], scores.codes)
+    raw = _main(whole["candidate"])
+    if fitted is not None:
+        draft.write_json(CALIBRATOR, fitted.record.to_json())
+        whole["candidate"] = fitted.logits
     logits = {name: _main(each) for name, each in whole.items()}
     scored = Scored(
         labels=split.column(LABEL), candidate=logits["candidate"], incumbent=logits.get("incumbent"),
@@ -55,6 +65,8 @@ def judged(
         slices=_slices(config, store, inputs["ingest"], split, scores.codes),
         tasks=_scored_tasks(split, opened.models, whole), weights=split.row_weights(),
     )  # fmt: skip
+    if fitted is not None:
+        scored = dataclasses.replace(scored, uncalibrated=raw, calibrated=fitted.about).of_rows(fitted.others)
     record = measure(scored, config.gate, config.seed)
     best = opened.best
     if best is not None and record.best is not None:
@@ -100,7 +112,7 @@ class _Opened:
 
 @contextlib.contextmanager
 def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumbent: Any) -> Iterator[_Opened]:
-    """Candidate, incumbent and the best of the versions before it, opened to score rows."""
+    """Candidate, incumbent and the best of the versions before it, opened to score rows; the candidate uncalibrated."""
     from pipeline.publishing.served import ServedModel, local_version
     from pipeline.serving.translate import NotComparableError, translation
 
@@ -112,7 +124,7 @@ def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumben
             moved = translation(store, dataset.path, place)
             return ServedModel(stack.enter_context(local_version(store, place)), memory), moved
 
-        candidate = ServedModel(stack.enter_context(local_version(store, path)), memory)
+        candidate = ServedModel(stack.enter_context(local_version(store, path)), memory, calibrate=False)
         opened = _Opened({"candidate": (candidate, None)})
         if incumbent:
             _require_sound(store, versions.version_path(model, incumbent))
@@ -194,7 +206,7 @@ def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: 
     for name in config.gate.slices:
         if name in codes:
             columns[name] = SliceColumn(
-                codes=np.concatenate(codes[name]), names=_id_names(store, dataset, owners.get(name, name))
+                codes=np.concatenate(codes[name]), names=id_names(store, dataset, owners.get(name, name))
             )
             continue
         try:
@@ -207,7 +219,7 @@ def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: 
     return columns
 
 
-def _id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:
+def id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:
     """What the rows of a feature's table are called: raw ids, where the dataset keeps them."""
     import pyarrow.parquet as pq
 

@@ -15,6 +15,7 @@ from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.publishing import promotion, versions
 from pipeline.records import (
+    CALIBRATOR,
     CARD,
     GATE,
     PASS,
@@ -114,7 +115,7 @@ def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact])
     with store.draft(path, kind=versions.KIND, key=step.key, config=step.config, inputs=step.input_keys) as draft:
         log.info("publish    writing version %s of model %s", name, model)
         written = _write_model(config, store, inputs, draft)
-        record = judged(config, store, step, inputs, path, written)
+        record = judged(config, store, step, inputs, draft, written)
         record = dataclasses.replace(record, model=model, version=name)
         draft.write_json(GATE, record.to_json())
         card = _card(config, inputs, record, written)
@@ -157,6 +158,8 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     name, dim = config.model.name, config.model.embedding_dim
     mean = tuple(table for table in layouts if config.model.table(table).pooling == "mean")
     description = Description.of(schema, dim, layouts, mean).built_by(name, MODELS.package(name))
+    if config.publish.calibrator.method is not None:
+        description = dataclasses.replace(description, calibrator=CALIBRATOR)
     widths = [layouts[column.owner].dim for column in schema.sparse]
     shape = (len(widths), dim) if description.even else (sum(widths),)
     write_program(draft, module, len(schema.dense), shape)
@@ -190,6 +193,7 @@ def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, writt
         model=record.model, version=record.version, created=time.time(),
         gate=Verdict(verdict=record.verdict, reasons=record.reasons, forced=record.forced),
         figures={} if ours is None else _card_figures(ours, record),
+        calibrator=record.calibrated,
         evaluation_of_training=Evaluation.from_json(inputs["evaluate"].summary),
         data={"name": config.data.name, "dataset": inputs["ingest"].path, **inputs["ingest"].summary},
         tables={name: table.layout for name, table in written.tables.items()},

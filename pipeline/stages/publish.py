@@ -24,7 +24,7 @@ class Publish(Stage):
     settings = (
         use("gate", "*"),
         use("publish", "model", named=True),
-        use("publish", "quantise"),
+        use("publish", "quantise calibrator.*"),
     )
 
     def key_settings(self, config: Config) -> dict[str, Any]:

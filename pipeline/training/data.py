@@ -22,6 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from pipeline.errors import DataError
+from pipeline.training.counted import RowCounts
 from pipeline.training.parquet import Columns, Group, SplitReader, join, take_each
 from pipeline.training.windows import Window, WindowReader
 
@@ -31,8 +32,9 @@ class Batch(Pipelineable):
     """One rank's share of a global batch, b rows: dense [b, n] float32, sparse ids by feature, labels [b], weights [b].
 
     A row's weight is W / (real rows of the global batch), 0 for padding, so that sum(weights * loss), averaged over
-    the W ranks as DDP and TorchRec do, is the mean over the global batch. It is times the row's own weight where the
-    dataset has weights; ``extra`` [b, k] is as in ``Columns`` then, and with further tasks, else None.
+    the W ranks as DDP and TorchRec do, is the mean over the global batch. It is times what the row counts for in
+    the loss (``RowCounts``) where rows have weights or were left out; ``extra`` [b, k] is as in ``Columns`` then, and
+    with further tasks, else None.
     """
 
     dense: torch.Tensor
@@ -291,7 +293,7 @@ class _Builder:
         count = len(self.keys) * order.local_batch
         self.ones = torch.ones(count, dtype=torch.int32)
         self.offsets = torch.arange(count + 1, dtype=torch.int32)
-        self.row_weights = split.schema.row_weights
+        self.counts = RowCounts.of(split.schema)
         self.full_weights = torch.full((order.local_batch,), order.world_size / order.global_batch)
 
     def build(self, parts: list[tuple[np.ndarray, Columns]], own: int, total: int) -> Batch:
@@ -305,8 +307,8 @@ class _Builder:
             labels[own:] = 0.0
         sparse = self._ragged(rows) if self.multi else self._single(rows)
         extra = torch.from_numpy(np.ascontiguousarray(rows.extra.T)) if len(rows.extra) else None
-        if self.row_weights and extra is not None:
-            weights = weights * extra[:, -1]
+        if (factors := self.counts.in_loss(labels, extra)) is not None:
+            weights = weights * factors
         return Batch(torch.from_numpy(np.ascontiguousarray(rows.dense.T)), sparse, labels, weights, extra)
 
     def _single(self, rows: Columns) -> KeyedJaggedTensor:

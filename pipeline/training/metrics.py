@@ -73,7 +73,7 @@ class Meter:
     def __init__(self, window_steps: int, schema: DatasetSchema | None = None) -> None:
         self.window_steps = window_steps
         self._tasks = schema.tasks if schema is not None else ()
-        self._weighted = schema is not None and schema.row_weights
+        self._weighted = schema is not None and schema.counted
         self._outputs: list[Output] = []
         self._window: deque[_Interval] = deque()
         self._began = time.perf_counter()

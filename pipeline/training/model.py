@@ -30,6 +30,7 @@ from pipeline.specs import ModelInputs, task_inputs
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
+from pipeline.training.counted import RowCounts
 from pipeline.training.data import Batch
 from pipeline.training.faults import Fault, FaultFinder
 from pipeline.training.linear import use_cpu_kernels
@@ -110,7 +111,7 @@ class DensePart(nn.Module):
         train = train or TrainConfig()
         self.ranking = ranking
         self.smoothing, self.penalty = train.label_smoothing, train.embedding_l2
-        self.tasks, self.row_weights = len(schema.tasks), schema.row_weights
+        self.tasks, self.counts = len(schema.tasks), RowCounts.of(schema)
         self.task_loss = TaskLoss.of(schema, train)
         self._batch_norms = batch_norms(ranking)
         self.normalise, self.project = normalise, project
@@ -133,7 +134,8 @@ class DensePart(nn.Module):
     ) -> tuple[Tensor, Output]:
         """Loss sum(weights * log loss), logits float32; of ``pooled`` embeddings, or of vectors [b, V, D] in order.
 
-        ``extra``: see ``Batch``. The weights that come out are the rows' own, where the dataset has some.
+        ``extra``: see ``Batch``. Where rows without a click were left out, the loss is of the logits that the rest has,
+        and the logits are those of all rows. The weights that come out say how many rows each row stands for.
         """
         embeddings = self.pooled(pooled)
         if self.penalty and not isinstance(pooled, Tensor):  # towers penalise what their tables give
@@ -145,14 +147,17 @@ class DensePart(nn.Module):
         logits = self.rank(dense, embeddings, weights > 0)
         if self.replayed:
             logits = logits.clone()
+        offset = self.counts.offset(extra)
         if self.tasks and extra is not None:
             labels = join_labels(labels, extra, self.tasks)
-            loss = self.task_loss(logits, labels, weights)
+            others = self.counts.left_out(labels[:, 0], extra) if offset is not None else None
+            loss = self.task_loss(logits, labels, weights, offset, others)
         else:
             targets = labels if not self.smoothing else labels.lerp(torch.full_like(labels, 0.5), self.smoothing)
-            loss = functional.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum")
-        if self.row_weights and extra is not None:
-            weights = extra[:, -1] * (weights > 0)
+            kept = logits if offset is None else logits + offset
+            loss = functional.binary_cross_entropy_with_logits(kept, targets, weights, reduction="sum")
+        if (counted := self.counts.in_figures(labels[:, 0] if labels.dim() > 1 else labels, extra)) is not None:
+            weights = counted * (weights > 0)
         self._embeddings = embeddings.detach()
         self.faults.look(dense.detach(), self._embeddings, loss.detach())
         return loss, (logits.detach(), labels, weights)

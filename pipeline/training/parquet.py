@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ArtifactError, GuardError
+from pipeline.evaluation.counted import counted_for
 from pipeline.records import (
     LABEL,
+    NEGATIVE_RATE,
     RAW,
     ROW_WEIGHT,
     TRUE_PROBABILITY,
@@ -64,7 +66,8 @@ class Ragged:
 class Columns:
     """Decoded rows, feature-major: labels [N], dense [n, N], single-valued ids [s, N] int32, ragged by feature name.
 
-    ``extra`` [k, N] float32: labels of further tasks, NaN where missing, then row weights if the dataset has them.
+    ``extra`` [k, N] float32: labels of further tasks, NaN where missing, then row weights and the shares of kept
+    rows without a click, if the dataset has them.
     """
 
     labels: np.ndarray
@@ -137,6 +140,7 @@ class SplitReader:
         self.multi = [column for column in self.schema.sparse if column.multi]
         self.extra = [task_column(task.name) for task in self.schema.tasks]
         self.extra += [ROW_WEIGHT] if self.schema.row_weights else []
+        self.extra += [NEGATIVE_RATE] if self.schema.sampled else []
         self.groups_read = 0
         self._table_rows = {column.name: column.rows for column in self.schema.sparse}
         self._footers: dict[str, Any] = {}
@@ -179,8 +183,20 @@ class SplitReader:
         return {task.name: self.column(task_column(task.name)) for task in self.schema.tasks}
 
     def row_weights(self) -> np.ndarray | None:
-        """The weights of all rows; None where the dataset has none."""
-        return self.column(ROW_WEIGHT) if self.schema.row_weights else None
+        """How many rows each row counts for in figures, float32 [rows]; None where every one counts for itself."""
+        own = self.column(ROW_WEIGHT) if self.schema.row_weights else None
+        rates = self.column(NEGATIVE_RATE) if self.schema.sampled else None
+        if rates is None or (rates == 1).all():
+            return own
+        return counted_for(np.ones(self.rows, np.float32) if own is None else own, self.column(LABEL), rates)
+
+    def counted_for(self, columns: Columns) -> np.ndarray | None:
+        """The same of decoded rows."""
+        if not self.schema.counted:
+            return None
+        ones = np.ones(len(columns.labels), np.float32)
+        own = columns.extra[-2 if self.schema.sampled else -1] if self.schema.row_weights else ones
+        return counted_for(own, columns.labels, columns.extra[-1]) if self.schema.sampled else own
 
     def task_starts(self) -> list[float]:
         """The logit of each further task's mean label in the dataset's profile."""
@@ -195,10 +211,13 @@ class SplitReader:
         return starts
 
     def base_rate(self) -> float | None:
-        """The share of clicks among the split's rows in the dataset's profile; None without one."""
+        """The click rate of the split in the dataset's profile, before rows were left out; None without one."""
         if PROFILE_FILE not in self.dataset.files:
             return None
-        rate = self.store.read_json(f"{self.dataset.path}/{PROFILE_FILE}").get("label_rate", {}).get(self.split)
+        profile = self.store.read_json(f"{self.dataset.path}/{PROFILE_FILE}")
+        rate = profile.get("label_rate", {}).get(self.split)
+        if self.split == "train":
+            rate = profile.get("base_rate", rate)
         return None if rate is None else float(rate)
 
     def true_probability(self) -> np.ndarray | None:

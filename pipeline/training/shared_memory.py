@@ -77,6 +77,14 @@ class SharedMemory:
             values += part
         return True
 
+    def all_gather(self, output: Tensor, input: Tensor) -> bool:
+        """Fill ``output`` with the ``input`` of all ranks, in their order; False where any does not fit a slot."""
+        turn = self._send(input, [input.nbytes] * self._world)
+        if (self._sizes[turn, :, 0] != input.nbytes).any():
+            return False
+        _bytes(output).view(self._world, -1).copy_(self._slots[turn, :, : input.nbytes])
+        return True
+
     def _send(self, values: Tensor, sizes: list[int]) -> int:
         """Write ``values`` into this rank's slot and meet the others; returns the number of the slots."""
         self._calls += 1
@@ -115,26 +123,34 @@ class SharedMemory:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Calls of ``dist.all_to_all_single`` over all ranks go through shared memory inside."""
-        former = dist.all_to_all_single
+        """``dist.all_to_all_single`` and ``all_gather_into_tensor`` over all ranks go through shared memory inside."""
+        former = dist.all_to_all_single, dist.all_gather_into_tensor
         everyone, thread = (None, dist.group.WORLD), threading.get_ident()
 
-        def call(
+        def here(group: Any) -> bool:
+            return group in everyone and threading.get_ident() == thread  # other threads have their own order
+
+        def all_to_all(
             output: Tensor, input: Tensor, output_split_sizes: list[int] | None = None,
             input_split_sizes: list[int] | None = None, group: Any = None, async_op: bool = False,
         ) -> Any:  # fmt: skip
             given = (output_split_sizes, input_split_sizes)
-            if group in everyone and threading.get_ident() == thread:  # other threads have their own order
+            if here(group):
                 receives, sends = self._parts(output, given[0]), self._parts(input, given[1])
                 if self.all_to_all(output, input.contiguous(), receives, sends):
                     return _Done() if async_op else None
-            return former(output, input, *given, group=group, async_op=async_op)
+            return former[0](output, input, *given, group=group, async_op=async_op)
 
-        dist.all_to_all_single = call
+        def all_gather(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: Any = False) -> Any:
+            if here(group) and self.all_gather(output_tensor, input_tensor.contiguous()):
+                return _Done() if async_op else None
+            return former[1](output_tensor, input_tensor, group=group, async_op=async_op)
+
+        dist.all_to_all_single, dist.all_gather_into_tensor = all_to_all, all_gather
         try:
             yield
         finally:
-            dist.all_to_all_single = former
+            dist.all_to_all_single, dist.all_gather_into_tensor = former
 
     def _parts(self, values: Tensor, rows: list[int] | None) -> list[int]:
         """Bytes of each rank's part."""

@@ -33,10 +33,24 @@ class TaskLoss:
         names = (MAIN_TASK, *(task.name for task in schema.tasks))
         return cls(kinds, tuple(train.task_weight(name) for name in names), train.label_smoothing)
 
-    def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """The rank's part of the loss: logits and labels [b, T], a missing label NaN; ``weights`` [b] of ``Batch``."""
-        parts = zip(self.kinds, self.weights, logits.unbind(1), labels.unbind(1), strict=True)
-        return torch.stack([factor * self._one(kind, x, y, weights) for kind, factor, x, y in parts]).sum()
+    def __call__(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        offset: Tensor | None = None,
+        others: Tensor | None = None,
+    ) -> Tensor:
+        """The rank's part of the loss: logits and labels [b, T], a missing label NaN; ``weights`` [b] of ``Batch``.
+
+        ``offset`` [b]: added to the main task's logits. ``others`` [b]: factors of the other tasks' weights.
+        """
+        columns = list(logits.unbind(1))
+        if offset is not None:
+            columns[0] = columns[0] + offset
+        counts = [weights, *[weights if others is None else weights * others] * (len(columns) - 1)]
+        parts = zip(self.kinds, self.weights, columns, labels.unbind(1), counts, strict=True)
+        return torch.stack([factor * self._one(kind, x, y, w) for kind, factor, x, y, w in parts]).sum()
 
     def _one(self, kind: LabelKind, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         present = ~torch.isnan(labels)

@@ -57,10 +57,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "esmm": ("deepfm", "esmm", {}, "tasks"),
     "less": ("dlrm", "shared_bottom", {"tasks": {"buy": TaskTraining(weight=0.0)}}, "tasks"),
     "row weights": ("dlrm", "shared_bottom", {}, "weighted"),
+    "sampled": ("dlrm", "esmm", {}, "sampled"),
     "weighted tasks": ("wide_deep", "mmoe", {"label_smoothing": 0.1}, "both"),
 }
 DATASETS: dict[str, dict[str, Any]] = {
-    "tasks": {"tasks": TASKS}, "weighted": {"row_weights": True}, "both": {"tasks": TASKS, "row_weights": True}
+    "tasks": {"tasks": TASKS}, "weighted": {"row_weights": True}, "both": {"tasks": TASKS, "row_weights": True},
+    "sampled": {"tasks": TASKS, "row_weights": True, "sampled": "logit"},
 }  # fmt: skip
 WORLDS = (1, 2)
 

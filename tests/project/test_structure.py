@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "towers": {"embeddings"},
     "checkpoint": {"embeddings"},
     "training": {"models", "embeddings", "towers", "checkpoint", "evaluation"},
-    "publishing": {"checkpoint"},
+    "publishing": {"checkpoint", "evaluation"},
     "compose": set(),
     "serving": {
         "embeddings",

@@ -31,6 +31,17 @@ MISTAKES = [
     (["schedule", "apply", *SCHEDULED, "force=true"], "every retry of a night would throw away what it has made"),
     (["schedule", "apply", *SCHEDULED, "nightly.time_zone=Asia/Tokyo"], "nightly.time_zone is Asia/Tokyo and schedule"),
     (
+        [
+            "schedule",
+            "apply",
+            *SCHEDULED,
+            "data=criteo",
+            'data.path="s3://logs/{day}/*.tsv"',
+            "data.time_zone=Asia/Tokyo",
+        ],
+        "data.time_zone is Asia/Tokyo and schedule",
+    ),
+    (
         ["schedule", "render", *SCHEDULED, "nightly.webhook=https://u:secret@host/x"],
         "nightly.webhook is a URL with a p",
     ),

@@ -27,6 +27,7 @@ def write_dataset(
     profile: bool = False,
     tasks: tuple[TaskColumn, ...] = (),
     row_weights: bool = False,
+    sampled: str = "",
 ) -> tuple[Store, Artifact]:
     """A committed dataset under ``root``: a planted logistic truth, dense column ``d0`` numbers the rows.
 
@@ -45,6 +46,7 @@ def write_dataset(
         true_probability=True,
         tasks=tasks,
         row_weights=row_weights,
+        sampled=sampled,
     )
     with store.draft(f"datasets/t/{KEY}", kind="dataset", key=KEY, config={}, inputs={}) as draft:
         for split, rows in schema.rows.items():
@@ -52,6 +54,8 @@ def write_dataset(
             columns |= _labels(columns, tasks, np.random.default_rng([seed, rows]))
             if row_weights:
                 columns["row_weight"] = np.random.default_rng([seed, 1, rows]).integers(0, 4, rows).astype(np.float32)
+            if sampled:
+                columns["negative_rate"] = rng.choice([0.25, 0.5, 1.0], rows).astype(np.float32)
             if spoil:
                 spoil(split, columns)
             rates[split] = float(columns["label"].mean()) if rows else None

@@ -16,6 +16,7 @@ from pipeline.errors import ConfigError
 from pipeline.models.layers import BatchNorm
 from pipeline.specs import DENSE_OPTIMIZERS
 from pipeline.specs.dense_optimizer import DenseGroup as Group
+from pipeline.training import native
 from pipeline.training.averages import Average
 from pipeline.training.grouping import dense_groups
 from tests.embeddings.ranks import spawn
@@ -101,9 +102,24 @@ def plain_shampoo(named, *, lr, decay, beta1, beta2, eps, block_size, factor_eve
     return weights, said
 
 
+@pytest.fixture(params=["PyTorch", "any CPU", "AVX2"])
+def work(request, monkeypatch):
+    """Shampoo's work by PyTorch, and by the compiled steps on two kinds of CPU."""
+    library = native.library()
+    if request.param == "PyTorch":
+        monkeypatch.setattr(native, "library", lambda: None)
+    elif library is None:
+        pytest.skip("the compiled library is not installed")
+    else:
+        library.limit(int(request.param == "AVX2"))
+    yield
+    if library is not None:
+        library.limit(1)
+
+
 @pytest.mark.parametrize("grafting", ["adagrad", "adam"])
 @pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 1.0), (0.0, 0.99)])
-def test_shampoos_directions_are_those_of_a_plain_float64_implementation(grafting, beta1, beta2):
+def test_shampoos_directions_are_those_of_a_plain_float64_implementation(work, grafting, beta1, beta2):
     ours = parameters()
     options = {"beta1": beta1, "beta2": beta2, "eps": 1e-6, "grafting": grafting, **SMALL}
     weights, directions = plain_shampoo(ours, lr=0.1, decay=0.01, **options)
@@ -118,6 +134,34 @@ def test_shampoos_directions_are_those_of_a_plain_float64_implementation(graftin
         torch.testing.assert_close(
             parameter.detach().double().view_as(weights[name]), weights[name], rtol=1e-5, atol=1e-6
         )
+
+
+@pytest.mark.skipif(native.library() is None, reason="the compiled library is not installed")
+def test_compiled_steps_of_blocks_of_any_shape_are_pytorchs(monkeypatch):
+    shapes = [(70, 45), (33, 8), (8, 33), (1, 19), (17, 1), (64, 64), (90,), (1,)]
+    generator, library, threads = torch.Generator().manual_seed(0), native.library(), torch.get_num_threads()
+    first = {str(shape): torch.randn(shape, generator=generator) for shape in shapes}
+    given = [{name: torch.randn(p.shape, generator=generator) for name, p in first.items()} for _ in range(4)]
+    outcomes = []
+    for used, cores in ((None, 1), (library, 1), (library, 3)):
+        torch.set_num_threads(cores)
+        monkeypatch.setattr(native, "library", lambda used=used: used)
+        named = {name: nn.Parameter(p.clone()) for name, p in first.items()}
+        groups = [Group(list(named.values())[:4], 0.1, 0.5), Group(list(named.values())[4:], 0.2, 0.0)]
+        options = {"block_size": 48, "factor_every": 2, "root_every": 2, "start_step": 2, "eps": 1e-3}
+        optimizer = replace(DENSE_OPTIMIZERS.get("shampoo"), **options).build(groups)
+        for step, gradient in enumerate(given):
+            for name, parameter in named.items():  # one parameter learns less often than the others
+                parameter.grad = None if step % 2 and name == "(33, 8)" else gradient[name].clone()
+            optimizer.step()
+        state = {f"{n} {k}": v for n, p in named.items() for k, v in optimizer.state[p].items()}
+        outcomes.append({name: p.detach() for name, p in named.items()} | state)
+    torch.set_num_threads(threads)
+    plain, compiled, spread = outcomes
+    assert plain.keys() == compiled.keys()
+    for name, value in compiled.items():
+        assert torch.equal(value, spread[name]), name
+        torch.testing.assert_close(value, plain[name], rtol=1e-4, atol=1e-5)
 
 
 def test_lamb_moves_every_layer_by_the_same_share_of_its_norm():

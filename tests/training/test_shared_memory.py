@@ -38,6 +38,12 @@ def compare(folder):
             again = torch.zeros_like(expected)
             dist.all_to_all_single(again, *given, group=group)
         assert torch.equal(again, expected), step
+        own, expected = torch.rand(step), torch.zeros(world * step)  # of no values too
+        gathered = torch.zeros_like(expected)
+        dist.all_gather_into_tensor(expected, own, group=group)
+        with memory.exchanging():
+            dist.all_gather_into_tensor(gathered, own)
+        assert torch.equal(gathered, expected), step
         values = torch.arange(10.0) * (rank + 1)
         assert memory.all_reduce(values)
         assert torch.equal(values, torch.arange(10.0) * sum(range(1, world + 1)))

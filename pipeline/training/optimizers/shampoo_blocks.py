@@ -11,7 +11,8 @@ L and R take in every ``factor_every``th gradient, from the first on. A block ge
 every ``root_every`` steps, the blocks of a layer one after another, so that no step computes all of them. Before
 ``start_step``, and for vectors, the direction is A.
 
-Blocks of the same shape are computed together, [k, m, n]: one product of many small matrices costs less than many.
+Blocks of the same shape are computed together, [k, m, n]: one product of many small matrices costs less than many. On a
+CPU the compiled steps of ``native`` do all but the roots, where they are installed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from pipeline.training import native
 
 State = dict[str, Tensor]
 MEAN, SQUARES, LEFT, RIGHT = "mean", "squares", "left", "right"
@@ -62,20 +65,44 @@ class Formula:
         grafted = self._graft(mean, gradient, state[SQUARES], step)
         if gradient.dim() == 2:
             return grafted
-        if (step - 1) % self.factor_every == 0:
+        if self.accumulates(step):
             exact = gradient.double()
             self._accumulate(state[LEFT], exact, exact.mT)
             self._accumulate(state[RIGHT], exact.mT, exact)
         if step < self.start_step:
             return grafted
-        due = [i for i, number in enumerate(numbers) if step == self.start_step or self._due(step, number)]
-        if due:
-            for factor, root in ((LEFT, LEFT_ROOT), (RIGHT, RIGHT_ROOT)):
-                state[root][due] = inverse_fourth_root(state[factor][due], self.eps).to(gradient.dtype)
+        self.renew(state, step, numbers)
         bent = state[LEFT_ROOT] @ mean @ state[RIGHT_ROOT]
         norm = torch.linalg.vector_norm(bent, dim=(1, 2), keepdim=True)
         length = torch.linalg.vector_norm(grafted, dim=(1, 2), keepdim=True)
         return bent.mul_(torch.where(norm > 0, length / norm, 0.0))
+
+    def accumulates(self, step: int) -> bool:
+        """Whether the factors take in the gradient of ``step``."""
+        return (step - 1) % self.factor_every == 0
+
+    def renew(self, state: State, step: int, numbers: Sequence[int]) -> None:
+        """Compute the roots of those blocks again whose turn is ``step``; of vectors there are none."""
+        if LEFT not in state or step < self.start_step:
+            return
+        due = [i for i, number in enumerate(numbers) if step == self.start_step or self._due(step, number)]
+        for factor, root in ((LEFT, LEFT_ROOT), (RIGHT, RIGHT_ROOT)) if due else ():
+            state[root][due] = inverse_fourth_root(state[factor][due], self.eps).to(state[root].dtype)
+
+    @property
+    def factors(self) -> native.Factors:
+        """What the compiled steps do to factors."""
+        return native.Factors(self.beta2, self._fresh_factor)
+
+    def compiled(self, step: int) -> native.Step:
+        """``step`` as the compiled ones take it."""
+        adam = self.grafting == ADAM
+        return native.Step(
+            fresh=1 - self.beta1, correction=1 / (1 - self.beta1**step),
+            kept=ADAM_BETA2 if adam else 1.0, added=1 - ADAM_BETA2 if adam else 1.0,
+            unbiased=1 / (1 - ADAM_BETA2**step) if adam else 1.0,
+            eps=GRAFT_EPS, rooted=step >= self.start_step,
+        )  # fmt: skip
 
     def _due(self, step: int, number: int) -> bool:
         return (step - self.start_step) % self.root_every == (number + 1) % self.root_every
@@ -88,8 +115,11 @@ class Formula:
         return mean / squares.sqrt().add_(GRAFT_EPS)
 
     def _accumulate(self, factor: Tensor, left: Tensor, right: Tensor) -> None:
-        new = 1.0 if self.beta2 == 1 else 1 - self.beta2
-        torch.baddbmm(factor, left, right, beta=self.beta2, alpha=new, out=factor)
+        torch.baddbmm(factor, left, right, beta=self.beta2, alpha=self._fresh_factor, out=factor)
+
+    @property
+    def _fresh_factor(self) -> float:
+        return 1.0 if self.beta2 == 1 else 1 - self.beta2
 
 
 def inverse_fourth_root(factors: Tensor, eps: float) -> Tensor:

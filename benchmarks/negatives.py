@@ -1,0 +1,90 @@
+"""Training on a tenth of the rows without a click against training on all: test NE, calibration and seconds.
+
+    python -m benchmarks.negatives [--seeds 3] [--rows 2000000] [--share 0.1] [--base-rate 0.02] [--correct logit]
+
+The synthetic log of a seed is ingested twice, once with ``data.sampling.negatives``, and each dataset trains the same
+model with the same settings, one epoch, in turn. The test rows are the same, and all of them are there. The ratio of
+the JSON line: seconds of the training stage, sampled over all, of the runs of all seeds together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pipeline.cli import main as nightjar
+
+FIGURES = ("ne", "auc", "calibration", "bayes_ne")
+
+
+def main() -> None:
+    """Train both for each seed, and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--share", type=float, default=0.1)
+    parser.add_argument("--base-rate", type=float, default=0.02)
+    parser.add_argument("--correct", default="logit", choices=("logit", "weights"))
+    parser.add_argument("overrides", nargs="*", help="settings of both trainings, such as train.global_batch=1024")
+    args = parser.parse_args()
+    print(f"{'seed':<6}{'rows':<10}{'trained on':>11}{'NE':>10}{'AUC':>9}{'calibration':>13}{'seconds':>9}")
+    runs = [compared(args, seed + 1) for seed in range(args.seeds)]
+    seconds = [sum(run[name]["seconds"] for run in runs) for name in ("sampled", "all")]
+    mean = {
+        name: {figure: statistics.fmean(run[name][figure] for run in runs) for figure in (*FIGURES, "rows", "ingest")}
+        for name in runs[0]
+    }
+    print(json.dumps({
+        "bench": "negatives", "ratio": round(seconds[0] / seconds[1], 4), "share": args.share,
+        "correct": args.correct,
+        "ne_change": round(statistics.fmean(run["sampled"]["ne"] / run["all"]["ne"] - 1 for run in runs), 6),
+        "worst_ne_change": round(max(run["sampled"]["ne"] / run["all"]["ne"] - 1 for run in runs), 6),
+        "calibration": round(mean["sampled"]["calibration"], 5),
+        "worst_calibration": max((run["sampled"]["calibration"] for run in runs), key=lambda each: abs(each - 1)),
+        "calibration_of_all": round(mean["all"]["calibration"], 5), "seeds": args.seeds, "figures": mean,
+    }))  # fmt: skip
+
+
+def compared(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:
+    """The figures of both trainings of a seed; the datasets are made first, so that trainings follow each other."""
+    settings = [
+        "data=synthetic", f"data.synthetic.rows={args.rows}", f"data.synthetic.base_rate={args.base_rate}",
+        f"seed={seed}", "model.embedding_dim=8", "model.bottom_mlp=[32]", "model.top_mlp=[64]",
+        "train.precision=fp32", "train.log_every_steps=1000", "train.warmup_steps=20", "train.schedule=linear",
+        "launch.inline=[ingest,plan,partition,train,evaluate]", *args.overrides,
+    ]  # fmt: skip
+    cases = {"all": [], "sampled": [f"data.sampling.negatives={args.share}", f"data.sampling.correct={args.correct}"]}
+    with tempfile.TemporaryDirectory() as folder:
+        common = [*settings, f"store={folder}"]
+        ingested = {name: _run(folder, f"i{name}", [*common, *own, "stages=[ingest]"]) for name, own in cases.items()}
+        made = {name: _run(folder, name, [*common, *own]) for name, own in cases.items()}
+    figures = {}
+    for name, result in made.items():
+        trained = result["ingest"]["rows_train"]
+        figures[name] = {figure: result["eval"][figure] for figure in FIGURES} | {
+            "rows": trained, "seconds": result["stages"]["train"]["seconds"],
+            "ingest": ingested[name]["stages"]["ingest"]["seconds"],
+        }  # fmt: skip
+        one = figures[name]
+        print(f"{seed:<6}{name:<10}{trained:>11,}{one['ne']:>10.5f}{one['auc']:>9.5f}{one['calibration']:>13.4f}"
+              f"{one['seconds']:>9.1f}", flush=True)  # fmt: skip
+    return figures
+
+
+def _run(folder: str, run: str, settings: list[str]) -> dict[str, Any]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        code = nightjar(["run", f"run={run}", *settings])
+    result: dict[str, Any] = json.loads(Path(folder, f"runs/{run}/result.json").read_text())
+    if code:
+        raise SystemExit(f"{run}: {result['error']['message']}")
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""``nightjar compare`` and ``nightjar runs``: their arguments, and where their results become text."""
+
+from __future__ import annotations
+
+import argparse
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.commands.command import Command, on_store
+from pipeline.commands.console import progress, show, tell
+from pipeline.commands.stores import store_of
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.records import RunLine
+
+COMPARE = """\
+Compares runs with the first one: figures, seconds, bytes, the settings that differ, and, where they were evaluated on
+the same held-out rows, paired differences with bootstrap intervals, in all rows and by slice.
+
+  nightjar compare monday tuesday
+  nightjar compare dlrm dcnv2 wukong --html compare.html
+  nightjar compare dlrm dcnv2 --slices C1 C2 --json
+"""
+RUNS = """\
+  nightjar runs ls                               all runs, oldest first
+  nightjar runs ls --name 'night-*' --last 7     the last seven of these names
+  nightjar runs ls --status failed --dataset criteo
+  nightjar runs ls --sort ne                     best first
+"""
+SORTS = ("finished", "ne", "auc", "seconds", "run")
+
+
+def add_compare(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar compare``."""
+    parser.epilog, parser.formatter_class = COMPARE, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="names of runs; the others are compared with the first")
+    parser.add_argument("--slices", nargs="+", default=[], metavar="FEATURE", help="sparse features to slice rows by")
+    parser.add_argument("--html", metavar="FILE", help="write a page with curves to FILE")
+    on_store(parser, _compare, "the comparison as JSON")
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar runs``."""
+    parser.epilog, parser.formatter_class = RUNS, argparse.RawDescriptionHelpFormatter
+    listed = parser.add_subparsers(dest="action", metavar="action", required=True).add_parser("ls", help="list runs")
+    listed.add_argument("--name", metavar="PATTERN", help="only runs of such a name, as in 'night-*'")
+    listed.add_argument("--status", choices=("done", "failed", "running"), help="only runs of this status")
+    listed.add_argument("--dataset", metavar="NAME", help="only runs on this data, as in data.name")
+    listed.add_argument("--last", type=int, metavar="N", help="only the last N of the list")
+    listed.add_argument("--sort", choices=SORTS, default="finished", help="best or oldest first (default: finished)")
+    on_store(listed, _ls, "the runs as JSON")
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from pipeline.report import read_records
+    from pipeline.report.comparing import comparison_page, comparison_text
+    from pipeline.stages.compare import compare_runs
+
+    store = store_of(options)
+    bar = progress(options.json, "comparing")
+    record = compare_runs(store, options.runs, slices=options.slices, progress=bar)
+    if options.html:
+        page = comparison_page(record, {each.run: read_records(store, each.run) for each in record.runs})
+        try:
+            Path(options.html).write_text(page)
+        except OSError as error:
+            raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html compare.html") from None
+    tell(options.json, record, comparison_text)
+    if options.html and not options.json:
+        show(f"\nlook at {options.html}")
+    return 0
+
+
+def _ls(options: argparse.Namespace) -> int:
+    from pipeline.report.comparing import runs_listing
+    from pipeline.stages.compare import run_line, run_names
+
+    if options.last is not None and options.last < 1:
+        raise ConfigError(f"--last {options.last}, expected 1 or more", hint="--last 7")
+    store = store_of(options)
+    names = [name for name in run_names(store) if options.name is None or fnmatchcase(name, options.name)]
+    bar = progress(options.json, "reading")
+    lines: list[RunLine] = []
+    for place, name in enumerate(names):
+        bar(place, len(names))
+        lines.append(run_line(store, name))
+    bar(1, 1)
+    tell(options.json, _sorted([line for line in lines if _wanted(line, options)], options), runs_listing)
+    return 0
+
+
+def _wanted(line: RunLine, options: argparse.Namespace) -> bool:
+    if options.status is not None and line.status != options.status:
+        return False
+    return options.dataset is None or (line.dataset or "").rpartition("/")[0] == options.dataset
+
+
+def _sorted(lines: list[RunLine], options: argparse.Namespace) -> list[RunLine]:
+    """Lines by ``--sort``, those without the figure last; of these the last ``--last``, or the best."""
+
+    def place(line: RunLine) -> tuple[bool, float | str, str]:
+        value = getattr(line, options.sort)
+        return value is None, 0.0 if value is None else -value if options.sort == "auc" else value, line.run
+
+    ordered = sorted(lines, key=place)
+    if options.last is None:
+        return ordered
+    return ordered[-options.last :] if options.sort in ("finished", "run") else ordered[: options.last]
+
+
+COMMANDS = (
+    Command(
+        name="compare", help="compare runs: figures, slices, settings, curves", add_arguments=add_compare,
+        takes_store=True,
+    ),
+    Command(name="runs", help="list runs", add_arguments=add_runs, takes_store=True),
+)  # fmt: skip

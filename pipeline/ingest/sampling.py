@@ -1,0 +1,81 @@
+"""Rows without a click that are left out: which ones, the share that stays, and what a row then counts for.
+
+With a share w of the rows without a click kept, the odds of a click among the kept rows are 1 / w times the true ones
+(He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook", section 6.3).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from pipeline.evaluation.counted import counted_for
+from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.values import number_of
+from pipeline.records import LABEL, NEGATIVE_RATE, ROW_WEIGHT
+
+COUNTS_FOR, CLICKS_FOR = "counts_for", "clicks_for"  # sums of train rows: rows that they stand for, clicks of these
+OF_CLICKS = "rate_of_clicks"  # the shares that rows with a click tell
+_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def read_rates(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: Rejected) -> pl.Series:
+    """The typed column of the share that the log names for each row; what is no share is rejected."""
+    column = spec.sampling.column or ""
+    rates = number_of(raw[column], texts.get(column), column, spec, rejected)
+    wrong = (rates.is_null() | (rates <= 0) | (rates > 1)).to_numpy()
+    rejected.add(
+        wrong, f"{column} is no share", lambda i: f"{column} is {rates[i]}, expected a number above 0 to 1", column
+    )
+    return rates.cast(pl.Float32).alias(NEGATIVE_RATE)
+
+
+def came_with(frame: pl.DataFrame, spec: DataSpec) -> pl.Series:
+    """The share (Float32) of rows without a click that the log of each typed row holds."""
+    if spec.sampling.column is not None:
+        return frame[NEGATIVE_RATE]
+    rate = 1.0 if spec.sampling.rate is None else spec.sampling.rate
+    return pl.Series(NEGATIVE_RATE, [rate], pl.Float32).new_from_index(0, frame.height)
+
+
+def kept(hashes: np.ndarray, labels: pl.Series, share: float) -> pl.Series:
+    """The rows that stay: all with a click, and of the others the ``share`` with the smallest hashes.
+
+    The hashes are mixed anew: the split goes by them too.
+    """
+    mixed = hashes + _MIX[0]
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[1]  # SplitMix64's finalizer
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[2]
+    mixed ^= mixed >> np.uint64(31)
+    return (labels > 0) | pl.Series((mixed >> np.uint64(32)) < np.uint64(round(share * 2.0**32)))
+
+
+def thinned(train: pl.DataFrame, share: float | None) -> pl.DataFrame:
+    """Transformed train rows, of which ``share`` of those without a click stayed: it multiplies what they came with."""
+    return train if share is None else train.with_columns((pl.col(NEGATIVE_RATE) * share).cast(pl.Float32))
+
+
+def sums(spec: DataSpec) -> dict[str, pl.Expr]:
+    """What is measured of typed train rows for the true click rate, by name; {} where all rows count alike."""
+    before = spec.sampling.known_before
+    if not (before or spec.row_weight):
+        return {}
+    rate = pl.col(NEGATIVE_RATE) if spec.sampling.column is not None else pl.lit(spec.sampling.rate or 1.0)
+    own = pl.col(ROW_WEIGHT).cast(pl.Float64) if spec.row_weight else pl.lit(1.0)
+    clicked = pl.col(LABEL) > 0
+    made = {
+        COUNTS_FOR: pl.when(clicked).then(own).otherwise(own / rate.cast(pl.Float64)),
+        CLICKS_FOR: pl.when(clicked).then(own).otherwise(0.0),
+    }
+    return made | ({OF_CLICKS: pl.when(clicked).then(rate.cast(pl.Float64))} if spec.sampling.column else {})
+
+
+def rows_counted_for(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray | None:
+    """How many rows each of the transformed rows ``frame`` counts for in figures; None where each counts for itself."""
+    if not (spec.sampling.known_before or spec.row_weight):
+        return None
+    own = frame[ROW_WEIGHT].to_numpy() if spec.row_weight else np.ones(frame.height, np.float32)
+    if not spec.sampling.known_before:
+        return own
+    return counted_for(own, frame[LABEL].to_numpy(), frame[NEGATIVE_RATE].to_numpy())

@@ -1,0 +1,97 @@
+"""Days and hours of a time zone: where a day ends, which hours it lacks, and points in time from what a log writes."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import polars as pl
+
+HOURS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_DAY = 24, 3600, 86_400
+_TEXT = r"^(\d{4}-\d\d-\d\d)[ T]([01]\d|2[0-3])(?::([0-5]\d))?(?::([0-5]\d|60))?"
+_OFFSET = r"[ T]\d\d.*?(Z|[+-]\d\d(?::?\d\d)?)$"
+
+
+def end_of_day(day: date, zone: str | None) -> float:
+    """Seconds since 1970 at which ``day`` ends in ``zone``; None: UTC."""
+    following = day + timedelta(days=1)
+    there = UTC if zone is None else ZoneInfo(zone)
+    return datetime(following.year, following.month, following.day, tzinfo=there).timestamp()
+
+
+def skipped_hours(day: date, zone: str | None) -> frozenset[int]:
+    """The hours by the clock that ``day`` does not have, because clocks are put forward."""
+    if zone is None:
+        return frozenset()
+    return frozenset(
+        hour for hour in range(HOURS_PER_DAY) if not any(_exists(day, hour, minute, zone) for minute in (0, 59))
+    )
+
+
+def _exists(day: date, hour: int, minute: int, zone: str) -> bool:
+    local = datetime(day.year, day.month, day.day, hour, minute, tzinfo=ZoneInfo(zone))
+    return local.astimezone(UTC).astimezone(ZoneInfo(zone)).replace(tzinfo=None) == local.replace(tzinfo=None)
+
+
+def seconds_of(number: pl.Expr) -> pl.Expr:
+    """Seconds since 1970: 1e11 of them lie in the year 5138, so larger numbers are milli-, micro- or nanoseconds."""
+    size = number.abs()
+    return (
+        pl.when(size > 1e17).then(number / 1e9).when(size > 1e14).then(number / 1e6).when(size > 1e11)
+        .then(number / 1e3).otherwise(number)
+    )  # fmt: skip
+
+
+def instants(values: pl.Series, text: pl.Series, zone: str, *, numbers: bool = True) -> pl.Series:
+    """Each value as a point in time, Datetime in ``zone``; null for what has no time of the day.
+
+    Numbers (with ``numbers``) count from 1970 in UTC, and a zone or an offset that is written counts. Any other time
+    is one of ``zone``: the earlier one of two, and what its clocks leave out is an hour later.
+    """
+    if values.dtype.is_temporal():
+        if values.dtype == pl.Date or not isinstance(values.dtype, pl.Datetime):
+            return pl.Series(values.name, [None] * len(values), pl.Datetime("us", zone))
+        times = values.cast(pl.Datetime("us", values.dtype.time_zone))
+        return times.dt.convert_time_zone(zone) if values.dtype.time_zone is not None else _localised(times, zone)
+    return _of_text(text, zone, numbers=numbers).alias(values.name)
+
+
+def _of_text(text: pl.Series, zone: str, *, numbers: bool) -> pl.Series:
+    frame = pl.DataFrame({"text": text})
+    parts = [pl.col("text").str.extract(_TEXT, group) for group in (1, 2, 3, 4)]
+    clock = pl.sum_horizontal(
+        parts[place].cast(pl.Int64).fill_null(0) * size for place, size in ((1, SECONDS_PER_HOUR), (2, 60), (3, 1))
+    )
+    written = parts[0].str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("us")) + pl.duration(seconds=clock)
+    offset = pl.col("text").str.extract(_OFFSET)
+    minutes = offset.str.slice(1, 2).cast(pl.Int64, strict=False) * 60
+    minutes += offset.str.slice(3).str.strip_chars(":").cast(pl.Int64, strict=False).fill_null(0)
+    east = pl.when(offset == "Z").then(0).when(offset.str.starts_with("-")).then(-minutes).otherwise(minutes)
+    number = pl.when(pl.lit(numbers) & (pl.col("text").str.len_bytes() != 8)).then(
+        pl.col("text").cast(pl.Float64, strict=False)
+    )
+    counted = (seconds_of(number) * 1e6).cast(pl.Int64, strict=False).cast(pl.Datetime("us"))
+    exact = pl.coalesce(counted, written - pl.duration(minutes=east)).dt.replace_time_zone("UTC")
+    times = frame.select(exact=exact.dt.convert_time_zone(zone), written=written)
+    return times["exact"].zip_with(times["exact"].is_not_null(), _localised(times["written"], zone))
+
+
+def _localised(times: pl.Series, zone: str) -> pl.Series:
+    there = times.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
+    if there.null_count() == times.null_count():
+        return there
+    later = times.dt.offset_by("1h").dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
+    return there.zip_with(there.is_not_null(), later)
+
+
+def hours_of(times: pl.Series, zone: str) -> pl.Series:
+    """The hour (Int32) of each of ``times`` in ``zone``, counted back from 23, the last one of its day.
+
+    So a day of 25 hours begins with -1, and one of 23 hours with 1.
+    """
+    days = times.dt.date()
+    ends = {day: int(end_of_day(day, zone)) for day in days.drop_nulls().unique().to_list()}
+    end = days.replace_strict(list(ends), list(ends.values()), default=None, return_dtype=pl.Int64)
+    left = end * 1_000_000 - times.dt.timestamp("us")
+    whole = SECONDS_PER_HOUR * 1_000_000
+    return (HOURS_PER_DAY - (left + whole - 1) // whole).cast(pl.Int32)

@@ -1,0 +1,213 @@
+"""Runs beside each other: their figures, the settings that differ, and paired differences on the same held-out rows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config import GateConfig
+from pipeline.errors import ArtifactError, ConfigError
+from pipeline.records import (
+    LABEL,
+    PASS,
+    Result,
+    RunChange,
+    RunLine,
+    RunsComparison,
+    RunSlice,
+    read,
+)
+from pipeline.records.step import run_directory
+from pipeline.stages.judging import LOGITS
+from pipeline.store import Artifact, Store
+
+# What a run is called and where it lies is no setting of it.
+NO_SETTING = ("run", "store", "launch.run_id")
+Settings = dict[str, Any]
+
+
+def run_names(store: Store) -> list[str]:
+    """The runs of ``store`` that have a result, in the order of their names."""
+    return [name for name in store.names("runs") if store.exists(f"{run_directory(name)}/{Result.FILE}")]
+
+
+def run_line(store: Store, run: str) -> RunLine:
+    """The figures of ``run``; ArtifactError, with the runs there are, where it has no result."""
+    path = f"{run_directory(run)}/{Result.FILE}"
+    if not store.exists(path):
+        known = ", ".join(run_names(store)) or "none"
+        raise ArtifactError(f"no run {run!r} in store {store.url}; runs: {known}", hint="--store <its store>")
+    result = read(Result, store, path)
+    scores, gate, train, checkpoint = result.eval, result.gate, result.train, result.checkpoint
+    artifacts = [store.find(stage.artifact) for stage in result.stages.values() if stage.artifact]
+    tiers = (result.plan.tiers if result.plan is not None else None) or {}
+    return RunLine(
+        run=run, status=result.status, model=result.model.name if result.model else None,
+        dataset="/".join((result.artifact("ingest") or "").split("/")[1:]) or None,
+        finished=max((each.created for each in artifacts if each is not None), default=None),
+        ne=scores.ne if scores else None, auc=scores.auc if scores else None,
+        logloss=scores.logloss if scores else None, calibration=scores.calibration if scores else None,
+        verdict=gate.verdict if gate else None,
+        version=gate.version if gate and gate.verdict == PASS else None,
+        samples_per_s=train.samples_per_s if train else None, seconds=result.seconds,
+        stages={name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"},
+        table_bytes=sum(size for name, size in tiers.items() if name.endswith("_bytes")) or None,
+        checkpoint_bytes=checkpoint.bytes_written if checkpoint else None,
+    )  # fmt: skip
+
+
+def compare_runs(
+    store: Store,
+    runs: Sequence[str],
+    *,
+    slices: Sequence[str] = (),
+    gate: GateConfig | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RunsComparison:
+    """Compare ``runs`` with the first of them. ``slices``: sparse features whose values the rows are judged by too.
+
+    ``gate``: confidence, replicates, blocks and sizes of slices. Raises ConfigError for fewer than two runs or a
+    feature that the dataset lacks, ArtifactError for a run without a result.
+    """
+    names = list(dict.fromkeys(runs))
+    if len(names) < 2:
+        raise ConfigError(
+            f"compare takes two runs or more, got {', '.join(names) or 'none'}", hint="nightjar runs ls lists them"
+        )
+    gate = gate or GateConfig()
+    lines = tuple(run_line(store, name) for name in names)
+    pairing = _Pairing(store, names[0], slices, gate, seed)
+    changes = []
+    for place, name in enumerate(names[1:], start=1):
+        progress(place - 1, len(names) - 1)
+        changes.append(pairing.change(name))
+    progress(1, 1)
+    return RunsComparison(
+        runs=lines, settings=differing([settings_of(store, name) for name in names]), changes=tuple(changes),
+        confidence=gate.confidence,
+    )  # fmt: skip
+
+
+def settings_of(store: Store, run: str) -> Settings:
+    """The settings of ``run`` by dotted name, from its ``config.yaml``; none where it has no such file."""
+    from omegaconf import OmegaConf
+
+    path = f"{run_directory(run)}/config.yaml"
+    if not store.exists(path):
+        return {}
+    with store.open(path) as source:
+        tree = OmegaConf.to_container(OmegaConf.create(source.read().decode()))
+    return {name: value for name, value in _flat(tree).items() if name not in NO_SETTING}
+
+
+def differing(each: Sequence[Settings]) -> dict[str, list[Any]]:
+    """The settings that are not the same in all of ``each``, with a value for each; None where it is not set."""
+    names = dict.fromkeys(name for settings in each for name in settings)
+    values = {name: [settings.get(name) for settings in each] for name in names}
+    return {name: own for name, own in values.items() if any(value != own[0] for value in own)}
+
+
+def _dataset(result: Result) -> str:
+    """Name and first digits of the key."""
+    _, name, key = ("/" + (result.artifact("ingest") or "")).rsplit("/", 2)
+    return f"{name}/{key[:8]}"
+
+
+def _flat(tree: Any, prefix: str = "") -> Settings:
+    if not isinstance(tree, Mapping) or not tree:
+        return {prefix: tree}
+    flat: Settings = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
+    return flat
+
+
+class _Pairing:
+    """The held-out rows of the first run, and what its model gave them."""
+
+    def __init__(self, store: Store, first: str, slices: Sequence[str], gate: GateConfig, seed: int) -> None:
+        self.store, self.gate, self.seed = store, gate, seed
+        self.first = read(Result, store, f"{run_directory(first)}/{Result.FILE}")
+        self.problem = self._problem(self.first)
+        if self.problem is None:
+            self._read_rows(slices)
+
+    def _read_rows(self, slices: Sequence[str]) -> None:
+        from pipeline.training.parquet import SplitReader
+
+        dataset = self.store.get(self.first.artifact("ingest") or "", "ingest")
+        split = SplitReader(self.store, dataset, "test")
+        known = [column.name for column in split.schema.sparse]
+        if unknown := sorted(set(slices) - set(known)):
+            raise ConfigError(
+                f"no sparse feature {unknown[0]!r} in {dataset.path}; it has {', '.join(known)}",
+                hint=f"--slices {known[0]}" if known else "",
+            )
+        self.labels, self.weights = split.column(LABEL), split.row_weights()
+        self.slices = slice_columns(self.store, dataset, split, slices)
+        self.logits = self._logits(self.first)
+
+    def change(self, run: str) -> RunChange:
+        """From the first run to ``run``."""
+        from pipeline.evaluation import Scored, measure
+
+        result = read(Result, self.store, f"{run_directory(run)}/{Result.FILE}")
+        problem = self.problem or self._problem(result) or self._other_rows(result)
+        if problem is not None:
+            return RunChange(run=run, problem=problem)
+        scored = Scored(
+            labels=self.labels, candidate=self._logits(result), incumbent=self.logits, slices=self.slices,
+            weights=self.weights,
+        )  # fmt: skip
+        record = measure(scored, self.gate, self.seed)
+        if record.change is None:
+            return RunChange(run=run, problem="predictions that are not finite")
+        slices = tuple(
+            RunSlice(slice=each.slice, value=each.value, rows=each.rows, clicks=each.clicks, change=each.change)
+            for each in record.slices or ()
+            if each.change is not None
+        )
+        return RunChange(run=run, rows=record.rows, change=record.change, slices=slices or None)
+
+    def _problem(self, result: Result) -> str | None:
+        """Why the predictions of ``result`` are not at hand; None: they are."""
+        for stage in ("ingest", "evaluate"):
+            path = result.artifact(stage)
+            artifact = self.store.find(path) if path else None
+            if artifact is None:
+                return f"run {result.run} has no artifact of {stage}"
+            if stage == "evaluate" and LOGITS not in artifact.files:
+                return f"the evaluation of run {result.run} kept no predictions: an earlier release made it"
+        return None
+
+    def _other_rows(self, result: Result) -> str | None:
+        if result.artifact("ingest") == self.first.artifact("ingest"):
+            return None
+        return f"other held-out rows: dataset {_dataset(result)}, not {_dataset(self.first)}"
+
+    def _logits(self, result: Result) -> NDArray[np.float32]:
+        """The main task's logits of the held-out rows."""
+        artifact = self.store.get(result.artifact("evaluate") or "", "evaluate")
+        self.store.verify(artifact, LOGITS)
+        with self.store.open(f"{artifact.path}/{LOGITS}") as source:
+            logits = np.load(io.BytesIO(source.read()), allow_pickle=False)
+        return np.ascontiguousarray(logits if logits.ndim == 1 else logits[:, 0])
+
+
+def slice_columns(store: Store, dataset: Artifact, split: Any, features: Sequence[str]) -> dict[str, Any]:
+    """Of each of ``features`` the rows' ids (of several the first), with the names that the dataset keeps."""
+    from pipeline.evaluation import SliceColumn
+    from pipeline.serving.scores import feature_codes
+    from pipeline.stages.judging import id_names
+
+    owners = {column.name: column.owner for column in split.schema.sparse}
+    codes = feature_codes(split, list(features))
+    return {
+        name: SliceColumn(codes=np.concatenate(codes[name]), names=id_names(store, dataset, owners[name]))
+        for name in features
+    }
