@@ -14,7 +14,7 @@ from pipeline.config import Config, ModelConfig
 from pipeline.config.meant import meant_by
 from pipeline.specs import MODELS
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_WORDS = {Any: "a value", bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 @dataclass(frozen=True)
