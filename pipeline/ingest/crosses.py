@@ -34,11 +34,16 @@ def cross_text(
             text = texts[column]
             parts[f"{place}"] = text.zip_with(~absent_in(text, spec), nulls(pl.String, len(text)))
         else:
-            kind = f"{column} is a list; of data.sparse.{feature.name}.cross only the first may be, by holds=list"
-            rejected.add(np.ones(raw.height, bool), kind, lambda _, kind=kind: kind, column)
-            parts[f"{place}"] = nulls(pl.String, raw.height)
+            parts[f"{place}"] = _no_lists(column, feature, raw.height, rejected)
     frame = pl.DataFrame(parts)
     return frame.select(pl.concat_str(list(parts), separator=CROSS).alias("id"))["id"]  # null if any part is
+
+
+def _no_lists(column: str, feature: SparseSpec, rows: int, rejected: Rejected) -> pl.Series:
+    """Rejects all rows, which hold lists in ``column``; nulls."""
+    kind = f"{column} is a list; of data.sparse.{feature.name}.cross only the first may be, by holds=list"
+    rejected.add(np.ones(rows, bool), kind, lambda _: kind, column)
+    return nulls(pl.String, rows)
 
 
 def _bins(
