@@ -198,8 +198,12 @@ class DataConfig:
         None,
         quiet=True,
         doc="Which state of a table is read: a version (delta), the id of a snapshot (iceberg), a time "
-        "YYYY-MM-DDTHH:MM:SSZ (bigquery); null: the newest.",
+        "YYYY-MM-DDTHH:MM:SSZ (bigquery), offsets such as 0:10-99,1:0-50 (kafka); null: the newest.",
     )
+    messages: str | None = setting(
+        None, quiet=True, choices=("jsonl", "csv", "avro"),
+        doc="What a message of a stream is: an object of JSON, a line of CSV or a record of Avro; null: JSON.",
+    )  # fmt: skip
     separator: str = setting(",", doc="Character that separates the fields of a CSV line.")
     quote: str | None = setting('"', doc="Character that may surround a CSV field; null: none.")
     header: bool = setting(True, doc="Whether the first line of a CSV file names the columns.")
@@ -284,7 +288,10 @@ class DataConfig:
         """What is of tables and streams needs one, and what is of files needs files."""
         connector, limit = self.connector, self.watermark
         if connector is None:
-            of_tables = {"options": self.options, "snapshot": self.snapshot, "watermark.later_rows": limit.later_rows}
+            of_tables = {
+                "options": self.options, "snapshot": self.snapshot, "messages": self.messages,
+                "watermark.later_rows": limit.later_rows,
+            }  # fmt: skip
             if wrong := next((name for name, value in of_tables.items() if value), None):
                 raise ConfigError(
                     f"{path}.{wrong} is set, but {path}.format={self.format} is no table and no stream",
@@ -295,6 +302,11 @@ class DataConfig:
             raise ConfigError(
                 f"{path}.path={self.path} has {{day}}, but {path}.format={self.format} reads one table of all days",
                 hint=f"{path}.path without {{day}}, and {path}.day_column or {path}.timestamp",
+            )
+        if self.messages is not None and not connector.messages:
+            raise ConfigError(
+                f"{path}.messages is {self.messages}, but {path}.format={self.format} has rows, not messages",
+                hint=f"{path}.messages=null",
             )
         known = connector.options
         if wrong := next((name for name in self.options if known is not None and name not in known), None):

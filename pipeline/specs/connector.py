@@ -73,7 +73,7 @@ class Connector(ABC):
     ``package``: what ``extra`` of Nightjar installs; ``module``: what is imported of it. ``options``: those of
     ``data.options`` that it knows, with what they mean; None: it hands them to its library. ``on_disk``: ``data.path``
     is a place. ``by_day``: a day's delivery is what came on that day, which may be rows of other days; else the rows'
-    own column says their day.
+    own column says their day. ``messages``: what ``data.messages`` can be; empty where rows are no messages.
     """
 
     name: str
@@ -84,6 +84,7 @@ class Connector(ABC):
     options: dict[str, str] | None = None
     on_disk = False
     by_day = False
+    messages: tuple[str, ...] = ()
 
     def check(self, data: Any, path: str) -> None:  # noqa: B027 (most have nothing to check)
         """ConfigError for a ``DataConfig`` that cannot be read; ``path``: its key."""

@@ -60,7 +60,7 @@ class Ingest(Stage):
         use("data", "day late late_days mapping_from max_quarantine_share dense_transform", when=_logs),
         use("data.label", "column positive negative", when=_logs),
         use("data.tasks", "*.column *.kind *.positive *.negative *.given"),
-        use("data", "weight time_zone", when=_logs),
+        use("data", "weight time_zone messages", when=_logs),
         use("data.sampling", "negatives column rate correct", when=_sampled),
         use("data.watermark", "success min_rows max_age_hours partitions min_partitions later_rows", when=_logs),
         use("data.checks", "leak leak_auc", when=_logs),
