@@ -13,6 +13,9 @@ from pipeline.config.data import ChecksConfig, DataConfig, DriftLimits, SplitCon
 from pipeline.config.debug import DebugConfig
 from pipeline.config.evaluate import EvaluateConfig
 from pipeline.config.features import (
+    BINNINGS,
+    MDL,
+    PERCENTILE,
     DenseFeature,
     LabelConfig,
     SparseDefaults,
@@ -39,12 +42,13 @@ from pipeline.config.train import ClipConfig, GuardConfig, TrainConfig
 from pipeline.specs import STAGES, default_stages
 
 __all__ = [
-    "AUTO", "SHARDING_TYPES", "TIERS", "CheckpointConfig", "ChecksConfig", "ClipConfig", "Config", "DataConfig",
-    "DebugConfig", "DenseFeature", "DriftLimits", "EvaluateConfig", "GateConfig", "GuardConfig", "HardwareConfig",
-    "IngestConfig", "LabelConfig", "LaunchConfig", "ModelConfig", "NightlyConfig", "PartitionConfig", "PlanConfig",
-    "PodConfig", "PodResources", "PodVolume", "PublishConfig", "RayConfig", "SamplingConfig", "ScheduleConfig",
-    "SparseDefaults", "SparseFeature", "SplitConfig", "SyntheticConfig", "TableDefaults", "TableFigures", "TablePin",
-    "TaskLabel", "TaskLimits", "TaskOptions", "TaskTraining", "Toleration", "TrainConfig", "WatermarkConfig",
+    "AUTO", "BINNINGS", "MDL", "PERCENTILE", "SHARDING_TYPES", "TIERS", "CheckpointConfig", "ChecksConfig",
+    "ClipConfig", "Config", "DataConfig", "DebugConfig", "DenseFeature", "DriftLimits", "EvaluateConfig", "GateConfig",
+    "GuardConfig", "HardwareConfig", "IngestConfig", "LabelConfig", "LaunchConfig", "ModelConfig", "NightlyConfig",
+    "PartitionConfig", "PlanConfig", "PodConfig", "PodResources", "PodVolume", "PublishConfig", "RayConfig",
+    "SamplingConfig", "ScheduleConfig", "SparseDefaults", "SparseFeature", "SplitConfig", "SyntheticConfig",
+    "TableDefaults", "TableFigures", "TablePin", "TaskLabel", "TaskLimits", "TaskOptions", "TaskTraining", "Toleration",
+    "TrainConfig", "WatermarkConfig",
 ]  # fmt: skip
 
 

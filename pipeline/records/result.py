@@ -258,6 +258,15 @@ class Shrunk(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Grown(Record):
+    """A stage took hosts back and went on with ``hosts`` in place of ``from_hosts``."""
+
+    stage: str
+    from_hosts: int
+    hosts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ErrorPart(Record):
     """What stopped the run."""
 
@@ -289,6 +298,7 @@ class Result(Record):
     towers: TowersPart | None = absent()
     others: dict[str, Any] = rest()
     shrunk: tuple[Shrunk, ...] | None = absent()
+    grown: tuple[Grown, ...] | None = absent()
     error: ErrorPart | None = absent()
 
     @property

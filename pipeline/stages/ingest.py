@@ -70,7 +70,7 @@ class Ingest(Stage):
         use("data.dense", "*.width *.separator", when=_logs),
         use("data.sparse", "*.holds *.weights", when=_logs),
         use("data.sparse", "*.column *.rows *.min_count *.evict_after_days *.separator", when=_logs),
-        use("data.sparse", "*.weight_separator *.cross *.bins *.max_ids *.integer *.required", when=_logs),
+        use("data.sparse", "*.weight_separator *.cross *.bins *.bins_by *.max_ids *.integer *.required", when=_logs),
         use("data.sparse", "*.mapping *.when_full *.table", when=_logs),
         use("data.sparse_defaults", "mapping rows min_count when_full evict_after_days", when=_logs),
         use("data.sparse_defaults", "separator weight_separator", when=_logs),
