@@ -161,6 +161,7 @@ def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
     from pipeline.stages.forced import discard
     from pipeline.stages.run import run_stage
     from pipeline.stages.steps import prepare, with_possible_stages
+    from pipeline.trackers.following import followed
 
     console = Console(write=TERMINAL.pass_on, columns=0 if logs.is_json() else columns())
     log.info("run %s: %s (store %s)", config.run, ", ".join(config.stages), config.store)
@@ -176,7 +177,8 @@ def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
             config, store, steps, lambda step: run_stage(step, chain.config, store, io), console,
             lambda smaller: prepare(smaller, store), lambda step: discard(store, step),
         )  # fmt: skip
-        result = chain.run()
+        with followed(config, store):
+            result = chain.run()
     except (NightjarError, StageError) as error:
         _track(config, store, steps)
         with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed

@@ -29,6 +29,7 @@ from pipeline.schedule.watermark import wait_for
 from pipeline.schedule.webhook import deliver
 from pipeline.store import Store, artifact_key
 from pipeline.store.retrying import explained
+from pipeline.trackers.following import tell_night
 
 INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher
 DEADLINE_SLACK = 5.0  # seconds by which clocks may differ
@@ -97,7 +98,7 @@ def run_night(
     log.info("night      %s", line_of(record))
     if record.summary is not None:
         log.info("summary    %s", store.url_of(record.summary))
-    _post(config.nightly.webhook, record)
+    _post(config, record)
     return record
 
 
@@ -162,13 +163,15 @@ def refused(config: Config, store: Store, day: date, problem: NightjarError, *, 
     )  # fmt: skip
     if write and not isinstance(problem, PassingError):
         record = _written(store, record, problem)
-    _post(config.nightly.webhook, record)
+    _post(config, record)
     return record
 
 
-def _post(webhook: str | None, record: NightRecord) -> None:
-    if webhook:
-        deliver(webhook, _posted(record))
+def _post(config: Config, record: NightRecord) -> None:
+    """Tell those who asked for it: the webhook and the trackers."""
+    if config.nightly.webhook:
+        deliver(config.nightly.webhook, _posted(record))
+    tell_night(config.track, record)
 
 
 def _settings(config: Config) -> str:

@@ -35,6 +35,7 @@ NO_KEY = (
     use("launch.pods.resources", "*.cpu *.memory_gib *.shm_gib *.disk_gib *.gpus"),
     use("schedule", "*"),
     use("nightly", "*"),
+    use("track", "to every_seconds prometheus.folder prometheus.push"),
 )
 
 
