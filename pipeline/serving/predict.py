@@ -154,7 +154,7 @@ def _blocks(data: DataConfig, spec: DataSpec, block_mib: int) -> tuple[int, Iter
     if data.connector is None:
         files = find_files(data.path or "")
         return files.bytes, _file_blocks(files, file_sources(data, spec, files, block_mib))
-    snapshot = data.connector.open(data)
+    snapshot = data.connector.latest(data)
     total = max(snapshot.delivery(None).bytes, 1)
     return total, _table_blocks(total, snapshot.sources(None, spec, int(block_mib * MIB)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -97,6 +98,10 @@ class Connector(ABC):
         """
         self.require()
         return self.opened(data, mark)
+
+    def latest(self, data: Any) -> Snapshot:
+        """The newest snapshot, all days of it: for a look at it, not for a dataset."""
+        return self.open(dataclasses.replace(data, day=None, snapshot=None))
 
     @abstractmethod
     def opened(self, data: Any, mark: str) -> Snapshot:
