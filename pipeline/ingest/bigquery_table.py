@@ -28,7 +28,7 @@ from google.cloud.bigquery_storage_v1.types import DataFormat, ReadSession
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.arrow import check_types, frame_of
-from pipeline.ingest.connectors.bigquery import ANONYMOUS
+from pipeline.ingest.connectors.options import ANONYMOUS
 from pipeline.ingest.days import day_number
 from pipeline.ingest.sources import Block, RawBlock, Source
 from pipeline.ingest.spec import DataSpec, data_spec, require_columns

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
-from pipeline.ingest.connectors.kafka import CONFIG_FILE, REGISTRY, SCHEMA_FILE
+from pipeline.ingest.connectors.options import CONFIG_FILE, REGISTRY, SCHEMA_FILE
 from pipeline.ingest.messages import MessageBlock, decoder_of
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.spec import DataSpec
@@ -163,7 +163,7 @@ def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
                                                  for day, text in parts})  # fmt: skip
         if data.snapshot is not None:
             return TopicSnapshot(data, cluster, {days[0]: _named(data, partitions)})
-        kept = {each: consumer.get_watermark_offsets(TopicPartition(data.path, each), timeout=SECONDS)
+        kept = {each: consumer.get_watermark_offsets(TopicPartition(data.path or "", each), timeout=SECONDS)
                 for each in partitions}  # fmt: skip
         if days[0] is None:
             return TopicSnapshot(data, cluster, {None: [Span(each, *kept[each]) for each in partitions]})
@@ -271,7 +271,7 @@ def read_span(data: DataConfig, span: Span) -> Iterator[tuple[int, bytes | None]
     if not span.size:
         return
     with consumer_of(data) as consumer:
-        place = TopicPartition(data.path, span.partition)
+        place = TopicPartition(data.path or "", span.partition)
         low, high = consumer.get_watermark_offsets(place, timeout=SECONDS)
         which = f"{span.start} to {min(span.end, low) - 1} of partition {span.partition}"
         if low > span.start:
@@ -282,7 +282,7 @@ def read_span(data: DataConfig, span: Span) -> Iterator[tuple[int, bytes | None]
                 "topic was truncated or made anew",
                 hint="run the same command again: it looks the offsets up anew",
             )
-        consumer.assign([TopicPartition(data.path, span.partition, span.start)])
+        consumer.assign([TopicPartition(data.path or "", span.partition, span.start)])
         heard, left = time.monotonic(), span.size
         while True:
             for message in consumer.consume(max(1, min(AT_ONCE, left)), timeout=WAIT):

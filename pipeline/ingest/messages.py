@@ -18,7 +18,7 @@ import polars as pl
 
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
-from pipeline.ingest.connectors.kafka import KAFKA, REGISTRY, SCHEMA_FILE
+from pipeline.ingest.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
 from pipeline.ingest.formats import LogFile, format_named
 from pipeline.ingest.formats.json_lines import TELLING_LINES, json_frame, object_lines
 from pipeline.ingest.rejects import Reject
@@ -148,7 +148,7 @@ def registered(registry: str, number: int) -> str:
 
 def decoder_of(data: DataConfig) -> Decoder:
     """The decoder that ``data.messages`` names; ConfigError where its library or its schema is missing."""
-    kind = data.messages or KAFKA.messages[0]
+    kind = data.messages or MESSAGES[0]
     if kind != "avro":
         return LineDecoder(replace(data, format=kind, header=False))
     try:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
+from pipeline.ingest.connectors.options import ANONYMOUS
 from pipeline.specs.connector import Connector, Snapshot
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 _TABLE = re.compile(r"[^.`]+\.[^.`]+\.[^.`]+")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-ANONYMOUS = "anonymous"
 
 
 class BigQuery(Connector):

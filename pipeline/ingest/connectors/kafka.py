@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
+from pipeline.ingest.connectors.options import CONFIG_FILE, MESSAGES, REGISTRY, SCHEMA_FILE, SERVERS
 from pipeline.specs.connector import Connector, Snapshot
 
 if TYPE_CHECKING:
     from pipeline.config import DataConfig
-
-SERVERS, CONFIG_FILE, SCHEMA_FILE, REGISTRY = "bootstrap.servers", "config.file", "schema.file", "schema.registry.url"
 
 
 class Kafka(Connector):
@@ -23,7 +22,7 @@ class Kafka(Connector):
     )
     extra, package, module = "kafka", "confluent-kafka", "confluent_kafka"
     by_day = True
-    messages = ("jsonl", "csv", "avro")
+    messages = MESSAGES
 
     def check(self, data: Any, path: str) -> None:
         """Brokers are named, and what a message of this kind needs."""
