@@ -137,7 +137,7 @@ def day_fingerprint(data: DataConfig, store: Store | None) -> str:
     """Fingerprint of the logs of ``data.day``, with the late rows that other days' datasets keep for it; "" if none."""
     if not data.has_file_per_day:
         return fingerprint(data.path or "")
-    marks = []
+    marks = list[str]()
     for day in data.days:
         marks.append(fingerprint(path_of(data, day)))
         marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]

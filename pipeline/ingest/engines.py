@@ -18,7 +18,7 @@ import polars as pl
 
 from pipeline.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
-from pipeline.ingest.sources import Source
+from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.spill import Spill
 
 # mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD with their bytes, M_ARENA_MAX.
@@ -32,6 +32,16 @@ class Engine(ExitStack, ABC):
 
     Whoever counts the same sources again starts anew: the rows of the last count are transformed.
     """
+
+    @abstractmethod
+    def parts(self, source: Source) -> Sequence[Source]:
+        """The pieces that ``count`` reads a source in."""
+
+    @abstractmethod
+    def look(
+        self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
+    ) -> Iterator[tuple[int, pl.DataFrame]]:
+        """What ``work`` makes of every block of ``parts``, in order, with the number of the part; before ``count``."""
 
     @abstractmethod
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
@@ -59,6 +69,17 @@ class LocalEngine(Engine):
         _keep_freed_memory()
         self.spill = Spill()
         self.callback(self.spill.file.close)
+
+    def parts(self, source: Source) -> Sequence[Source]:
+        """The source as it is."""
+        return [source]
+
+    def look(
+        self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
+    ) -> Iterator[tuple[int, pl.DataFrame]]:
+        """See ``Engine``."""
+        blocks = ((number, block) for number, part in enumerate(parts) for block in part.blocks())
+        return in_order(lambda each: (each[0], work(each[1])), blocks, self.workers)
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows go to a temporary file."""

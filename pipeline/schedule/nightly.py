@@ -19,7 +19,7 @@ from pipeline import logs
 from pipeline.compose import config_hash
 from pipeline.config import Config, DataConfig
 from pipeline.errors import SIGNALLED, GateHeldError, LaunchError, NightjarError, PassingError, exit_code_of
-from pipeline.ingest.days import path_of
+from pipeline.ingest.days import filled, path_of
 from pipeline.ingest.rawfiles import fingerprint
 from pipeline.launch.signals import Interrupted
 from pipeline.records import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord, read
@@ -180,8 +180,11 @@ def _settings(config: Config) -> str:
 
 
 def _logs(data: DataConfig, day: date) -> str:
-    """Fingerprint of the day's raw logs; "" if there are none."""
-    return "" if data.format == "synthetic" else fingerprint(path_of(data, day))
+    """Fingerprint of the day's raw logs, and of its log of clicks where there is one; "" if there are no logs."""
+    if data.format == "synthetic":
+        return ""
+    paths = [path_of(data, day), *([filled(data.label.late_path, day)] if data.label.late_path else [])]
+    return "-".join(fingerprint(path) for path in paths)
 
 
 def _decided(record: NightRecord, config: Config, day: date) -> bool:
