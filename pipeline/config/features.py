@@ -10,7 +10,11 @@ from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
 from pipeline.specs import id_mapping_docs, id_mapping_names
 
-TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_norm", "none")
+TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "mdl", "max_norm", "unit", "none")
+PERCENTILE, MDL = "percentile", "mdl"
+BINNINGS = (PERCENTILE, MDL)  # transforms that keep the bin of a number, and how bins of ids are cut
+NOT_OF_VECTORS = (*BINNINGS, "max_norm")  # transforms of one number; unit is one of vectors alone
+ONE, LIST, MAP = "one", "list", "map"  # what a field of a categorical feature holds
 
 WHEN_FULL = ("replace", "keep")
 MOST_ROWS = 2**31 - 1  # row numbers are int32
@@ -61,19 +65,34 @@ class DenseFeature:
         None,
         choices=TRANSFORMS,
         doc="Transform of the values; null: `data.dense_transform`. percentile gives the number of the bin, divided "
-        "by `bins`. max_norm is a layer of the model: the value divided by the largest one so far, plus a trainable "
-        "bias, and 0 for a missing value.",
+        "by `bins`; mdl does the same with bins that differ in their click rate. max_norm is a layer of the model: the "
+        "value divided by the largest one so far, plus a trainable bias, and 0 for a missing value. unit divides a "
+        "vector by its length. A vector's own default is standardise.",
     )
     clip: list[float] = setting(
         factory=list, doc="Clip values to [lowest, highest] before the transform; []: do not clip."
     )
-    bins: int = setting(100, low=2, high=10_000, doc="Number of bins of transform percentile.")
+    bins: int = setting(100, low=2, high=10_000, doc="Number of bins of transform percentile, the largest one of mdl.")
     min: float | None = setting(None, doc="Smallest valid value; a row below it goes to quarantine; null: no limit.")
     max: float | None = setting(None, doc="Largest valid value; a row above it goes to quarantine; null: no limit.")
     required: bool = setting(False, doc="Send rows without a value to quarantine.")
+    width: int = setting(
+        1, low=1, high=65_536, quiet=True,
+        doc="Numbers of a value. Above 1 a value is a vector of that many numbers (float32), such as an embedding of "
+        "another model: a column of lists, a JSON array, or text with `separator`. The vector is one feature with one "
+        "mean and deviation, and `width` columns of the model's dense input.",
+    )  # fmt: skip
+    separator: str = setting(",", quiet=True, doc="Text between the numbers of a vector, where a field is text.")
 
     def check(self, path: str) -> None:
-        """The two numbers of ``clip`` must rise."""
+        """The two numbers of ``clip`` must rise; a vector and a number have transforms of their own."""
+        wrong = NOT_OF_VECTORS if self.width > 1 else ("unit",)
+        if self.transform in wrong:
+            what = f"a vector of {self.width} numbers" if self.width > 1 else "a number"
+            raise ConfigError(
+                f"{path}.transform is {self.transform}, but the feature is {what}",
+                hint=f"{path}.transform=standardise" if self.width > 1 else f"{path}.width=<numbers of the vector>",
+            )
         if self.clip and (len(self.clip) != 2 or not self.clip[0] < self.clip[1]):
             raise ConfigError(f"{path}.clip is {self.clip}, expected two rising numbers", hint=f"{path}.clip=[0,1000]")
 
@@ -122,6 +141,17 @@ class SparseFeature:
         doc="Feature whose ids and table this one shares; null: a table of its own. The ids of both features are "
         "counted together and have the same rows; `mapping`, `rows` and the like are those of that feature.",
     )  # fmt: skip
+    holds: str | None = setting(
+        None, quiet=True, choices=(ONE, LIST, MAP),
+        doc="What a field holds. one: an id. list: ids, in a column of lists, a JSON array or text with `separator`. "
+        "map: ids with weights, in a column of maps, a JSON object or text with `separator` and `weight_separator`. "
+        "null: a list where the feature has a separator, else one.",
+    )  # fmt: skip
+    weights: str | None = setting(
+        None, quiet=True,
+        doc="Column with the weights of a list's ids, as many numbers as ids: a column of lists, a JSON array or text "
+        "with `separator`. A missing weight is 1. null: none.",
+    )  # fmt: skip
     separator: str | None = setting(None, doc="Overrides `data.sparse_defaults.separator`.")
     weight_separator: str | None = setting(None, doc="Overrides `data.sparse_defaults.weight_separator`.")
     cross: list[str] = setting(
@@ -134,6 +164,11 @@ class SparseFeature:
         doc="For a column of numbers: the number of percentile bins; the id is the number of the bin. null: the "
         "column holds ids.",
     )
+    bins_by: str = setting(
+        PERCENTILE, choices=BINNINGS, quiet=True,
+        doc="How `bins` are cut. percentile: each holds as many train rows. mdl: at most `bins`, where the click rate "
+        "of the train rows changes by more than chance (Fayyad and Irani 1993).",
+    )  # fmt: skip
     max_ids: int | None = setting(
         None, low=1, high=10_000_000, doc="Use at most this many ids of a field, the first ones; null: all."
     )
@@ -147,6 +182,12 @@ class SparseFeature:
                 f"{path} has more than one of cross, bins and separator, expected only one",
                 hint=f"{path}.cross=[] or {path}.bins=null",
             )
+        if self.bins is None and self.bins_by != PERCENTILE:
+            raise ConfigError(
+                f"{path}.bins_by is {self.bins_by}, but {path}.bins is null: there are no bins",
+                hint=f"{path}.bins=100, or {path}.bins_by={PERCENTILE}",
+            )
+        self._check_field(path)
         if self.table is None:
             return
         own = [name for name in OF_TABLES if getattr(self, name) is not None]
@@ -154,6 +195,29 @@ class SparseFeature:
             raise ConfigError(
                 f"{path} shares the table of {self.table} and sets {' and '.join(own)}, expected them there",
                 hint=" ".join(f"{path}.{name}=null" for name in own) + f", or {path}.table=null",
+            )
+
+    def _check_field(self, path: str) -> None:
+        """What a field holds fits what else is said of it."""
+        if self.holds in (LIST, MAP) and (self.cross or self.bins is not None):
+            other = "a cross" if self.cross else "bins"
+            raise ConfigError(
+                f"{path}.holds is {self.holds}, but the feature has {other}, expected one of them",
+                hint=f"{path}.holds=null",
+            )
+        if self.holds == ONE and self.separator is not None:
+            raise ConfigError(
+                f"{path} has a separator, and {path}.holds is {ONE}, expected one of them", hint=f"{path}.holds={LIST}"
+            )
+        if self.weights is not None and (self.holds in (ONE, MAP) or self.cross or self.bins is not None):
+            raise ConfigError(
+                f"{path}.weights is {self.weights}, but the feature is no list of ids, expected one",
+                hint=f"{path}.holds={LIST}, or {path}.weights=null",
+            )
+        if self.weights is not None and self.weight_separator is not None:
+            raise ConfigError(
+                f"{path} has weights in a column and a weight_separator, expected one of them",
+                hint=f"{path}.weights=null, or {path}.weight_separator=null",
             )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
 
 from pipeline.ingest.coded import Coded, coded_ids, without_hashes
 from pipeline.ingest.contents import place_hashes
@@ -167,6 +168,6 @@ def unpacked(data: bytes) -> tuple[pl.DataFrame, dict[str, Coded]]:
     end = 8 + int.from_bytes(data[:8], "little")
     view = memoryview(data)
     frame, hashes = pl.read_ipc(io.BytesIO(view[8:end])), pl.read_ipc(io.BytesIO(view[end:]))
-    frame = frame.with_columns(pl.col("^dense:.*$").cast(pl.Float64))
+    frame = frame.with_columns((cs.starts_with("dense:") & cs.float()).cast(pl.Float64))
     coded = {name: Coded.of_codes(hashes[name][0].to_numpy(), frame[CODE + name]) for name in hashes.columns}
     return frame, coded

@@ -13,6 +13,7 @@ import xxhash
 from pipeline.ingest.hashing import estimated_distinct, hash_rows
 from pipeline.ingest.sketch import added_up
 from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.vectors import hashes_of
 
 SAMPLE = 4096  # distinct contents, those with the smallest hashes
 OFTEN = 4  # rows that share a content; fewer may be one row that was delivered again
@@ -76,9 +77,10 @@ def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
     and the side of a row tells its label.
     """
     single = [f"hash:{sparse.name}" for sparse in spec.sparse if not sparse.multi]
-    dense = [f"dense:{dense.name}" for dense in spec.dense]
+    dense = [f"dense:{dense.name}" for dense in spec.dense if not dense.vector]
     filled = frame.select(pl.col(dense).fill_null(float("nan")) + 0.0, pl.col(single).fill_null(0))
     words = [filled[name].to_numpy().view(np.uint64) for name in dense]
+    words += [hashes_of(frame[f"dense:{dense.name}"]) for dense in spec.dense if dense.vector]
     for sparse in spec.sparse:
         name = f"hash:{sparse.name}"
         words.append((_fold(frame[name]) if sparse.multi else filled[name]).to_numpy())

@@ -23,6 +23,7 @@ from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.times import HOUR, test_hours_from
+from pipeline.ingest.vectors import lengths_of, moments_of
 from pipeline.records import LABEL, ROW_WEIGHT, VALIDATION
 from pipeline.specs.id_mapping import Counts, IdCounts
 
@@ -60,7 +61,8 @@ class Partial:
         self._add_labels(chosen)
         labels = chosen[LABEL].to_numpy()
         for dense in self.spec.dense:
-            self.sketches[dense.name].add(chosen[f"dense:{dense.name}"].to_numpy(), labels)
+            column = chosen[f"dense:{dense.name}"]
+            self.sketches[dense.name].add(lengths_of(column) if dense.vector else column.to_numpy(), labels)
         for feature in self.spec.sparse:
             counts = self.counts[feature.name]
             if isinstance(counts, BinCounts):
@@ -80,13 +82,17 @@ class Partial:
         target.add(coded.hashes[seen], ids[coded.first_lookups()[seen]], counts[seen])
 
     def _add_dense(self, frame: pl.DataFrame) -> None:
-        raw = [pl.col(f"dense:{name}") for name in self.raw]
-        prepared = [quantised(feature) for feature in self.spec.dense if feature.name in self.prepared]
-        targets = [*self.raw.values(), *self.prepared.values()]
-        if not targets:
-            return
-        for target, moments in zip(targets, measure(frame, [*raw, *prepared]), strict=True):
-            target.merge(moments)
+        for vector in (each for each in self.spec.dense if each.vector):
+            moments, prepared = moments_of(frame[f"dense:{vector.name}"], vector)
+            self.raw[vector.name].merge(moments)
+            if vector.name in self.prepared:
+                self.prepared[vector.name].merge(prepared)
+        numbers = [each for each in self.spec.dense if not each.vector]
+        pairs = [(self.raw[each.name], pl.col(f"dense:{each.name}")) for each in numbers]
+        pairs += [(self.prepared[each.name], quantised(each)) for each in numbers if each.name in self.prepared]
+        if pairs:
+            for (target, _), moments in zip(pairs, measure(frame, [value for _, value in pairs]), strict=True):
+                target.merge(moments)
 
     def _add_labels(self, frame: pl.DataFrame) -> None:
         moments = (

@@ -12,21 +12,26 @@ from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls, number_of, strings_of
 from pipeline.specs.id_mapping import MappedFeature
 
+_NO_NULLS = {"empty_as_null": False, "keep_nulls": False}  # how lists explode into their elements and nothing else
 CROSS = "\x1f"  # between the values of a cross: the unit separator, which no log field holds
 
 
 def ids_of(
-    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected
-) -> list[pl.Series]:
-    """The columns of ``feature``: hashes and ids of its ``values``, which are also given as ``text``, and weights."""
+    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected,
+    weights: pl.Series | None = None,
+) -> list[pl.Series]:  # fmt: skip
+    """The columns of ``feature``: hashes and ids of its ``values``, which are also given as ``text``, and weights.
+
+    ``weights``: the column ``feature.weights``.
+    """
     if feature.multi:
-        return _multi(values, text, feature, spec, rejected)
+        return _multi(values, text, feature, spec, rejected, weights)
     if feature.bins:
         number = number_of(values, text, feature.column, spec, rejected)
         shown = number.cast(pl.String) if text is None else text
         return [as_bits(number).alias(f"hash:{feature.name}"), shown.alias(f"id:{feature.name}")]
     if text is None:
-        kind = f"{feature.column} is a list; data.sparse.{feature.name}.separator=',' makes it multi-valued"
+        kind = f"{feature.column} is a list; data.sparse.{feature.name}.holds=list makes it multi-valued"
         rejected.add(np.ones(len(values), bool), kind, lambda _: kind, feature.column)
         text = nulls(pl.String, len(values))
     hashes = text.alias(feature.column).to_frame().select(_hash_expr(feature, spec, text.null_count()))
@@ -100,21 +105,21 @@ def of_bits(hashes: pl.Series) -> np.ndarray:
 
 
 def _multi(
-    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected
-) -> list[pl.Series]:
+    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected,
+    weights: pl.Series | None,
+) -> list[pl.Series]:  # fmt: skip
     """Lists of ids (and weights) of one row each; empty and missing elements are left out."""
-    if text is None:
-        lists = as_text(values)
-    else:
-        lists = text.str.split(feature.separator or ",")
-        lists = lists.to_frame("v").select(pl.when(~absent_in(text, spec)).then(pl.col("v")))["v"]
-    flat = lists.to_frame("id").with_row_index("row").explode("id")
+    flat = _elements(values, text, feature, spec, rejected)
+    if weights is not None:
+        flat = _beside(flat, weights, feature, spec, rejected)
     if spec.strip:
         flat = flat.with_columns(pl.col("id").str.strip_chars())
     some = pl.col("id").is_not_null() & ~pl.col("id").is_in(["", *spec.missing])
     flat = flat.filter(some)
     if feature.weighted:
-        flat = _split_weights(flat, feature, spec, rejected).filter(some)
+        if "text" not in flat.columns:
+            flat = _split_weights(flat, feature, spec).filter(some)
+        flat = _weighed(flat, feature, rejected)
     if feature.max_ids is not None:
         flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
     ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
@@ -128,6 +133,70 @@ def _multi(
     return result
 
 
+def _elements(
+    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected
+) -> pl.DataFrame:
+    """``row`` and ``id`` of every element of a field, in order; of maps also ``text``, the weight.
+
+    A field of text without a separator is one element.
+    """
+    if text is not None:
+        lists = text.str.split(feature.separator) if feature.separator else text.reshape((-1, 1)).arr.to_list()
+        lists = lists.to_frame("v").select(pl.when(~absent_in(text, spec)).then(pl.col("v")))["v"]
+        bare = feature.maps and feature.weight_separator is None
+        _reject_fields(~absent_in(text, spec) & bare, "text", feature, rejected)
+        return lists.to_frame("id").with_row_index("row").explode("id", **_NO_NULLS)
+    struct = values.dtype.inner == pl.Struct  # type: ignore[attr-defined]
+    some = (values.list.len() > 0).fill_null(False)
+    if struct != feature.maps:
+        _reject_fields(some, "a map" if struct else "a list", feature, rejected)
+        values = values.clear().extend_constant(None, len(values))
+        return as_text(values.cast(pl.List(pl.String))).to_frame("id").with_row_index("row").explode("id", **_NO_NULLS)
+    if not struct:
+        return as_text(values).to_frame("id").with_row_index("row").explode("id", **_NO_NULLS)
+    pairs = values.to_frame("pair").with_row_index("row").filter(pl.Series(some)).explode("pair")
+    key, weight = (pairs["pair"].struct.field(field.name) for field in pairs["pair"].dtype.fields[:2])  # type: ignore[attr-defined]
+    return pairs.select("row", strings_of(key).alias("id"), _weight_text(weight).alias("text"))
+
+
+def _weight_text(weights: pl.Series) -> pl.Series:
+    """Weights as they are compared and read: numbers as Float64, all else as text."""
+    return weights.cast(pl.Float64) if weights.dtype.is_numeric() else strings_of(weights)
+
+
+def _reject_fields(mask: pl.Series, what: str, feature: SparseSpec, rejected: Rejected) -> None:
+    """Reject the rows of ``mask``, whose fields hold ``what``, another thing than ``feature`` says."""
+    holds = "map" if what == "a map" else "list"
+    kind = f"{feature.column} is {what}, not {'a map' if feature.maps else 'a list'}"
+    rejected.add(mask.to_numpy(), kind, lambda _: f"{kind}; data.sparse.{feature.name}.holds={holds}", feature.column)
+
+
+def _beside(
+    flat: pl.DataFrame, weights: pl.Series, feature: SparseSpec, spec: DataSpec, rejected: Rejected
+) -> pl.DataFrame:
+    """``flat`` with ``text``, the weight of each element by the column of weights; a field of none weighs 1 each."""
+    if weights.dtype != pl.List:
+        text = strings_of(weights)
+        lists = text.str.split(feature.separator) if feature.separator else text.reshape((-1, 1)).arr.to_list()
+        weights = lists.zip_with(~absent_in(text, spec), nulls(pl.List(pl.String), len(text)))
+    lengths = weights.list.len().fill_null(0).to_numpy().astype(np.int64)
+    ids = np.bincount(flat["row"].to_numpy(), minlength=len(weights))
+    wrong = (lengths > 0) & (lengths != ids)
+    rejected.add(
+        wrong, f"{feature.column} and {feature.weights} differ in length",
+        lambda i: f"{feature.column} has {ids[i]} ids, and {feature.weights} has {lengths[i]} weights", feature.column,
+    )  # fmt: skip
+    good = (lengths > 0) & ~wrong
+    flat = flat.filter(~pl.Series(wrong)[flat["row"]])
+    own = pl.Series(good)[flat["row"]].to_numpy()
+    values = _weight_text(weights.filter(pl.Series(good)).explode(**_NO_NULLS))
+    if values.dtype == pl.String:
+        values = values.str.strip_chars() if spec.strip else values
+        values = values.set(values.is_in(["", *spec.missing]).fill_null(False), None)
+    column = pl.Series("text", [None], dtype=values.dtype).new_from_index(0, flat.height)
+    return flat.with_columns(column.scatter(np.flatnonzero(own), values).alias("text"))
+
+
 def as_text(values: pl.Series) -> pl.Series:
     """Values, or lists of them, as strings, or lists of strings."""
     if values.dtype != pl.List:
@@ -139,17 +208,24 @@ def as_text(values: pl.Series) -> pl.Series:
     return as_lists(each, offsets)
 
 
-def _split_weights(flat: pl.DataFrame, feature: SparseSpec, spec: DataSpec, rejected: Rejected) -> pl.DataFrame:
-    """``id<sep>weight`` apart; an element without a weight weighs 1."""
+def _split_weights(flat: pl.DataFrame, feature: SparseSpec, spec: DataSpec) -> pl.DataFrame:
+    """``id<sep>weight`` apart, as ``id`` and ``text``."""
     parts = pl.col("id").str.splitn(feature.weight_separator or ":", 2).struct
     flat = flat.with_columns(parts.field("field_0").alias("id"), parts.field("field_1").alias("text"))
-    if spec.strip:
-        flat = flat.with_columns(pl.col("id", "text").str.strip_chars())
-    weight = pl.col("text").fill_null("1").cast(pl.Float64, strict=False)
+    return flat.with_columns(pl.col("id", "text").str.strip_chars()) if spec.strip else flat
+
+
+def _weighed(flat: pl.DataFrame, feature: SparseSpec, rejected: Rejected) -> pl.DataFrame:
+    """``flat`` with the weight that ``text`` (numbers, or text) says in place of it; none is 1."""
+    numeric = flat["text"].dtype.is_numeric()
+    weight = pl.col("text").fill_null(1.0 if numeric else "1").cast(pl.Float64, strict=False)
     flat = flat.with_columns(pl.when(weight.abs() <= FLOAT32_MAX).then(weight).cast(pl.Float32).alias("weight"))
-    wrong = flat.filter(pl.col("weight").is_null())
+    flat = flat.with_columns(
+        pl.when(pl.col("weight") != 0).then("weight").otherwise(pl.col("weight").abs()).alias("weight")
+    )
+    wrong = flat.filter(pl.col("weight").is_null()).select("row", value=pl.col("text").cast(pl.String))
     rejected.add_values(
-        wrong.select("row", value="text"), f"a weight of {feature.column} is not a finite number",
+        wrong, f"a weight of {feature.column} is not a finite number",
         lambda value: f"{feature.column} has weight {shown(value)}, expected a finite number", feature.column,
     )  # fmt: skip
     return flat.drop("text")

@@ -1,9 +1,9 @@
 """Raw rows to typed rows: labels, numbers, hashed ids, days; what does not parse is set aside with a reason.
 
 A pure function of the frame and the schema. Typed columns: ``label`` (Float32), ``dense:<name>`` (Float64,
-null = missing), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing), ``id:<name>`` (the raw
-strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32), ``true_probability``,
-and what ``tasks`` adds.
+null = missing; of a vector Array(Float32)), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing),
+``id:<name>`` (the raw strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32),
+``true_probability``, and what ``tasks`` adds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pipeline.ingest.spec import CLICKED_LATER, DAY, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
 from pipeline.ingest.times import day_of, hour_of
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
+from pipeline.ingest.vectors import vector_of
 from pipeline.records import LABEL, TRUE_PROBABILITY
 
 
@@ -69,6 +70,9 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         columns.append(read_rates(raw, texts, spec, rejected))
     for dense in spec.dense:
         values = raw[dense.column]
+        if dense.vector:
+            columns.append(vector_of(values, texts.get(dense.column), dense, spec, rejected))
+            continue
         if dense.column not in plain:
             values = number_of(values, texts.get(dense.column), dense.column, spec, rejected)
         _check_values(values, dense, rejected)
@@ -78,7 +82,8 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         if sparse.name in hashes:
             columns += [hashes[sparse.name], texts[sparse.column].alias(f"id:{sparse.name}")]
             continue
-        columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected)
+        weights = raw[sparse.weights] if sparse.weights else None
+        columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected, weights)
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
     zone = spec.time_zone

@@ -21,7 +21,7 @@ def make_profile(spec: DataSpec, fit: Fit, state: State) -> Profile:
     return Profile(
         rows=rows,
         label_rate={split: positives[split] / count if count else 0.0 for split, count in rows.items()},
-        dense={f.name: _dense(fit.train.raw[f.name], fit.train.rows) for f in spec.dense},
+        dense={f.name: _dense(fit.train.raw[f.name], fit.train.rows * f.width) for f in spec.dense},
         sparse={feature.name: _sparse(feature, fit.train, state) for feature in spec.sparse},
         tasks={t.name: _dense(fit.train.labels[typed(t.name)], fit.train.rows) for t in spec.tasks} or None,
         row_weight=_dense(fit.train.labels[ROW_WEIGHT], fit.train.rows) if spec.row_weight else None,

@@ -47,6 +47,8 @@ class RecordTransform:
 
     def __init__(self, spec: DataSpec, state: State) -> None:
         self.spec, self.state = spec, state
+        self._maps = {feature.column for feature in spec.sparse if feature.maps}
+        self._vectors = {feature.column for feature in spec.dense if feature.vector}
 
     @staticmethod
     def read(store: Store, path: str) -> RecordTransform:
@@ -103,15 +105,29 @@ class RecordTransform:
         if name == self.spec.label:
             return pl.Series(name, [self.spec.positive] * len(records), dtype=pl.String)
         values = [record.get(name) for record in records]
+        if name in self._maps:
+            values = [_pairs(value) for value in values]
+        elif name in self._vectors:
+            values = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
         text = all(value is None or isinstance(value, str) for value in values)
         try:
             made = pl.Series(name, values, dtype=pl.String) if text else pl.Series(name, values, strict=False)
         except (ValueError, TypeError, OverflowError, pl.exceptions.PolarsError) as error:
             raise _UnreadableError(f"{name} cannot be read: {error}") from None
         inner = made.dtype.inner if isinstance(made.dtype, pl.List) else made.dtype
+        if name in self._maps and inner == pl.Struct:
+            return made
         if inner.is_nested() or inner == pl.Object:
             raise _UnreadableError(f"{name} holds {inner}, expected a number, a text or a list of such")
         return made
+
+
+def _pairs(value: Any) -> Any:
+    """A mapping of ids to weights as the list of pairs that a column of maps holds; anything else as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    weights = {key: each if each is None or isinstance(each, str) else f"{each}" for key, each in value.items()}
+    return [{"key": str(key), "value": weight} for key, weight in weights.items()]
 
 
 def _alike(values: Sequence[Any]) -> bool:

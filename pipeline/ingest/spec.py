@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from pipeline.config import DataConfig, SamplingConfig, SplitConfig, TaskLabel
+from pipeline.config import BINNINGS, PERCENTILE, DataConfig, SamplingConfig, SplitConfig, TaskLabel
+from pipeline.config.features import LIST, MAP, ONE
 from pipeline.errors import ConfigError, DataError
 from pipeline.records import (
     LABEL,
@@ -17,6 +18,7 @@ from pipeline.records import (
     ROW_WEIGHT,
     TRUE_PROBABILITY,
     task_column,
+    vector_columns,
     weight_column,
 )
 from pipeline.specs import LABEL_KINDS, TaskSpec, mapping_of
@@ -32,7 +34,10 @@ CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseSpec:
-    """One numeric feature: the raw ``column`` it comes from, its ``transform``, and what its values may be."""
+    """One numeric feature: the raw ``column`` it comes from, its ``transform``, and what its values may be.
+
+    ``width``: numbers of a value, a vector above 1, whose ``separator`` is between them where it is text.
+    """
 
     name: str
     column: str
@@ -42,11 +47,28 @@ class DenseSpec:
     low: float | None = None
     high: float | None = None
     required: bool = False
+    width: int = 1
+    separator: str = ","
+
+    @property
+    def vector(self) -> bool:
+        """Whether a value is several numbers."""
+        return self.width > 1
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the dense columns of the dataset that hold it."""
+        return vector_columns(self.name, self.width) if self.vector else [self.name]
 
     @property
     def logarithmic(self) -> bool:
         """Whether sign(x) * log1p(|x|) is taken."""
         return self.transform.startswith("log1p")
+
+    @property
+    def binned(self) -> bool:
+        """Whether the number of its bin stands for the value."""
+        return self.transform in BINNINGS
 
     @property
     def standardised(self) -> bool:
@@ -59,7 +81,8 @@ class SparseSpec:
     """One categorical feature; ``rows`` caps its table, reserved rows included.
 
     ``table``: the feature whose table this one shares; "" where it has its own. ``mapping``, ``rows`` and what else
-    is of a table are then those of that feature.
+    is of a table are then those of that feature. ``holds``: one, list or map; "" where the separator tells.
+    ``weights``: the column with the weights of a list's ids.
     """
 
     name: str
@@ -72,11 +95,14 @@ class SparseSpec:
     weight_separator: str | None
     cross: tuple[str, ...] = ()
     bins: int | None = None
+    bins_by: str = PERCENTILE
     max_ids: int | None = None
     integer: bool = False
     required: bool = False
     when_full: str = "replace"
     table: str = ""
+    holds: str = ""
+    weights: str | None = None
 
     @property
     def owner(self) -> str:
@@ -86,7 +112,12 @@ class SparseSpec:
     @property
     def multi(self) -> bool:
         """Whether a row may hold several ids."""
-        return self.separator is not None
+        return self.separator is not None or self.holds in (LIST, MAP)
+
+    @property
+    def maps(self) -> bool:
+        """Whether a field holds ids with their weights."""
+        return self.holds == MAP
 
     @property
     def lists(self) -> bool:
@@ -96,7 +127,7 @@ class SparseSpec:
     @property
     def weighted(self) -> bool:
         """Whether each id carries a weight."""
-        return self.multi and self.weight_separator is not None
+        return self.multi and (self.weight_separator is not None or self.weights is not None or self.maps)
 
     @property
     def seed(self) -> int:
@@ -156,6 +187,8 @@ class DataSpec:
         read |= {self.event_key}
         read |= {task.column for task in self.tasks}
         read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
+        read |= {feature.weights for feature in self.sparse}
+        read |= {feature.column for feature in self.dense if feature.vector}
         return frozenset(feature.column for feature in self.dense) - read
 
 
@@ -190,12 +223,14 @@ def data_spec(data: DataConfig) -> DataSpec:
         DenseSpec(
             name=name,
             column=feature.column or name,
-            transform=feature.transform or data.dense_transform,
+            transform=data.transform_of(name),
             clip=tuple(feature.clip),
             bins=feature.bins,
             low=feature.min,
             high=feature.max,
             required=feature.required,
+            width=feature.width,
+            separator=feature.separator,
         )  # fmt: skip
         for name, feature in data.dense.items()
     )
@@ -233,14 +268,18 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         when_full=owner.when_full or defaults.when_full,
         evict_after_days=owner.evict_after_days or defaults.evict_after_days,
         table=feature.table or "",
-        separator=None if feature.cross or feature.bins else feature.separator or defaults.separator,
+        separator=None if feature.cross or feature.bins or feature.holds == ONE
+        else feature.separator or defaults.separator,
         weight_separator=feature.weight_separator or defaults.weight_separator,
         cross=tuple(feature.cross),
         bins=feature.bins,
+        bins_by=feature.bins_by,
         max_ids=feature.max_ids,
         integer=feature.integer,
         required=feature.required,
-    )
+        holds=feature.holds or (LIST if feature.weights else ""),
+        weights=feature.weights,
+    )  # fmt: skip
 
 
 def _columns(
@@ -253,6 +292,8 @@ def _columns(
     for feature in sparse:
         for column in feature.cross:
             columns.setdefault(column, f"data.sparse.{feature.name}.cross")
+        if feature.weights:
+            columns.setdefault(feature.weights, f"data.sparse.{feature.name}.weights")
     if day:
         columns.setdefault(day, "data.day_column")
     elif data.timestamp:
@@ -285,11 +326,25 @@ def _check_names(spec: DataSpec) -> None:
                     hint=f"give it another name and keep its column: '+data.{group}.my_{safe}={{column: "
                     f"{feature.column}}}' in place of {feature.name!r}",
                 )
+    _check_vectors(spec, taken)
     if spec.positive == spec.negative:
         raise ConfigError(
             f"data.label.positive and data.label.negative are both {spec.positive!r}, expected two values",
             hint="data.label.positive=1 data.label.negative=0",
         )
+
+
+def _check_vectors(spec: DataSpec, taken: set[str]) -> None:
+    """Raise ConfigError for a feature whose name is that of a column of a vector."""
+    named = taken | {dense.name for dense in spec.dense} | {sparse.name for sparse in spec.sparse}
+    for feature in spec.dense:
+        if feature.vector and (shared := sorted(named & set(feature.columns))):
+            raise ConfigError(
+                f"data.dense.{feature.name} is a vector, and {shared[0]!r}, the name of one of its columns in the "
+                "dataset, is also that of another feature",
+                hint=f"'+data.dense.{feature.name}_vector={{column: {feature.column}, width: {feature.width}}}' in "
+                f"place of {feature.name!r}",
+            )
 
 
 def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, header: bool) -> None:

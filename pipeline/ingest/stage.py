@@ -23,7 +23,7 @@ from pipeline.ingest.accept import check_day, check_kept, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.corrected import corrected_rows
 from pipeline.ingest.engines import Engine, LocalEngine
-from pipeline.ingest.file_source import file_sources
+from pipeline.ingest.file_source import BLOCK_UNIT, file_sources
 from pipeline.ingest.find_repeats import FoundRepeats, find_repeats
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, joined, write_frame
@@ -37,6 +37,7 @@ from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import continued_state, dataset_schema, fitted_state, write_state
 from pipeline.ingest.transform import State, binned, with_vocabulary
 from pipeline.records import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
+from pipeline.specs import Snapshot
 from pipeline.specs.id_mapping import FittedMapping, FittingDay
 from pipeline.store import Draft, Store
 
@@ -56,7 +57,8 @@ def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
         return table_specs.VERSION
     with answering(data.path, store):
         mark = days.day_fingerprint(data, store)
-        mark = "-".join([mark, *history.marks(data, store)]) if mark else mark
+        others = history.marks(data, store) if mark else []
+        mark += days.LATE + "-".join(others) if others else ""
     if not mark:
         if data.has_file_per_day:
             days.require_complete(data)
@@ -77,14 +79,16 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) ->
     started = time.monotonic()
     spec = data_spec(data)
     with answering(data.path, draft.store):
-        days.require_complete(data)
+        snapshot = days.snapshot_of(data, draft.config.get("raw"))
+        days.require_complete(data, snapshot=snapshot)
         with ExitStack() as stack:
-            run = _Run(data, settings, seed, draft, spec, stack)
+            run = _Run(data, settings, seed, draft, spec, stack, snapshot)
             for day in data.days or (None,):
                 run.add(day)
             run.train_again()
         summary = run.finish()
-        _check_unchanged(data, draft)
+        if snapshot is None:  # a snapshot cannot change
+            _check_unchanged(data, draft)
     return {**summary, "rows_per_s": round(summary["rows"] / max(time.monotonic() - started, 1e-9), 1)}
 
 
@@ -103,9 +107,11 @@ class _Run:
     """One ingestion: days (or the whole log) one after the other into one dataset, each with the state before it."""
 
     def __init__(
-        self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, stack: ExitStack
-    ) -> None:
+        self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, stack: ExitStack,
+        snapshot: Snapshot | None = None,
+    ) -> None:  # fmt: skip
         self.data, self.settings, self.seed, self.draft, self.spec = data, settings, seed, draft, spec
+        self.snapshot = snapshot
         self.days = data.days
         if self.days and self._is_test(self.days[0]):
             raise DataError(
@@ -233,15 +239,22 @@ class _Run:
         return sources
 
     def _log_sources(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
-        """The files of ``day`` (or of the log) and the late rows of it that other datasets keep; bytes on disk."""
-        data, store = self.data, self.draft.store
-        files = find_files(days.path_of(data, day))
-        sources: list[Source] = [*file_sources(data, spec, files, self.settings.block_mib)]
-        for artifact, name in days.late_files(data, store, day) if day is not None else ():
+        """What was delivered for ``day`` (or all there is) and the late rows of it that other datasets keep; bytes."""
+        sources, size = self._delivered(day, spec)
+        store = self.draft.store
+        for artifact, name in days.late_files(self.data, store, day) if day is not None else ():
             with store.open(f"{artifact.path}/{name}") as source:
                 rows = pl.read_parquet(source.read()).select(list(spec.columns))
             sources.append(FrameSource(rows, f"late rows in {artifact.path}", OTHER_DAYS))
-        return sources, files.bytes
+        return sources, size
+
+    def _delivered(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
+        """What was delivered for ``day``, or everything there is, and its bytes."""
+        if self.snapshot is not None:
+            block_bytes = self.settings.block_mib * BLOCK_UNIT
+            return [*self.snapshot.sources(day, spec, block_bytes)], self.snapshot.delivery(day).bytes
+        files = find_files(days.path_of(self.data, day))
+        return [*file_sources(self.data, spec, files, self.settings.block_mib)], files.bytes
 
     def _second_pass(self, engine: Engine, fit: Fit, number: int | None, meter: _Meter) -> None:
         """Write the rows to the Parquet files of their splits."""
@@ -312,6 +325,7 @@ class _Run:
                 "rows_corrected": history.counted(again), "events": str(self.kept_events),
                 **history.age(draft.store, data),
             }),
+            **({"snapshot": self.snapshot.version} if self.snapshot is not None else {}),
             **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipeline.config import SplitConfig
+from pipeline.config import PERCENTILE, SplitConfig
 from pipeline.errors import ArtifactError, ConfigError
+from pipeline.ingest.binning import bin_bounds
 from pipeline.ingest.fit import Partial
 from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.output import write_frame
@@ -27,6 +28,7 @@ from pipeline.store import Artifact, Draft, Store
 
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
 _DENSE = {name: name for name in ("column", "transform", "clip", "bins", "required")} | {"min": "low", "max": "high"}
+_QUIET = ("table", "holds", "weights")  # of a sparse feature, where they are set
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
 
 
@@ -50,8 +52,8 @@ def _counts(feature: SparseSpec, spec: DataSpec, train: Partial) -> Counts:
 
 
 def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
-    if feature.transform == "percentile":
-        return DenseTransform(bounds=train.sketches[feature.name].bounds(feature.bins))
+    if feature.binned:
+        return DenseTransform(bounds=bin_bounds(train.sketches[feature.name], feature.transform, feature.bins))
     if feature.transform == "max_norm":
         return DenseTransform(missing=math.nan)  # the model's layer tells it from a zero
     if not feature.standardised:
@@ -70,8 +72,9 @@ def dataset_schema(
         for f in spec.sparse
     )
     return DatasetSchema(
-        dense=tuple(feature.name for feature in spec.dense), sparse=sparse, rows=rows, files=files, groups=groups,
-        true_probability=spec.true_probability, tasks=_task_columns(spec), row_weights=spec.row_weight is not None,
+        dense=tuple(name for feature in spec.dense for name in feature.columns), sparse=sparse, rows=rows,
+        files=files, groups=groups, true_probability=spec.true_probability, tasks=_task_columns(spec),
+        row_weights=spec.row_weight is not None,
         sampled=spec.sampling.correct if spec.sampling.active else "",
     )  # fmt: skip
 
@@ -92,6 +95,7 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
             "mean": state.dense[f.name].mean, "std": state.dense[f.name].std,
             "missing": None if math.isnan(state.dense[f.name].missing) else 0.0,
             "bounds": None if (bounds := state.dense[f.name].bounds) is None else bounds.tolist(),
+            **({"width": f.width, "separator": f.separator} if f.vector else {}),
         }
         for f in spec.dense
     }  # fmt: skip
@@ -101,7 +105,8 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
             **{name: getattr(f, name) for name in _SPARSE},
             "rows": state.sparse[f.name].rows, "hash": "xxhash64", "seed": f.seed,
             **f.mapping.record(f.owner, state.sparse[f.name]),
-            **({"table": f.table} if f.table else {}),
+            **{name: value for name in _QUIET if (value := getattr(f, name))},
+            **({"bins_by": f.bins_by} if f.bins_by != PERCENTILE else {}),
         }
         for f in spec.sparse
     }  # fmt: skip
@@ -113,7 +118,12 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
 def spec_of(record: dict[str, Any]) -> DataSpec:
     """The features of ``transforms.json``, for records that carry the same columns; no day, no split."""
     dense = tuple(
-        DenseSpec(name=feature, **{name: _as_tuple(f[key]) for key, name in _DENSE.items()})
+        DenseSpec(
+            name=feature,
+            **{name: _as_tuple(f[key]) for key, name in _DENSE.items()},
+            width=f.get("width", 1),
+            separator=f.get("separator", ","),
+        )
         for feature, f in record["dense"].items()
     )
     sparse = tuple(
@@ -124,13 +134,15 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
             rows=f["rows"],
             min_count=1,
             evict_after_days=None,
-            table=f.get("table", ""),
+            **{name: f[name] for name in _QUIET if name in f},
+            bins_by=f.get("bins_by", PERCENTILE),
             **{name: _as_tuple(f[name]) for name in _SPARSE},
         )  # fmt: skip
         for feature, f in record["sparse"].items()
     )
     label = record["label"]
     columns = [label["column"], *(f.column for f in dense), *(c for f in sparse for c in (f.cross or (f.column,)))]
+    columns += [f.weights for f in sparse if f.weights]
     return DataSpec(
         label=label["column"], positive=label["positive"], negative=label["negative"], dense=dense, sparse=sparse,
         day_column=None, timestamp=None, true_probability=False, missing=tuple(record["missing"]),
@@ -179,6 +191,7 @@ def read_state(store: Store, path: str, spec: DataSpec) -> State:
         for f in spec.dense
         if (then := record["dense"].get(f.name)) is not None
         and (then["transform"], tuple(then["clip"]), then["bins"]) == (f.transform, f.clip, f.bins)
+        and then.get("width", 1) == f.width
     }
     tables = {
         f.name: f.mapping.read(f.name, then, lambda file: _frame(store, dataset, file))

@@ -17,6 +17,7 @@ from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.tasks import stored_columns
 from pipeline.ingest.values import FLOAT32_MAX
+from pipeline.ingest.vectors import scaled
 from pipeline.records import (
     LABEL,
     MISSING_ROW,
@@ -57,10 +58,14 @@ def transform(
 
     ``coded``: the ids of some features, which ``frame`` then need not hold.
     """
-    plain = [f for f in spec.dense if state.dense[f.name].bounds is None]
+    plain = [f for f in spec.dense if state.dense[f.name].bounds is None and not f.vector]
     prepared_columns = frame.select(_dense(feature, state.dense[feature.name]) for feature in plain)
     columns = [frame[LABEL]]
     for feature in spec.dense:
+        if feature.vector:
+            fitted = state.dense[feature.name]
+            columns += scaled(frame[f"dense:{feature.name}"], feature, fitted.mean, fitted.std)
+            continue
         ready = feature.name in prepared_columns.columns
         columns.append(
             prepared_columns[feature.name] if ready else dense_column(frame, feature, state.dense[feature.name])
@@ -84,7 +89,7 @@ def raw_numbers(frame: pl.DataFrame, spec: DataSpec, state: State) -> list[pl.Se
 
     The gate scores a model that was fitted to other bounds by them.
     """
-    dense = {f.name: frame[f"dense:{f.name}"].cast(pl.Float64).fill_null(math.nan) for f in spec.dense}
+    dense = {f.name: frame[f"dense:{f.name}"].cast(pl.Float64).fill_null(math.nan) for f in spec.dense if not f.vector}
     sparse = {
         f.name: pl.Series(of_bits(frame[f"hash:{f.name}"]))
         for f in spec.sparse

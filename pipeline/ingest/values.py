@@ -86,7 +86,7 @@ def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> set[str]:
     }  # fmt: skip
 
 
-def nulls(kind: type[pl.DataType], length: int) -> pl.Series:
+def nulls(kind: type[pl.DataType] | pl.DataType, length: int) -> pl.Series:
     """``length`` nulls of type ``kind``."""
     return pl.Series([None], dtype=kind).new_from_index(0, length)
 

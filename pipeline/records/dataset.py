@@ -37,6 +37,11 @@ def weight_column(feature: str) -> str:
     return f"{feature}__weight"
 
 
+def vector_columns(feature: str, width: int) -> list[str]:
+    """Names of the Parquet columns (float32) that hold the ``width`` numbers of a vector."""
+    return [f"{feature}_{number}" for number in range(width)]
+
+
 def task_column(task: str) -> str:
     """Name of the Parquet column (float32, NaN where missing) that holds the labels of a further ``task``."""
     return f"{task}__label"

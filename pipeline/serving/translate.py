@@ -16,11 +16,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from pipeline.config import BINNINGS
 from pipeline.ingest.ids import as_bits
 from pipeline.ingest.spec import DenseSpec
 from pipeline.ingest.state import dense_transform
 from pipeline.ingest.transform import DenseTransform, dense_column
-from pipeline.records import RESERVED_ROWS, TRANSFORMS, UNSEEN_ROW
+from pipeline.records import RESERVED_ROWS, TRANSFORMS, UNSEEN_ROW, vector_columns
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import FittedMapping, IdMapping
 from pipeline.store import Store
@@ -156,7 +157,11 @@ def translation(store: Store, dataset: str, version: str) -> Translation:
             if name not in now[group]:
                 raise NotComparableError(f"it needs feature {name!r}, which the dataset does not have")
     return Translation(
-        {name: _dense(name, now["dense"][name], record, raw) for name, record in then["dense"].items()},
+        {
+            column: change
+            for name, record in then["dense"].items()
+            for column, change in _dense_columns(name, now["dense"][name], record, raw).items()
+        },
         {
             name: _binned(name, now["sparse"][name], record, raw)
             if ID_MAPPINGS.get(record["mapping"]).numbers
@@ -166,10 +171,26 @@ def translation(store: Store, dataset: str, version: str) -> Translation:
     )
 
 
+def _dense_columns(
+    name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]
+) -> dict[str, DenseTranslation | None]:
+    """What a dense feature's columns become: one of a number, ``width`` of a vector."""
+    width = then.get("width", 1)
+    if width != now.get("width", 1):
+        today = now.get("width", 1)
+        raise NotComparableError(f"feature {name!r} has width {today} in the dataset, {width} in the model")
+    change = _dense(name, now, then, kept)
+    if change is not None and "unit" in (now["transform"], then["transform"]):
+        raise NotComparableError(
+            f"feature {name!r} has transform {now['transform']} in the dataset, {then['transform']} in the model"
+        )
+    return dict.fromkeys(vector_columns(name, width) if width > 1 else [name], change)
+
+
 def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> DenseTranslation | None:
     if now | {"column": ""} == then | {"column": ""}:
         return None
-    ranked = now["transform"] == "percentile"
+    ranked = now["transform"] in BINNINGS
     if ranked:
         _require_raw(name, now["transform"], kept)
     return DenseTranslation(Scale.of(name, now), Scale.of(name, then), ranked)

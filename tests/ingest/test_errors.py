@@ -112,8 +112,8 @@ def test_contradicting_settings(run_ingest, tmp_path):
 def test_a_list_column_needs_a_separator(run_ingest, tmp_path):
     pl.DataFrame({"label": [1, 0], "x": [1, 2], "c": [["a"], ["b"]]}).write_parquet(tmp_path / "a.parquet")
     config = csv_config(tmp_path / "a.parquet", format="parquet")
-    error = refused(run_ingest, config, "c is a list; data.sparse.c.separator=',' makes it multi-valued")
-    assert error.hint == "data.sparse.c.separator=','"
+    error = refused(run_ingest, config, "c is a list; data.sparse.c.holds=list makes it multi-valued")
+    assert error.hint == "data.sparse.c.holds=list"
 
 
 def test_nothing_is_left_behind(run_ingest, tmp_path, monkeypatch):

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
-import polars as pl
-import polars.selectors as cs
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
-from pipeline.errors import DataError
+from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
 from pipeline.ingest.sources import Block, RawBlock
-from pipeline.ingest.spec import DataSpec, require_columns
+from pipeline.ingest.spec import require_columns
 
 LEAST_ROWS = 1024  # of a block: of rows wider than a block's bytes allow, too
 
@@ -30,10 +28,9 @@ class Columnar(FileFormat):
         """Rows as they are typed, numbered from 1."""
         schema, spec, line = self.schema(stream), file.spec, 1
         require_columns(spec, schema.names, file.label, header=False)
-        _check_types(spec, schema, file.label)
+        check_types(spec, schema, file.label)
         for batch in self.batches(stream, list(spec.columns), file.block_bytes):
-            frame = cast(pl.DataFrame, pl.from_arrow(batch)).select(list(spec.columns))
-            frame = frame.with_columns(cs.array().arr.to_list())
+            frame = frame_of(batch, list(spec.columns))
             yield RawBlock(
                 frame=frame, file=file.label, lines=np.arange(line, line + frame.height), place=file.place
             )  # fmt: skip
@@ -90,19 +87,3 @@ class Orc(Columnar):
     def rows(self, stream: BinaryIO) -> int:
         """From the file's last bytes."""
         return int(orc.ORCFile(stream).nrows)
-
-
-def _check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
-    """Raise DataError for a column that holds neither one value a row nor a list of such."""
-    for column, override in spec.columns.items():
-        kind = schema.field(column).type
-        inner = kind.value_type if _is_list(kind) else kind
-        if pa.types.is_nested(inner):
-            raise DataError(
-                f"{label}: column {column!r} ({override}) holds {kind}, expected one value a row or a list of values",
-                hint="write its parts as columns of their own",
-            )
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -40,12 +40,29 @@ class JsonLines(FileFormat):
             )  # fmt: skip
 
 
-def list_columns(spec: DataSpec) -> dict[str, str]:
-    """Columns that only features with several ids read, with the separator of their text."""
-    several = {feature.column: feature.separator or "," for feature in spec.sparse if feature.multi}
-    one = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, *(each.column for each in spec.dense)}
+@dataclass(frozen=True)
+class Several:
+    """A column whose fields hold several values: a string is divided by ``separator``, and stays whole without one.
+
+    ``weight_separator``: of a column of maps, between a key and its value; None where it holds lists.
+    """
+
+    separator: str | None
+    maps: bool = False
+    weight_separator: str | None = None
+
+
+def list_columns(spec: DataSpec) -> dict[str, Several]:
+    """Columns that only features with several values read."""
+    several = {
+        each.column: Several(each.separator, each.maps, each.weight_separator) for each in spec.sparse if each.multi
+    }
+    several |= {each.weights: Several(each.separator) for each in spec.sparse if each.weights}
+    several |= {each.column: Several(each.separator) for each in spec.dense if each.vector}
+    one = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.row_weight}
+    one |= {each.column for each in spec.dense if not each.vector} | {task.column for task in spec.tasks}
     one |= {name for each in spec.sparse if not each.multi for name in (each.column, *each.cross)}
-    return {column: separator for column, separator in several.items() if column not in one}
+    return {column: kind for column, kind in several.items() if column not in one}
 
 
 def _require_keys(data: bytes, file: LogFile) -> None:
@@ -68,15 +85,15 @@ def _written(name: str) -> bytes:
 class JsonBlock:
     """Whole lines of one file, the first of them ``first_line``, that are yet to be read as objects.
 
-    ``columns``: the keys that are wanted. ``lists``: those that hold several values a row; a string there is divided by
-    its separator. ``place``: as of ``RawBlock``.
+    ``columns``: the keys that are wanted. ``lists``: those that hold several values a row. ``place``: as of
+    ``RawBlock``.
     """
 
     data: bytes
     file: str
     first_line: int
     columns: tuple[str, ...]
-    lists: dict[str, str]
+    lists: dict[str, Several]
     place: str = ""
 
     def read(self) -> RawBlock:
@@ -143,10 +160,12 @@ def _why(line: bytes) -> tuple[str, str]:
     return _NO_OBJECT, f"the line is {_NO_OBJECT}: it begins with {line[:40].decode(errors='replace')!r}"
 
 
-def _typed(text: pl.Series, data: bytes, separator: str | None) -> pl.Series:
-    """``text`` of one key: lists where several ids are asked for, 1 and 0 for JSON's true and false."""
-    if separator is not None and text.str.starts_with("[").any():
-        return _lists(text, separator)
+def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
+    """``text`` of one key: lists and maps where they are asked for, 1 and 0 for JSON's true and false."""
+    if several is not None and several.maps:
+        return _maps(text, several)
+    if several is not None and text.str.starts_with("[").any():
+        return _lists(text, several.separator)
     if text.is_in(_BOOLEANS).any() and (text.is_in(_BOOLEANS) | text.is_null()).all():
         try:
             return pl.read_ndjson(io.BytesIO(data), schema={text.name: pl.Boolean})[text.name]
@@ -155,7 +174,27 @@ def _typed(text: pl.Series, data: bytes, separator: str | None) -> pl.Series:
     return text
 
 
-def _lists(text: pl.Series, separator: str) -> pl.Series:
+def _maps(text: pl.Series, several: Several) -> pl.Series:
+    """The pairs of objects, and what the separators divide of every other string."""
+    kind = pl.List(pl.Struct({"key": pl.String, "value": pl.String}))
+    pairs = [None if value is None else _pairs(value, several) for value in text]
+    return pl.Series(text.name, pairs, dtype=kind)
+
+
+def _pairs(value: str, several: Several) -> list[dict[str, str | None]]:
+    if value.startswith("{"):
+        with contextlib.suppress(json.JSONDecodeError):
+            pairs = json.loads(value, object_pairs_hook=list, parse_float=str, parse_int=str)
+            return [{"key": key, "value": _text(weight)} for key, weight in pairs]
+    parts = (part.partition(several.weight_separator or ":") for part in value.split(several.separator or ","))
+    return [{"key": key, "value": weight if mark else None} for key, mark, weight in parts]
+
+
+def _text(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _lists(text: pl.Series, separator: str | None) -> pl.Series:
     """The elements of arrays, and what ``separator`` divides of every other string."""
     array = text.str.starts_with("[").fill_null(True)
     arrays = text.set(~array, None)
@@ -163,14 +202,15 @@ def _lists(text: pl.Series, separator: str) -> pl.Series:
         decoded = arrays.str.json_decode(pl.List(pl.String))
     except pl.exceptions.PolarsError:  # a string that begins like an array
         decoded = pl.Series(text.name, [_array(value, separator) for value in arrays], dtype=pl.List(pl.String))
-    return decoded.zip_with(array, text.str.split(separator))
+    divided = text.str.split(separator) if separator else text.reshape((-1, 1)).arr.to_list()
+    return decoded.zip_with(array, divided)
 
 
-def _array(value: str | None, separator: str) -> list[str | None] | None:
+def _array(value: str | None, separator: str | None) -> list[str | None] | None:
     if value is None:
         return None
     try:
         elements = json.loads(value)
     except json.JSONDecodeError:
-        return list(value.split(separator))
+        return list(value.split(separator)) if separator else [value]
     return [e if e is None or isinstance(e, str) else json.dumps(e) for e in elements]

@@ -1,0 +1,64 @@
+"""Arrow batches, of whatever source, as raw frames: maps as lists of pairs, arrays of fixed size as lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import polars as pl
+import polars.selectors as cs
+import pyarrow as pa
+
+from pipeline.errors import DataError
+from pipeline.ingest.spec import DataSpec
+
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+
+
+def frame_of(batch: pa.RecordBatch | pa.Table, columns: Sequence[str]) -> pl.DataFrame:
+    """``columns`` of ``batch`` as parsing takes them."""
+    named = {name: _pairs(batch.column(name)) for name in columns}
+    frame = cast(pl.DataFrame, pl.from_arrow(pa.table(named)))
+    return frame.select(columns).with_columns(cs.array().arr.to_list())
+
+
+def _pairs(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """A column of maps as lists of their keys with their values; any other as it is."""
+    if not pa.types.is_map(column.type):
+        return column
+    kind = pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)]))
+    return column.cast(kind)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column of ``kind`` holds lists."""
+    return any(test(kind) for test in _LISTS)
+
+
+def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
+    """Raise DataError for a column of the file ``label`` that holds neither values, lists of such nor maps."""
+    maps = {feature.column: feature for feature in spec.sparse if feature.maps}
+    several = {feature.column: feature for feature in spec.sparse if feature.multi}
+    for column, override in spec.columns.items():
+        kind = schema.field(column).type
+        if pa.types.is_map(kind) or (is_list(kind) and pa.types.is_struct(kind.value_type)):
+            if column in maps:
+                continue
+            of_ids = override.startswith("data.sparse.")
+            raise DataError(
+                f"{label}: column {column!r} ({override}) holds {kind}, expected one value a row or a list of values",
+                hint=f"{override.removesuffix('.column')}.holds=map, if its keys are ids and its values weights"
+                if of_ids
+                else "write its parts as columns of their own",
+            )
+        inner = kind.value_type if is_list(kind) else kind
+        if pa.types.is_nested(inner):
+            raise DataError(
+                f"{label}: column {column!r} ({override}) holds {kind}, expected one value a row or a list of values",
+                hint="write its parts as columns of their own",
+            )
+        if column in maps and is_list(kind) and not several[column].weight_separator:
+            raise DataError(
+                f"{label}: column {column!r} ({override}) holds {kind}, expected a map of ids to weights",
+                hint=f"data.sparse.{maps[column].name}.holds=list",
+            )
