@@ -29,7 +29,7 @@ from pipeline.specs import CONNECTORS, Connector, mapping_of
 
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
 # Of files, and of what is no log; tables and streams are CONNECTORS.
-FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "synthetic", "tables")
+FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "avro", "synthetic", "tables")
 
 
 def format_names() -> tuple[str, ...]:
@@ -221,6 +221,10 @@ class DataConfig:
     dedupe: DedupeConfig = setting(factory=DedupeConfig, doc="Which rows are one event, of which the first one stays.")
     timestamp: str | None = setting(None, doc="Column with the time of a row; null: none.")
     day_column: str | None = setting(None, doc="Column with the day of a row; null: none.")
+    hour_column: str | None = setting(
+        None, quiet=True,
+        doc="Column with the hour of a row, 0 to 23, such as a partition's folder hour=07; null: `timestamp` tells it.",
+    )  # fmt: skip
     time_zone: str | None = setting(
         None,
         quiet=True,
@@ -479,8 +483,9 @@ class DataConfig:
                 f"{path}.split.by is 'hours', which means the last hours of {path}.day, but {path}.day is null",
                 hint=f"{path}.day=2026-01-31, or {path}.split.by=day for the last days of a log",
             )
-        if self.split.by == "hours" and self.format != "synthetic" and self.timestamp is None:
+        told = self.timestamp or self.hour_column
+        if self.split.by == "hours" and self.format != "synthetic" and told is None:
             raise ConfigError(
                 f"{path}.split.by is 'hours', but {path}.timestamp names no column with the hour",
-                hint=f"{path}.timestamp=<column> or {path}.split.by=hash",
+                hint=f"{path}.timestamp=<column>, {path}.hour_column=<column> or {path}.split.by=hash",
             )

@@ -48,7 +48,7 @@ class CountJob:
 class Counted:
     """What pass 1 found in a block of ``rows`` rows, rejects included: counts, rejects, rows of other days.
 
-    ``bytes``: as text (synthetic logs only). ``kept``: rows in the typed frame.
+    ``bytes``: as text (synthetic logs only). ``kept``: rows in the typed frame. ``lines``: of its file.
     """
 
     file: str
@@ -59,6 +59,7 @@ class Counted:
     kept: int
     other_days: dict[int, pl.DataFrame] = field(default_factory=dict)
     dropped: int = 0
+    lines: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,9 @@ def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
         marks = [(TEST, parts.test), (LOOKED_AT, parts.validation), (KEPT, parts.kept)]
         columns = [mark.alias(name) for name, mark in marks if mark is not None]
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
+    rows = raw.frame.height + len(raw.rejects)
     counted = Counted(
-        file=raw.file, rows=raw.frame.height + len(raw.rejects), bytes=raw.bytes,
+        file=raw.file, rows=rows, lines=rows + raw.further_lines, bytes=raw.bytes,
         rejects=sorted([*raw.rejects, *parsed.rejects], key=lambda reject: reject.line),
         fit=fit, kept=parsed.frame.height, other_days=parsed.other_days, dropped=parsed.dropped,
     )  # fmt: skip

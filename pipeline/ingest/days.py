@@ -19,6 +19,7 @@ from pipeline.ingest.formats import format_named
 from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import Files, find_files, fingerprint
 from pipeline.ingest.sources import counted_lines, decompressed, readable
+from pipeline.ingest.spec import data_spec
 from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day, skipped_hours
 from pipeline.records import dataset_path
 from pipeline.specs import Delivery, Snapshot
@@ -172,11 +173,12 @@ def day_fingerprint(data: DataConfig, store: Store | None) -> str:
     if (snapshot := snapshot_of(data)) is not None:
         late = [a.files[name].checksum for day in data.days for a, name in late_files(data, store, day)]
         return snapshot.mark + (LATE + "-".join(late) if late else "")
+    columns = data_spec(data).columns
     if not data.has_file_per_day:
-        return fingerprint(data.path or "")
+        return fingerprint(data.path or "", columns)
     marks = list[str]()
     for day in data.days:
-        marks.append(fingerprint(path_of(data, day)))
+        marks.append(fingerprint(path_of(data, day), columns))
         marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]
     return "-".join(marks) if all(marks) else ""
 
@@ -187,8 +189,8 @@ def delivered_mark(data: DataConfig, day: date) -> str:
         return ""
     if data.connector is not None:
         return data.connector.open(replace(data, day=str(day))).mark
-    paths = [path_of(data, day), *([filled(data.label.late_path, day)] if data.label.late_path else [])]
-    return "-".join(fingerprint(path) for path in paths)
+    mark = fingerprint(path_of(data, day), data_spec(data).columns)
+    return "-".join([mark, fingerprint(filled(data.label.late_path, day))]) if data.label.late_path else mark
 
 
 def late_name(day: date) -> str:

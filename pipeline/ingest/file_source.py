@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ from fsspec import AbstractFileSystem
 
 from pipeline.config import DataConfig
 from pipeline.ingest.formats import FileFormat, LogFile, format_named
+from pipeline.ingest.hive import PartitionBlock, values_of
 from pipeline.ingest.rawfiles import COMPRESSED, Files
 from pipeline.ingest.sources import Block, Source, decompressed, readable
 from pipeline.ingest.spec import DataSpec
@@ -17,8 +17,6 @@ from pipeline.units import MIB
 
 BLOCK_UNIT = MIB  # of ingest.block_mib
 PART_BLOCKS = 4  # blocks of a part that another process reads
-_SEEN = 1 << 20  # bytes in which a line must end where parts meet
-_LINE_END = re.compile(rb"[^\r\n]\r*\n")
 
 
 @dataclass(frozen=True)
@@ -49,19 +47,15 @@ class FileSource(Source):
         return replace(self, file=replace(self.file, first_line=before + 1)) if self.is_later else self
 
     def parts(self) -> list[FileSource]:
-        """Ranges of lines of a few blocks each, found by a look at where they meet; the file, if it is not plain text.
-
-        A range ends with a line that is not blank, so only the file's own end can have blank lines that are no rows.
-        """
+        """Ranges of lines of a few blocks each, found by a look at where they meet; all of what is no plain text."""
         if not self.format.by_line or self.path.endswith(COMPRESSED):
             return [self]
         size = PART_BLOCKS * self.file.block_bytes
         cuts = [0]
         with readable(self.file.label), self.fs.open(self.path, "rb") as source:
             for at in range(size, self.fs.size(self.path), size):
-                source.seek(max(at, cuts[-1]))
-                if line_end := _LINE_END.search(source.read(_SEEN)):
-                    cuts.append(max(at, cuts[-1]) + line_end.end())
+                if (cut := self.format.cut(source, max(at, cuts[-1]), self.file)) is not None:
+                    cuts.append(cut)
         ranges = zip(cuts, [*cuts[1:], None], strict=True)
         return [replace(self, file=replace(self.file, start=start, stop=stop)) for start, stop in ranges]
 
@@ -79,7 +73,8 @@ class FileSource(Source):
             decompressed(source, path) as stream,
         ):
             for block in self.format.blocks(stream, self.file):
-                yield block, source.tell()
+                values, columns = self.file.values, list(self.file.spec.columns)
+                yield (PartitionBlock(block=block, values=values, columns=columns) if values else block), source.tell()
 
 
 def file_sources(data: DataConfig, spec: DataSpec, files: Files, block_mib: int) -> list[FileSource]:
@@ -87,6 +82,12 @@ def file_sources(data: DataConfig, spec: DataSpec, files: Files, block_mib: int)
     size = block_mib * BLOCK_UNIT
     named = zip(files.paths, files.labels, files.places, strict=True)
     return [
-        FileSource(files.fs, path, LogFile(label=label, data=data, spec=spec, block_bytes=size, place=place))
+        FileSource(
+            files.fs,
+            path,
+            LogFile(
+                label=label, data=data, spec=spec, block_bytes=size, place=place, values=values_of(path, spec.columns)
+            ),
+        )
         for path, label, place in named
     ]

@@ -19,7 +19,7 @@ from pipeline.ingest.rejects import Reject, Rejected, shown
 from pipeline.ingest.sampling import read_rates
 from pipeline.ingest.spec import CLICKED_LATER, DAY, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
-from pipeline.ingest.times import day_of, hour_of
+from pipeline.ingest.times import day_of, hour_of, whole_hour_of
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
 from pipeline.ingest.vectors import vector_of
 from pipeline.records import LABEL, TRUE_PROBABILITY
@@ -92,7 +92,9 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         timestamp = spec.day_column is None
         columns.append(day_of(raw[column], texts.get(column), timestamp=timestamp, rejected=rejected, zone=zone))
     if spec.hour_column:
-        columns.append(hour_of(raw[spec.hour_column], texts.get(spec.hour_column), rejected, zone))
+        hours, text = raw[spec.hour_column], texts.get(spec.hour_column)
+        whole = spec.whole_hours
+        columns.append(whole_hour_of(hours, text, rejected) if whole else hour_of(hours, text, rejected, zone))
     if spec.true_probability:
         columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
     frame = pl.DataFrame([*columns, *events])

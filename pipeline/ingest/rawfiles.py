@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import date
 from fnmatch import fnmatchcase
@@ -80,10 +80,11 @@ def is_hidden(path: str, asked: list[str] | None = None) -> bool:
     )
 
 
-def fingerprint(url: str) -> str:
+def fingerprint(url: str, columns: Collection[str] = ()) -> str:
     """Fingerprint of input data: names, sizes and the file system's own change marks of every file at ``url``.
 
     ``url`` is a file, a directory or a glob on any fsspec URL, as ``files_at`` reads it; "" where nothing matches.
+    ``columns``: of those that the folders of partitions tell, the values count too.
     """
     fs, path = opened(url)
     paths = files_at(fs, path)
@@ -91,8 +92,14 @@ def fingerprint(url: str) -> str:
     for name in paths:
         info = fs.info(name)
         mark = change_mark(fs, name, info)
-        digest.update(f"{name.rsplit('/', 1)[-1]}|{info.get('size')}|{mark}\n".encode())
+        digest.update(f"{name.rsplit('/', 1)[-1]}|{info.get('size')}|{mark}{_told(name, columns)}\n".encode())
     return digest.hexdigest()[:32] if paths else ""
+
+
+def _told(path: str, columns: Collection[str]) -> str:
+    """What the folders of ``path`` say of ``columns``."""
+    folders = sorted(folder for folder in path.split("/")[:-1] if folder.partition("=")[0] in columns)
+    return "".join(f"|{folder}" for folder in folders if "=" in folder)
 
 
 def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> str:

@@ -115,7 +115,7 @@ class RayEngine(Engine):
                 now, before = row["part"], lines.get(counted.file, 0) if part.is_later else 0
                 known, self._lines[now] = self._lines.get(now, 0), before
             yield _renumbered(counted, before - known)
-            lines[counted.file] = lines.get(counted.file, part.lines_before) + counted.rows
+            lines[counted.file] = lines.get(counted.file, part.lines_before) + counted.lines
 
     def transform(self, job: TransformJob) -> Iterator[dict[str, pl.DataFrame]]:
         """Pass 2, wherever Ray keeps the typed rows."""

@@ -23,10 +23,11 @@ from pipeline.config.data import connector_at
 from pipeline.errors import DataError
 from pipeline.ingest.formats import require_text
 from pipeline.ingest.formats.json_lines import json_frame, object_lines
+from pipeline.ingest.quoted import Layout
 from pipeline.ingest.rawfiles import Files, find_files
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.spec import CRITEO_COLUMNS
-from pipeline.ingest.text import Layout, read_lines
+from pipeline.ingest.text import read_lines
 from pipeline.specs import Connector
 
 ROWS = 200_000  # of a sample

@@ -9,7 +9,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
@@ -17,8 +17,9 @@ import polars as pl
 import pyarrow as pa
 
 from pipeline.errors import DataError, NightjarError, UnreachableError
+from pipeline.ingest.quoted import Layout
 from pipeline.ingest.rejects import Reject
-from pipeline.ingest.text import Layout, read_lines
+from pipeline.ingest.text import line_count, read_lines
 from pipeline.store import Store
 
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")
@@ -29,7 +30,8 @@ class RawBlock:
     """Some rows of one file as they came: ``lines`` numbers them (1-based), ``rejects`` are left out of ``frame``.
 
     ``bytes``: size of the rows as text (synthetic logs only; files are counted on disk). ``place``: what rows are
-    placed by instead of ``file``, where that name differs though the rows are the same.
+    placed by instead of ``file``, where that name differs though the rows are the same. ``further_lines``: lines of
+    its rows and rejects besides the first of each.
     """
 
     frame: pl.DataFrame
@@ -38,10 +40,15 @@ class RawBlock:
     rejects: list[Reject] = field(default_factory=list)
     bytes: int = 0
     place: str = ""
+    further_lines: int = 0
 
     def read(self) -> RawBlock:
         """Itself: it is read already."""
         return self
+
+    def with_frame(self, frame: pl.DataFrame) -> RawBlock:
+        """The same rows with other columns."""
+        return replace(self, frame=frame)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +68,11 @@ class TextBlock:
     def read(self) -> RawBlock:
         """The rows as strings (numbers, where all of them are plain ones), the other lines aside."""
         frame, lines, rejects = read_lines(self.data, self.first_line, self.layout)
+        further = line_count(self.data) - frame.height - len(rejects)
         return RawBlock(
-            frame=frame.select(self.columns), file=self.file, lines=lines, rejects=rejects, place=self.place
-        )
+            frame=frame.select(self.columns), file=self.file, lines=lines, rejects=rejects, place=self.place,
+            further_lines=further,
+        )  # fmt: skip
 
 
 class Block(Protocol):

@@ -139,9 +139,10 @@ class SparseSpec:
 class DataSpec:
     """The whole schema of a log. ``columns``: raw column -> the override that names it.
 
-    ``hour_column``: where a row's hour is read, None where none is asked for. ``tasks``: those besides the main one;
-    ``row_weight``: the raw column of weights. ``time_zone``: whose days and hours are meant.
-    ``sampling``: which rows are or were left out. ``event_key``: the raw column that tells events apart.
+    ``hour_column``: where a row's hour is read, None where none is asked for; ``whole_hours``: it holds 0 to 23, no
+    times. ``tasks``: those besides the main one; ``row_weight``: the raw column of weights. ``time_zone``: whose days
+    and hours are meant. ``sampling``: which rows are or were left out. ``event_key``: the raw
+    column that tells events apart.
     """
 
     label: str
@@ -157,6 +158,7 @@ class DataSpec:
     split: SplitConfig
     columns: dict[str, str]
     hour_column: str | None = None
+    whole_hours: bool = False
     tasks: tuple[TaskSpec, ...] = ()
     row_weight: str | None = None
     time_zone: str | None = None
@@ -243,14 +245,15 @@ def data_spec(data: DataConfig) -> DataSpec:
         for name, task in _in_order(data.tasks)
     )  # fmt: skip
     day = data.day_column or (DAY if synthetic else None)
-    hour = (data.timestamp or (TIME if synthetic else None)) if data.split.by == "hours" else None
+    told = data.hour_column or data.timestamp or (TIME if synthetic else None)
+    hour = told if data.split.by == "hours" else None
     spec = DataSpec(
         label=data.label.column, positive=data.label.positive, negative=data.label.negative,
         dense=dense, sparse=sparse, day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
         split=data.split, columns=_columns(data, dense, sparse, day, hour), hour_column=hour, tasks=tasks,
-        row_weight=data.weight, time_zone=data.time_zone, sampling=data.sampling,
-        event_key=data.dedupe.key,
+        whole_hours=data.hour_column is not None, row_weight=data.weight, time_zone=data.time_zone,
+        sampling=data.sampling, event_key=data.dedupe.key,
     )  # fmt: skip
     _check_names(spec)
     return spec
@@ -299,7 +302,7 @@ def _columns(
     elif data.timestamp:
         columns.setdefault(data.timestamp, "data.timestamp")
     if hour:
-        columns.setdefault(hour, "data.timestamp")
+        columns.setdefault(hour, "data.hour_column" if data.hour_column else "data.timestamp")
     for name, task in data.tasks.items():
         columns.setdefault(task.column or name, f"data.tasks.{name}.column")
     if data.weight:

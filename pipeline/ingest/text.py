@@ -1,44 +1,37 @@
 """Delimited text: bytes to blocks of whole lines, blocks to frames of strings, bad lines aside.
 
-A record is one line: a quoted field may hold separators and doubled quotes, not line breaks. So blocks
-can be cut anywhere between lines and a stray quote costs one line, not the rest of the file.
+A record is a line, or several where a quoted field holds line breaks (``quoted``). Blocks are cut between records, and
+a stray quote costs one line, not the rest of the file.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
 import polars as pl
 
+from pipeline.ingest.quoted import NEWLINE, Layout, line_ends, records
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.values import FLOAT32_MAX
 
-NEWLINE = 10
 _TRIMMED = frozenset(b" \t")
+# First bytes of what Polars takes for gzip, zlib and Zstandard, and unpacks.
+_PACKED = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\xfd")
 _COUNTED = 1 << 18  # bytes compared at a time: they stay in the cache
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How the fields of a line lie: all ``names`` in order, one-byte ``separator``, ``quote`` or None.
-
-    ``numbers``: names of those that may be read as Float64, an empty one as null.
-    """
-
-    names: tuple[str, ...]
-    separator: str
-    quote: str | None
-    numbers: frozenset[str] = frozenset()
-
-
-def text_blocks(stream: BinaryIO, block_bytes: int, first_line: int) -> Iterator[tuple[bytes, int]]:
+def text_blocks(
+    stream: BinaryIO, block_bytes: int, first_line: int, layout: Layout | None = None
+) -> Iterator[tuple[bytes, int]]:
     """Blocks of whole lines, each with its first line's number; blank lines at the very end are left out.
 
-    ``stream``: buffered, so that only its end is read short.
+    ``stream``: buffered, so that only its end is read short. ``layout``: of records that may go over several lines, so
+    that blocks end with one.
     """
     carry, line = b"", first_line
     while data := stream.read(block_bytes):
@@ -48,12 +41,22 @@ def text_blocks(stream: BinaryIO, block_bytes: int, first_line: int) -> Iterator
             cut = _cut(data)
         if cut:
             block = b"".join([carry, memoryview(data)[:cut]])
-            yield block, line
-            line += block.count(b"\n")
-            carry = b""
+            whole = _whole(block, layout)
+            if whole:
+                yield block[:whole], line
+                line += block.count(b"\n", 0, whole)
+            carry = block[whole:]
         carry += data[cut:]
     if carry.strip(b"\r\n"):
-        yield carry + b"\n", line
+        yield carry.rstrip(b"\r\n") + b"\n", line
+
+
+def _whole(block: bytes, layout: Layout | None) -> int:
+    """Bytes of ``block``, whole lines, up to a record that may go on behind its end."""
+    if layout is None or not layout.quotes(block):
+        return len(block)
+    start = records(block, layout).open
+    return len(block) if start is None else start
 
 
 def _cut(block: bytes) -> int:
@@ -66,12 +69,26 @@ def _cut(block: bytes) -> int:
 def read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
     """Frame of strings (one column per name), the line number of each of its rows, and the lines left out."""
     if b"\r" in block:
-        block = block.replace(b"\r\n", b"\n")
+        block = line_ends(block, layout)
     frame = _read_clean(block, layout)
     if frame is not None:
         return frame, np.arange(first_line, first_line + frame.height), []
     good, lines, rejects = _sift(block, first_line, layout)
-    return _read(good, layout), lines, rejects
+    frame = _read_slowly(good, layout) if looks_packed(good) else _read(good, layout)
+    if frame.height != len(lines):  # should Polars cut quoted text otherwise
+        frame = _read_slowly(good, layout)
+    return frame, lines, rejects
+
+
+def looks_packed(block: bytes) -> bool:
+    """Whether Polars would take ``block`` for compressed bytes."""
+    return block.startswith(_PACKED)
+
+
+def _read_slowly(block: bytes, layout: Layout) -> pl.DataFrame:
+    text = io.StringIO(block.decode(), newline="")
+    rows = list(csv.reader(text, delimiter=layout.separator, quotechar=layout.quote))
+    return pl.DataFrame(rows, schema=dict.fromkeys(layout.names, pl.String), orient="row")
 
 
 def _read(block: bytes, layout: Layout, numbers: frozenset[str] = frozenset()) -> pl.DataFrame:
@@ -90,7 +107,7 @@ def _read_clean(block: bytes, layout: Layout) -> pl.DataFrame | None:
     Polars refuses lines with too many fields and silently fills those with too few; as none has more
     separators than it should, their total tells whether one has fewer.
     """
-    if layout.quote and layout.quote.encode() in block:
+    if layout.quotes(block) or looks_packed(block):
         return None
     lines = _occurrences(block, NEWLINE)
     if _occurrences(block, ord(layout.separator)) != lines * (len(layout.names) - 1):
@@ -122,6 +139,11 @@ def _read_numbers(block: bytes, layout: Layout) -> pl.DataFrame | None:
     return frame if finite and all(bound is None or abs(bound) <= FLOAT32_MAX for bound in bounds) else None
 
 
+def line_count(block: bytes) -> int:
+    """Lines of ``block``."""
+    return _occurrences(block, NEWLINE)
+
+
 def _occurrences(block: bytes, byte: int) -> int:
     """How often ``byte`` occurs: where that is often, several times faster than ``bytes.count``."""
     data = np.frombuffer(block, np.uint8)
@@ -131,8 +153,9 @@ def _occurrences(block: bytes, byte: int) -> int:
 def _sift(block: bytes, first_line: int, layout: Layout) -> tuple[bytes, np.ndarray, list[Reject]]:
     """Good lines joined, their numbers, and the others with a reason each."""
     data = np.frombuffer(block, np.uint8)
-    ends = np.flatnonzero(data == NEWLINE)
+    ends = records(block, layout).ends
     starts = np.concatenate([[0], ends[:-1] + 1])
+    before = _breaks_before(data, ends)
     separators = data == ord(layout.separator)
     stray = np.zeros(len(ends), bool)
     if layout.quote:
@@ -143,7 +166,7 @@ def _sift(block: bytes, first_line: int, layout: Layout) -> tuple[bytes, np.ndar
     bad = (fields != len(layout.names)) | stray | undecodable | (starts == ends)
     rejects = []
     for index in np.flatnonzero(bad):
-        line = int(first_line + index)
+        line = int(first_line + index + before[index])
         if starts[index] == ends[index]:
             rejects.append(Reject(line, "empty line", "the line is empty"))
         elif undecodable[index]:
@@ -153,7 +176,14 @@ def _sift(block: bytes, first_line: int, layout: Layout) -> tuple[bytes, np.ndar
         else:
             reason = f"{fields[index]} fields, expected {len(layout.names)}"
             rejects.append(Reject(line, "wrong number of fields", reason))
-    return _join_lines(block, starts, ends, ~bad), first_line + np.flatnonzero(~bad), rejects
+    good = np.flatnonzero(~bad)
+    return _join_lines(block, starts, ends, ~bad), first_line + good + before[good], rejects
+
+
+def _breaks_before(data: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Of each record the line breaks inside of those before it, int64."""
+    lines = np.searchsorted(np.flatnonzero(data == NEWLINE), ends)
+    return np.concatenate([[0], (lines - np.arange(len(ends)))[:-1]])
 
 
 def _quoted(

@@ -52,6 +52,18 @@ def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected, zone:
     return hour.fill_null(0)
 
 
+def whole_hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected) -> pl.Series:
+    """The hour (Int32) that each of ``values`` is, 0 to 23; whatever else is rejected."""
+    number = nulls(pl.Float64, len(values)) if text is None else text.cast(pl.Float64, strict=False)
+    wrong = ~((number >= 0) & (number < HOURS_PER_DAY) & (number == number.floor())).fill_null(False)
+    rejected.add(
+        wrong.to_numpy(), f"{values.name} is no hour",
+        lambda i: f"{values.name} is {shown(text[i] if text is not None else None)}, expected an hour, 0 to 23",
+        values.name,
+    )  # fmt: skip
+    return number.set(wrong, 0.0).cast(pl.Int32).alias(HOUR)
+
+
 def test_hours_from(test_hours: int) -> int:
     """The hour of the day from which rows are test rows, where the last ``test_hours`` are."""
     return HOURS_PER_DAY - test_hours

@@ -211,7 +211,7 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
     if data.format == "synthetic":  # a synthetic log is saved as a Criteo TSV
         data = dataclasses.replace(data, format="criteo")
     ending = path.rpartition(".")[2]
-    if ending in ("parquet", "orc", "jsonl"):  # columns by name, whatever the training's logs were written as
+    if ending in ("parquet", "orc", "avro", "jsonl"):  # columns by name, whatever the training's logs were written as
         data = dataclasses.replace(data, format=ending)
     if not labelled:
         data = dataclasses.replace(data, columns=_without_label(data))
@@ -233,7 +233,7 @@ def _spec(data: DataConfig, labelled: bool) -> DataSpec:
     """What a row must have: the features, and the label if there is one. Days and splits matter to training only."""
     data = dataclasses.replace(data, dedupe=DedupeConfig())
     spec = data_spec(data if labelled else dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig()))
-    unused = ("data.day_column", "data.timestamp", *(() if labelled else ("data.label.column",)))
+    unused = ("data.day_column", "data.timestamp", "data.hour_column", *(() if labelled else ("data.label.column",)))
     columns = {name: option for name, option in spec.columns.items() if option not in unused}
     return dataclasses.replace(spec, day_column=None, timestamp=None, hour_column=None, true_probability=False,
                                columns=columns)  # fmt: skip

@@ -60,7 +60,7 @@ class Ingest(Stage):
         use("data", "tables.*.rows tables.*.pooling tables.*.zipf tables.*.hot_rows", when=_tables),
         use("data", "tables.*.hot_share tables.*.weighted dense_features", when=_tables),
         use("data.table_defaults", "pooling zipf", when=_tables),
-        use("data", "separator quote header columns strip missing timestamp day_column", when=_logs),
+        use("data", "separator quote header columns strip missing timestamp day_column hour_column", when=_logs),
         use("data", "day late late_days mapping_from max_quarantine_share dense_transform", when=_logs),
         use("data.label", "column positive negative window_days", when=_logs),
         use("data.label", "late_path", named=True),

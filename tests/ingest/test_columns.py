@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import fastavro
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -63,6 +64,23 @@ def _floats(rng: np.random.Generator, count: int) -> list[float]:
     return [float(np.float32(each)) for each in rng.normal(size=count).round(3)]
 
 
+AVRO = {
+    "type": "record",
+    "name": "click",
+    "fields": [
+        {"name": "label", "type": "int"},
+        {"name": "x", "type": "double"},
+        {"name": "n", "type": ["null", {"type": "array", "items": "long"}]},
+        {"name": "s", "type": ["null", {"type": "array", "items": "string"}]},
+        {"name": "i", "type": ["null", {"type": "array", "items": {"type": "enum", "name": "id", "symbols":
+            [f"k{number}" for number in range(20)]}}]},
+        {"name": "w", "type": ["null", {"type": "array", "items": "float"}]},
+        {"name": "m", "type": ["null", {"type": "map", "values": "float"}]},
+        {"name": "v", "type": ["null", {"type": "array", "items": "float"}]},
+    ],
+}  # fmt: skip
+
+
 def table(records: list[dict[str, object]]) -> pa.Table:
     """As Arrow."""
     fields = [{**record, "m": None if record["m"] is None else list(record["m"].items())} for record in records]
@@ -74,6 +92,9 @@ def write(records: list[dict[str, object]], path, kind: str):
     target = path / f"log.{kind}"
     if kind == "parquet":
         pq.write_table(table(records), target)
+    elif kind == "avro":
+        with target.open("wb") as sink:
+            fastavro.writer(sink, AVRO, records, codec="deflate", sync_interval=2000)
     elif kind == "orc":
         orc.write_table(table(records), str(target), stripe_size=4096)
     elif kind == "jsonl":
@@ -113,12 +134,13 @@ def same(dataset) -> dict[str, str]:
     return {name: mark for name, mark in dataset.checksums.items() if name != "transforms.json"}
 
 
-@pytest.mark.parametrize("kind", ["orc", "jsonl", "csv"])
+@pytest.mark.parametrize("kind", ["orc", "avro", "jsonl", "csv"])
 def test_every_kind_of_column_gives_the_dataset_of_parquet(run_ingest, tmp_path, monkeypatch, kind):
     expected = run_ingest(config(write(rows(), tmp_path, "parquet"), "parquet"))
     assert expected.summary["rows_quarantined"] == 0
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 4000)
     monkeypatch.setattr("pipeline.ingest.formats.columnar.LEAST_ROWS", 50)
+    monkeypatch.setattr("pipeline.ingest.formats.avro.ROWS", 70)
     assert same(run_ingest(config(write(rows(), tmp_path, kind), kind))) == same(expected)
 
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 
+import fastavro
 import numpy as np
 import polars as pl
 import pytest
@@ -21,6 +22,20 @@ from pipeline.ingest.formats import FORMATS as FILE_FORMATS
 from tests.ingest.conftest import csv_config
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+SCHEMA = {
+    "type": "record",
+    "name": "click",
+    "fields": [
+        {"name": "label", "type": "int"},
+        {"name": "x", "type": ["null", "double"]},
+        {"name": "c", "type": ["string", "null"]},
+        {"name": "n", "type": "long"},
+        {"name": "b", "type": ["null", "boolean"]},
+        {"name": "t", "type": {"type": "array", "items": "long"}},
+    ],
+}
 
 
 def log(rows: int = 600) -> pl.DataFrame:
@@ -44,7 +59,10 @@ def config(path, kind, **changes):
 
 
 def write(frame: pl.DataFrame, path, kind: str, end: str = "") -> None:
-    if kind == "parquet":
+    if kind == "avro":
+        with path.open("wb") as sink:
+            fastavro.writer(sink, SCHEMA, frame.to_dicts(), codec="deflate", sync_interval=2000)
+    elif kind == "parquet":
         frame.write_parquet(path)
     elif kind == "orc":
         orc.write_table(frame.to_arrow(), str(path), stripe_size=4096)
@@ -60,7 +78,7 @@ def test_the_configuration_knows_every_file_format():
 
 
 @pytest.mark.parametrize(
-    ("kind", "end"), [("jsonl", end) for end in PACK] + [("csv", ".bz2"), ("csv", ".xz"), ("orc", "")]
+    ("kind", "end"), [("jsonl", end) for end in PACK] + [("csv", ".bz2"), ("csv", ".xz"), ("orc", ""), ("avro", "")]
 )
 def test_the_dataset_is_that_of_parquet(run_ingest, tmp_path, monkeypatch, kind, end):
     frame = log()
@@ -68,6 +86,7 @@ def test_the_dataset_is_that_of_parquet(run_ingest, tmp_path, monkeypatch, kind,
     expected = run_ingest(config(tmp_path / "log.parquet", "parquet"))
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 2000)  # many blocks and parts
     monkeypatch.setattr("pipeline.ingest.formats.columnar.LEAST_ROWS", 50)
+    monkeypatch.setattr("pipeline.ingest.formats.avro.ROWS", 70)
     write(frame, tmp_path / f"log.{kind}{end}", kind, end)
     dataset = run_ingest(config(tmp_path / f"log.{kind}{end}", kind))
     assert dataset.checksums == expected.checksums
@@ -127,7 +146,22 @@ def test_fuzzed_json_lines_never_crash(run_ingest, tmp_path, noise):
         assert summary["rows"] >= 20
 
 
-@pytest.mark.parametrize("kind", ["orc", "parquet"])
+@pytest.mark.parametrize("start", [b"\x28\xb5\x2f\xfd", b"\x1f\x8b\x08", b"x\x01", b"x^"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_line_that_begins_as_packed_files_do_is_a_line(run_ingest, tmp_path, monkeypatch, kind, start):
+    """Polars would unpack a block that begins with it."""
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 30)
+    good = b'{"label": %d, "x": 1, "c": "b"}' if kind == "jsonl" else b"b,%d,1"
+    rows = [good % (at % 2) for at in range(40)]
+    lines = [*rows[:20], start + b",0,1", *rows[20:]]
+    header = b"" if kind == "jsonl" else b"c,label,x\n"
+    (tmp_path / "a.log").write_bytes(header + b"\n".join(lines) + b"\n")
+    summary = run_ingest(csv_config(tmp_path / "a.log", format=kind)).summary
+    taken = kind == "csv" and start.isascii()
+    assert (summary["rows"], summary["rows_quarantined"]) == (41, 0 if taken else 1)
+
+
+@pytest.mark.parametrize("kind", ["orc", "parquet", "avro"])
 def test_a_damaged_file_of_columns_is_a_data_error(run_ingest, tmp_path, kind):
     path = tmp_path / f"a.{kind}"
     write(log(), path, kind)

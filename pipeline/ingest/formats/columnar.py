@@ -26,7 +26,7 @@ class Columnar(FileFormat):
 
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
         """Rows as they are typed, numbered from 1."""
-        schema, spec, line = self.schema(stream), file.spec, 1
+        schema, spec, line = self.schema(stream), file.own, 1
         require_columns(spec, schema.names, file.label, header=False)
         check_types(spec, schema, file.label)
         for batch in self.batches(stream, list(spec.columns), file.block_bytes):

@@ -10,10 +10,10 @@ from typing import BinaryIO
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
-from pipeline.ingest.formats.lines import Lines
+from pipeline.ingest.formats.lines import BOM, Lines
+from pipeline.ingest.quoted import LONGEST, Layout, records
 from pipeline.ingest.sources import Block, TextBlock
 from pipeline.ingest.spec import CRITEO_COLUMNS, require_columns
-from pipeline.ingest.text import Layout
 
 
 class Delimited(FileFormat):
@@ -23,17 +23,38 @@ class Delimited(FileFormat):
 
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
         """Lines that are yet to be taken apart."""
-        lines, spec, has_header = Lines(stream, file), file.spec, self.header_lines(file.data) > 0
-        layout = replace(self.layout(file.data, lines.header() if has_header else None), numbers=spec.number_columns)
+        lines, spec, has_header = Lines(stream, file), file.own, self.header_lines(file.data) > 0
+        layout = replace(
+            self.layout(file.data, lines.header() if has_header else None),
+            numbers=spec.number_columns & set(spec.columns),
+        )
         if has_header and not any(layout.names) and not lines.start().strip():
             return
         require_columns(spec, layout.names, file.label, header=has_header)
         layout = replace(layout, names=_distinct(layout.names))
-        for block, line in lines.blocks():
+        for block, line in lines.blocks(layout):
             yield TextBlock(
                 data=block, file=file.label, first_line=line, layout=layout, columns=tuple(spec.columns),
                 place=file.place,
             )  # fmt: skip
+
+    def cut(self, source: BinaryIO, at: int, file: LogFile) -> int | None:
+        """Where the log has quotes: behind a record, which the lines before and after it show without a doubt."""
+        line = super().cut(source, at, file)
+        header = self.header_lines(file.data) > 0
+        source.seek(0)
+        layout = self.layout(file.data, source.readline().removeprefix(BOM) if header else None)
+        if line is None or layout.quote is None:
+            return line
+        first = max(line - LONGEST, 0)
+        source.seek(first)
+        around = source.read(line - first + LONGEST)
+        start = around.find(b"\n") + 1 if first else 0
+        seen = records(around[start : around.rfind(b"\n") + 1], layout)
+        if seen.strays and start + seen.strays[0] < len(around) - LONGEST:
+            return None
+        ends = start + seen.ends + 1
+        return next((first + int(end) for end in ends if first + end >= line), None)
 
     def layout(self, data: DataConfig, header: bytes | None) -> Layout:
         """How the fields of a line lie; ``header``: the file's first line, None if the configuration names columns."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from pipeline.config import DataConfig
@@ -18,7 +19,7 @@ class LogFile:
     """One file of a log, or its lines from byte ``start`` to ``stop``, the first of them ``first_line``.
 
     ``first_line`` is 1 until the lines before it are counted. ``label``: the file in messages. ``place``: as of
-    ``Files``. ``block_bytes``: uncompressed bytes of a block.
+    ``Files``. ``block_bytes``: uncompressed bytes of a block. ``values``: of columns that its path tells.
     """
 
     label: str
@@ -29,6 +30,15 @@ class LogFile:
     stop: int | None = None
     first_line: int = 1
     place: str = ""
+    values: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def own(self) -> DataSpec:
+        """``spec`` with those columns alone that are in the file itself."""
+        if not self.values:
+            return self.spec
+        columns = {name: option for name, option in self.spec.columns.items() if name not in self.values}
+        return replace(self.spec, columns=columns)
 
 
 class FileFormat(ABC):
@@ -47,6 +57,15 @@ class FileFormat(ABC):
         Raises DataError where the file is of another kind or lacks columns of ``file.spec``.
         """
 
+    def cut(self, source: BinaryIO, at: int, file: LogFile) -> int | None:
+        """A place of plain text from ``at`` on where a part of ``file`` may end; None where none is near.
+
+        Behind a line that is not blank, so only the file's own end can have blank lines that are no rows.
+        """
+        source.seek(at)
+        line_end = _LINE_END.search(source.read(SEEN))
+        return at + line_end.end() if line_end else None
+
     def header_lines(self, data: DataConfig) -> int:
         """Lines before the first row."""
         return 0
@@ -56,12 +75,14 @@ class FileFormat(ABC):
         raise NotImplementedError(f"rows of {self.name} are lines")
 
 
+SEEN = 1 << 20  # bytes in which a line must end where parts meet
+_LINE_END = re.compile(rb"[^\r\n]\r*\n")
 _UNPACK = "unpack it, or pack it as .gz, .zst, .bz2 or .xz"
 # First bytes of what is no text: what it is, and what to do.
 _NO_TEXT = {
     b"PAR1": ("a Parquet file", "data.format=parquet"),
     b"ORC": ("an ORC file", "data.format=orc"),
-    b"Obj\x01": ("an Avro file", "write it as Parquet"),
+    b"Obj\x01": ("an Avro file", "data.format=avro"),
     b"\x1f\x8b": ("compressed by gzip", "a name that ends with .gz"),
     b"\x28\xb5\x2f\xfd": ("compressed by Zstandard", "a name that ends with .zst"),
     b"PK\x03\x04": ("a ZIP archive", _UNPACK),

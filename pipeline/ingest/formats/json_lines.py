@@ -17,6 +17,7 @@ from pipeline.ingest.formats.lines import Lines
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.spec import DataSpec, require_columns
+from pipeline.ingest.text import looks_packed
 
 # A first block of fewer lines does not tell that a key is a wrong name: the file's rows may all lack it.
 TELLING_LINES = 1000
@@ -35,8 +36,8 @@ class JsonLines(FileFormat):
             if not number and not file.start:
                 _require_keys(data, file)
             yield JsonBlock(
-                data=data, file=file.label, first_line=line, columns=tuple(file.spec.columns),
-                lists=list_columns(file.spec), place=file.place,
+                data=data, file=file.label, first_line=line, columns=tuple(file.own.columns),
+                lists=list_columns(file.own), place=file.place,
             )  # fmt: skip
 
 
@@ -67,11 +68,11 @@ def list_columns(spec: DataSpec) -> dict[str, Several]:
 
 def _require_keys(data: bytes, file: LogFile) -> None:
     """Raise DataError for a column of the schema that no line of the file's first block has as a key."""
-    keys = [name for name in file.spec.columns if _written(name) in data]
-    missing = set(file.spec.columns) - set(keys)
-    if file.spec.label in missing or (missing and data.count(b"\n") >= TELLING_LINES):
+    keys = [name for name in file.own.columns if _written(name) in data]
+    missing = set(file.own.columns) - set(keys)
+    if file.own.label in missing or (missing and data.count(b"\n") >= TELLING_LINES):
         known = json_frame(data[: data.find(b"\n") + 1], None)
-        require_columns(file.spec, [*keys, *(name for name in known.columns if name not in keys)], file.label,
+        require_columns(file.own, [*keys, *(name for name in known.columns if name not in keys)], file.label,
                         header=False)  # fmt: skip
 
 
@@ -123,6 +124,8 @@ class JsonBlock:
 
 def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
     """The objects of ``data``: the text of each of ``columns``, or all keys as polars types them (None)."""
+    if looks_packed(data):
+        raise pl.exceptions.ComputeError("the text begins like a compressed file")
     schema = None if columns is None else dict.fromkeys(columns, pl.String)
     if not data.strip():
         return pl.DataFrame(schema=schema)
@@ -131,6 +134,8 @@ def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
 
 def _is_read(data: bytes, lines: int) -> bool:
     """Whether polars takes ``data`` for one object a line."""
+    if looks_packed(data):
+        return False
     try:
         return pl.read_ndjson(io.BytesIO(data), schema={"": pl.String}).height == lines
     except pl.exceptions.PolarsError:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from pipeline.ingest.formats.file_format import LogFile, require_text
+from pipeline.ingest.quoted import Layout
 from pipeline.ingest.text import text_blocks
 
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 class Lines:
@@ -19,8 +20,8 @@ class Lines:
         self._file, self._stream, self._headers = file, io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20), 0
         start = self._stream.peek(8)[:8]
         require_text(start, file.label)
-        if start.startswith(_BOM):
-            self._stream.read(len(_BOM))
+        if start.startswith(BOM):
+            self._stream.read(len(BOM))
 
     def header(self) -> bytes:
         """The next line, which is no row."""
@@ -31,8 +32,8 @@ class Lines:
         """Some bytes that come next."""
         return self._stream.peek(1 << 20)
 
-    def blocks(self) -> Iterator[tuple[bytes, int]]:
-        """Blocks of whole lines of the file's part, each with its first line's number."""
+    def blocks(self, layout: Layout | None = None) -> Iterator[tuple[bytes, int]]:
+        """Blocks of whole lines of the file's part, each with its first line's number; ``layout``: of whole records."""
         file, first_line = self._file, 1 + self._headers
         if file.start:
             self._stream.seek(file.start)
@@ -40,7 +41,7 @@ class Lines:
         rest = cast(BinaryIO, self._stream)
         if file.stop is not None:
             rest = cast(BinaryIO, _Limited(rest, file.stop - self._stream.tell()))
-        yield from text_blocks(rest, file.block_bytes, first_line)
+        yield from text_blocks(rest, file.block_bytes, first_line, layout)
 
 
 class _Limited:

@@ -1,0 +1,173 @@
+"""Apache Avro: files of records in compressed blocks, read record by record by fastavro and handed on in batches."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from lzma import LZMAError
+from types import ModuleType
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from pipeline.errors import ConfigError
+from pipeline.ingest.formats.columnar import Columnar
+
+ROWS = 1 << 14  # of a batch
+_PLAIN = {
+    "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
+    "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(), "enum": pa.string(), "fixed": pa.binary(),
+}  # fmt: skip
+# As fastavro returns them: times in UTC, and local ones without a zone.
+_LOGICAL = {
+    "date": pa.date32(), "uuid": pa.string(),
+    **dict.fromkeys(("timestamp-millis", "timestamp-micros", "timestamp-nanos"), pa.timestamp("us", "UTC")),
+    **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros"), pa.timestamp("us")),
+    **dict.fromkeys(("time-millis", "time-micros"), pa.time64("us")),
+}  # fmt: skip
+_NUMBERS = {"int", "long", "float", "double"}
+# What decoding bytes that are no Avro raises.
+_DAMAGED = (EOFError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, struct.error,
+            zlib.error, LZMAError, RecursionError)  # fmt: skip
+
+
+class Avro(Columnar):
+    """Apache Avro object container files."""
+
+    name = "avro"
+
+    def schema(self, stream: BinaryIO) -> pa.Schema:
+        """From the file's header."""
+        with _decoding():
+            return arrow_schema(_reader(stream).writer_schema)
+
+    def batches(self, stream: BinaryIO, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
+        """Records of as many of the file's blocks as are needed; the file is never in memory as a whole."""
+        with _decoding():
+            reader = _reader(stream)
+            kinds = arrow_schema(reader.writer_schema)
+            records = iter(_reader(stream, columns) if set(columns) < set(kinds.names) else reader)
+        wanted = pa.schema([kinds.field(name) for name in columns])
+        while batch := self._batch(records, wanted):
+            yield batch
+
+    def _batch(self, records: Iterator[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch | None:
+        with _decoding():
+            rows = list(itertools.islice(records, ROWS))
+            return record_batch(rows, schema) if rows else None
+
+    def rows(self, stream: BinaryIO) -> int:
+        """As the headers of its blocks say."""
+        with _decoding():
+            return sum(block.num_records for block in fastavro().block_reader(stream))
+
+
+def fastavro() -> ModuleType:
+    """The library; ConfigError where it is not installed."""
+    try:
+        import fastavro as library
+    except ImportError as error:
+        raise ConfigError(
+            f"an Avro file needs fastavro, which cannot be imported: {error}", hint="pip install 'nightjar[avro]'"
+        ) from None
+    return library
+
+
+def _reader(stream: BinaryIO, columns: list[str] | None = None) -> Any:
+    """A reader of all records in ``stream``; of their ``columns`` alone, where that is enough to know their types."""
+    library = fastavro()
+    stream.seek(0)
+    reader = library.reader(stream)
+    if columns is None:
+        return reader
+    written = {name: value for name, value in reader.writer_schema.items() if not name.startswith("__")}
+    part = {**written, "fields": [field for field in written["fields"] if field["name"] in columns]}
+    with contextlib.suppress(library.schema.SchemaParseException, library.schema.UnknownType):
+        library.parse_schema(part)
+        stream.seek(0)
+        return library.reader(stream, part)
+    stream.seek(0)
+    return library.reader(stream)
+
+
+@contextmanager
+def _decoding() -> Iterator[None]:
+    """Turn what bytes raise that are no Avro into an EOFError, as of any file that is cut off or damaged."""
+    try:
+        yield
+    except _DAMAGED as error:
+        words = str(error) or type(error).__name__
+        if isinstance(error, ValueError) and "install" in words:
+            raise ConfigError(
+                f"the Avro file's codec is missing: {words}", hint="pip install cramjam zstandard"
+            ) from None
+        raise EOFError(words) from None
+
+
+def arrow_schema(schema: Any) -> pa.Schema:
+    """The columns of a file whose records are of the Avro ``schema``; a record inside of it is a struct."""
+    if not isinstance(schema, Mapping) or schema.get("type") != "record":
+        raise ValueError("its values are no records")
+    named: dict[str, Any] = {}
+    return pa.schema([(field["name"], _kind(field["type"], named, ())) for field in schema["fields"]])
+
+
+def _kind(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
+    """The Arrow type of values of ``schema``; ``named``: types that have names; ``inside``: records it is part of."""
+    if isinstance(schema, list):
+        return _union([each for each in schema if each != "null"], named, inside)
+    if isinstance(schema, str):
+        return _PLAIN[schema] if schema in _PLAIN else _kind(named[schema], named, inside)
+    kind = schema["type"]
+    if "name" in schema:
+        named[schema["name"]] = schema
+    if isinstance(kind, (list, dict)):
+        return _kind(kind, named, inside)
+    logical = schema.get("logicalType")
+    if logical == "decimal":
+        return pa.decimal128(max(int(schema["precision"]), 1), int(schema.get("scale", 0)))
+    if logical in _LOGICAL:
+        return _LOGICAL[logical]
+    if kind == "array":
+        return pa.list_(_kind(schema["items"], named, inside))
+    if kind == "map":
+        return pa.map_(pa.string(), _kind(schema["values"], named, inside))
+    if kind == "record":
+        if schema["name"] in inside:  # of records like itself: no column
+            return pa.struct([])
+        again = (*inside, schema["name"])
+        return pa.struct([(field["name"], _kind(field["type"], named, again)) for field in schema["fields"]])
+    return _kind(kind, named, inside)
+
+
+def _union(parts: list[Any], named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
+    """One type besides null is that type; several are numbers, or the text of their values."""
+    if not parts:
+        return pa.null()
+    kinds = [_kind(part, named, inside) for part in parts]
+    if len(kinds) == 1:
+        return kinds[0]
+    if all(isinstance(part, str) and part in _NUMBERS for part in parts):
+        return pa.int64() if set(parts) <= {"int", "long"} else pa.float64()
+    return pa.struct([]) if any(pa.types.is_nested(kind) for kind in kinds) else pa.string()
+
+
+def record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """``rows`` as Arrow: what a union of several types holds as text."""
+    columns = []
+    for field in schema:
+        values = [row[field.name] for row in rows]
+        if pa.types.is_string(field.type):
+            values = [value if value is None or isinstance(value, str) else _text(value) for value in values]
+        elif pa.types.is_map(field.type):
+            values = [None if value is None else list(value.items()) for value in values]
+        columns.append(pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else value.decode() if isinstance(value, bytes) else str(value)
