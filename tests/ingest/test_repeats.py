@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pipeline.config import DedupeConfig, IngestConfig, LabelConfig, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest import repeats
+from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.event_keys import hashed
 from pipeline.ingest.repeats import CLICK, FORMER, KNOWN, ROW, Repeats
 
@@ -175,6 +176,30 @@ def test_blocks_files_and_rows_without_a_key(run_ingest, tmp_path):
     assert {each["reason"] for each in made.quarantine} == {"event is missing"}
     small = Nights(tmp_path / "b").ingest(dataclasses.replace(config, ingest=IngestConfig(block_mib=1)))
     assert small.checksums == made.checksums
+
+
+class Parted(LocalEngine):
+    """Reads files in parts, as an engine of several processes does: later parts number their lines from 1."""
+
+    def parts(self, source):
+        return source.parts()
+
+    def count(self, sources, job):
+        return super().count([part for source in sources for part in source.parts()], job)
+
+
+def test_parts_of_files_and_small_blocks_lose_the_same_rows(tmp_path, monkeypatch):
+    draw = random.Random(7)
+    events = [(draw.randrange(10), f"e{draw.randrange(60)}", draw.randrange(2)) for _ in range(300)]
+    clicks = [(draw.randrange(10), f"e{draw.randrange(60)}") for _ in range(20)]
+    write_days(tmp_path, events, clicks)
+    config = config_of(tmp_path, f"{DAYS[0]}..{DAYS[-1]}", 2, 3)
+    whole = Nights(tmp_path / "whole").ingest(config)
+    assert whole.summary["rows_repeated"] > 100 and whole.summary["rows_relabelled"]
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 64)
+    assert Nights(tmp_path / "small").ingest(config).checksums == whole.checksums
+    monkeypatch.setattr("pipeline.ingest.stage.engine_of", lambda settings: Parted())
+    assert Nights(tmp_path / "parts").ingest(config).checksums == whole.checksums
 
 
 @pytest.mark.ray
