@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
+from pipeline.ingest.crosses import cross_text
 from pipeline.ingest.event_keys import event_columns
-from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
+from pipeline.ingest.ids import check_ids, ids_of, plain_hashes
 from pipeline.ingest.rejects import Reject, Rejected, shown
 from pipeline.ingest.sampling import read_rates
 from pipeline.ingest.spec import CLICKED_LATER, DAY, DataSpec, DenseSpec
@@ -83,7 +84,11 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
             columns += [hashes[sparse.name], texts[sparse.column].alias(f"id:{sparse.name}")]
             continue
         weights = raw[sparse.weights] if sparse.weights else None
-        columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected, weights)
+        text, beside = texts.get(sparse.column), None
+        if sparse.cross:
+            parts = cross_text(raw, texts, sparse, spec, rejected)
+            text, beside = (text, parts) if sparse.multi else (parts, None)
+        columns += ids_of(raw[sparse.column], text, sparse, spec, rejected, weights, beside)
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
     zone = spec.time_zone
