@@ -20,7 +20,7 @@ from pipeline.config.features import (
     TableFigures,
 )
 from pipeline.config.fields import setting
-from pipeline.config.rows import SamplingConfig
+from pipeline.config.rows import DedupeConfig, SamplingConfig
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
 from pipeline.config.values import check_name, check_time_zone
@@ -222,6 +222,7 @@ class DataConfig:
     sampling: SamplingConfig = setting(
         factory=SamplingConfig, doc="Rows without a click of which a share is kept, here or before."
     )
+    dedupe: DedupeConfig = setting(factory=DedupeConfig, doc="Which rows are one event, of which the first one stays.")
     timestamp: str | None = setting(None, doc="Column with the time of a row; null: none.")
     day_column: str | None = setting(None, doc="Column with the day of a row; null: none.")
     hour_column: str | None = setting(
@@ -285,6 +286,7 @@ class DataConfig:
         self._check_connector(path)
         self._check_features(path)
         self._check_zone(path)
+        self._check_window(path)
         self._check_day(path)
         self._check_split(path)
 
@@ -432,6 +434,28 @@ class DataConfig:
     def _knows_days(self) -> bool:
         """Whether the day of a row is known: from its file, from a column, or because it is generated."""
         return bool(self.has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
+
+    def _check_window(self, path: str) -> None:
+        label = self.label
+        if label.late_path is not None and not (label.window_days and DAY_FIELD.search(label.late_path)):
+            what = "has no {day}" if label.window_days else f"is set, but {path}.label.window_days is 0"
+            raise ConfigError(
+                f"{path}.label.late_path {what}",
+                hint=f"'{path}.label.late_path=\"clicks/{{day}}/*.csv\"' {path}.label.window_days=7",
+            )
+        if label.window_days and (self.dedupe.key is None or self.day is None):
+            lacks = f"{path}.dedupe.key" if self.dedupe.key is None else f"{path}.day"
+            raise ConfigError(
+                f"{path}.label.window_days is {label.window_days}, but {lacks} is null: clicks that come later are "
+                "those of an event of a day",
+                hint=f"{lacks}={'<a column of ids>' if self.dedupe.key is None else '2026-01-31'}",
+            )
+        if label.window_days and self.sampling.negatives is not None:
+            raise ConfigError(
+                f"{path}.label.window_days is {label.window_days} and {path}.sampling.negatives is "
+                f"{self.sampling.negatives:g}: rows that are left out cannot be corrected later",
+                hint=f"{path}.sampling.negatives=null, or {path}.label.window_days=0",
+            )
 
     def _check_zone(self, path: str) -> None:
         check_time_zone(f"{path}.time_zone", self.time_zone)
