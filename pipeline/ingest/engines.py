@@ -27,6 +27,7 @@ from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.spill import Spill
 from pipeline.ingest.state import fitted_state
 from pipeline.ingest.transform import State
+from pipeline.records import EVENTS
 from pipeline.specs.id_mapping import FittingDay
 from pipeline.store import Draft
 
@@ -51,6 +52,16 @@ class Engine(ExitStack, ABC):
     """
 
     @abstractmethod
+    def parts(self, source: Source) -> Sequence[Source]:
+        """The pieces that ``count`` reads a source in."""
+
+    @abstractmethod
+    def look(
+        self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
+    ) -> Iterator[tuple[int, pl.DataFrame]]:
+        """What ``work`` makes of every block of ``parts``, in order, with the number of the part; before ``count``."""
+
+    @abstractmethod
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1 over every block of ``sources``."""
 
@@ -59,7 +70,7 @@ class Engine(ExitStack, ABC):
         """What the last count counted, once all of its blocks were taken."""
 
     @abstractmethod
-    def look(self, alone: Alone, first_test_day: int) -> None:
+    def leaks(self, alone: Alone, first_test_day: int) -> None:
         """Add typed train rows to ``alone`` until it has enough."""
 
     @abstractmethod
@@ -79,8 +90,8 @@ class Engine(ExitStack, ABC):
         """A ``RowsWriter`` that ``write`` can fill."""
 
     @abstractmethod
-    def write(self, job: TransformJob, writers: Mapping[str, Any]) -> Iterator[int]:
-        """Pass 2: write the rows of every block by folder; yields how many they were."""
+    def write(self, job: TransformJob, writers: Mapping[str, Any]) -> Iterator[tuple[int, pl.DataFrame | None]]:
+        """Pass 2: write the rows of every block by folder; yields how many they were, and their events, if kept."""
 
     def end_day(self) -> None:
         """Forget the day but for its counts."""
@@ -109,6 +120,17 @@ class LocalEngine(Engine):
         self._encoders = self.enter_context(ThreadPoolExecutor(self.workers, thread_name_prefix="nightjar-encode"))
         self._fit: Fit | None = None
 
+    def parts(self, source: Source) -> Sequence[Source]:
+        """The source as it is."""
+        return [source]
+
+    def look(
+        self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
+    ) -> Iterator[tuple[int, pl.DataFrame]]:
+        """See ``Engine``."""
+        blocks = ((number, block) for number, part in enumerate(parts) for block in part.blocks())
+        return in_order(lambda each: (each[0], work(each[1])), blocks, self.workers)
+
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows go to a temporary file."""
         self.spill.clear()
@@ -131,7 +153,7 @@ class LocalEngine(Engine):
         assert self._fit is not None
         return self._fit
 
-    def look(self, alone: Alone, first_test_day: int) -> None:
+    def leaks(self, alone: Alone, first_test_day: int) -> None:
         """Read as many blocks again as it takes."""
         for number in self.numbers:
             if alone.enough:
@@ -150,14 +172,17 @@ class LocalEngine(Engine):
         """Files written by this process, whose threads encode the columns."""
         return PartWriter(draft, folder, config, self._encoders)
 
-    def write(self, job: TransformJob, writers: Mapping[str, PartWriter]) -> Iterator[int]:
+    def write(self, job: TransformJob, writers: Mapping[str, PartWriter]) -> Iterator[tuple[int, pl.DataFrame | None]]:
         """Pass 2, as many blocks at a time as there are workers."""
         blocks = in_order(lambda number: transformed(self.spill.block(number), job), iter(self.numbers), self.workers)
         for folders in blocks:
             for folder, writer in writers.items():
-                if folder in folders:
+                if folder in folders and folder != EVENTS:
                     writer.add(folders[folder])
-            yield sum(folders[split].height for split in job.splits)
+            yield (
+                sum(folders[split].height for split in job.splits),
+                folders.get(EVENTS) if EVENTS in writers else None,
+            )
 
 
 def _keep_freed_memory() -> None:

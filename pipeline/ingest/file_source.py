@@ -16,6 +16,7 @@ from pipeline.ingest.spec import DataSpec
 from pipeline.units import MIB
 
 BLOCK_UNIT = MIB  # of ingest.block_mib
+PART_BLOCKS = 4  # blocks of a part that another process reads
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class FileSource(Source):
         """The same part, with ``before`` lines of its file before it."""
         return replace(self, file=replace(self.file, first_line=before + 1)) if self.is_later else self
 
-    def parts(self, blocks: int) -> list[FileSource]:
-        """Ranges of ``blocks`` blocks of lines, found by a look at where they meet; the file, if not plain text."""
+    def parts(self) -> list[FileSource]:
+        """Ranges of a few blocks of lines, found by a look at where they meet; the file, if not plain text."""
         if not self.format.by_line or self.path.endswith(COMPRESSED):
             return [self]
-        size = blocks * self.file.block_bytes
+        size = PART_BLOCKS * self.file.block_bytes
         cuts = [0]
         with readable(self.file.label), self.fs.open(self.path, "rb") as source:
             for at in range(size, self.fs.size(self.path), size):

@@ -8,6 +8,7 @@ the order of the parts, so the dataset is the same as out of the local engine.
 
 from __future__ import annotations
 
+import io
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,16 +26,16 @@ from pipeline.ingest.engines import Engine
 from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.quality import LEAK_ROWS, Alone
 from pipeline.ingest.rejects import Reject
-from pipeline.ingest.sources import Source
+from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.state import fitted_dense
 from pipeline.ingest.transform import State
+from pipeline.records import EVENTS
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store import Draft
 
 CALL_SECONDS = 10
 AHEAD = 3  # parts for each core that are under way at a time
-PART_BLOCKS, MOST_BLOCKS, ENOUGH_PARTS = 4, 64, 64  # of a part; parts for each core
 MOST_RANGES = 64  # of hashes, each merged by a worker of its own
 
 
@@ -65,9 +66,25 @@ class RayEngine(Engine):
         self._tables: dict[str, Any] = {}  # what pass 2 needs of them
         self._alone: Any = None
 
+    def parts(self, source: Source) -> Sequence[Source]:
+        """As the source gives them."""
+        return source.parts()
+
+    def look(
+        self, parts: Sequence[Source], work_on: Callable[[Block], pl.DataFrame]
+    ) -> Iterator[tuple[int, pl.DataFrame]]:
+        """See ``Engine``; wherever Ray has room, and what is made travels to the driver."""
+        looking, shared = self._task(work.look_at), self._ray.put(work_on)
+        for number, made in enumerate(self._ahead(looking(part, shared) for part in parts)):
+            for data in self._get(made):
+                yield number, pl.read_ipc(io.BytesIO(data))
+
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows and counts of ids stay with Ray."""
-        parts = [part.numbered(self._lines.get(number, 0)) for number, part in enumerate(self._parts(sources))]
+        parts = [
+            part.numbered(self._lines.get(number, 0))
+            for number, part in enumerate(part for source in sources for part in source.parts())
+        ]
         self._typed = []
         shared = self._ray.put(job)
         for merger in self._mergers:
@@ -86,15 +103,6 @@ class RayEngine(Engine):
         for each in merged:
             self._get(each)
 
-    def _parts(self, sources: Sequence[Source]) -> list[Source]:
-        """Parts of a few blocks each, of more blocks where they would be too many for the driver to deal out."""
-        blocks = PART_BLOCKS
-        while True:
-            parts = [part for source in sources for part in source.parts(blocks)]
-            if len(parts) <= ENOUGH_PARTS * self._cores or blocks >= MOST_BLOCKS:
-                return parts
-            blocks *= 4
-
     def _numbered(self, number: int, part: Source, blocks: list[Counted], lines: dict[str, int]) -> Iterator[Counted]:
         """What was counted of a part; ``lines``: how many each file had in the parts before."""
         for block in blocks[:1]:
@@ -111,7 +119,7 @@ class RayEngine(Engine):
         fit.train.counts = {feature.name: RemoteCounts() for feature in fit.spec.sparse}
         return fit
 
-    def look(self, alone: Alone, first_test_day: int) -> None:
+    def leaks(self, alone: Alone, first_test_day: int) -> None:
         """Count ids that give the label away; who has which stays with a worker."""
         if self._alone is None:
             self._alone = self._ray.put(alone)
@@ -122,7 +130,7 @@ class RayEngine(Engine):
                 rows += self._typed[stop][1]
                 stop += 1
             parts = [typed for typed, _ in self._typed[start:stop]]
-            self._alone, seen, positives = self._task(work.look, 3)(self._alone, first_test_day, *parts)
+            self._alone, seen, positives = self._task(work.look_alone, 3)(self._alone, first_test_day, *parts)
             alone.rows, alone.positives = self._get([seen, positives])
             start = stop
 
@@ -154,7 +162,7 @@ class RayEngine(Engine):
         """Files written by workers."""
         return _Parts(self, draft, folder, config)
 
-    def write(self, job: TransformJob, writers: Mapping[str, _Parts]) -> Iterator[int]:
+    def write(self, job: TransformJob, writers: Mapping[str, _Parts]) -> Iterator[tuple[int, pl.DataFrame | None]]:
         """Pass 2, wherever Ray keeps the typed rows; they are forgotten."""
         light = self._ray.put(replace(job, state=State(dense=job.state.dense, sparse={})))
         tables = [self._tables[feature.name] for feature in job.spec.owners]
@@ -163,10 +171,13 @@ class RayEngine(Engine):
         asked = (transforming(typed, light, list(writers), *tables) for typed, rows in parts if rows)
         for heights, *rows in self._ahead(asked):
             counts = self._get(heights)
-            for writer, part, height in zip(writers.values(), rows, counts, strict=True):
-                if height:
-                    writer.add_part(part, height)
-            yield sum(height for folder, height in zip(writers, counts, strict=True) if folder in job.splits)
+            events = None
+            for folder, part, height in zip(writers, rows, counts, strict=True):
+                if height and folder == EVENTS:
+                    events = work.frame_of(self._get(part))
+                elif height:
+                    writers[folder].add_part(part, height)
+            yield sum(height for folder, height in zip(writers, counts, strict=True) if folder in job.splits), events
 
     def end_day(self) -> None:
         """Add its counts to those of the days before."""
@@ -290,6 +301,10 @@ class _Parts:
             self._file()
         for files in self._engine._get(self._written):
             self._draft.files.update(files)
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Append rows of this process."""
+        self.add_part(self._engine._ray.put(work.bytes_of(frame)), frame.height)
 
     def add_part(self, part: Any, rows: int) -> None:
         """Append the rows of a part that lies with the workers."""

@@ -5,7 +5,7 @@ Everything that grows with the rows passes between workers. The driver hears of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from pipeline.ingest.fit import Fit
 from pipeline.ingest.footers import Encoded, RowsFile, encoded
 from pipeline.ingest.output import plain, write_frame
 from pipeline.ingest.quality import BINS, TOP, Alone
-from pipeline.ingest.sources import Source
+from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.spec import SparseSpec
 from pipeline.ingest.transform import State
 from pipeline.ingest.vocab_counts import VocabCounts
@@ -48,6 +48,11 @@ def count_part(part: Source, job: CountJob, ranges: int) -> tuple[Any, ...]:
         if rows:
             typed.append(np.frombuffer(rows, np.uint8))
     return (heard, typed, *fit.shares(ranges))
+
+
+def look_at(part: Source, work: Callable[[Block], pl.DataFrame]) -> list[bytes]:
+    """What ``work`` makes of every block, as Arrow IPC."""
+    return [work(block).write_ipc(None).getvalue() for block in part.blocks()]
 
 
 class Merger:
@@ -127,7 +132,7 @@ def answers(
     )  # fmt: skip
 
 
-def look(alone: Alone, first_test_day: int, *parts: Sequence[np.ndarray]) -> tuple[Alone, int, int]:
+def look_alone(alone: Alone, first_test_day: int, *parts: Sequence[np.ndarray]) -> tuple[Alone, int, int]:
     """``alone`` after the typed rows of ``parts``, its rows and positives."""
     for part in parts:
         for typed in part:
@@ -151,14 +156,15 @@ def transform_part(
     blocks = [transformed(block.tobytes(), job) for block in typed]
     frames = [pl.concat([rows[folder] for rows in blocks]) if folder in blocks[0] else None for folder in folders]
     heights = [0 if frame is None else frame.height for frame in frames]
-    return heights, *(_bytes(frame) if frame is not None and frame.height else None for frame in frames)
+    return heights, *(bytes_of(frame) if frame is not None and frame.height else None for frame in frames)
 
 
-def _bytes(frame: pl.DataFrame) -> np.ndarray:
+def bytes_of(frame: pl.DataFrame) -> np.ndarray:
+    """As Arrow IPC."""
     return np.frombuffer(frame.write_ipc(None, compression="uncompressed").getbuffer(), np.uint8)
 
 
-def _frame(data: np.ndarray) -> pl.DataFrame:
+def frame_of(data: np.ndarray) -> pl.DataFrame:
     """Without a copy: the columns lie where ``data`` does."""
     frame = pl.from_arrow(pa.ipc.open_file(pa.py_buffer(data)).read_all())
     assert isinstance(frame, pl.DataFrame)
@@ -167,7 +173,7 @@ def _frame(data: np.ndarray) -> pl.DataFrame:
 
 def encode_group(spans: Sequence[tuple[int, int]], compression: str, *parts: np.ndarray) -> Encoded:
     """A row group of the rows (from, to) of each of ``parts``."""
-    frames = [_frame(part)[start:stop] for part, (start, stop) in zip(parts, spans, strict=True)]
+    frames = [frame_of(part)[start:stop] for part, (start, stop) in zip(parts, spans, strict=True)]
     return encoded(plain(pl.concat(frames)), compression)
 
 

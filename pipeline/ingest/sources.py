@@ -124,8 +124,8 @@ class Source(ABC):
     def blocks(self) -> Iterator[Block]:
         """The rows in order, in blocks of about ``ingest.block_mib``."""
 
-    def parts(self, blocks: int) -> Sequence[Source]:
-        """Sources of about ``blocks`` blocks that can be read by themselves, in order."""
+    def parts(self) -> Sequence[Source]:
+        """Sources that can be read by themselves, in order."""
         return [self]
 
     def numbered(self, before: int) -> Source:

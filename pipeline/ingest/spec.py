@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
@@ -25,6 +25,9 @@ from pipeline.specs import LABEL_KINDS, TaskSpec, mapping_of
 from pipeline.specs.id_mapping import IdMapping
 
 DAY = "day"
+EVENT, EVENT_CHECK = "event:key", "event:check"  # columns of typed rows: two hashes of an event's key
+CAME_CLICKED = "event:clicked"  # column of typed rows: the label by the dataset's own logs, whatever came later
+CLICKED_LATER = "clicked later"  # column of raw rows: the click is in other rows of these logs (1), later ones (2)
 TIME = "time"  # column of synthetic logs: seconds since the day from which they count days
 CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 
@@ -79,7 +82,8 @@ class SparseSpec:
 
     ``table``: the feature whose table this one shares; "" where it has its own. ``mapping``, ``rows`` and what else
     is of a table are then those of that feature. ``holds``: one, list or map; "" where the separator tells.
-    ``weights``: the column with the weights of a list's ids.
+    ``weights``: the column with the weights of a list's ids. ``cross_bins``: bounds of numbers of ``cross``; of a cross
+    with several values, the first column holds them.
     """
 
     name: str
@@ -100,6 +104,7 @@ class SparseSpec:
     table: str = ""
     holds: str = ""
     weights: str | None = None
+    cross_bins: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def owner(self) -> str:
@@ -138,7 +143,8 @@ class DataSpec:
 
     ``hour_column``: where a row's hour is read, None where none is asked for; ``whole_hours``: it holds 0 to 23, no
     times. ``tasks``: those besides the main one; ``row_weight``: the raw column of weights. ``time_zone``: whose days
-    and hours are meant. ``sampling``: which rows are or were left out.
+    and hours are meant. ``sampling``: which rows are or were left out. ``event_key``: the raw
+    column that tells events apart.
     """
 
     label: str
@@ -158,6 +164,7 @@ class DataSpec:
     tasks: tuple[TaskSpec, ...] = ()
     row_weight: str | None = None
     time_zone: str | None = None
+    event_key: str | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     @property
@@ -181,6 +188,7 @@ class DataSpec:
         if "" not in self.missing or self.number_is_missing:
             return frozenset()
         read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight, self.sampling.column}
+        read |= {self.event_key}
         read |= {task.column for task in self.tasks}
         read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
         read |= {feature.weights for feature in self.sparse}
@@ -247,7 +255,7 @@ def data_spec(data: DataConfig) -> DataSpec:
         true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
         split=data.split, columns=_columns(data, dense, sparse, day, hour), hour_column=hour, tasks=tasks,
         whole_hours=data.hour_column is not None, row_weight=data.weight, time_zone=data.time_zone,
-        sampling=data.sampling,
+        sampling=data.sampling, event_key=data.dedupe.key,
     )  # fmt: skip
     _check_names(spec)
     return spec
@@ -265,8 +273,8 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         when_full=owner.when_full or defaults.when_full,
         evict_after_days=owner.evict_after_days or defaults.evict_after_days,
         table=feature.table or "",
-        separator=None if feature.cross or feature.bins or feature.holds == ONE
-        else feature.separator or defaults.separator,
+        separator=None if feature.bins or feature.holds == ONE
+        else feature.separator or (None if feature.cross else defaults.separator),
         weight_separator=feature.weight_separator or defaults.weight_separator,
         cross=tuple(feature.cross),
         bins=feature.bins,
@@ -276,6 +284,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         required=feature.required,
         holds=feature.holds or (LIST if feature.weights else ""),
         weights=feature.weights,
+        cross_bins={column: [float(each) for each in bounds] for column, bounds in feature.cross_bins.items()},
     )  # fmt: skip
 
 
@@ -301,6 +310,8 @@ def _columns(
         columns.setdefault(task.column or name, f"data.tasks.{name}.column")
     if data.weight:
         columns.setdefault(data.weight, "data.weight")
+    if data.dedupe.key:
+        columns.setdefault(data.dedupe.key, "data.dedupe.key")
     if data.sampling.column:
         columns.setdefault(data.sampling.column, "data.sampling.column")
     return columns

@@ -68,7 +68,7 @@ def test_parts_of_a_file_hold_what_the_file_holds(tmp_path, block_bytes):
     config = config_for(path)
     (source,) = file_sources(config.data, data_spec(config.data), find_files(str(path)), config.ingest.block_mib)
     source = dataclasses.replace(source, file=dataclasses.replace(source.file, block_bytes=block_bytes))
-    parts = source.parts(4)
+    parts = source.parts()
     assert (len(parts) > 3) == (block_bytes < 10**5)
     assert b"".join(b.data for part in parts for b in part.blocks()) == b"".join(b.data for b in source.blocks())
     text = path.read_bytes()

@@ -106,7 +106,7 @@ def test_every_record_is_read_whatever_the_blocks_and_parts(tmp_path, fields, si
     spec = data_spec(data)
     source = file_sources(data, spec, find_files(str(tmp_path / "a.csv")), 1)[0]
     small = replace(source, file=replace(source.file, block_bytes=size))
-    for parts in ([small], small.parts(4)):
+    for parts in ([small], small.parts()):
         blocks = [block.read() for part in parts for block in part.blocks()]
         read = [row for block in blocks for row in block.frame.cast(pl.String).rows()]
         assert [(label, c) for label, _, c in read] == [(label, c) for label, _, c in rows]

@@ -62,7 +62,7 @@ def list_columns(spec: DataSpec) -> dict[str, Several]:
     several |= {each.column: Several(each.separator) for each in spec.dense if each.vector}
     one = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.row_weight}
     one |= {each.column for each in spec.dense if not each.vector} | {task.column for task in spec.tasks}
-    one |= {name for each in spec.sparse if not each.multi for name in (each.column, *each.cross)}
+    one |= {name for each in spec.sparse for name in (each.cross[1:] if each.multi else (each.column, *each.cross))}
     return {column: kind for column, kind in several.items() if column not in one}
 
 
@@ -104,7 +104,7 @@ class JsonBlock:
         rejects: list[Reject] = []
         data, frame = self.data, None
         if all(map(bytes.strip, lines)):
-            with contextlib.suppress(pl.exceptions.PolarsError):
+            with contextlib.suppress(pl.exceptions.PolarsError, OSError):
                 frame = json_frame(data, self.columns)
         if frame is None or frame.height != len(lines):
             good, rejects = self._sift(lines)
@@ -138,7 +138,7 @@ def _is_read(data: bytes, lines: int) -> bool:
         return False
     try:
         return pl.read_ndjson(io.BytesIO(data), schema={"": pl.String}).height == lines
-    except pl.exceptions.PolarsError:
+    except (pl.exceptions.PolarsError, OSError):  # OSError: bytes that begin like a compressed file
         return False
 
 
