@@ -71,7 +71,9 @@ def _require_keys(data: bytes, file: LogFile) -> None:
     keys = [name for name in file.own.columns if _written(name) in data]
     missing = set(file.own.columns) - set(keys)
     if file.own.label in missing or (missing and data.count(b"\n") >= TELLING_LINES):
-        known = json_frame(data[: data.find(b"\n") + 1], None)
+        known = pl.DataFrame()
+        with contextlib.suppress(pl.exceptions.PolarsError):  # a first line that is no object
+            known = json_frame(data[: data.find(b"\n") + 1], None)
         require_columns(file.own, [*keys, *(name for name in known.columns if name not in keys)], file.label,
                         header=False)  # fmt: skip
 
