@@ -75,8 +75,10 @@ def _ids(name: str, feature: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         ids["bins_by"] = feature.get("bins_by") or PERCENTILE
     if not cross:
         ids["column"] = feature.get("column") or name
-    if not cross and not bins:
-        separator = feature.get("separator") or defaults.get("separator")
+    if cross:
+        ids["cross_bins"] = dict(feature.get("cross_bins") or {})
+    if not bins:
+        separator = feature.get("separator") or (None if cross else defaults.get("separator"))
         ids["separator"] = separator
         if separator:
             ids["weight_separator"] = feature.get("weight_separator") or defaults.get("weight_separator")

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pipeline.compose import overrides as complaints
 from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
 from pipeline.config import Config
-from pipeline.config.checks import check, check_mapping_settings
+from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
 from pipeline.config.renamed import with_first_names, with_new_names
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
@@ -134,6 +134,7 @@ def _resolve(tree: DictConfig) -> Config:
     assert isinstance(config, Config)
     check(config)
     check_mapping_settings(config.data)
+    check_validation_settings(config)
     return with_run_name(config)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import fields
 
 from pipeline.config import CheckpointConfig, Config, DataConfig, GateConfig, TrainConfig
 from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.model import COLUMN_STEP
 from pipeline.config.renamed import RENAMED
+from pipeline.config.validate import ValidateConfig
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
 from pipeline.specs import ID_MAPPINGS, LABEL_KINDS, MAIN_TASK, STAGES, TASK_ARCHITECTURES, default_stages, mapping_of
@@ -54,6 +56,21 @@ def check_mapping_settings(data: DataConfig) -> None:
             f"{path} sets {' and '.join(f'{each}={getattr(feature, each)}' for each in unused)}, but {subject} does "
             f"not use {'it' if len(unused) == 1 else 'them'}",
             hint=f"{' '.join(f'{path}.{each}=null' for each in unused)}{other}",
+        )
+
+
+def check_validation_settings(config: Config) -> None:
+    """Raise ConfigError for settings of ``train.validate`` without validation rows, on which they would do nothing.
+
+    This applies to composed configurations only: recorded ones may be older than the check.
+    """
+    own, plain = config.train.validate, ValidateConfig()
+    changed = [each.name for each in fields(own) if getattr(own, each.name) != getattr(plain, each.name)]
+    if changed and not config.data.split.validates:
+        name, default = changed[0], getattr(plain, changed[0])
+        raise ConfigError(
+            f"train.validate.{name} is {getattr(own, name)}, but there are no validation rows to look at",
+            hint=f"data.split.validation_share=0.1, or train.validate.{name}={'null' if default is None else default}",
         )
 
 

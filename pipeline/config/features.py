@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -145,8 +147,15 @@ class SparseFeature:
     separator: str | None = setting(None, doc="Overrides `data.sparse_defaults.separator`.")
     weight_separator: str | None = setting(None, doc="Overrides `data.sparse_defaults.weight_separator`.")
     cross: list[str] = setting(
-        factory=list, doc="Columns whose values together are the id, instead of the value of one column."
+        factory=list,
+        doc="Columns whose values together are the id, instead of the value of one column. With `holds=list` or a "
+        "`separator` the first one holds several values, each of which makes an id with the others.",
     )
+    cross_bins: dict[str, list[Any]] = setting(
+        factory=dict, quiet=True,
+        doc="Columns of `cross` that hold numbers: the bounds, rising, between which a number's bin is taken instead "
+        "of the number.",
+    )  # fmt: skip
     bins: int | None = setting(
         None,
         low=2,
@@ -167,11 +176,12 @@ class SparseFeature:
 
     def check(self, path: str) -> None:
         """An id has one source: a cross, bins or a field with separators. A shared table is set up in one place."""
-        if sum((bool(self.cross), self.bins is not None, self.separator is not None)) > 1:
+        if self.bins is not None and (self.cross or self.separator is not None):
             raise ConfigError(
-                f"{path} has more than one of cross, bins and separator, expected only one",
-                hint=f"{path}.cross=[] or {path}.bins=null",
+                f"{path} has more than one of cross, bins and separator, expected bins alone",
+                hint=f"{path}.cross=[] {path}.separator=null, or {path}.bins=null",
             )
+        self._check_cross(path)
         if self.bins is None and self.bins_by != PERCENTILE:
             raise ConfigError(
                 f"{path}.bins_by is {self.bins_by}, but {path}.bins is null: there are no bins",
@@ -187,19 +197,42 @@ class SparseFeature:
                 hint=" ".join(f"{path}.{name}=null" for name in own) + f", or {path}.table=null",
             )
 
+    def _check_cross(self, path: str) -> None:
+        """Bounds are of numbers of the cross, rising; the first column of a cross with several values holds ids."""
+        if self.cross and len(self.cross) < 2 and (self.cross_bins or self.holds or self.separator):
+            raise ConfigError(
+                f"{path}.cross is {self.cross}, expected at least two columns", hint=f"{path}.column={self.cross[0]}"
+            )
+        several = self.cross[:1] if self.separator is not None or self.holds in (LIST, MAP) else []
+        for column, bounds in self.cross_bins.items():
+            known = [name for name in self.cross if name not in several]
+            if column not in known:
+                raise ConfigError(
+                    f"{path}.cross_bins names {column!r}, expected columns of {path}.cross that hold one number: "
+                    f"{', '.join(known) or 'there are none'}",
+                    hint=f"~{path}.cross_bins.{column}",
+                )
+            numbers = all(isinstance(bound, int | float) and math.isfinite(bound) for bound in bounds)
+            if not numbers or not bounds or sorted(set(bounds)) != bounds:
+                better = sorted(set(bounds)) if numbers and bounds else [0, 10, 100]
+                raise ConfigError(
+                    f"{path}.cross_bins.{column} is {bounds}, expected rising numbers",
+                    hint=f"{path}.cross_bins.{column}={better}".replace(" ", ""),
+                )
+
     def _check_field(self, path: str) -> None:
         """What a field holds fits what else is said of it."""
-        if self.holds in (LIST, MAP) and (self.cross or self.bins is not None):
-            other = "a cross" if self.cross else "bins"
+        if self.holds in (LIST, MAP) and self.bins is not None:
             raise ConfigError(
-                f"{path}.holds is {self.holds}, but the feature has {other}, expected one of them",
+                f"{path}.holds is {self.holds}, but the feature has bins, expected one of them",
                 hint=f"{path}.holds=null",
             )
         if self.holds == ONE and self.separator is not None:
             raise ConfigError(
                 f"{path} has a separator, and {path}.holds is {ONE}, expected one of them", hint=f"{path}.holds={LIST}"
             )
-        if self.weights is not None and (self.holds in (ONE, MAP) or self.cross or self.bins is not None):
+        one = self.holds is None and self.cross and self.separator is None
+        if self.weights is not None and (self.holds in (ONE, MAP) or one or self.bins is not None):
             raise ConfigError(
                 f"{path}.weights is {self.weights}, but the feature is no list of ids, expected one",
                 hint=f"{path}.holds={LIST}, or {path}.weights=null",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from pipeline.config import Config, ModelConfig
 from pipeline.config.meant import meant_by
 from pipeline.specs import MODELS
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_WORDS = {Any: "a value", bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 @dataclass(frozen=True)
@@ -153,3 +154,16 @@ def strip_none(kind: Any) -> Any:
         rest = [part for part in typing.get_args(kind) if part is not type(None)]
         return rest[0] if len(rest) == 1 else kind
     return kind
+
+
+def override_key(name: str) -> str | None:
+    """``name`` as the key of a mapping in an override: ``user\\:id``; None for a name that only YAML can write.
+
+    Hydra's grammar takes a backslash before some characters of a key, and no quotes around it.
+    """
+    word = name.lower().lstrip("+-")
+    number = re.fullmatch(r"[\d_.]+(e[+-]?[\d_]+)?|inf|nan", word)
+    writable = re.fullmatch(r"[\w/\-+.$%*@?|\\()\[\]{}:=, ]+", name, re.ASCII)
+    if number or not writable or name != name.strip() or word in ("null", "true", "false"):
+        return None
+    return re.sub(r"([\\()\[\]{}:=, ])", r"\\\1", name)

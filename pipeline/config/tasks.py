@@ -101,6 +101,12 @@ def check_task_names(path: str, tasks: dict[str, TaskLabel]) -> None:
                 f"{path} has a task {name!r}, expected letters, digits and _, and none of: {', '.join(TAKEN_TASKS)}",
                 hint=f"'+{path}.my_{safe}={{column: {task.column or name}}}' in place of {name!r}",
             )
+        if (labelled := name.removeprefix("label_")) != name and labelled in tasks:
+            raise ConfigError(
+                f"{path} has tasks {labelled!r} and {name!r}, but nightjar predict writes the labels of {labelled!r} "
+                f"into a column {name!r}",
+                hint=f"another name, such as '+{path}.{labelled}_label={{column: {task.column or name}}}'",
+            )
         if task.given is not None and task.given not in before:
             raise ConfigError(
                 f"{path}.{name}.given is {task.given!r}, expected a binary task before it: {', '.join(before)}",

@@ -9,7 +9,7 @@ from pipeline.config.fields import AUTO, setting
 
 @dataclass(kw_only=True)
 class ValidateConfig:
-    """Looks at the validation rows of `data.split`. Without such rows these settings do nothing.
+    """Looks at the validation rows of `data.split`. Without such rows they must be at their defaults.
 
     A plateau is `patience` looks in a row that are no better than the best one.
     """

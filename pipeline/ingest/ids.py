@@ -1,4 +1,4 @@
-"""Ids: fields to 64-bit hashes, one or several a row, with their weights; crosses of columns; numbers as ids."""
+"""Ids: fields to 64-bit hashes, one or several a row, with their weights; numbers as ids."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from pipeline.ingest.crosses import crossed
 from pipeline.ingest.hashing import hash_expr, hash_ids, hash_of
 from pipeline.ingest.rejects import Rejected, shown
 from pipeline.ingest.spec import DataSpec, SparseSpec
@@ -13,19 +14,18 @@ from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls, number_of, str
 from pipeline.specs.id_mapping import MappedFeature
 
 _NO_NULLS = {"empty_as_null": False, "keep_nulls": False}  # how lists explode into their elements and nothing else
-CROSS = "\x1f"  # between the values of a cross: the unit separator, which no log field holds
 
 
 def ids_of(
     values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected,
-    weights: pl.Series | None = None,
+    weights: pl.Series | None = None, beside: pl.Series | None = None,
 ) -> list[pl.Series]:  # fmt: skip
     """The columns of ``feature``: hashes and ids of its ``values``, which are also given as ``text``, and weights.
 
-    ``weights``: the column ``feature.weights``.
+    ``weights``: the column ``feature.weights``. ``beside``: what the ids of a row's list are crossed with.
     """
     if feature.multi:
-        return _multi(values, text, feature, spec, rejected, weights)
+        return _multi(values, text, feature, spec, rejected, weights, beside)
     if feature.bins:
         number = number_of(values, text, feature.column, spec, rejected)
         shown = number.cast(pl.String) if text is None else text
@@ -63,18 +63,6 @@ def _hash_expr(feature: SparseSpec, spec: DataSpec, nulls: int) -> pl.Expr:
     return value.alias(f"hash:{feature.name}")
 
 
-def id_text(texts: dict[str, pl.Series], feature: SparseSpec, spec: DataSpec) -> pl.Series | None:
-    """The id of each row as text; of a cross all its columns', null where one is missing; None for a list."""
-    if not feature.cross:
-        return texts.get(feature.column)
-    if any(column not in texts for column in feature.cross):
-        return None
-    parts = {f"{i}": texts[column] for i, column in enumerate(feature.cross)}
-    present = ~pl.any_horizontal([pl.lit(absent_in(part, spec)) for part in parts.values()])
-    joined = pl.concat_str(list(parts), separator=CROSS)
-    return pl.DataFrame(parts).select(pl.when(present).then(joined).alias("id"))["id"]
-
-
 def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: Rejected) -> None:
     """Reject the rows whose ids are missing or no whole numbers, where that is not allowed."""
     column, by_name = feature.column, {series.name: series for series in columns}
@@ -106,7 +94,7 @@ def of_bits(hashes: pl.Series) -> np.ndarray:
 
 def _multi(
     values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected,
-    weights: pl.Series | None,
+    weights: pl.Series | None, beside: pl.Series | None,
 ) -> list[pl.Series]:  # fmt: skip
     """Lists of ids (and weights) of one row each; empty and missing elements are left out."""
     flat = _elements(values, text, feature, spec, rejected)
@@ -122,6 +110,7 @@ def _multi(
         flat = _weighed(flat, feature, rejected)
     if feature.max_ids is not None:
         flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
+    flat = crossed(flat, beside)
     ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
     offsets = np.concatenate([[0], ends])
     result = [

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
+from pipeline.ingest.crosses import cross_text
+from pipeline.ingest.ids import check_ids, ids_of, plain_hashes
 from pipeline.ingest.rejects import Reject, Rejected, shown
 from pipeline.ingest.sampling import read_rates
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
@@ -77,7 +78,11 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
             columns += [hashes[sparse.name], texts[sparse.column].alias(f"id:{sparse.name}")]
             continue
         weights = raw[sparse.weights] if sparse.weights else None
-        columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected, weights)
+        text, beside = texts.get(sparse.column), None
+        if sparse.cross:
+            parts = cross_text(raw, texts, sparse, spec, rejected)
+            text, beside = (text, parts) if sparse.multi else (parts, None)
+        columns += ids_of(raw[sparse.column], text, sparse, spec, rejected, weights, beside)
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
     zone = spec.time_zone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
@@ -79,7 +79,8 @@ class SparseSpec:
 
     ``table``: the feature whose table this one shares; "" where it has its own. ``mapping``, ``rows`` and what else
     is of a table are then those of that feature. ``holds``: one, list or map; "" where the separator tells.
-    ``weights``: the column with the weights of a list's ids.
+    ``weights``: the column with the weights of a list's ids. ``cross_bins``: bounds of numbers of ``cross``; of a cross
+    with several values, the first column holds them.
     """
 
     name: str
@@ -100,6 +101,7 @@ class SparseSpec:
     table: str = ""
     holds: str = ""
     weights: str | None = None
+    cross_bins: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def owner(self) -> str:
@@ -265,8 +267,8 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         when_full=owner.when_full or defaults.when_full,
         evict_after_days=owner.evict_after_days or defaults.evict_after_days,
         table=feature.table or "",
-        separator=None if feature.cross or feature.bins or feature.holds == ONE
-        else feature.separator or defaults.separator,
+        separator=None if feature.bins or feature.holds == ONE
+        else feature.separator or (None if feature.cross else defaults.separator),
         weight_separator=feature.weight_separator or defaults.weight_separator,
         cross=tuple(feature.cross),
         bins=feature.bins,
@@ -276,6 +278,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         required=feature.required,
         holds=feature.holds or (LIST if feature.weights else ""),
         weights=feature.weights,
+        cross_bins={column: [float(each) for each in bounds] for column, bounds in feature.cross_bins.items()},
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from pipeline.store import Artifact, Draft, Store
 
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
 _DENSE = {name: name for name in ("column", "transform", "clip", "bins", "required")} | {"min": "low", "max": "high"}
-_QUIET = ("table", "holds", "weights")  # of a sparse feature, where they are set
+_QUIET = ("table", "holds", "weights", "cross_bins")  # of a sparse feature, where they are set
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
 
 

@@ -6,11 +6,13 @@ makes the width of a table proportional to a power of its rows' mean frequency. 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline import units
 from pipeline.config.model import COLUMN_STEP
+from pipeline.config.paths import override_key
 from pipeline.errors import ConfigError
 from pipeline.planning.inputs import PlanInputs
 from pipeline.specs.table_optimizer import FLOAT
@@ -32,9 +34,19 @@ class Widths:
     even_bytes: int
 
     @property
-    def override(self) -> str:
-        """What gives the tables these widths on a command line."""
-        return "+model.tables={" + ", ".join(f"{name}: {{dim: {dim}}}" for name, dim in self.dims.items()) + "}"
+    def override(self) -> str | None:
+        """What gives the tables these widths on a command line; None where only YAML can write a table's name."""
+        keys = [override_key(name) for name in self.dims]
+        if None in keys:
+            return None
+        parts = (f"{key}: {{dim: {dim}}}" for key, dim in zip(keys, self.dims.values(), strict=True))
+        return "+model.tables={" + ", ".join(parts) + "}"
+
+    @property
+    def yaml(self) -> str:
+        """The same as a line of YAML."""
+        parts = (f"{json.dumps(name)}: {{dim: {dim}}}" for name, dim in self.dims.items())
+        return "model: {tables: {" + ", ".join(parts) + "}}"
 
 
 def widths(inputs: PlanInputs, share: float) -> Widths:
@@ -82,5 +94,5 @@ def shown(chosen: Widths, rows: Mapping[str, int]) -> list[str]:
             for dim, names in sorted(by_width.items(), reverse=True)
         ),
         f"{chosen.bytes:,} bytes of {chosen.even_bytes:,} ({chosen.bytes / chosen.even_bytes:.0%})",
-        f"'{chosen.override}'",
+        f"'{chosen.override}'" if chosen.override else f"in YAML (no override can write these names): {chosen.yaml}",
     ]

@@ -226,3 +226,15 @@ def test_every_field_of_the_schema_is_reached_by_a_dotted_path() -> None:
     assert all(find_place(path).path == path for path in paths)
     assert field_type("data.sparse.anything.rows") is not None
     assert field_type("train.nope") is None
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [("train.validate.monitor=auc", "monitor=ne"), ("train.validate.patience=null", "patience=8")],
+)
+def test_settings_of_validation_are_refused_without_rows_to_look_at(override: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match="but there are no validation rows") as raised:
+        compose([override])
+    assert raised.value.hint == f"data.split.validation_share=0.1, or train.validate.{hint}"
+    assert compose([override, "data.split.validation_share=0.1"]).train.validate != compose([]).train.validate
+    assert from_yaml(to_yaml(compose([])).replace("monitor: ne", "monitor: auc")).train.validate.monitor == "auc"

@@ -139,6 +139,7 @@ def test_a_task_that_no_train_row_speaks_of_stops_the_stage(tmp_path: Path) -> N
     ("overrides", "message"),
     [
         (["+data.tasks.line={column: buy}"], r"data.tasks has a task 'line', expected letters"),
+        (["+data.tasks.label_buy={}", "+data.tasks.buy={}"], r"into a column 'label_buy'"),
         (["+data.tasks.buy={given: items}"], r"data.tasks.buy.given is 'items', expected a binary task before it"),
         (["+data.tasks.buy={kind: count, given: click}"], r"only a binary task has it"),
         (["+data.tasks.buy={positive: a, negative: a}"], r"are both 'a', expected two values"),

@@ -1,12 +1,16 @@
 """Widths by frequency: at most the bytes asked for, wide where rows are read often; refused where it cannot be."""
 
+import shlex
+
 import pytest
+import yaml
 
 from pipeline.compose import compose
+from pipeline.config.paths import override_key
 from pipeline.errors import ConfigError
 from pipeline.planning import PlanInputs
 from pipeline.planning.choices import tables_of
-from pipeline.planning.widths import shown, widths
+from pipeline.planning.widths import Widths, shown, widths
 from tests.planning.plan_cases import configure, cpu, dataset
 
 ROWS = {"country": 200, "ad": 20_000, "user": 1_000_000}
@@ -43,6 +47,23 @@ def test_the_override_sets_the_widths_and_the_plan_counts_them():
     tables = {table.name: table.dim for table in tables_of(given)}
     assert tables == chosen.dims
     assert "width   32: 1 table, 200 rows: country" in shown(chosen, ROWS)
+
+
+@pytest.mark.parametrize("name", ["user:id", "a b", "a,b=c", "x/y-z@1", "(p)[q]{r}", "back\\slash"])
+def test_the_printed_line_can_be_pasted_whatever_hydra_means_by_the_characters(name: str):
+    line = shown(Widths(dims={name: 8, "plain": 16}, exponent=0.5, bytes=1, even_bytes=2), {name: 1, "plain": 2})[-1]
+    [override] = shlex.split(line)
+    features = [f"+data.sparse={{{override_key(name)}: {{}}, plain: {{}}}}"]
+    config = compose(["data=parquet", "data.path=/logs", "model.embedding_dim=32", *features, override])
+    assert {table: each.dim for table, each in config.model.tables.items()} == {name: 8, "plain": 16}
+
+
+@pytest.mark.parametrize("name", ["größe", "it's", 'a"b', "a#b", "null", "7", "-1.5e3", "True", " a"])
+def test_names_that_no_override_can_write_are_printed_as_yaml(name: str):
+    chosen = Widths(dims={name: 8}, exponent=0.5, bytes=1, even_bytes=2)
+    line = shown(chosen, {name: 1})[-1]
+    assert chosen.override is None and line.startswith("in YAML")
+    assert yaml.safe_load(line.partition("): ")[2]) == {"model": {"tables": {name: {"dim": 8}}}}
 
 
 FEATURES = ["data=parquet", "data.path=/logs", "+data.sparse.item={rows: 50}", "+data.sparse.price={bins: 10}"]

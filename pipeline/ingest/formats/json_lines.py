@@ -62,7 +62,7 @@ def list_columns(spec: DataSpec) -> dict[str, Several]:
     several |= {each.column: Several(each.separator) for each in spec.dense if each.vector}
     one = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.row_weight}
     one |= {each.column for each in spec.dense if not each.vector} | {task.column for task in spec.tasks}
-    one |= {name for each in spec.sparse if not each.multi for name in (each.column, *each.cross)}
+    one |= {name for each in spec.sparse for name in (each.cross[1:] if each.multi else (each.column, *each.cross))}
     return {column: kind for column, kind in several.items() if column not in one}
 
 
