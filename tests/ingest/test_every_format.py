@@ -11,7 +11,7 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from pyarrow import orc
 
@@ -75,8 +75,8 @@ def write(rows: list[Row], path: Path, kind: str) -> None:
     elif kind == "csv":
         sink = io.StringIO(newline="")
         writer = csv.writer(sink, lineterminator="\n", quoting=csv.QUOTE_ALL)
-        writer.writerow(rows[0])
-        writer.writerows([_text(value) for value in row.values()] for row in rows)
+        writer.writerow(SCHEMA.names)
+        writer.writerows([_text(row[name]) for name in SCHEMA.names] for row in rows)
         path.write_bytes(sink.getvalue().encode())
     elif kind == "avro":
         with path.open("wb") as target:
@@ -114,7 +114,10 @@ def test_the_dataset_is_that_of_parquet(run_ingest, tmp_path, monkeypatch, kind,
         path.parent.mkdir(exist_ok=True)
         write(rows, path, each)
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 1 << 20)
-    expected = run_ingest(config(paths["parquet"], "parquet"))
+    try:
+        expected = run_ingest(config(paths["parquet"], "parquet"))
+    except DataError:  # all of the few train rows have one label
+        reject()
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 300)
     monkeypatch.setattr("pipeline.ingest.formats.columnar.LEAST_ROWS", 7)
     monkeypatch.setattr("pipeline.ingest.formats.avro.ROWS", 7)
