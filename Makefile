@@ -60,7 +60,11 @@ test-control: install ## the table of faults of the control plane, on a real API
 	@.venv/bin/python -m tests.controlplane.table
 
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
-	@.venv/bin/python -m pytest tests/project/test_image.py
+	@.venv/bin/python -m pytest -m "not cuda_image" tests/project/test_image.py
+
+.PHONY: test-image-cuda
+test-image-cuda: install ## build the image for CUDA, too, and run doctor in it (20 minutes, 30 GB of disk)
+	@.venv/bin/python -m pytest -m cuda_image tests/project/test_image.py
 
 docs: install ## write docs/configuration.md from the declarations of the settings
 	@.venv/bin/nightjar explain --markdown > docs/configuration.md

@@ -9,24 +9,17 @@ validation rows too. By hand the best number of epochs is chosen by the test row
 from __future__ import annotations
 
 import argparse
-import logging
-import multiprocessing
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.common import finish
-from pipeline.compose import compose
+from benchmarks.runs import processes, run
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.cpus import available_cpus
 from pipeline.ingest.truth import SPARSE, feature_sizes
-from pipeline.specs.stage import StageIO
-from pipeline.stages.run import run_stage
-from pipeline.stages.steps import steps
-from pipeline.store import Store
 
 COLUMNS, IDS = 10, 5_000
 
@@ -66,8 +59,7 @@ def run_seed(rows: int, seed: int, epochs: int, jobs: int, more: tuple[str, ...]
     only_last = f"train.validate.every_steps={10**9}"
     runs |= {f"same-{n}": [f"train.epochs={n}", "data.split.validation_share=0.1", only_last] for n in every}
     runs["stops"] = [f"train.epochs={epochs}", "data.split.validation_share=0.1"]
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with tempfile.TemporaryDirectory() as folder, processes(jobs) as pool:
         settings = [[*base(rows, seed), f"store={folder}/{name}", *own, *more] for name, own in runs.items()]
         results = dict(zip(runs, pool.map(train, settings, list(runs)), strict=True))
     best = {kind: min(results[f"{kind}-{n}"].ne for n in every) for kind in ("all", "same")}
@@ -104,16 +96,9 @@ def base(rows: int, seed: int) -> list[str]:
 
 def train(settings: list[str], name: str) -> Trained:
     """One run up to its evaluation; in a process of one rank."""
-    logging.disable(logging.WARNING)
-    config = compose([*settings, f"run={name}"])
-    store = Store(config.store)
-    made = {step.name: step for step in steps(config, store)}
-    for step in made.values():
-        if store.find(step.path) is None:
-            run_stage(step, config, store, StageIO())
-    summaries = {name: store.get(step.path, name).summary for name, step in made.items()}
-    figures = summaries["train"]["train"]
-    return Trained(summaries["evaluate"]["ne"], figures["steps"], figures["seconds"], figures.get("validation"))
+    made = run([*settings, f"run={name}"])
+    figures = made["train"].summary["train"]
+    return Trained(made["evaluate"].summary["ne"], figures["steps"], figures["seconds"], figures.get("validation"))
 
 
 if __name__ == "__main__":

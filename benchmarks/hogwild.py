@@ -7,22 +7,15 @@ spread of test log loss over the identical runs shows what it costs: that of syn
 from __future__ import annotations
 
 import argparse
-import logging
-import multiprocessing
 import tempfile
 import time
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
 
 from benchmarks.common import finish
-from pipeline.compose import compose
+from benchmarks.runs import processes, run
 from pipeline.cpus import available_cpus
-from pipeline.specs.stage import StageIO
-from pipeline.stages.run import run_stage
-from pipeline.stages.steps import steps
-from pipeline.store import Store
 
 Run = tuple[float, float, float]  # test log loss, test NE, samples/s
 
@@ -79,23 +72,14 @@ def base(rows: int) -> list[str]:
 
 def _apart(settings: list[str]) -> Run:
     """One run in a process of its own: threads and allocator of the one before do not count."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_train, (settings,))
+    with processes(1) as pool:
+        return pool.submit(_train, settings).result()
 
 
 def _train(settings: list[str]) -> Run:
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    config = compose(settings)
-    store = Store(config.store)
-    made = {step.name: step for step in steps(config, store)}
-    for step in made.values():
-        if store.find(step.path) is None:
-            run_stage(step, config, store, StageIO())
-    summaries = {name: store.get(step.path, name).summary for name, step in made.items()}
-    scores = summaries["evaluate"]
-    return scores["logloss"], scores["ne"], summaries["train"]["train"]["samples_per_s"]
+    made = run(settings)
+    scores = made["evaluate"].summary
+    return scores["logloss"], scores["ne"], made["train"].summary["train"]["samples_per_s"]
 
 
 if __name__ == "__main__":

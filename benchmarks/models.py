@@ -14,13 +14,9 @@ over the seeds. ``adult_gap``: test AUC of the boosted trees minus that of the b
 from __future__ import annotations
 
 import argparse
-import logging
-import multiprocessing
 import tempfile
 import time
-import warnings
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,14 +26,12 @@ from scipy.stats import ttest_rel
 
 from benchmarks import adult, flights
 from benchmarks.common import finish
+from benchmarks.runs import processes, run, silent
 from pipeline.compose import compose
 from pipeline.cpus import available_cpus
 from pipeline.models.costs import model_costs
 from pipeline.specs import MODELS, ModelInputs
-from pipeline.specs.stage import StageIO
 from pipeline.stages.read import read_dataset
-from pipeline.stages.run import run_stage
-from pipeline.stages.steps import steps
 from pipeline.store import Store
 
 LOGS = ("planted", "adult", "flights")
@@ -86,8 +80,7 @@ def main() -> None:
     rankers = tuple(dict.fromkeys([BASE, *given.rankers]))
     drawn = range(given.first_seed, given.first_seed + given.seeds)
     jobs = [Job(log, seed, rankers, given.rows, tuple(given.set)) for log in logs for seed in drawn]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(given.jobs, mp_context=context, max_tasks_per_child=1) as pool:
+    with processes(given.jobs, runs_each=1) as pool:
         results: dict[str, list[dict[str, Scores]]] = {log: [] for log in logs}
         for job, scores in zip(jobs, pool.map(run_job, jobs), strict=True):
             print(_line(job, scores), flush=True)
@@ -135,12 +128,11 @@ def _adult_data(folder: str, seed: int) -> list[str]:
 
 def run_job(job: Job) -> dict[str, Scores]:
     """Scores of every ranker of ``job``, by name."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    silent()
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(f"{folder}/store")
+        store = f"{folder}/store"
         own = [
-            *settings_of(job.log, folder, job.seed, job.rows), f"seed={job.seed}", f"store={store.url}",
+            *settings_of(job.log, folder, job.seed, job.rows), f"seed={job.seed}", f"store={store}",
             "train.threads_per_rank=1", "train.precision=fp32", "train.log_every_steps=1000",
             "train.guard.collapse=false", *job.more,
         ]  # fmt: skip
@@ -150,18 +142,14 @@ def run_job(job: Job) -> dict[str, Scores]:
     return scores
 
 
-def _train(name: str, own: list[str], store: Store) -> Scores:
+def _train(name: str, own: list[str], store: str) -> Scores:
     """The scores of ranker ``name``, by the stages of a run in this process."""
-    config = compose([f"model={name}_small", *own, f"run={name}"])
-    made = {step.name: step for step in steps(config, store)}
-    for step in made.values():
-        if store.find(step.path) is None:
-            run_stage(step, config, store, StageIO())
-    schema, _ = read_dataset(store, store.get(made["ingest"].path, "ingest"))
+    settings = [f"model={name}_small", *own, f"run={name}"]
+    made, config = run(settings), compose(settings)
+    schema, _ = read_dataset(Store(store), made["ingest"])
     vectors = tuple(column.name for column in schema.sparse)
     inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=config.model.embedding_dim)
-    held_out = store.get(made["evaluate"].path, "evaluate").summary
-    trained = store.get(made["train"].path, "train").summary["train"]
+    held_out, trained = made["evaluate"].summary, made["train"].summary["train"]
     parameters = model_costs(config.model, inputs).parameters
     return Scores(held_out["ne"], held_out["auc"], trained["samples_per_s"], parameters)
 

@@ -2,7 +2,8 @@
 
 The model, rows and global batch of ``bench-train``; the tables are dealt out whole, and every rank reads the Parquet
 files. ``ratio``: 4 ranks over 1; ``ratio_2``: 2 over 1; medians over rounds, in which the numbers of ranks take turns.
-The phases of a step are those of the last round, in ms.
+``ceiling``: what the machine allows, 4 trainings at once with a quarter of the batch each, which exchange nothing, over
+1; ``share``: ``ratio`` over it. The phases of a step are those of the last round, in ms.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import statistics
 import tempfile
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks.clicks import config_of, generate, plan_of
@@ -47,24 +47,51 @@ def main() -> None:
     given = options.parse_args()
     worlds = [world for world in (1, 2, 4) if world <= (os.cpu_count() or 1)]
     speeds: dict[int, list[float]] = {world: [] for world in worlds}
+    apart: list[float] = []
     phases: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         generate(Store(folder), (given.steps + WARM_UP + 8) * 8192, 0)
         for number in range(given.rounds):
             for world in worlds:
-                rank = (world, _free_port(), folder, given.steps, given.precision, given.exchange)
-                mp.spawn(_rank, args=rank, nprocs=world)
-                figures = json.loads((Path(folder) / "figures.json").read_text())
-                speeds[world].append(figures["samples_per_s"])
-                phases[str(world)] = figures["phases"]
-            print(f"round {number + 1}: " + "  ".join(f"{w}: {speeds[w][-1]:,.0f}/s" for w in worlds), flush=True)
-    ratios = {
-        world: statistics.median(b / a for a, b in zip(speeds[1], speeds[world], strict=True)) for world in worlds
-    }
+                rates, phases[str(world)] = _run(given, folder, world, 1)
+                speeds[world].append(rates)
+            apart.append(_run(given, folder, 1, worlds[-1])[0])
+            rates = "  ".join(f"{w}: {speeds[w][-1]:,.0f}/s" for w in worlds)
+            print(f"round {number + 1}: {rates}  {worlds[-1]} apart: {apart[-1]:,.0f}/s", flush=True)
+    ratios = {world: _over(speeds[1], speeds[world]) for world in worlds}
     finish(
-        "scaling", ratios.get(4), ratio_2=ratios.get(2), phases_ms=phases, precision=given.precision,
+        "scaling", ratios.get(4), ratio_2=ratios.get(2), ceiling=_over(speeds[1], apart),
+        share=_over(apart, speeds[worlds[-1]]), phases_ms=phases, precision=given.precision,
         **{f"samples_per_s_{world}": statistics.median(each) for world, each in speeds.items()},
     )  # fmt: skip
+
+
+def _over(first: list[float], second: list[float]) -> float:
+    return statistics.median(b / a for a, b in zip(first, second, strict=True))
+
+
+def _run(given: argparse.Namespace, folder: str, world: int, copies: int) -> tuple[float, dict[str, float]]:
+    """Samples/s of ``copies`` trainings at once on ``world`` ranks each, and the phases of the first one's step."""
+    context = mp.get_context("spawn")
+    task = _Task(
+        world, copies, folder, given.steps, given.precision, given.exchange, [_free_port() for _ in range(copies)]
+    )
+    mp.spawn(_rank, args=(task, context.Barrier(world * copies)), nprocs=world * copies)
+    figures = json.loads((Path(folder) / "figures.json").read_text())
+    return figures["samples_per_s"], figures["phases"]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """``copies`` trainings on ``world`` ranks each, which divide the global batch."""
+
+    world: int
+    copies: int
+    folder: str
+    steps: int
+    precision: str
+    exchange: str
+    ports: list[int]
 
 
 def _free_port() -> int:
@@ -73,39 +100,41 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _rank(number: int, world: int, port: int, folder: str, steps: int, precision: str, exchange: str) -> None:
-    """Train as a rank; the first one writes ``figures.json``."""
+def _rank(number: int, task: _Task, together: Any) -> None:
+    """Train as a rank of a training; the first one writes ``figures.json``. All start and stop the clock together."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    copy, rank = divmod(number, task.world)
     os.environ |= {
-        "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(task.world), "MASTER_ADDR": "127.0.0.1",
+        "LOCAL_WORLD_SIZE": str(task.world), "MASTER_PORT": str(task.ports[copy]),
     }  # fmt: skip
     config = config_of(threads=1)
+    batch = config.train.batch // task.copies
     config = replace(
         config,
-        hardware=HardwareConfig(name="bench", ranks_per_host=world),
-        train=replace(config.train, precision=precision),
-        partition=replace(config.partition, exchange=exchange),
+        hardware=HardwareConfig(name="bench", ranks_per_host=task.world),
+        train=replace(config.train, precision=task.precision, global_batch=batch),
+        partition=replace(config.partition, exchange=task.exchange),
     )
     device = connect(config.hardware, config.train.threads_per_rank)
-    store: Store = Store(folder)
+    store: Store = Store(task.folder)
     split = SplitReader(store, store.get("data", "ingest"), "train")
-    trainer = Trainer(ModelSettings.of(config), split.schema, _plan(split.schema, world), device)
-    order = Order(key="scaling", seed=1, global_batch=config.train.batch, rank=number, world_size=world)
+    trainer = Trainer(ModelSettings.of(config), split.schema, _plan(split.schema, task.world), device)
+    order = Order(key="scaling", seed=1, global_batch=batch, rank=rank, world_size=task.world)
     with BatchReader(split, order) as reader:
         for _ in range(WARM_UP):
             trainer.step(reader)
-        dist.barrier()
+        together.wait()
         began = time.perf_counter()
-        for _ in range(steps):
+        for _ in range(task.steps):
             trainer.step(reader)
-        dist.barrier()
+        together.wait()
         seconds = time.perf_counter() - began
     if number == 0:
-        figures: dict[str, Any] = {"samples_per_s": steps * config.train.batch / seconds}
+        figures: dict[str, Any] = {"samples_per_s": task.steps * batch * task.copies / seconds}
         figures["phases"] = {name: round(ms, 2) for name, ms in trainer.clock.figures().items()}
-        (Path(folder) / "figures.json").write_text(json.dumps(figures))
+        (Path(task.folder) / "figures.json").write_text(json.dumps(figures))
 
 
 def _plan(schema: DatasetSchema, world: int) -> Plan:

@@ -14,25 +14,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import logging
-import multiprocessing
 import tempfile
 import time
-import warnings
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import ttest_rel
 
 from benchmarks.common import finish
-from pipeline.compose import compose
+from benchmarks.runs import processes, run
 from pipeline.cpus import available_cpus
 from pipeline.specs import TASK_ARCHITECTURES
-from pipeline.specs.stage import StageIO
-from pipeline.stages.run import run_stage
-from pipeline.stages.steps import steps
-from pipeline.store import Store
 
 RARE = "conversion"
 SINGLE, CLICK = "single", "click alone"
@@ -96,9 +88,8 @@ def main() -> None:
     )  # fmt: skip
 
 
-def _all(jobs: list[Job], processes: int) -> list[dict[str, Scores]]:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+def _all(jobs: list[Job], at_once: int) -> list[dict[str, Scores]]:
+    with processes(at_once) as pool:
         return list(pool.map(run_job, jobs))
 
 
@@ -114,30 +105,23 @@ def _tuned(done: list[tuple[Job, dict[str, Scores]]], ways: list[str]) -> dict[s
 
 def run_job(job: Job) -> dict[str, Scores]:
     """Scores by way."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(f"{folder}/store")
-        return {way: _train(way, place, job, store) for way, place in job.grid}
+        return {way: _train(way, place, job, f"{folder}/store") for way, place in job.grid}
 
 
-def _train(way: str, place: int, job: Job, store: Store) -> Scores:
+def _train(way: str, place: int, job: Job, store: str) -> Scores:
     rate, epochs = GRID[place]
     own = {SINGLE: [f"data.label.column={RARE}"], CLICK: []}
     labels = own.get(way, [f"+data.tasks.{RARE}={{given: click}}", f"model.tasks={way}"])
-    config = compose([
+    made = run([
         "data=synthetic", "model=dlrm_small", f"data.synthetic.rows={job.rows}", "data.synthetic.days=1",
         "data.synthetic.ids_per_feature=500", "data.synthetic.base_rate=0.2", "data.synthetic.conversion_rate=0.1",
         "data.synthetic.conversion_overlap=0.5", "train.global_batch=512", f"train.sparse_lr={rate}",
-        f"train.epochs={epochs}", f"seed={job.seed}", f"store={store.url}", "train.threads_per_rank=1",
+        f"train.epochs={epochs}", f"seed={job.seed}", f"store={store}", "train.threads_per_rank=1",
         "train.precision=fp32", "train.log_every_steps=1000", "train.guard.collapse=false", f"run={way.split()[0]}",
         *labels, *job.more,
     ])  # fmt: skip
-    made = {step.name: step for step in steps(config, store)}
-    for step in made.values():
-        if store.find(step.path) is None:
-            run_stage(step, config, store, StageIO())
-    figures = store.get(made["evaluate"].path, "evaluate").summary
+    figures = made["evaluate"].summary
     if way == SINGLE:
         return Scores(figures["ne"])
     return Scores(figures["tasks"][RARE]["ne"] if way != CLICK else float("nan"), figures["ne"])

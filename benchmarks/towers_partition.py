@@ -23,6 +23,7 @@ from scipy.stats import ttest_rel
 
 from benchmarks.ari import adjusted_rand_index
 from benchmarks.common import finish
+from benchmarks.runs import run_config
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.ingest.truth import planted_blocks
@@ -105,7 +106,7 @@ def _seed(given: argparse.Namespace, seed: int, store: Store) -> dict[str, float
         figures["ari_signed"] = _signed(config, store, store.get(made["ingest"].path, "ingest"))
     if not given.no_train:
         for strategy in ("coherent", "strided"):
-            figures[f"ne_{strategy}"] = test_ne(config_of(given, seed, store, strategy), store)
+            figures[f"ne_{strategy}"] = test_ne(config_of(given, seed, store, strategy))
     return figures
 
 
@@ -129,12 +130,9 @@ def _signed(config: Config, store: Store, dataset: Artifact) -> float:
     return _ari(config, towers)
 
 
-def test_ne(config: Config, store: Store) -> float:
+def test_ne(config: Config) -> float:
     """Test NE of the whole chain, run in this process."""
-    for step in steps(config, store):
-        if store.find(step.path) is None:
-            run_stage(step, config, store, SILENT)
-    return float(store.get(steps(config, store)[-1].path, "evaluate").summary["ne"])
+    return float(run_config(config)["evaluate"].summary["ne"])
 
 
 if __name__ == "__main__":

@@ -98,10 +98,10 @@ def _compare(given: argparse.Namespace, name: str, settings_of: Settings) -> dic
             own = settings_of(folder, seed)
             base = [*own, f"seed={seed}", f"store={store.url}", "train.threads_per_rank=1", *given.set]
             flat = compose([*base, f"run=flat{seed}"])
-            flat_ne = test_ne(flat, store)
+            flat_ne = test_ne(flat)
             shown = [f"flat {flat_ne:.5f}"]
             for what, settings in _rivals(given, name, flat, store, ratios).items():
-                ne = test_ne(compose([*base, *settings, f"run={what}-{seed}"]), store)
+                ne = test_ne(compose([*base, *settings, f"run={what}-{seed}"]))
                 changes.setdefault(what, []).append(100 * (ne / flat_ne - 1))
                 shown.append(f"{what} {ne:.5f} ({changes[what][-1]:+.3f} %)")
             print(f"{name}, seed {seed}: {', '.join(shown)}", flush=True)

@@ -13,12 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import multiprocessing
 import tempfile
 import time
-import warnings
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +24,13 @@ import pyarrow.parquet as pq
 
 from benchmarks import flights
 from benchmarks.common import finish
+from benchmarks.runs import processes, run
 from pipeline.compose import compose
 from pipeline.cpus import available_cpus
 from pipeline.planning import PlanInputs
 from pipeline.planning.widths import widths
-from pipeline.specs.stage import StageIO
 from pipeline.stages.batch import with_batch
 from pipeline.stages.read import read_dataset
-from pipeline.stages.run import run_stage
-from pipeline.stages.steps import steps
 from pipeline.store import Store
 
 FEATURES, FEWEST, MOST = 12, 30, 30_000  # ids of the smallest and of the largest feature
@@ -82,9 +76,8 @@ def main() -> None:
     jobs = [
         Job(given.log, 1 + seed, given.rows, given.dim, given.share, tuple(given.set)) for seed in range(given.seeds)
     ]
-    context = multiprocessing.get_context("spawn")
     found = []
-    with ProcessPoolExecutor(given.jobs, mp_context=context, max_tasks_per_child=1) as pool:
+    with processes(given.jobs, runs_each=1) as pool:
         for job, each in zip(jobs, pool.map(run_job, jobs), strict=True):
             line = f"seed {job.seed}: NE {each.even:.5f} with one width, {each.mixed:.5f} with several"
             print(f"{line}, {each.narrow:.5f} with a narrow one; {json.dumps(each.dims)}", flush=True)
@@ -101,8 +94,6 @@ def main() -> None:
 
 def run_job(job: Job) -> Found:
     """Ingest once, choose the widths, train all models."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         data = _flights() if job.log == "flights" else planted(Path(folder), job.rows, job.seed)
         own = [
@@ -110,27 +101,16 @@ def run_job(job: Job) -> Found:
             "train.sparse_lr=0.1", f"seed={job.seed}", f"store={folder}/store", "train.threads_per_rank=1",
             "train.precision=fp32", "train.log_every_steps=1000", "train.guard.collapse=false", *job.more,
         ]  # fmt: skip
-        store = Store(f"{folder}/store")
-        even = trained_ne([*own, "run=even"], store)
-        config = compose([*own, "run=even"])
-        made = {step.name: step for step in steps(config, store)}
-        schema, profile = read_dataset(store, store.get(made["ingest"].path, "ingest"))
-        inputs = PlanInputs.of(with_batch(config, schema.rows["train"]), schema, profile)
+        even = run([*own, "run=even"])
+        schema, profile = read_dataset(Store(f"{folder}/store"), even["ingest"])
+        config = with_batch(compose([*own, "run=even"]), schema.rows["train"])
+        inputs = PlanInputs.of(config, schema, profile)
         chosen = widths(inputs, job.share)
-        mixed = trained_ne([*own, "run=mixed", chosen.override], store)
+        mixed = run([*own, "run=mixed", chosen.override])
         less = max(4, round(job.dim * chosen.bytes / chosen.even_bytes / 4) * 4)
-        narrow = trained_ne([*own, "run=narrow", f"model.embedding_dim={less}"], store)
-    return Found(even, mixed, narrow, chosen.even_bytes, chosen.bytes, chosen.dims)
-
-
-def trained_ne(overrides: list[str], store: Store) -> float:
-    """Test NE of a run with these ``overrides``, its stages run in this process."""
-    config = compose(overrides)
-    made = {step.name: step for step in steps(config, store)}
-    for step in made.values():
-        if store.find(step.path) is None:
-            run_stage(step, config, store, StageIO())
-    return float(store.get(made["evaluate"].path, "evaluate").summary["ne"])
+        narrow = run([*own, "run=narrow", f"model.embedding_dim={less}"])
+    nes = (float(made["evaluate"].summary["ne"]) for made in (even, mixed, narrow))
+    return Found(*nes, chosen.even_bytes, chosen.bytes, chosen.dims)
 
 
 def _flights() -> list[str]:

@@ -51,6 +51,7 @@ def warm_start(
     lines: list[str] = []
 
     def read() -> None:
+        """Read the chain once; ``lines`` tells what was taken."""
         lines.clear()  # of a try that failed
         chain = restore_order(store, artifact)
         stored = read_index(store, chain[-1]).tables

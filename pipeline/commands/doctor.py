@@ -43,8 +43,9 @@ if sys.argv[1]:
     from pipeline.embeddings.ssd.support import examine
     print(json.dumps(examine(pathlib.Path(sys.argv[1]))))
 from pipeline import native
+from pipeline.native import layers
 from pipeline.training import native as shampoo
-print(int(all(each.library() is not None for each in (native, shampoo))),
+print(int(all(each.library() is not None for each in (native, layers, shampoo))),
       int(torch.ops.mkldnn._is_mkldnn_bf16_supported()), torch.cuda.device_count(),
       int(torch.cuda.is_available() and torch.cuda.is_bf16_supported()))
 """

@@ -34,7 +34,7 @@ from pipeline.config.partition import PartitionConfig
 from pipeline.config.plan import SHARDING_TYPES, TIERS, PlanConfig, TablePin
 from pipeline.config.pods import PodConfig, PodResources, PodVolume, Toleration
 from pipeline.config.publish import PublishConfig
-from pipeline.config.rows import SamplingConfig
+from pipeline.config.rows import DedupeConfig, SamplingConfig
 from pipeline.config.schedule import ScheduleConfig
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, TaskLimits, TaskOptions, TaskTraining
@@ -44,7 +44,8 @@ from pipeline.specs import STAGES, default_stages
 
 __all__ = [
     "AUTO", "BINNINGS", "MDL", "PERCENTILE", "SHARDING_TYPES", "TIERS", "CheckpointConfig", "ChecksConfig",
-    "ClipConfig", "Config", "DataConfig", "DebugConfig", "DenseFeature", "DriftLimits", "EvaluateConfig", "GateConfig",
+    "ClipConfig", "Config", "DataConfig", "DebugConfig", "DedupeConfig", "DenseFeature", "DriftLimits",
+    "EvaluateConfig", "GateConfig",
     "GuardConfig", "HardwareConfig", "IngestConfig", "LabelConfig", "LaunchConfig", "ModelConfig", "NightlyConfig",
     "PartitionConfig", "PlanConfig", "PodConfig", "PodResources", "PodVolume", "PrometheusConfig", "PublishConfig",
     "RayConfig", "SamplingConfig", "ScheduleConfig", "SparseDefaults", "SparseFeature", "SplitConfig",

@@ -20,7 +20,7 @@ from pipeline.config.features import (
     TableFigures,
 )
 from pipeline.config.fields import setting
-from pipeline.config.rows import SamplingConfig
+from pipeline.config.rows import DedupeConfig, SamplingConfig
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
 from pipeline.config.values import check_name, check_time_zone
@@ -198,8 +198,12 @@ class DataConfig:
         None,
         quiet=True,
         doc="Which state of a table is read: a version (delta), the id of a snapshot (iceberg), a time "
-        "YYYY-MM-DDTHH:MM:SSZ (bigquery); null: the newest.",
+        "YYYY-MM-DDTHH:MM:SSZ (bigquery), offsets such as 0:10-99,1:0-50 (kafka); null: the newest.",
     )
+    messages: str | None = setting(
+        None, quiet=True, choices=("jsonl", "csv", "avro"),
+        doc="What a message of a stream is: an object of JSON, a line of CSV or a record of Avro; null: JSON.",
+    )  # fmt: skip
     separator: str = setting(",", doc="Character that separates the fields of a CSV line.")
     quote: str | None = setting('"', doc="Character that may surround a CSV field; null: none.")
     header: bool = setting(True, doc="Whether the first line of a CSV file names the columns.")
@@ -218,6 +222,7 @@ class DataConfig:
     sampling: SamplingConfig = setting(
         factory=SamplingConfig, doc="Rows without a click of which a share is kept, here or before."
     )
+    dedupe: DedupeConfig = setting(factory=DedupeConfig, doc="Which rows are one event, of which the first one stays.")
     timestamp: str | None = setting(None, doc="Column with the time of a row; null: none.")
     day_column: str | None = setting(None, doc="Column with the day of a row; null: none.")
     hour_column: str | None = setting(
@@ -281,6 +286,7 @@ class DataConfig:
         self._check_connector(path)
         self._check_features(path)
         self._check_zone(path)
+        self._check_window(path)
         self._check_day(path)
         self._check_split(path)
 
@@ -288,7 +294,10 @@ class DataConfig:
         """What is of tables and streams needs one, and what is of files needs files."""
         connector, limit = self.connector, self.watermark
         if connector is None:
-            of_tables = {"options": self.options, "snapshot": self.snapshot, "watermark.later_rows": limit.later_rows}
+            of_tables = {
+                "options": self.options, "snapshot": self.snapshot, "messages": self.messages,
+                "watermark.later_rows": limit.later_rows,
+            }  # fmt: skip
             if wrong := next((name for name, value in of_tables.items() if value), None):
                 raise ConfigError(
                     f"{path}.{wrong} is set, but {path}.format={self.format} is no table and no stream",
@@ -299,6 +308,11 @@ class DataConfig:
             raise ConfigError(
                 f"{path}.path={self.path} has {{day}}, but {path}.format={self.format} reads one table of all days",
                 hint=f"{path}.path without {{day}}, and {path}.day_column or {path}.timestamp",
+            )
+        if self.messages is not None and not connector.messages:
+            raise ConfigError(
+                f"{path}.messages is {self.messages}, but {path}.format={self.format} has rows, not messages",
+                hint=f"{path}.messages=null",
             )
         known = connector.options
         if wrong := next((name for name in self.options if known is not None and name not in known), None):
@@ -420,6 +434,28 @@ class DataConfig:
     def _knows_days(self) -> bool:
         """Whether the day of a row is known: from its file, from a column, or because it is generated."""
         return bool(self.has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
+
+    def _check_window(self, path: str) -> None:
+        label = self.label
+        if label.late_path is not None and not (label.window_days and DAY_FIELD.search(label.late_path)):
+            what = "has no {day}" if label.window_days else f"is set, but {path}.label.window_days is 0"
+            raise ConfigError(
+                f"{path}.label.late_path {what}",
+                hint=f"'{path}.label.late_path=\"clicks/{{day}}/*.csv\"' {path}.label.window_days=7",
+            )
+        if label.window_days and (self.dedupe.key is None or self.day is None):
+            lacks = f"{path}.dedupe.key" if self.dedupe.key is None else f"{path}.day"
+            raise ConfigError(
+                f"{path}.label.window_days is {label.window_days}, but {lacks} is null: clicks that come later are "
+                "those of an event of a day",
+                hint=f"{lacks}={'<a column of ids>' if self.dedupe.key is None else '2026-01-31'}",
+            )
+        if label.window_days and self.sampling.negatives is not None:
+            raise ConfigError(
+                f"{path}.label.window_days is {label.window_days} and {path}.sampling.negatives is "
+                f"{self.sampling.negatives:g}: rows that are left out cannot be corrected later",
+                hint=f"{path}.sampling.negatives=null, or {path}.label.window_days=0",
+            )
 
     def _check_zone(self, path: str) -> None:
         check_time_zone(f"{path}.time_zone", self.time_zone)

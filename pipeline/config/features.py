@@ -46,6 +46,16 @@ class LabelConfig:
     column: str = setting("label", doc="Column with the label.")
     positive: str = setting("1", doc="Label of a click.")
     negative: str = setting("0", doc="Label of a row without a click. A row with any other label goes to quarantine.")
+    window_days: int = setting(
+        0, low=0, high=366, quiet=True,
+        doc="Days in which a click may still come, in a row with the same `data.dedupe.key` or in `late_path`; it "
+        "corrects the first row. 0: labels are final.",
+    )  # fmt: skip
+    late_path: str | None = setting(
+        None, quiet=True,
+        doc="Log of clicks that came later, in the format of the log, with {day}: each row has a `data.dedupe.key`. "
+        "null: none.",
+    )  # fmt: skip
 
 
 @dataclass(kw_only=True)

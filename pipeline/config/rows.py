@@ -59,3 +59,25 @@ class SamplingConfig:
                 f"{path}.correct is {self.correct}, but no share of the rows is left out",
                 hint=f"{path}.negatives=0.1, or {path}.correct={LOGIT}",
             )
+
+
+@dataclass(kw_only=True)
+class DedupeConfig:
+    """Which rows are one event."""
+
+    key: str | None = setting(
+        None, doc="Column whose value no two events share; of rows with the same value the first one stays. null: none."
+    )
+    days: int = setting(
+        0,
+        low=0,
+        high=366,
+        doc="With `key`, days before a row's own whose rows are looked at too; 0: its own day alone.",
+    )
+
+    def check(self, path: str) -> None:
+        """Days need a key."""
+        if self.days and self.key is None:
+            raise ConfigError(
+                f"{path}.days is {self.days}, but {path}.key names no column", hint=f"{path}.key=<a column of ids>"
+            )

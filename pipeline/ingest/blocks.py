@@ -20,12 +20,13 @@ from pipeline.ingest.parse import DayRule, parse
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sampling import thinned
 from pipeline.ingest.sources import Block
-from pipeline.ingest.spec import DAY, DataSpec
+from pipeline.ingest.spec import CAME_CLICKED, DAY, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.transform import State, raw_numbers, transform, unseen_ids
 from pipeline.native.columns import narrowed
-from pipeline.records import VALIDATION
+from pipeline.records import EVENTS, VALIDATION
 
 CODE = "code:"  # prefix of the columns that hold codes
+TRAIN_EVENT, HELD_EVENT, OTHER_EVENT = 0, 1, 2  # where the row of an event is: train, test, elsewhere
 TEST = "test"  # column of typed rows: which are test rows, where that is known in pass 1
 KEPT = "kept"  # column of typed rows: which stay if they are train rows
 LOOKED_AT = "looked_at"  # column of typed rows: which are validation rows if they are no test rows
@@ -109,9 +110,25 @@ def transformed(typed: bytes, job: TransformJob) -> dict[str, pl.DataFrame]:
         "train": thinned(rows.filter(train), job.spec.sampling.negatives),
         "test": held.with_columns(*raw, *unseen),
     }
+    looked_at = frame[LOOKED_AT] & ~test if LOOKED_AT in frame.columns else None
+    if EVENT in frame.columns:
+        splits[EVENTS] = events_of(frame, pl.Series(_places(test.to_numpy(), train.to_numpy())))
     if job.spec.split.validates:
-        splits[VALIDATION] = rows.filter(frame[LOOKED_AT] & ~test) if LOOKED_AT in frame.columns else rows.clear()
+        splits[VALIDATION] = rows.clear() if looked_at is None else rows.filter(looked_at)
     return splits
+
+
+def _places(test: np.ndarray, train: np.ndarray) -> np.ndarray:
+    return np.select([test, train], [HELD_EVENT, TRAIN_EVENT], OTHER_EVENT)
+
+
+def events_of(frame: pl.DataFrame, split: pl.Series) -> pl.DataFrame:
+    """The events of typed rows: two hashes of the key, whether they came with a click, day, and number of the split."""
+    day = pl.col(DAY) if DAY in frame.columns else pl.lit(0)
+    return frame.select(
+        pl.col(EVENT).alias("key"), pl.col(EVENT_CHECK).alias("check"), pl.col(CAME_CLICKED).alias("clicked"),
+        day.cast(pl.Int32).alias("day"), split.cast(pl.UInt8).alias("split"),
+    )  # fmt: skip
 
 
 def train_codes(typed: bytes, first_test_day: int) -> tuple[pl.DataFrame, dict[str, Coded], np.ndarray]:

@@ -26,7 +26,7 @@ from pipeline.specs import Delivery, Snapshot
 from pipeline.store import Artifact, Store
 
 EPOCH = date(1970, 1, 1)
-_LATE = " late "  # between a snapshot's fingerprint and those of late rows
+LATE = " late "  # between a snapshot's fingerprint and those of late rows
 
 
 def day_number(day: date) -> int:
@@ -71,7 +71,7 @@ def snapshot_of(data: DataConfig, mark: str | None = None) -> Snapshot | None:
     None for logs in files. ``mark``: of ``day_fingerprint``.
     """
     connector = data.connector
-    return None if connector is None else connector.open(data, (mark or "").partition(_LATE)[0])
+    return None if connector is None else connector.open(data, (mark or "").partition(LATE)[0])
 
 
 def _waits(data: DataConfig, day: date, now: float | None) -> bool:
@@ -172,11 +172,11 @@ def day_fingerprint(data: DataConfig, store: Store | None) -> str:
     """Fingerprint of the logs of ``data.day``, with the late rows that other days' datasets keep for it; "" if none."""
     if (snapshot := snapshot_of(data)) is not None:
         late = [a.files[name].checksum for day in data.days for a, name in late_files(data, store, day)]
-        return snapshot.mark + (_LATE + "-".join(late) if late else "")
+        return snapshot.mark + (LATE + "-".join(late) if late else "")
     columns = data_spec(data).columns
     if not data.has_file_per_day:
         return fingerprint(data.path or "", columns)
-    marks = []
+    marks = list[str]()
     for day in data.days:
         marks.append(fingerprint(path_of(data, day), columns))
         marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]
@@ -184,12 +184,13 @@ def day_fingerprint(data: DataConfig, store: Store | None) -> str:
 
 
 def delivered_mark(data: DataConfig, day: date) -> str:
-    """Fingerprint of what was delivered for ``day``, whatever other datasets keep for it; "" if there is nothing."""
+    """Fingerprint of what was delivered for ``day``, clicks that came later too; "" if there is nothing."""
     if data.format == "synthetic":
         return ""
     if data.connector is not None:
         return data.connector.open(replace(data, day=str(day))).mark
-    return fingerprint(path_of(data, day), data_spec(data).columns)
+    mark = fingerprint(path_of(data, day), data_spec(data).columns)
+    return "-".join([mark, fingerprint(filled(data.label.late_path, day))]) if data.label.late_path else mark
 
 
 def late_name(day: date) -> str:

@@ -34,6 +34,16 @@ class Engine(ExitStack, ABC):
     """
 
     @abstractmethod
+    def parts(self, source: Source) -> Sequence[Source]:
+        """The pieces that ``count`` reads a source in."""
+
+    @abstractmethod
+    def look(
+        self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
+    ) -> Iterator[tuple[int, pl.DataFrame]]:
+        """What ``work`` makes of every block of ``parts``, in order, with the number of the part; before ``count``."""
+
+    @abstractmethod
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1 over every block of ``sources``."""
 
@@ -60,6 +70,17 @@ class LocalEngine(Engine):
         self.spill = Spill()
         self.numbers: list[int] = []  # of the blocks in the spill, in their order
         self.callback(self.spill.file.close)
+
+    def parts(self, source: Source) -> Sequence[Source]:
+        """The source as it is."""
+        return [source]
+
+    def look(
+        self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
+    ) -> Iterator[tuple[int, pl.DataFrame]]:
+        """See ``Engine``."""
+        blocks = ((number, block) for number, part in enumerate(parts) for block in part.blocks())
+        return in_order(lambda each: (each[0], work(each[1])), blocks, self.workers)
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows go to a temporary file."""

@@ -100,7 +100,7 @@ class IcebergSnapshot(TableSnapshot):
             ) from None
 
     def _of(self, first: date, *, on: bool = False) -> BooleanExpression:
-        """What rows of the day ``first`` fulfil, and rows without a day; ``on``: of that day and all later ones."""
+        """What rows of the day ``first`` fulfil; ``on``: of that day and all later ones."""
         name = self.data.day_column or self.data.timestamp or ""
         if name not in self.columns:
             return AlwaysTrue()  # ``sources`` tells
@@ -160,9 +160,7 @@ def _utc(seconds: int) -> str:
 def _between(name: str, low: Any, high: Any) -> BooleanExpression:
     """From ``low`` on; with ``high``, below it, or nothing."""
     at_least = _where.GreaterThanOrEqual(name, low)
-    return (
-        at_least if high is None else _where.Or(_where.And(at_least, _where.LessThan(name, high)), _where.IsNull(name))
-    )
+    return at_least if high is None else _where.And(at_least, _where.LessThan(name, high))
 
 
 def _packed(name: str, value: Any, on: bool) -> BooleanExpression:

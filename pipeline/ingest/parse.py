@@ -14,10 +14,11 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.crosses import cross_text
+from pipeline.ingest.event_keys import event_columns
 from pipeline.ingest.ids import check_ids, ids_of, plain_hashes
 from pipeline.ingest.rejects import Reject, Rejected, shown
 from pipeline.ingest.sampling import read_rates
-from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
+from pipeline.ingest.spec import CLICKED_LATER, DAY, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
 from pipeline.ingest.times import day_of, hour_of, whole_hour_of
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
@@ -56,9 +57,14 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
     """Typed rows of ``raw`` (columns of ``spec.columns``), whose rows are numbered ``lines``; one day's by ``rule``."""
     rejected = Rejected(lines)
     plain = plain_numbers(raw, spec)
-    strings = [name for name in raw.columns if raw[name].dtype != pl.List and name not in plain]
+    strings = [
+        name for name in raw.columns if raw[name].dtype != pl.List and name not in plain and name != CLICKED_LATER
+    ]
     texts = {name: text_of(raw[name], spec, rejected) for name in strings}
     columns = [_label(raw, texts, spec, rejected)]
+    events = event_columns(raw, texts, columns[0], spec, rejected) if spec.event_key is not None else []
+    if CLICKED_LATER in raw.columns:
+        columns[0] = columns[0].set(raw[CLICKED_LATER] > 0, 1.0)
     if spec.tasks or spec.row_weight:
         columns += task_columns(raw, texts, columns[0], spec, rejected)
     if spec.sampling.column is not None:
@@ -96,7 +102,7 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         columns.append(whole_hour_of(hours, text, rejected) if whole else hour_of(hours, text, rejected, zone))
     if spec.true_probability:
         columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
-    frame = pl.DataFrame(columns)
+    frame = pl.DataFrame([*columns, *events])
     kept: dict[int, pl.DataFrame] = {}
     dropped = 0
     if rule is not None and spec.has_day:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from pipeline.errors import ConfigError, NightjarError
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, transformed
 from pipeline.ingest.engines import Engine
 from pipeline.ingest.rejects import Reject
-from pipeline.ingest.sources import Source
+from pipeline.ingest.sources import Block, Source
 
 CALL_SECONDS = 10
 PARTS_PER_CORE = 4  # of a wave, after which the driver hears of its rows
@@ -49,6 +49,32 @@ class RayEngine(Engine):
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         self._kept: list[Any] = []
         self._lines: dict[int, int] = {}  # lines of its file before a part, of parts that are counted
+
+    def parts(self, source: Source) -> Sequence[Source]:
+        """As the source gives them."""
+        return source.parts()
+
+    def look(
+        self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
+    ) -> Iterator[tuple[int, pl.DataFrame]]:
+        """See ``Engine``; wherever Ray has room, and what is made travels to the driver."""
+        ray, shared = self._ray, self._ray.put((list(parts), work))
+
+        def made(row: dict[str, Any]) -> list[dict[str, Any]]:
+            parts, work = ray.get(shared)
+            try:
+                frames = [work(block) for block in parts[row["id"]].blocks()]
+            except NightjarError as error:
+                return [{"part": row["id"], "error": error, "made": b""}]
+            return [{"part": row["id"], "error": None, "made": each.write_ipc(None).getvalue()} for each in frames]
+
+        items = [{"id": number} for number in range(len(parts))]
+        if not items:
+            return
+        for row in ray.data.from_items(items, override_num_blocks=len(items)).flat_map(made).iter_rows():
+            if row["error"] is not None:
+                raise row["error"]
+            yield row["part"], pl.read_ipc(io.BytesIO(row["made"]))
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows stay with Ray."""

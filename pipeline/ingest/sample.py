@@ -105,7 +105,7 @@ def _no_rows(path: str) -> DataError:
 def _of_table(connector: Connector, path: str, options: dict[str, str]) -> Sample:
     data = DataConfig(name="sample", format=connector.name, path=path, options=options)
     connector.check(data, "data")
-    excerpt = connector.open(data).excerpt(ROWS)
+    excerpt = connector.latest(data).excerpt(ROWS)
     if not excerpt.frame.height:
         raise _no_rows(path)
     return Sample(path=path, frame=excerpt.frame, total=excerpt.total, files=excerpt.parts, kind=connector.name,

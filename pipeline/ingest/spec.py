@@ -25,6 +25,9 @@ from pipeline.specs import LABEL_KINDS, TaskSpec, mapping_of
 from pipeline.specs.id_mapping import IdMapping
 
 DAY = "day"
+EVENT, EVENT_CHECK = "event:key", "event:check"  # columns of typed rows: two hashes of an event's key
+CAME_CLICKED = "event:clicked"  # column of typed rows: the label by the dataset's own logs, whatever came later
+CLICKED_LATER = "clicked later"  # column of raw rows: the click is in other rows of these logs (1), later ones (2)
 TIME = "time"  # column of synthetic logs: seconds since the day from which they count days
 CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 
@@ -140,7 +143,8 @@ class DataSpec:
 
     ``hour_column``: where a row's hour is read, None where none is asked for; ``whole_hours``: it holds 0 to 23, no
     times. ``tasks``: those besides the main one; ``row_weight``: the raw column of weights. ``time_zone``: whose days
-    and hours are meant. ``sampling``: which rows are or were left out.
+    and hours are meant. ``sampling``: which rows are or were left out. ``event_key``: the raw
+    column that tells events apart.
     """
 
     label: str
@@ -160,6 +164,7 @@ class DataSpec:
     tasks: tuple[TaskSpec, ...] = ()
     row_weight: str | None = None
     time_zone: str | None = None
+    event_key: str | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     @property
@@ -183,6 +188,7 @@ class DataSpec:
         if "" not in self.missing or self.number_is_missing:
             return frozenset()
         read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight, self.sampling.column}
+        read |= {self.event_key}
         read |= {task.column for task in self.tasks}
         read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
         read |= {feature.weights for feature in self.sparse}
@@ -249,7 +255,7 @@ def data_spec(data: DataConfig) -> DataSpec:
         true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
         split=data.split, columns=_columns(data, dense, sparse, day, hour), hour_column=hour, tasks=tasks,
         whole_hours=data.hour_column is not None, row_weight=data.weight, time_zone=data.time_zone,
-        sampling=data.sampling,
+        sampling=data.sampling, event_key=data.dedupe.key,
     )  # fmt: skip
     _check_names(spec)
     return spec
@@ -304,6 +310,8 @@ def _columns(
         columns.setdefault(task.column or name, f"data.tasks.{name}.column")
     if data.weight:
         columns.setdefault(data.weight, "data.weight")
+    if data.dedupe.key:
+        columns.setdefault(data.dedupe.key, "data.dedupe.key")
     if data.sampling.column:
         columns.setdefault(data.sampling.column, "data.sampling.column")
     return columns

@@ -20,11 +20,13 @@ import polars as pl
 from pipeline.config import DataConfig, IngestConfig
 from pipeline.cpus import available_cpus
 from pipeline.errors import ArtifactError, DataError
-from pipeline.ingest import days, synthetic, table_specs
+from pipeline.ingest import days, history, synthetic, table_specs
 from pipeline.ingest.accept import check_day, check_kept, held
 from pipeline.ingest.blocks import CountJob, TransformJob, train_codes
+from pipeline.ingest.corrected import corrected_rows
 from pipeline.ingest.engines import Engine, LocalEngine
 from pipeline.ingest.file_source import BLOCK_UNIT, file_sources
+from pipeline.ingest.find_repeats import FoundRepeats, find_repeats
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, joined, write_frame
 from pipeline.ingest.parse import DayRule
@@ -36,7 +38,7 @@ from pipeline.ingest.sources import FrameSource, Source, answering
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import continued_state, dataset_schema, fitted_state, write_state
 from pipeline.ingest.transform import State, binned, with_vocabulary
-from pipeline.records import RAW, UNSEEN, VALIDATION, raw_column, unseen_column
+from pipeline.records import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
 from pipeline.specs import Snapshot
 from pipeline.specs.id_mapping import FittedMapping, FittingDay
 from pipeline.store import Draft, Store
@@ -57,6 +59,8 @@ def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
         return table_specs.VERSION
     with answering(data.path, store):
         mark = days.day_fingerprint(data, store)
+        others = history.marks(data, store) if mark else []
+        mark += days.LATE + "-".join(others) if others else ""
     if not mark:
         if data.has_file_per_day:
             days.require_complete(data)
@@ -83,6 +87,7 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) ->
             run = _Run(data, settings, seed, draft, spec, stack, snapshot)
             for day in data.days or (None,):
                 run.add(day)
+            run.train_again()
         summary = run.finish()
         if snapshot is None:  # a snapshot cannot change
             _check_unchanged(data, draft)
@@ -117,11 +122,9 @@ class _Run:
             )
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.splits = ("train", VALIDATION, "test") if data.split.validates else ("train", "test")
+        kept = (*self.splits, RAW, UNSEEN, *((EVENTS,) if history.keeps_events(data) else ()))
         pool = stack.enter_context(ThreadPoolExecutor(available_cpus(), thread_name_prefix="nightjar-encode"))
-        self.writers = {
-            split: stack.enter_context(PartWriter(draft, split, settings, pool))
-            for split in (*self.splits, RAW, UNSEEN)
-        }
+        self.writers = {split: stack.enter_context(PartWriter(draft, split, settings, pool)) for split in kept}
         self.state = self._continued(data.mapping_from) if data.mapping_from else None
         self.alone = Alone(spec)
         self.total: Fit | None = None
@@ -129,6 +132,9 @@ class _Run:
         self.dropped = 0
         self.late: dict[int, dict[date | None, list[pl.DataFrame]]] = {}  # by their day and the one they came with
         self.by_place: list[str] = []
+        self.repeats: FoundRepeats | None = None
+        self.kept_events = history.Digest()
+        self.again: dict[int, int] = {}
         self.replaces = days.replaced(draft.store, data, draft.key)
         if self.replaces is not None:
             again = self.replaces.config.get("raw") != draft.config.get("raw")
@@ -153,6 +159,8 @@ class _Run:
         shown = f"{day}: " if len(self.days) > 1 else ""
         quarantined = self.quarantine.rows
         with engine_of(self.settings) as engine:
+            if self.spec.event_key is not None and self.repeats is None:
+                self.repeats = find_repeats(engine, self.data, self.draft.store, self.spec, self._log_sources)
             fit = self._first_pass(engine, day, f"{shown}pass 1 of 2")
             check_day(fit, self.quarantine, self.data, day, self.quarantine.rows - quarantined)
             if not fit.test:
@@ -162,7 +170,7 @@ class _Run:
                     sample=lambda: engine.train_rows(fit.first_test_day),
                 )  # fmt: skip
                 self.state = fitted_state(self.spec, fit.train, self.state, fitting)
-            self._second_pass(engine, fit, _Meter(f"{shown}pass 2 of 2", sum(fit.rows.values())))
+            self._second_pass(engine, fit, number, _Meter(f"{shown}pass 2 of 2", sum(fit.rows.values())))
         if self.total is None:
             self.total = fit
         else:
@@ -222,28 +230,36 @@ class _Run:
                     data.synthetic, self.seed, day, self.settings.block_mib, data.split.by == "hours"
                 )
             ]
-        sources = self._delivered(day)
+        sources, size = self._log_sources(day, self.spec)
+        self.bytes += size
+        if self.repeats is not None:
+            sources = self.repeats.marked(day, sources)
         if day is not None:
-            for artifact, name in days.late_files(data, self.draft.store, day):
-                with self.draft.store.open(f"{artifact.path}/{name}") as source:
-                    rows = pl.read_parquet(source.read()).select(list(self.spec.columns))
-                sources.append(FrameSource(rows, f"late rows in {artifact.path}", OTHER_DAYS))
             early = self.late.pop(days.day_number(day), {})
             sources += [
                 FrameSource(joined(parts), f"rows in files of {before}", OTHER_DAYS) for before, parts in early.items()
             ]
         return sources
 
-    def _delivered(self, day: date | None) -> list[Source]:
-        """What was delivered for ``day``, or everything there is; counts its bytes."""
-        if self.snapshot is not None:
-            self.bytes += self.snapshot.delivery(day).bytes
-            return [*self.snapshot.sources(day, self.spec, self.settings.block_mib * BLOCK_UNIT)]
-        files = find_files(days.path_of(self.data, day))
-        self.bytes += files.bytes
-        return [*file_sources(self.data, self.spec, files, self.settings.block_mib)]
+    def _log_sources(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
+        """What was delivered for ``day`` (or all there is) and the late rows of it that other datasets keep; bytes."""
+        sources, size = self._delivered(day, spec)
+        store = self.draft.store
+        for artifact, name in days.late_files(self.data, store, day) if day is not None else ():
+            with store.open(f"{artifact.path}/{name}") as source:
+                rows = pl.read_parquet(source.read()).select(list(spec.columns))
+            sources.append(FrameSource(rows, f"late rows in {artifact.path}", OTHER_DAYS))
+        return sources, size
 
-    def _second_pass(self, engine: Engine, fit: Fit, meter: _Meter) -> None:
+    def _delivered(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
+        """What was delivered for ``day``, or everything there is, and its bytes."""
+        if self.snapshot is not None:
+            block_bytes = self.settings.block_mib * BLOCK_UNIT
+            return [*self.snapshot.sources(day, spec, block_bytes)], self.snapshot.delivery(day).bytes
+        files = find_files(days.path_of(self.data, day))
+        return [*file_sources(self.data, spec, files, self.settings.block_mib)], files.bytes
+
+    def _second_pass(self, engine: Engine, fit: Fit, number: int | None, meter: _Meter) -> None:
         """Write the rows to the Parquet files of their splits."""
         assert self.state is not None
         beside = {
@@ -254,10 +270,14 @@ class _Run:
         for rows in engine.transform(TransformJob(self.spec, self.state, fit.first_test_day)):
             for split in self.splits:
                 self.writers[split].add(rows[split].drop(extra) if split == "test" else rows[split])
+            if EVENTS in rows and EVENTS in self.writers:
+                own = rows[EVENTS] if self.spec.has_day else rows[EVENTS].with_columns(day=pl.lit(number, pl.Int32))
+                self.writers[EVENTS].add(own)
+                self.kept_events.add(own)
             for split, columns in beside.items():
                 if columns:
                     self.writers[split].add(rows["test"].select(columns))
-            meter.add(sum(frame.height for frame in rows.values()))
+            meter.add(sum(frame.height for split, frame in rows.items() if split != EVENTS))
 
     def finish(self) -> dict[str, Any]:
         """Write everything but the rows; returns the summary without the rate."""
@@ -266,9 +286,10 @@ class _Run:
         self.total.train.settle(
             {name: t.lookup["hash"] for name, t in self.state.sparse.items() if t.lookup is not None}
         )
+        again = self.again
         writers = {split: self.writers[split] for split in self.splits}
         written = {split: writer.rows for split, writer in writers.items()}
-        left_out = rows["train"] - written["train"]
+        left_out = rows["train"] - written["train"] + sum(again.values())
         check_kept(written["train"], self.total, data)
         files = {split: writer.files for split, writer in writers.items()}
         groups = {split: writer.groups for split, writer in writers.items()}
@@ -291,7 +312,9 @@ class _Run:
                 "feature %r: all %s rows of its table are in use; the %s coldest went to ids that are looked up more",
                 name, f"{self.state.sparse[name].rows:,}", f"{count:,}",
             )  # fmt: skip
+        repeated = self.repeats.judged if self.repeats is not None else None
         seen = sum(rows.values()) + self.quarantine.rows + sum(late.values())
+        seen += sum(repeated.repeated.values()) if repeated is not None else 0
         return {
             "rows": seen, "rows_train": written["train"], "rows_test": rows["test"],
             **({"rows_left_out": left_out} if data.sampling.negatives is not None else {}),
@@ -299,6 +322,12 @@ class _Run:
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
             "reasons": dict(self.quarantine.kinds.most_common(3)), "split_by_place": self.by_place,
             "rows_replaced": replaced,
+            **({} if repeated is None else {
+                "rows_repeated": sum(repeated.repeated.values()),
+                "rows_relabelled": history.counted(repeated.corrected),
+                "rows_corrected": history.counted(again), "events": str(self.kept_events),
+                **history.age(draft.store, data),
+            }),
             **({"snapshot": self.snapshot.version} if self.snapshot is not None else {}),
             **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
@@ -308,6 +337,23 @@ class _Run:
         """The fitted mapping of every table."""
         assert self.state is not None
         return {feature.name: self.state.sparse[feature.name] for feature in self.spec.owners}
+
+    def train_again(self) -> None:
+        """Add the train rows of earlier days whose clicks these logs brought."""
+        if self.repeats is None:
+            return
+        assert self.state is not None
+        store = self.draft.store
+        for day, events in self.repeats.judged.late.items():
+            write_frame(self.draft, history.corrected_name(days.day_of(day)), events, self.settings.compression)
+            dataset = history.former_dataset(store, self.data, day)
+            assert dataset is not None
+            rows = corrected_rows(store, dataset, events, self.spec, self.state)
+            if rows is not None and rows.height:
+                self.writers["train"].add(rows)
+                self.again[day] = rows.height
+            log.info("%s: %s clicks came later, %s of them in train rows, which are trained on once more",
+                     days.day_of(day), f"{events.height:,}", f"{self.again.get(day, 0):,}")  # fmt: skip
 
     def _quality(self) -> dict[str, Any]:
         """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""

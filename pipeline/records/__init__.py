@@ -25,6 +25,7 @@ from pipeline.records.compared import MovedTable, PlanDiff, PlannedCase, PlanSid
 from pipeline.records.dataset import (
     BY_LOGIT,
     BY_WEIGHTS,
+    EVENTS,
     LABEL,
     MISSING_ROW,
     NEGATIVE_RATE,
@@ -113,7 +114,8 @@ from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Tower
 from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
 
 __all__ = [
-    "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CALIBRATOR", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL",
+    "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CALIBRATOR", "CARD", "EVENTS", "FAILED", "GATE", "HELD", "HOLD",
+    "LABEL",
     "MARK_BYTES", "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS", "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW",
     "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "TRANSFORMS", "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW",
     "VALIDATION", "Base", "Beside", "Best", "Budget", "Bytes", "Calibrated", "CalibrationCurve", "CalibratorRecord",

@@ -23,6 +23,7 @@ RAW = "raw"
 # As RAW: unseen/part-*.parquet, the hashes of held-out ids that have no row of their own in this dataset. A model of
 # another one may have a row for them.
 UNSEEN = "unseen"
+EVENTS = "events"  # the events of a dataset's rows: events/part-*.parquet, by which rows of later days are told apart
 TRANSFORMS = "transforms.json"  # what was fitted: of a dataset, and of the versions that are trained on it
 
 

@@ -23,7 +23,10 @@ class IngestPart(Record):
 
     ``rows_*`` of dicts are by day (late) or by feature (freed, replaced); ``replaces``: the path of the dataset of the
     same day whose place this one takes; ``snapshot``: of the table that was read. What is of days is absent where
-    ``data.day`` is not set.
+    ``data.day`` is not set. ``rows_left_out``:
+    without a click, by ``data.sampling``; ``rows_repeated``: of events that came before. By day, ``rows_relabelled``:
+    rows of these logs whose click came later, and ``rows_corrected``: earlier days' rows, trained on once more.
+    ``labels_until``: the last day whose clicks are in; ``labels_final``: the day after which none is waited for.
     """
 
     rows: int | None = absent()
@@ -32,6 +35,11 @@ class IngestPart(Record):
     rows_validation: int | None = absent()
     rows_quarantined: int | None = absent()
     rows_left_out: int | None = absent()
+    rows_repeated: int | None = absent()
+    rows_relabelled: dict[str, int] | None = absent()
+    rows_corrected: dict[str, int] | None = absent()
+    labels_until: str | None = absent()
+    labels_final: str | None = absent()
     bytes_in: int | None = absent()
     rows_per_s: float | None = absent()
     reasons: dict[str, int] | None = absent()
@@ -44,6 +52,11 @@ class IngestPart(Record):
     rows_replaced: dict[str, int] | None = absent()
     split_by_place: tuple[str, ...] | None = absent()
     snapshot: str | None = absent()
+
+    @property
+    def labels_young(self) -> bool:
+        """Whether clicks of its rows may still come."""
+        return self.labels_final is not None and (self.labels_until or "") < self.labels_final
 
 
 @dataclass(frozen=True, kw_only=True)

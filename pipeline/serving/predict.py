@@ -18,7 +18,7 @@ import fsspec
 import numpy as np
 import polars as pl
 
-from pipeline.config import DataConfig, SamplingConfig
+from pipeline.config import DataConfig, DedupeConfig, SamplingConfig
 from pipeline.config.data import connector_at
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
@@ -154,7 +154,7 @@ def _blocks(data: DataConfig, spec: DataSpec, block_mib: int) -> tuple[int, Iter
     if data.connector is None:
         files = find_files(data.path or "")
         return files.bytes, _file_blocks(files, file_sources(data, spec, files, block_mib))
-    snapshot = data.connector.open(data)
+    snapshot = data.connector.latest(data)
     total = max(snapshot.delivery(None).bytes, 1)
     return total, _table_blocks(total, snapshot.sources(None, spec, int(block_mib * MIB)))
 
@@ -231,6 +231,7 @@ def _without_label(data: DataConfig) -> list[str]:
 
 def _spec(data: DataConfig, labelled: bool) -> DataSpec:
     """What a row must have: the features, and the label if there is one. Days and splits matter to training only."""
+    data = dataclasses.replace(data, dedupe=DedupeConfig())
     spec = data_spec(data if labelled else dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig()))
     unused = ("data.day_column", "data.timestamp", "data.hour_column", *(() if labelled else ("data.label.column",)))
     columns = {name: option for name, option in spec.columns.items() if option not in unused}

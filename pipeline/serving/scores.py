@@ -53,6 +53,7 @@ class DensePart(nn.Module):
         self._order = order
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """The logits, as the class says."""
         if len(self.towers):
             parts = [
                 module(self._taken(embeddings, places))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ class Connector(ABC):
     ``package``: what ``extra`` of Nightjar installs; ``module``: what is imported of it. ``options``: those of
     ``data.options`` that it knows, with what they mean; None: it hands them to its library. ``on_disk``: ``data.path``
     is a place. ``by_day``: a day's delivery is what came on that day, which may be rows of other days; else the rows'
-    own column says their day.
+    own column says their day. ``messages``: what ``data.messages`` can be; empty where rows are no messages.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Connector(ABC):
     options: dict[str, str] | None = None
     on_disk = False
     by_day = False
+    messages: tuple[str, ...] = ()
 
     def check(self, data: Any, path: str) -> None:  # noqa: B027 (most have nothing to check)
         """ConfigError for a ``DataConfig`` that cannot be read; ``path``: its key."""
@@ -96,6 +98,10 @@ class Connector(ABC):
         """
         self.require()
         return self.opened(data, mark)
+
+    def latest(self, data: Any) -> Snapshot:
+        """The newest snapshot, all days of it: for a look at it, not for a dataset."""
+        return self.open(dataclasses.replace(data, day=None, snapshot=None))
 
     @abstractmethod
     def opened(self, data: Any, mark: str) -> Snapshot:

@@ -32,6 +32,10 @@ def _sampled(config: Config) -> bool:
     return _logs(config) and config.data.sampling.active
 
 
+def _deduped(config: Config) -> bool:
+    return _logs(config) and config.data.dedupe.key is not None
+
+
 def _seeded(config: Config) -> bool:
     """Whether the dataset depends on the seed: synthetic logs, or a mapping whose fit is random."""
     data = config.data
@@ -58,9 +62,11 @@ class Ingest(Stage):
         use("data.table_defaults", "pooling zipf", when=_tables),
         use("data", "separator quote header columns strip missing timestamp day_column hour_column", when=_logs),
         use("data", "day late late_days mapping_from max_quarantine_share dense_transform", when=_logs),
-        use("data.label", "column positive negative", when=_logs),
+        use("data.label", "column positive negative window_days", when=_logs),
+        use("data.label", "late_path", named=True),
+        use("data.dedupe", "key days", when=_deduped),
         use("data.tasks", "*.column *.kind *.positive *.negative *.given"),
-        use("data", "weight time_zone", when=_logs),
+        use("data", "weight time_zone messages", when=_logs),
         use("data.sampling", "negatives column rate correct", when=_sampled),
         use("data.watermark", "success min_rows max_age_hours partitions min_partitions later_rows", when=_logs),
         use("data.checks", "leak leak_auc", when=_logs),
@@ -115,6 +121,8 @@ class Ingest(Stage):
             return {}
         reasons = ", ".join(f"{kind} ({units.count(count)})" for kind, count in (part.reasons or {}).items())
         warnings = part.warnings or ()
+        days = {**(part.rows_relabelled or {}), **(part.rows_corrected or {})}
+        corrected = ", ".join(f"{units.count(count)} of {day}" for day, count in days.items())
         lines = [
             f"{units.count(part.rows)} rows, {units.count(part.rows_quarantined)} of them in quarantine",
             f"{units.size(part.bytes_in)} read, {units.count(part.rows_per_s)} rows/s",
@@ -123,6 +131,9 @@ class Ingest(Stage):
             f"{units.count(part.rows_left_out)} rows without a click left out of training"
             if part.rows_left_out
             else "",
+            f"{units.count(part.rows_repeated)} repeated rows dropped" if part.rows_repeated else "",
+            f"labels corrected by later clicks: {corrected}" if corrected else "",
+            f"labels are final with the clicks of {part.labels_final}" if part.labels_young else "",
             f"replaces {short_path(part.replaces, 16)}" if part.replaces else "",
             *(f"warning: {line}" for line in warnings[:MOST_WARNINGS]),
             f"and {len(warnings) - MOST_WARNINGS} more warnings" if len(warnings) > MOST_WARNINGS else "",

@@ -14,7 +14,18 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, UnreachableError
 from pipeline.publishing import versions
 from pipeline.publishing.line import better_by_record
-from pipeline.records import CALIBRATOR, GATE, LABEL, MISSING_ROW, UNSEEN_ROW, Best, Former, GateRecord, read
+from pipeline.records import (
+    CALIBRATOR,
+    GATE,
+    LABEL,
+    MISSING_ROW,
+    UNSEEN_ROW,
+    Best,
+    Former,
+    GateRecord,
+    IngestPart,
+    read,
+)
 from pipeline.records.step import Step
 from pipeline.stages.calibrating import calibrator_of
 from pipeline.store import Artifact, Draft, Store
@@ -74,6 +85,7 @@ def judged(
     known = dataclasses.replace(
         record, best=best, incumbent_version=incumbent, weights_not_finite=written.not_finite,
         coverage=scores.coverage(), former=_former(config, store, incumbent), not_comparable=opened.problem or None,
+        young_labels=_young(inputs["ingest"]),
     )  # fmt: skip
     return judge(known, config.gate)
 
@@ -230,6 +242,17 @@ def id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:
             table = pq.read_table(source, columns=["row", "id"])
         names |= dict(zip(table["row"].to_pylist(), map(str, table["id"].to_pylist()), strict=True))
     return names
+
+
+def _young(dataset: Artifact) -> str | None:
+    """That clicks of the dataset's rows may still come, in words; None where its labels are final."""
+    part = IngestPart.from_json(dataset.summary)
+    if not part.labels_young:
+        return None
+    return (
+        f"labels have the clicks until {part.labels_until} and are final with those of {part.labels_final}: all "
+        "figures are of young labels"
+    )
 
 
 def _former(config: Config, store: Store, incumbent: Any) -> Former | None:

@@ -1,4 +1,4 @@
-"""Linear layers of a ranking model on a CPU: oneDNN's product with bias, ReLU in place.
+"""Linear layers of a ranking model on a CPU: the compiled library's where the CPU has AVX-512, else oneDNN's products.
 
 PyTorch multiplies float32 by MKL, which reaches half of an AMD CPU's speed. oneDNN's kernels reach the peak of CPUs
 with AVX2 or AVX-512 (docs/measurements.md). Sums are in another order than MKL's, so results agree up to rounding.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers import DotInteraction, Logit
-from pipeline.native import Mask, library
+from pipeline.native import Mask, layers, library
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -40,6 +40,45 @@ class _Linear(torch.autograd.Function):
         for_x = product(grad, kernel.t(), None) if wanted[0] else None
         for_weight = _outer(grad, x).to(ctx.dtype) if wanted[1] else None
         return for_x, for_weight, None if sums is None else sums.to(ctx.dtype), None
+
+
+class _CompiledLinear(torch.autograd.Function):
+    """The same by the compiled library; ``weight`` and ``bias`` in float32, their gradients never rounded to bf16."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, kernels: layers.Library
+    ) -> Tensor:
+        out = x.new_empty(len(x), len(weight))
+        kernels.forward(_task(x, weight, bias=_at(bias), out=out.data_ptr(), relu=relu))
+        ctx.save_for_backward(x, weight, out if relu else None)
+        ctx.kernels, ctx.has_bias = kernels, bias is not None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        grad = grads[0].contiguous()
+        x, weight, out = ctx.saved_tensors
+        for_x = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
+        for_weight, for_bias = torch.empty_like(weight), weight.new_empty(len(weight))
+        masked = None if out is None else torch.empty_like(grad)
+        task = _task(
+            x, weight, grad=grad.data_ptr(), out=_at(out), masked=_at(masked), for_x=_at(for_x),
+            for_weight=for_weight.data_ptr(), for_bias=for_bias.data_ptr(),
+        )  # fmt: skip
+        ctx.kernels.backward(task)
+        return for_x, for_weight, for_bias if ctx.has_bias else None, None, None
+
+
+def _task(x: Tensor, weight: Tensor, **others: int | None) -> layers.Linear:
+    return layers.Linear(
+        x=x.data_ptr(), weight=weight.data_ptr(), n=len(x), inputs=x.shape[1], width=len(weight),
+        x_stride=x.stride(0), bf16=x.dtype == torch.bfloat16, threads=torch.get_num_threads(), **others,
+    )  # fmt: skip
+
+
+def _at(values: Tensor | None) -> int | None:
+    return None if values is None else values.data_ptr()
 
 
 def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor, Tensor | None]:
@@ -94,8 +133,22 @@ class CpuLinear(nn.Linear):
         if torch.compiler.is_compiling() or x.device.type != "cpu" or dtype not in _DTYPES or not x.numel():
             plain = super().forward(x)
             return plain.relu() if self.relu else plain
-        out = cast(Tensor, _Linear.apply(x.flatten(0, -2).to(dtype), self.weight, self.bias, self.relu))
+        flat = x.flatten(0, -2).to(dtype)
+        kernels = self._kernels(flat)
+        if kernels is not None:
+            out = cast(Tensor, _CompiledLinear.apply(flat, self.weight, self.bias, self.relu, kernels))
+        else:
+            out = cast(Tensor, _Linear.apply(flat, self.weight, self.bias, self.relu))
         return out.view(*x.shape[:-1], self.out_features)
+
+    def _kernels(self, x: Tensor) -> layers.Library | None:
+        """The compiled library, where it takes ``x`` [B, in] and the parameters."""
+        kernels = layers.library()
+        if kernels is None or not kernels.able[x.dtype == torch.bfloat16] or x.stride(1) != 1:
+            return None
+        parameters = [self.weight] if self.bias is None else [self.weight, self.bias]
+        fits = all(each.dtype == torch.float32 and each.is_contiguous() for each in parameters)
+        return kernels if fits else None
 
 
 def use_cpu_kernels(model: nn.Module) -> None:

@@ -28,7 +28,10 @@ KINDS = (
     ("lookups", ("fbgemm::", "embedding_bag", "nightjar::lookups", "_LookUp")),
     ("interaction", ("Interaction",)),
     ("exchange", ("gloo:", "nccl:", "c10d::")),
-    ("matrix products", ("::mm", "::addmm", "::bmm", "::baddbmm", "_linear_pointwise", "gemm", "cutlass")),
+    (  # the compiled library's do bias, ReLU and their gradients too
+        "matrix products",
+        ("::mm", "::addmm", "::bmm", "::baddbmm", "_linear_pointwise", "_CompiledLinear", "gemm", "cutlass"),
+    ),
     ("dense optimizer", ("Optimizer.", "adam", "adagrad", "_foreach_")),
     ("copies", ("copy", "::cat", "gather", "index_select", "::fill_", "::zero_", "clone", "Memcpy", "Memset")),
     ("reductions", ("::sum", "::mean", "::any", "::all")),

@@ -25,6 +25,7 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 
 SLOT = 256 << 20  # bytes of a message; pages that no message reaches take no memory
+CHUNK = 1 << 15  # values of a sum at a time, so that they stay in the cache
 LINE = 8  # int64 values of a cache line, so that ranks do not write into the same one
 # Looks before the first pause; seconds of a pause, between looks at peers, and of waiting for a rank that runs.
 SPINS, PAUSE, CHECK, LONGEST = 2000, 5e-5, 0.5, 1800.0
@@ -66,16 +67,33 @@ class SharedMemory:
             at += count
         return True
 
-    def all_reduce(self, values: Tensor) -> bool:
-        """Replace ``values`` by their sum over the ranks, in the order of ranks; False where they do not fit a slot."""
-        turn = self._send(values, [values.nbytes] * self._world)
-        if (self._sizes[turn, :, 0] != values.nbytes).any():
+    def post(self, values: list[Tensor]) -> bool:
+        """Write ``values`` for ``take_sums``, and wait for nobody; False, and nothing, where they do not fit a slot.
+
+        No other collective of this memory may come between the two.
+        """
+        if sum(each.nbytes for each in values) > SLOT:
             return False
-        parts = [_as(self._slots[turn, rank, : values.nbytes], values) for rank in range(self._world)]
-        torch.add(parts[0], parts[1], out=values)
-        for part in parts[2:]:
-            values += part
+        self._calls += 1
+        slot, at = self._slots[self._calls % 2, self._rank], 0
+        for each in values:
+            slot[at : at + each.nbytes] = _bytes(each)
+            at += each.nbytes
+        self._arrived[self._rank] = self._calls
         return True
+
+    def take_sums(self, values: list[Tensor]) -> None:
+        """Replace ``values`` by the sums of what all ranks post, in the order of ranks. Waits for those posts."""
+        self._wait()
+        slots, at = self._slots[self._calls % 2], 0
+        for each in values:
+            flat, parts = each.view(-1), slots[:, at : at + each.nbytes].view(each.dtype)
+            for low in range(0, flat.numel(), CHUNK):
+                into, (first, second, *others) = flat[low : low + CHUNK], parts[:, low : low + CHUNK]
+                torch.add(first, second, out=into)
+                for part in others:
+                    into += part
+            at += each.nbytes
 
     def all_gather(self, output: Tensor, input: Tensor) -> bool:
         """Fill ``output`` with the ``input`` of all ranks, in their order; False where any does not fit a slot.
@@ -104,6 +122,9 @@ class SharedMemory:
     def _meet(self) -> None:
         """Wait until every rank has made this call."""
         self._arrived[self._rank] = self._calls
+        self._wait()
+
+    def _wait(self) -> None:
         looks, began = 0, time.monotonic()
         checked = began
         while self._arrived.min() < self._calls:
@@ -163,15 +184,6 @@ class SharedMemory:
             return [values.nbytes // self._world] * self._world
         row = values.nbytes // values.shape[0] if values.shape[0] else 0
         return [row * count for count in rows]
-
-    def mean(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """The mean of a bucket of gradients over the ranks, for DDP."""
-        values = bucket.buffer().div_(self._world)
-        if not self.all_reduce(values):
-            dist.all_reduce(values)
-        done: torch.futures.Future[Tensor] = torch.futures.Future()
-        done.set_result(values)
-        return done
 
 
 class _Done:
@@ -241,10 +253,6 @@ def _opened(pid: int, handle: int, mark: int, size: int) -> mmap.mmap | None:
 
 def _bytes(values: Tensor) -> Tensor:
     return values.detach().reshape(-1).view(torch.uint8)
-
-
-def _as(values: Tensor, like: Tensor) -> Tensor:
-    return values.view(like.dtype).view(like.shape)
 
 
 def _runs(pid: int) -> bool:

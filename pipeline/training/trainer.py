@@ -28,6 +28,7 @@ from pipeline.training.data import Batch
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.products import Speed
+from pipeline.training.reduction import DenseReduction
 from pipeline.training.regularise import seed_step
 from pipeline.training.settings import ModelSettings
 from pipeline.training.shared_memory import share_memory
@@ -89,7 +90,9 @@ class Trainer:
             return nullcontext
         wrapped = self.model._dmp_wrapped_module
         if isinstance(wrapped, DistributedDataParallel):
-            wrapped.register_comm_hook(None, lambda _, bucket: memory.mean(bucket))
+            own = share_memory(device, one_machine=near)
+            assert own is not None
+            self.optimizers.before = DenseReduction(wrapped, own).finish
         return memory.exchanging
 
     def step(self, batches: Iterator[Batch]) -> Output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -22,7 +23,7 @@ class Optimizers:
     Tables learn inside the backward pass. Only data-parallel tables learn in ``step``, by ``tables`` (None without
     any), as the dense part does by ``dense``. ``total``: steps planned; the schedule ends with the last one.
     ``towers``: their modules' gradients differ between the ranks. ``scale``: a factor of both learning rates besides
-    the schedule's, which begins anew every ``cycle`` steps (None: it spans all).
+    the schedule's, which begins anew every ``cycle`` steps (None: it spans all). ``before``: called before each step.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Optimizers:
             clip_table_gradients(dmp, clip.table_value)
         self._factor, self._step = 0.0, 0
         self.scale, self.cycle = 1.0, cast("int | None", None)
+        self.before: Callable[[], None] | None = None
         self.average = Average(config.average, self.dense, parameters, total) if config.average.active else None
         self.tables = replica_optimizer(dmp)
         self._parts = [self.dense, *([self.tables] if self.tables else [])]
@@ -65,6 +67,8 @@ class Optimizers:
 
     def step(self) -> None:
         """Apply the gradients of the last backward pass."""
+        if self.before is not None:
+            self.before()
         if self._clip is not None:
             self._clip()
         for part in self._parts:

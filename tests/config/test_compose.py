@@ -24,6 +24,8 @@ NEEDS_MORE = {
         "data.path=s3://bucket/logs",
     ],
     "iceberg": ["data.path=lake.ads.clicks"],
+    "bigquery": ["data.path=shop.ads.clicks"],
+    "kafka": ["data.options={bootstrap.servers: 'broker:9092'}"],
 }
 
 

@@ -9,7 +9,7 @@ from pipeline.config import GateConfig
 from pipeline.evaluation import Scored, SliceColumn, evaluate, judge, measure
 from pipeline.evaluation.bootstrap import block_of_rows, block_sums, poisson_weights, resample
 from pipeline.evaluation.shift import calibration_by_prediction, kolmogorov_smirnov, population_stability
-from pipeline.records import Best, Curve, Former, GateRecord
+from pipeline.records import Best, Curve, Former, GateRecord, Interval
 from tests.records.made import gate_record
 
 SETTINGS = GateConfig(replicates=200, blocks=200)
@@ -351,3 +351,15 @@ def test_a_simple_model_that_learnt_nothing_asks_nothing() -> None:
     found = judged(dataclasses.replace(SETTINGS, max_calibration_error=None), scored)
     assert found.baseline.ne.point > 1 and found.verdict == "PASS"
     assert any("is no better than the base rate" in each.words for each in found.checks)
+
+
+def test_young_labels_are_named_and_calibration_waits_for_them() -> None:
+    off = Interval(1.3, 1.2, 1.4)
+    made = judged()
+    assert made.candidate is not None
+    known = dataclasses.replace(made, candidate=dataclasses.replace(made.candidate, calibration=off))
+    assert any("calibration is 1.3" in reason for reason in judge(known, SETTINGS).reasons)
+    young = judge(dataclasses.replace(known, young_labels="clicks until today"), SETTINGS)
+    assert not any("calibration is 1.3" in reason for reason in young.reasons)
+    assert young.warnings[0] == "clicks until today"
+    assert any("not held for, as clicks may still come" in words for words in young.warnings)

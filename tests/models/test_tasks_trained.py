@@ -12,39 +12,16 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from pipeline.checkpoint.reader import read_dense
-from pipeline.checkpoint.rows import ChainReader
-from pipeline.config import (
-    Config,
-    DataConfig,
-    EvaluateConfig,
-    GuardConfig,
-    HardwareConfig,
-    TaskOptions,
-    TaskTraining,
-    TrainConfig,
-)
+from pipeline.config import ModelConfig, TaskOptions, TaskTraining
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.tasks import evaluate_tasks
-from pipeline.publishing.program import write_program
-from pipeline.publishing.served import SERVING, Description, ServedModel
-from pipeline.publishing.writing import write_table
-from pipeline.records import SparseColumn, TaskColumn, Tower, Towers
-from pipeline.serving.scores import dense_part
+from pipeline.records import TaskColumn
 from pipeline.store import Store
-from pipeline.training.loop import train
-from pipeline.training.parquet import SplitReader
-from pipeline.training.predict import predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
-from tests.embeddings.ranks import plan_for, spawn
-from tests.models.variants import DIM, RANKERS
-from tests.training.dataset import KEY, write_dataset
-from tests.training.test_train import digests
+from tests.embeddings.ranks import spawn
+from tests.models.trained import COLUMNS, SIZES, WORLDS, published_scores, whole_and_in_parts
+from tests.models.variants import RANKERS
+from tests.training.dataset import write_dataset
 
-ROWS = {"a": 40, "b": 23, "c": 11}
-COLUMNS = tuple(SparseColumn(name=name, rows=rows) for name, rows in ROWS.items())
-FLAT = Towers(partition="flat", towers=(Tower(features=tuple(ROWS), hosts=(0,)),))
-STOP = 7  # 1,010 rows in batches of 250 are 5 steps, of which the last has 10 rows
 TASKS = (
     TaskColumn(name="buy", kind="binary", given="click"), TaskColumn(name="items", kind="count"),
     TaskColumn(name="spend", kind="value"),
@@ -64,23 +41,13 @@ DATASETS: dict[str, dict[str, Any]] = {
     "tasks": {"tasks": TASKS}, "weighted": {"row_weights": True}, "both": {"tasks": TASKS, "row_weights": True},
     "sampled": {"tasks": TASKS, "row_weights": True, "sampled": "logit"},
 }  # fmt: skip
-WORLDS = (1, 2)
 
 
-def config_of(name: str, world: int, **changes: Any) -> Config:
-    ranker, architecture, settings, _ = CASES[name]
+def model_of(name: str) -> ModelConfig:
+    ranker, architecture, _, _ = CASES[name]
     experts = architecture in ("mmoe", "ple")
     options = TaskOptions(task_mlp=[4], expert_mlp=[5] if experts else None, experts=2 if experts else None)
-    own: dict[str, Any] = {
-        "global_batch": 250, "epochs": 2, "lr": 0.01, "sparse_lr": 0.1, "warmup_steps": 2, "schedule": "constant",
-        "precision": "fp32", "threads_per_rank": 1, "log_every_steps": 4, "guard": GuardConfig(collapse=False),
-    }  # fmt: skip
-    return Config(
-        run="r", data=DataConfig(name="t", format="synthetic"),
-        model=replace(RANKERS[ranker], tasks=architecture, task_options=options),
-        hardware=HardwareConfig(name="t", ranks_per_host=world),
-        train=TrainConfig(**{**own, **settings, **changes}), evaluate=EvaluateConfig(global_batch=130),
-    )  # fmt: skip
+    return replace(RANKERS[ranker], tasks=architecture, task_options=options)
 
 
 def run_cases(folder: Path) -> None:
@@ -88,7 +55,7 @@ def run_cases(folder: Path) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         for name, options in DATASETS.items():
-            write_dataset(folder / name, train=1010, test=400, sparse=COLUMNS, **options)
+            write_dataset(folder / name, **SIZES, sparse=COLUMNS, **options)
     dist.barrier()
     for name, case in CASES.items():
         outcome = run_case(Store(str(folder / case[3])), name, world)
@@ -97,21 +64,7 @@ def run_cases(folder: Path) -> None:
 
 
 def run_case(store: Store, name: str, world: int) -> dict[str, Any]:
-    """Train straight through, then stop and go on, in other folders."""
-    plan = plan_for("table_wise", world, rows=ROWS, dim=DIM)
-    dataset = store.get(f"datasets/t/{KEY}", "ingest")
-    outcome: dict[str, Any] = {}
-    for folder, stops in (("whole", [None]), ("parts", [STOP, None])):
-        records: list[dict[str, Any]] = []
-        for stop in stops:
-            config = config_of(name, world, max_steps=stop)
-            where = f"runs/{name.replace(' ', '-')}/{folder}/k"
-            summary = train(TrainingSettings.of(config), store, dataset, plan, where, "key", records.append)
-        outcome[folder] = digests(store, store.get(summary["final"], "train"))
-        outcome["final"] = summary["final"]
-        if records:
-            outcome[f"{folder} progress"] = {key: records[-1].get(key) for key in ("ne_window", "tasks", "samples")}
-    made = predict(PredictionSettings.of(config), store, dataset, plan, outcome["final"])
+    outcome, made = whole_and_in_parts(store, name, model_of(name), world, **CASES[name][2])
     if made is not None:
         main = made.logits if made.logits.ndim == 1 else made.logits[:, 0]
         tasks = TASKS if made.tasks else ()
@@ -175,32 +128,8 @@ def test_a_task_without_weight_is_not_learnt(trained) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_published_scores_are_the_trained_ones(trained, name: str, tmp_path: Path) -> None:
     store = Store(f"{trained[1]['store']['url']}/{CASES[name][3]}")
-    outcome, split = trained[1][name], SplitReader(store, store.get(f"datasets/t/{KEY}", "ingest"), "test")
-    columns = [(group, split.allocate(group.rows)) for group in split.groups]
-    for group, each in columns:
-        split.read(group, each, 0)
-    ids = np.concatenate([each.single for _, each in columns], axis=1)
-    dense = np.ascontiguousarray(np.concatenate([each.dense for _, each in columns], axis=1).T)
+    outcome, tasks = trained[1][name], DATASETS[CASES[name][3]].get("tasks", ())
     for coding, tolerance in (("fp32", 1e-5), ("8", 0.05)):
-        path = publish(store, name, outcome["final"], split, coding, Store(str(tmp_path)))
-        served = ServedModel(tmp_path / path, 1 << 30)
-        scores = served.score(dense, dict(zip(split.single, ids, strict=True)))
+        scores, description = published_scores(store, model_of(name), outcome["final"], coding, tmp_path)
         np.testing.assert_allclose(scores, outcome["logits"], atol=tolerance)
-        tasks = split.schema.tasks
-        assert served.description.tasks == ({task.name: task.kind for task in tasks} or None)
-
-
-def publish(store: Store, name: str, final: str, split: SplitReader, coding: str, target: Store) -> str:
-    """A version of checkpoint ``final`` in ``target``; its path."""
-    config, checkpoint = config_of(name, 1), store.get(final, "train")
-    module = dense_part(
-        split.schema, FLAT, read_dense(store, checkpoint),
-        model=config.model, data=config.data, hardware=config.hardware, seed=config.seed,
-    )  # fmt: skip
-    path, reader = f"models/m/{coding}", ChainReader(store, checkpoint)
-    with target.draft(path, kind="model", key="k", config={}, inputs={}) as draft:
-        layouts = {table: write_table(draft, reader, table, coding).layout for table in ROWS}
-        write_program(draft, module, len(split.schema.dense), (len(ROWS), DIM))
-        draft.write_json(SERVING, Description.of(split.schema, DIM, layouts).to_json())
-        draft.commit({})
-    return path
+        assert description.tasks == ({task.name: task.kind for task in tasks} or None)

@@ -12,28 +12,13 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from pipeline.checkpoint.reader import read_dense
-from pipeline.checkpoint.rows import ChainReader
-from pipeline.config import Config, DataConfig, EvaluateConfig, GuardConfig, HardwareConfig, ModelConfig, TrainConfig
-from pipeline.publishing.program import write_program
-from pipeline.publishing.served import SERVING, Description, ServedModel
-from pipeline.publishing.writing import write_table
-from pipeline.records import SparseColumn, Tower, Towers
-from pipeline.serving.scores import dense_part
+from pipeline.config import ModelConfig
+from pipeline.evaluation import evaluate
 from pipeline.store import Store
-from pipeline.training.loop import train
-from pipeline.training.parquet import SplitReader
-from pipeline.training.predict import predict
-from pipeline.training.settings import PredictionSettings, TrainingSettings
-from tests.embeddings.ranks import plan_for, spawn
-from tests.models.variants import DIM, RANKERS
-from tests.training.dataset import KEY, write_dataset
-from tests.training.test_train import digests
-
-ROWS = {"a": 40, "b": 23, "c": 11}
-COLUMNS = tuple(SparseColumn(name=name, rows=rows) for name, rows in ROWS.items())
-FLAT = Towers(partition="flat", towers=(Tower(features=tuple(ROWS), hosts=(0,)),))
-STOP = 7  # 1,010 rows in batches of 250 are 5 steps, of which the last has 10 rows
+from tests.embeddings.ranks import spawn
+from tests.models.trained import COLUMNS, SIZES, WORLDS, published_scores, whole_and_in_parts
+from tests.models.variants import RANKERS
+from tests.training.dataset import write_dataset
 
 REGULARISED: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "batch norm": (replace(RANKERS["mlp"], norm="batch"), {}),
@@ -44,20 +29,6 @@ REGULARISED: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "smoothing": (RANKERS["dlrm"], {"label_smoothing": 0.4}),
 }
 CASES = {**{name: (model, {}) for name, model in RANKERS.items()}, **REGULARISED}
-WORLDS = (1, 2)
-
-
-def config_of(name: str, world: int, **changes: Any) -> Config:
-    model, settings = CASES[name]
-    options: dict[str, Any] = {
-        "global_batch": 250, "epochs": 2, "lr": 0.01, "sparse_lr": 0.1, "warmup_steps": 2, "schedule": "constant",
-        "precision": "fp32", "threads_per_rank": 1, "log_every_steps": 4, "guard": GuardConfig(collapse=False),
-    }  # fmt: skip
-    return Config(
-        run="r", data=DataConfig(name="t", format="synthetic"), model=model,
-        hardware=HardwareConfig(name="t", ranks_per_host=world),
-        train=TrainConfig(**{**options, **settings, **changes}), evaluate=EvaluateConfig(global_batch=130),
-    )  # fmt: skip
 
 
 def run_cases(folder: Path) -> None:
@@ -65,7 +36,7 @@ def run_cases(folder: Path) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     store = Store(str(folder / "store"))
     if rank == 0:
-        write_dataset(folder / "store", train=1010, test=400, sparse=COLUMNS)
+        write_dataset(folder / "store", **SIZES, sparse=COLUMNS)
     dist.barrier()
     for name in CASES:
         outcome = run_case(store, name, world)
@@ -74,24 +45,11 @@ def run_cases(folder: Path) -> None:
 
 
 def run_case(store: Store, name: str, world: int) -> dict[str, Any]:
-    """Train straight through, then stop and go on, in other folders."""
-    plan = plan_for("table_wise", world, rows=ROWS, dim=DIM)
-    dataset = store.get(f"datasets/t/{KEY}", "ingest")
-    outcome: dict[str, Any] = {}
-    for folder, stops in (("whole", [None]), ("parts", [STOP, None])):
-        for stop in stops:
-            config = config_of(name, world, max_steps=stop)
-            where = f"runs/{name.replace(' ', '-')}/{folder}/k"
-            summary = train(TrainingSettings.of(config), store, dataset, plan, where, "key", lambda record: None)
-        outcome[folder] = digests(store, store.get(summary["final"], "train"))
-        outcome["final"] = summary["final"]
-    predictions = predict(PredictionSettings.of(config), store, dataset, plan, outcome["final"])
-    if predictions is not None:
-        logits, labels = predictions.logits.astype(np.float64), predictions.labels
-        rate = labels.mean()
-        entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
-        outcome["ne"] = float(np.mean(np.logaddexp(0, logits) - labels * logits) / entropy)
-        outcome["logits"] = predictions.logits.tolist()
+    model, settings = CASES[name]
+    outcome, made = whole_and_in_parts(store, name, model, world, **settings)
+    if made is not None:
+        outcome["ne"] = evaluate(made.labels, made.logits)["ne"]
+        outcome["logits"] = made.logits.tolist()
     return outcome
 
 
@@ -138,30 +96,7 @@ def test_smoothing_and_l2_draw_the_logits_together(trained) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_published_scores_are_the_trained_ones(trained, name: str, tmp_path: Path) -> None:
-    store = Store(trained[1]["store"]["url"])
-    outcome, split = trained[1][name], SplitReader(store, store.get(f"datasets/t/{KEY}", "ingest"), "test")
-    columns = [(group, split.allocate(group.rows)) for group in split.groups]
-    for group, each in columns:
-        split.read(group, each, 0)
-    ids = np.concatenate([each.single for _, each in columns], axis=1)
-    dense = np.ascontiguousarray(np.concatenate([each.dense for _, each in columns], axis=1).T)
+    store, outcome = Store(trained[1]["store"]["url"]), trained[1][name]
     for coding, tolerance in (("fp32", 1e-5), ("8", 0.05)):
-        path = publish(store, name, outcome["final"], split, coding, Store(str(tmp_path)))
-        scores = ServedModel(tmp_path / path, 1 << 30).score(dense, dict(zip(split.single, ids, strict=True)))
+        scores, _ = published_scores(store, CASES[name][0], outcome["final"], coding, tmp_path)
         np.testing.assert_allclose(scores, outcome["logits"], atol=tolerance)
-
-
-def publish(store: Store, name: str, final: str, split: SplitReader, coding: str, target: Store) -> str:
-    """A version of checkpoint ``final`` in ``target``; its path."""
-    config, checkpoint = config_of(name, 1), store.get(final, "train")
-    module = dense_part(
-        split.schema, FLAT, read_dense(store, checkpoint),
-        model=config.model, data=config.data, hardware=config.hardware, seed=config.seed,
-    )  # fmt: skip
-    path, reader = f"models/m/{coding}", ChainReader(store, checkpoint)
-    with target.draft(path, kind="model", key="k", config={}, inputs={}) as draft:
-        layouts = {table: write_table(draft, reader, table, coding).layout for table in ROWS}
-        write_program(draft, module, len(split.schema.dense), (len(ROWS), DIM))
-        draft.write_json(SERVING, Description.of(split.schema, DIM, layouts).to_json())
-        draft.commit({})
-    return path

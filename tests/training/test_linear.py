@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pipeline.models.layers import Logit
-from pipeline.native import library
+from pipeline.native import layers, library
 from pipeline.training.linear import CpuLinear, has_kernel, use_cpu_kernels
 
 pytestmark = pytest.mark.skipif(not has_kernel(), reason="this PyTorch has no oneDNN")
@@ -42,9 +42,77 @@ def test_without_the_compiled_library_gradients_are_the_same(monkeypatch, dtype)
     use_cpu_kernels(fast)
     compiled = outcome(fast, x, dtype)
     monkeypatch.setattr("pipeline.training.linear.library", lambda: None)
+    monkeypatch.setattr(layers, "library", lambda: None)
     fast.zero_grad()
     for expected, got in zip(outcome(fast, x, dtype), compiled, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-2 if dtype else 1e-5, atol=1e-1 if dtype else 1e-3)
+
+
+def compiled_for(dtype):
+    return layers.library() is not None and layers.library().able[dtype == torch.bfloat16]
+
+
+def layer(inputs, width, *, relu, bias=True):
+    torch.manual_seed(inputs + width)
+    return CpuLinear(nn.Linear(inputs, width, bias=bias), relu=relu)
+
+
+def gradients(linear, x, grad):
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", x.dtype, enabled=x.dtype == torch.bfloat16):
+        out = linear(x)
+    return [out, *torch.autograd.grad(out, [x, *linear.parameters()], grad)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("relu", "bias"), [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize(
+    ("samples", "inputs", "width"), [(1, 1, 1), (7, 3, 5), (77, 17, 33), (600, 49, 97), (1100, 130, 64), (9, 300, 8)]
+)
+def test_the_compiled_layer_is_as_exact_as_its_dtype(dtype, relu, bias, samples, inputs, width):
+    if not compiled_for(dtype):
+        pytest.skip("the compiled library does not run on this CPU")
+    linear = layer(inputs, width, relu=relu, bias=bias)
+    x, grad = torch.randn(samples, inputs).to(dtype), torch.randn(samples, width).to(dtype)
+    out, for_x, for_weight, *for_bias = gradients(linear, x, grad)
+    rounded = linear.weight.detach().to(dtype).double()
+    exact = x.double() @ rounded.T + (linear.bias.detach().double() if bias else 0)
+    behind = grad.double() * (out.detach().double() > 0) if relu else grad.double()
+    # Rounded once at the end: half a unit in the last place, beside the rounding of sums in float32.
+    one = {torch.float32: 1e-5, torch.bfloat16: 2**-8}[dtype]
+    torch.testing.assert_close(out.double(), exact.relu() if relu else exact, rtol=one, atol=1e-4)
+    torch.testing.assert_close(for_x.double(), behind @ rounded, rtol=one, atol=1e-4)
+    assert for_weight.dtype == torch.float32
+    torch.testing.assert_close(for_weight.double(), behind.T @ x.double(), rtol=1e-5, atol=2e-4)
+    for each in for_bias:
+        torch.testing.assert_close(each.double(), behind.sum(0), rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_and_the_distance_of_rows_change_no_bit(dtype):
+    if not compiled_for(dtype):
+        pytest.skip("the compiled library does not run on this CPU")
+    linear, wide = layer(50, 70, relu=True), torch.randn(1500, 61).to(dtype)
+    x, grad, before = wide[:, 4:54], torch.randn(1500, 70).to(dtype), torch.get_num_threads()
+    outcomes = []
+    try:
+        for threads, values in ((1, x), (3, x), (2, x.contiguous())):
+            torch.set_num_threads(threads)
+            outcomes.append(gradients(linear, values, grad))
+    finally:
+        torch.set_num_threads(before)
+    for one, other, close in zip(*outcomes, strict=True):
+        assert torch.equal(one, other) and torch.equal(one, close)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_gradient_that_is_not_finite_reaches_weight_and_bias(dtype):
+    linear = layer(9, 6, relu=False)
+    grad = torch.ones(40, 6, dtype=dtype or torch.float32)
+    grad[17, 2] = torch.inf
+    _, _, for_weight, for_bias = gradients(linear, torch.ones(40, 9, dtype=dtype or torch.float32), grad)
+    assert torch.isinf(for_bias).tolist() == [column == 2 for column in range(6)]
+    assert torch.isinf(for_weight).all(1).tolist() == [column == 2 for column in range(6)]
 
 
 @pytest.mark.skipif(library() is None, reason="the compiled library is not installed")

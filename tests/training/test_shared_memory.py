@@ -47,9 +47,13 @@ def compare(folder):
             in_place[rank] = own
             dist.all_gather_into_tensor(in_place.flatten(), in_place[rank])
         assert torch.equal(gathered, expected) and torch.equal(in_place.flatten(), expected), step
-        values = torch.arange(10.0) * (rank + 1)
-        assert memory.all_reduce(values)
-        assert torch.equal(values, torch.arange(10.0) * sum(range(1, world + 1)))
+        values = [torch.arange(10.0) * (rank + 1), torch.full((3, 2), rank, dtype=torch.int64), torch.zeros(0)]
+        fits = memory.post(values)
+        assert fits == (shared_memory.SLOT > 88)
+        if fits:
+            memory.take_sums(values)
+            assert torch.equal(values[0], torch.arange(10.0) * sum(range(1, world + 1)))
+            assert torch.equal(values[1], torch.full((3, 2), sum(range(world))))
     (folder / f"done-{rank}").touch()
 
 
@@ -59,12 +63,41 @@ def test_exchanges_equal_those_of_gloo(tmp_path, world):
     assert len(list(tmp_path.glob("done-*"))) == world
 
 
+def add_up(memory):
+    values = [torch.ones(3)]
+    assert memory.post(values)
+    memory.take_sums(values)
+
+
+def sums(folder):
+    """Sums of more than a piece, and ranks that post one after the other and go on at once."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    memory, turns = share_memory(CPU, one_machine=True), share_memory(CPU, one_machine=True)
+    for step in range(4):
+        drawn = [
+            torch.randn(100_000, generator=torch.Generator().manual_seed(10 * step + each)) for each in range(world)
+        ]
+        values = [drawn[rank].clone()]
+        for turn in range(world):
+            if turn == rank:
+                memory.post(values)
+            add_up(turns)
+        memory.take_sums(values)
+        assert torch.equal(values[0], sum(drawn[1:], drawn[0]))
+    (folder / f"done-{rank}").touch()
+
+
+def test_a_sum_is_taken_in_the_order_of_ranks_whenever_they_post(tmp_path):
+    spawn(sums, 3, tmp_path)
+    assert len(list(tmp_path.glob("done-*"))) == 3
+
+
 def leave(folder):
     memory = share_memory(CPU, one_machine=True)
     if dist.get_rank() == 1:
         os._exit(0)
     with pytest.raises(RuntimeError, match=r"rank 1 \(process \d+\) has ended"):
-        memory.all_reduce(torch.ones(3))
+        add_up(memory)
     (folder / "told").touch()
 
 
@@ -113,7 +146,7 @@ def stuck(folder):
     shared_memory.LONGEST = 0.0
     if dist.get_rank() == 0:
         with pytest.raises(RuntimeError, match="has not come to a collective in"):
-            memory.all_reduce(torch.ones(3))
+            add_up(memory)
         (folder / "told").touch()
     dist.barrier()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pipeline.ingest.connectors.bigquery import BIGQUERY
 from pipeline.ingest.connectors.delta import DELTA
 from pipeline.ingest.connectors.iceberg import ICEBERG
+from pipeline.ingest.connectors.kafka import KAFKA
 
-SPECS = (DELTA, ICEBERG)
+SPECS = (DELTA, ICEBERG, BIGQUERY, KAFKA)

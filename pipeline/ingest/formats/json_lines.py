@@ -106,7 +106,7 @@ class JsonBlock:
         rejects: list[Reject] = []
         data, frame = self.data, None
         if all(map(bytes.strip, lines)):
-            with contextlib.suppress(pl.exceptions.PolarsError):
+            with contextlib.suppress(pl.exceptions.PolarsError, OSError):
                 frame = json_frame(data, self.columns)
         if frame is None or frame.height != len(lines):
             good, rejects = self._sift(lines)
@@ -140,7 +140,7 @@ def _is_read(data: bytes, lines: int) -> bool:
         return False
     try:
         return pl.read_ndjson(io.BytesIO(data), schema={"": pl.String}).height == lines
-    except pl.exceptions.PolarsError:
+    except (pl.exceptions.PolarsError, OSError):  # OSError: bytes that begin like a compressed file
         return False
 
 

@@ -46,6 +46,7 @@ class _DotInteraction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Of vector i: the sum of the other vectors, each times the gradient of its pair with i."""
         (grad,) = grads
         vectors, cells = ctx.saved_tensors
         count, dim = vectors.shape[1:]
@@ -86,6 +87,7 @@ class _CompiledInteraction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        """Gradients of ``vectors`` and ``first``."""
         grad = grads[0].contiguous()
         vectors, first = ctx.saved_tensors
         for_vectors = torch.empty_like(vectors, memory_format=torch.contiguous_format)

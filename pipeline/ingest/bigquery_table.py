@@ -1,0 +1,224 @@
+"""A BigQuery table at one time, read through the Storage Read API as streams of Arrow batches.
+
+A read session is of one time, one day (a row restriction) and the columns that are needed. The time depends on the day
+alone, not on when it is read, so the same command has the same key tomorrow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+import grpc
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from google.api_core import exceptions
+from google.api_core.retry import Retry, if_exception_type
+from google.auth.exceptions import DefaultCredentialsError, TransportError
+from google.cloud.bigquery_storage_v1 import BigQueryReadClient
+from google.cloud.bigquery_storage_v1.services.big_query_read.transports import BigQueryReadGrpcTransport
+from google.cloud.bigquery_storage_v1.types import DataFormat, ReadSession
+
+from pipeline.config import DataConfig
+from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.ingest.arrow import check_types, frame_of
+from pipeline.ingest.connectors.options import ANONYMOUS
+from pipeline.ingest.days import day_number
+from pipeline.ingest.sources import Block, RawBlock, Source
+from pipeline.ingest.spec import DataSpec, data_spec, require_columns
+from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day
+from pipeline.specs import Delivery, Excerpt, Snapshot
+
+SECONDS = 60.0  # that the service may take to answer
+MOST_STREAMS = 16
+_MESSAGE = [("grpc.max_receive_message_length", -1)]
+_PASSING = (exceptions.ServiceUnavailable, exceptions.DeadlineExceeded, exceptions.InternalServerError,
+            exceptions.TooManyRequests, exceptions.RetryError, TransportError)  # fmt: skip
+
+
+def client_of(data: DataConfig) -> BigQueryReadClient:
+    """A client of the service, or of the ``endpoint`` of ``data.options``."""
+    endpoint = data.options.get("endpoint")
+    if data.options.get("credentials") == ANONYMOUS:
+        channel = grpc.insecure_channel(endpoint or "localhost:9060", options=_MESSAGE)
+        return BigQueryReadClient(transport=BigQueryReadGrpcTransport(channel=channel))
+    return BigQueryReadClient(client_options={"api_endpoint": endpoint} if endpoint else None)
+
+
+@contextmanager
+def answering(data: DataConfig) -> Iterator[None]:
+    """Turn what the client raises into errors that say what to do."""
+    try:
+        yield
+    except DefaultCredentialsError as error:
+        raise ConfigError(
+            f"there are no credentials for {data.path}: {error}", hint="gcloud auth application-default login"
+        ) from None
+    except (exceptions.NotFound, exceptions.PermissionDenied, exceptions.Unauthenticated) as error:
+        raise DataError(
+            f"data.path={data.path} cannot be read: {error.message}",
+            hint="data.path=<project>.<dataset>.<table>, and the role BigQuery Read Session User",
+        ) from None
+    except exceptions.BadRequest as error:
+        raise DataError(
+            f"{data.path} cannot be read as it was then: {error.message}",
+            hint="BigQuery keeps seven days of history; data.snapshot=<a later time> reads what the day holds then",
+        ) from None
+    except _PASSING as error:
+        raise UnreachableError(
+            f"BigQuery does not answer: {error}", hint="run the same command once it answers"
+        ) from error
+
+
+class BigQuerySnapshot(Snapshot):
+    """The table at ``time``."""
+
+    def __init__(self, data: DataConfig) -> None:
+        self.data, self.time = data, _time_of(data)
+        self.mark = f"bigquery {data.path} at {self.time.isoformat()}"
+        self.version = f"{data.path} as of {self.time.isoformat()}"
+        self._sessions: dict[date | None, Any] = {}
+
+    def delivery(self, day: date | None) -> Delivery:
+        """By a read session; it is estimated how much it reads."""
+        if self.time.timestamp() > time.time():
+            return Delivery(
+                parts=1, missing=(f"{self.data.path} is read as of {self.time.isoformat()}, which is to come",)
+            )
+        session = self._session(day)
+        return Delivery(parts=len(session.streams), bytes=session.estimated_total_bytes_scanned)
+
+    def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
+        """A source a stream."""
+        session = self._session(day, spec)
+        schema = session.arrow_schema.serialized_schema
+        return [
+            StreamSource(data=self.data, spec=spec, stream=stream.name, schema=schema, block_bytes=block_bytes,
+                         label=f"{self.data.path}/{number}")
+            for number, stream in enumerate(session.streams)
+        ]  # fmt: skip
+
+    def excerpt(self, rows: int) -> Excerpt:
+        """The first rows."""
+        session, frames = self._whole, list[pl.DataFrame]()
+        schema = _schema(session)
+        for stream in session.streams:
+            for batch in batches(self.data, stream.name, schema):
+                frames.append(frame_of(batch, schema.names))
+                if sum(frame.height for frame in frames) >= rows:
+                    break
+        frame = pl.concat(frames).head(rows) if frames else pl.DataFrame()
+        return Excerpt(frame=frame, total=max(session.estimated_row_count, frame.height), parts=1)
+
+    @cached_property
+    def _whole(self) -> Any:
+        """A session of one stream of all columns, which tells the types."""
+        return self._create(ReadSession.TableReadOptions(), streams=1)
+
+    def _session(self, day: date | None, spec: DataSpec | None = None) -> Any:
+        spec = spec or data_spec(self.data)
+        if day not in self._sessions:
+            schema = _schema(self._whole)
+            require_columns(spec, schema.names, self.version, header=False)
+            check_types(spec, schema, self.version)
+            where = "" if day is None else restriction(self.data, schema, day)
+            options = ReadSession.TableReadOptions(selected_fields=list(spec.columns), row_restriction=where)
+            self._sessions[day] = self._create(options, MOST_STREAMS)
+        return self._sessions[day]
+
+    def _create(self, options: Any, streams: int) -> Any:
+        project, dataset, table = (self.data.path or "").split(".")
+        wanted = ReadSession(
+            table=f"projects/{project}/datasets/{dataset}/tables/{table}", data_format=DataFormat.ARROW,
+            table_modifiers=ReadSession.TableModifiers(snapshot_time=self.time), read_options=options,
+        )  # fmt: skip
+        parent = f"projects/{self.data.options.get('project', project)}"
+        retry = Retry(predicate=if_exception_type(*_PASSING), timeout=SECONDS)
+        with answering(self.data):
+            return client_of(self.data).create_read_session(
+                parent=parent, read_session=wanted, max_stream_count=streams, retry=retry, timeout=SECONDS
+            )
+
+
+def _time_of(data: DataConfig) -> datetime:
+    """When the table is read; ConfigError where neither a day nor a time is named."""
+    if data.snapshot is not None:
+        return datetime.fromisoformat(data.snapshot)
+    if not data.days:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:00:00Z")
+        raise ConfigError(
+            f"data.path={data.path} changes, and neither data.day nor data.snapshot says as of when it is read",
+            hint=f"data.snapshot={now}, or data.day",
+        )
+    hours = float(data.options.get("settled_hours", "3"))
+    return datetime.fromtimestamp(end_of_day(data.days[-1], data.time_zone) + hours * SECONDS_PER_HOUR, UTC)
+
+
+def _schema(session: Any) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
+
+
+def restriction(data: DataConfig, schema: pa.Schema, day: date) -> str:
+    """The rows of ``day`` in SQL; ingestion itself then decides row by row. "" where the column's type tells none."""
+    name, one = data.day_column or data.timestamp or "", timedelta(days=1)
+    kind = schema.field(name).type
+    low, high = int(end_of_day(day - one, data.time_zone)), int(end_of_day(day, data.time_zone))
+    if pa.types.is_date(kind):
+        return f"`{name}` = CAST('{day}' AS DATE)"
+    if pa.types.is_timestamp(kind):
+        start, end, as_type = f"{day} 00:00:00", f"{day + one} 00:00:00", "DATETIME"
+        if kind.tz is not None:
+            start, end = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}+00:00" for at in (low, high))
+            as_type = "TIMESTAMP"
+        return f"`{name}` >= CAST('{start}' AS {as_type}) AND `{name}` < CAST('{end}' AS {as_type})"
+    packed = str(day).replace("-", "")
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        around = one if data.time_zone else timedelta()
+        return f"(`{name}` >= '{day - around}' AND `{name}` < '{day + one + around}') OR `{name}` = '{packed}'"
+    if not pa.types.is_integer(kind):
+        return ""
+    if data.day_column is not None:
+        return f"`{name}` = {day_number(day)} OR `{name}` = {packed}"
+    ranges = [f"(`{name}` >= {low * unit} AND `{name}` < {high * unit})" for unit in (1, 10**3, 10**6, 10**9)]
+    return " OR ".join([*ranges, f"`{name}` = {packed}"])
+
+
+def batches(data: DataConfig, stream: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream; a connection that breaks is taken up where it broke."""
+    with answering(data):
+        for answer in client_of(data).read_rows(stream, timeout=None):
+            yield pa.ipc.read_record_batch(pa.py_buffer(answer.arrow_record_batch.serialized_record_batch), schema)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSource(Source):
+    """A stream of a read session."""
+
+    data: DataConfig
+    spec: DataSpec
+    stream: str
+    schema: bytes
+    block_bytes: int
+    label: str
+
+    def blocks(self) -> Iterator[Block]:
+        """Rows as they are typed, numbered from 1."""
+        schema, waiting, first = pa.ipc.read_schema(pa.py_buffer(self.schema)), list[pa.RecordBatch](), 1
+        for batch in batches(self.data, self.stream, schema):
+            waiting.append(batch)
+            if sum(each.nbytes for each in waiting) >= self.block_bytes:
+                block = self._block(waiting, first)
+                first, waiting = first + len(block.lines), []
+                yield block
+        if waiting:
+            yield self._block(waiting, first)
+
+    def _block(self, batches: list[pa.RecordBatch], first: int) -> RawBlock:
+        frame = frame_of(pa.Table.from_batches(batches), list(self.spec.columns))
+        return RawBlock(frame=frame, file=self.label, lines=np.arange(first, first + frame.height))

@@ -1,0 +1,146 @@
+"""Rows of the same event: hashes of its key, which of the rows stays, and what that does to the blocks of a log.
+
+An event's key is told by 128 bits, two xxhash64 of other seeds: the odds that any two of 10^12 keys share them are
+1 in 10^15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import polars as pl
+
+from pipeline.config import SamplingConfig
+from pipeline.ingest.event_keys import hashed
+from pipeline.ingest.parse import parse
+from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.sources import Block, RawBlock, Source
+from pipeline.ingest.spec import CLICKED_LATER, DAY, EVENT, EVENT_CHECK, DataSpec
+from pipeline.ingest.values import text_of
+from pipeline.records import LABEL
+
+FOUND = {
+    "key": pl.UInt64, "check": pl.UInt64, "clicked": pl.Boolean, "day": pl.Int32, "line": pl.Int64,
+}  # fmt: skip
+
+
+def narrow(spec: DataSpec) -> DataSpec:
+    """What is read of a row to find its event: label, key and day."""
+    wanted = {spec.label, spec.event_key, spec.day_column, spec.timestamp}
+    columns = {name: override for name, override in spec.columns.items() if name in wanted}
+    return replace(spec, dense=(), sparse=(), tasks=(), row_weight=None, sampling=SamplingConfig(), hour_column=None,
+                   true_probability=False, columns=columns)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FindEvents:
+    """The events of the rows of a block that parse, as ``FOUND``. ``day``: of rows that carry none."""
+
+    spec: DataSpec
+    day: int = 0
+
+    def __call__(self, block: Block) -> pl.DataFrame:
+        raw = block.read()
+        parsed = parse(raw.frame.select(list(self.spec.columns)), raw.lines, self.spec)
+        frame = parsed.frame
+        day = (
+            frame[DAY]
+            if DAY in frame.columns
+            else pl.Series([self.day], dtype=pl.Int32).new_from_index(0, frame.height)
+        )
+        return pl.DataFrame({
+            "key": frame[EVENT], "check": frame[EVENT_CHECK], "clicked": frame[LABEL] > 0, "day": day,
+            "line": pl.Series(parsed.lines, dtype=pl.Int64),
+        })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FindClicks:
+    """The events of a block of a log that has clicks alone, a key a row."""
+
+    spec: DataSpec
+    day: int
+
+    def __call__(self, block: Block) -> pl.DataFrame:
+        raw, column = block.read(), self.spec.event_key or ""
+        text = text_of(raw.frame[column], self.spec, Rejected(raw.lines)).drop_nulls()
+        text = text.filter(~text.is_in(list(self.spec.missing)))
+        key, check = hashed(text)
+        same = {"clicked": pl.lit(True), "day": pl.lit(self.day, pl.Int32), "line": pl.lit(0, pl.Int64)}
+        return pl.DataFrame({"key": key, "check": check}).with_columns(**same).select(list(FOUND))
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Of a part of a log, the numbers of its lines whose rows are dropped, and of those that were clicked later.
+
+    ``clicked``: by other rows of these logs; ``later``: by those of later datasets.
+    """
+
+    dropped: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    clicked: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    later: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True)
+class MarkedBlock:
+    """A block without the rows that are dropped, and with a column that says which were clicked later, and by what.
+
+    ``before``: lines of the file before the part, which its marks do not count.
+    """
+
+    block: Block
+    marks: Marks
+    before: int = 0
+
+    @property
+    def file(self) -> str:
+        """As of the block."""
+        return self.block.file
+
+    def read(self) -> RawBlock:
+        """The rows that stay."""
+        raw = self.block.read()
+        lines = raw.lines - self.before
+        stay = ~np.isin(lines, self.marks.dropped)
+        marks = np.isin(lines, self.marks.clicked).astype(np.int8) + 2 * np.isin(lines, self.marks.later).astype(
+            np.int8
+        )
+        frame = raw.frame.with_columns(pl.Series(CLICKED_LATER, marks))
+        return replace(raw, frame=frame.filter(pl.Series(stay)), lines=raw.lines[stay])
+
+
+@dataclass(frozen=True)
+class MarkedSource(Source):
+    """A source without the rows that are dropped; ``marks``: of its parts, or of all its rows."""
+
+    source: Source
+    marks: Sequence[Marks]
+    before: int = 0
+
+    @property
+    def is_later(self) -> bool:  # type: ignore[override]
+        """As of the source."""
+        return self.source.is_later
+
+    @property
+    def lines_before(self) -> int:  # type: ignore[override]
+        """As of the source."""
+        return self.source.lines_before
+
+    def parts(self) -> list[Source]:
+        """The source's parts, each with its marks."""
+        parts = list(self.source.parts())
+        return [MarkedSource(part, [mark]) for part, mark in zip(parts, self.marks, strict=True)]
+
+    def numbered(self, before: int) -> Source:
+        """The same part, with ``before`` lines of its file before it."""
+        shift = before if self.source.is_later else 0
+        return replace(self, source=self.source.numbered(before), before=shift)
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows that stay, in order."""
+        for block in self.source.blocks():
+            yield MarkedBlock(block, self.marks[0], self.before)

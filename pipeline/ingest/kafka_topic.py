@@ -1,0 +1,300 @@
+"""Ranges of a Kafka topic: a day's messages as offsets, pinned in the fingerprint, and their reader.
+
+A day of a partition begins with the first message whose timestamp is of that day and ends before the first one of a
+later day. Messages that arrive later do not belong to a range that was pinned.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from pipeline.config import DataConfig
+from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.ingest.connectors.options import CONFIG_FILE, REGISTRY, SCHEMA_FILE
+from pipeline.ingest.messages import MessageBlock, decoder_of
+from pipeline.ingest.sources import Block, Source
+from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.zones import end_of_day
+from pipeline.specs import Delivery, Excerpt, Snapshot
+
+SECONDS = 30.0  # that brokers may take to answer
+AT_ONCE = 10_000  # messages that are asked for
+WAIT = 0.2  # seconds for them to come
+PART_MESSAGES = 1_000_000  # of a part that another process reads
+_RANGE = re.compile(r"(\d+):(\d+)-(\d+)")
+_OURS = {CONFIG_FILE, SCHEMA_FILE, REGISTRY}
+_EXCERPT_PARTS = 8
+
+
+@dataclass(frozen=True)
+class Span:
+    """Offsets of a ``partition``: from ``start`` on, below ``end``."""
+
+    partition: int
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.start}-{self.end}"
+
+    @property
+    def size(self) -> int:
+        """Offsets in it: at most as many messages."""
+        return self.end - self.start
+
+
+def spans_of(text: str) -> list[Span]:
+    """``0:10-99,1:0-50`` as spans; ValueError for anything else."""
+    matches = [_RANGE.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
+    if not matches or None in matches:
+        raise ValueError(text)
+    spans = [Span(*map(int, match.groups())) for match in matches if match]
+    if any(span.end < span.start for span in spans) or len({span.partition for span in spans}) < len(spans):
+        raise ValueError(text)
+    return spans
+
+
+def properties(data: DataConfig) -> dict[str, Any]:
+    """Properties of a consumer that reads what it is told to, and leaves no trace in the cluster."""
+    given = {name: value for name, value in data.options.items() if name not in _OURS}
+    if file := data.options.get(CONFIG_FILE):
+        try:
+            lines = [line.strip() for line in Path(file).read_text().splitlines()]
+        except OSError as error:
+            raise ConfigError(f"data.options.{CONFIG_FILE}={file} cannot be read: {error}",
+                              hint="a file of lines name=value") from None  # fmt: skip
+        given |= dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    return {
+        "log_level": 2, **given, "group.id": given.get("group.id", "nightjar"), "enable.auto.commit": False,
+        "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "error",
+    }  # fmt: skip
+
+
+@contextmanager
+def consumer_of(data: DataConfig) -> Iterator[Any]:
+    """A consumer, closed afterwards; what it raises as errors that say what to do."""
+    try:
+        consumer = Consumer(properties(data))
+    except (KafkaException, ValueError) as error:
+        raise ConfigError(
+            f"data.options do not make a consumer: {error}", hint="names as in librdkafka's documentation"
+        ) from None
+    try:
+        yield consumer
+    except KafkaException as error:
+        raise _silent(data, str(error.args[0] if error.args else error)) from error
+    finally:
+        consumer.close()
+
+
+def _silent(data: DataConfig, reason: str) -> UnreachableError:
+    return UnreachableError(
+        f"the brokers of topic {data.path} do not answer: {reason}",
+        hint="run the same command once they answer; their addresses are in data.options",
+    )
+
+
+class TopicSnapshot(Snapshot):
+    """``spans`` of a topic by day; None stands for everything. ``open``: days of which some partition has no end."""
+
+    def __init__(
+        self, data: DataConfig, cluster: str, spans: dict[date | None, list[Span]], open: frozenset[date] = frozenset()
+    ) -> None:
+        self.data, self.spans, self._open = data, spans, open
+        days = [f"{day or 'all'} {','.join(map(str, each))}" for day, each in spans.items()]
+        self.mark = "; ".join([f"kafka {cluster} {data.path}", *days])
+        total = sum(span.size for each in spans.values() for span in each)
+        self.version = f"{total:,} offsets of topic {data.path}: {'; '.join(days)}"
+
+    def delivery(self, day: date | None) -> Delivery:
+        """By the offsets."""
+        spans = [span for span in self.spans[day] if span.size]
+        over = day is None or self.data.snapshot or time.time() >= end_of_day(day, self.data.time_zone)
+        missing = () if over else (f"{day} is not over yet, and topic {self.data.path} still takes messages of it",)
+        return Delivery(
+            parts=len(spans), rows=sum(span.size for span in spans), later=day is not None and day not in self._open,
+            missing=missing,
+        )  # fmt: skip
+
+    def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
+        """A source a partition."""
+        return [
+            SpanSource(data=self.data, spec=spec, span=span, block_bytes=block_bytes)
+            for span in self.spans[day]
+            if span.size
+        ]
+
+    def excerpt(self, rows: int) -> Excerpt:
+        """The last messages of some partitions."""
+        spans = [span for span in self.spans[None] if span.size]
+        chosen = [spans[round(at)] for at in np.linspace(0, len(spans) - 1, min(len(spans), _EXCERPT_PARTS))]
+        each = rows // max(len(chosen), 1)
+        decoder, values = decoder_of(self.data), list[bytes | None]()
+        for span in chosen:
+            some = Span(span.partition, max(span.start, span.end - each), span.end)
+            values += [value for _, value in read_span(self.data, some)]
+        frame, bad = decoder.sampled(values)
+        return Excerpt(frame=frame, total=sum(span.size for span in spans), parts=len(spans), bad=bad)
+
+
+def _start(day: date, zone: str | None) -> int:
+    """Milliseconds since 1970 at which ``day`` begins in ``zone``."""
+    return int(end_of_day(day - timedelta(days=1), zone) * 1000)
+
+
+def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
+    """The ranges of ``data.day``: those of ``mark``, those that ``data.snapshot`` names, or by the messages' times."""
+    days: Sequence[date | None] = data.days or [None]
+    with consumer_of(data) as consumer:
+        cluster, partitions = _partitions(consumer, data)
+        if mark:
+            parts = [part.split(" ", 1) for part in mark.split("; ")[1:]]
+            return TopicSnapshot(data, cluster, {None if day == "all" else date.fromisoformat(day): spans_of(text)
+                                                 for day, text in parts})  # fmt: skip
+        if data.snapshot is not None:
+            return TopicSnapshot(data, cluster, {days[0]: _named(data, partitions)})
+        kept = {each: consumer.get_watermark_offsets(TopicPartition(data.path or "", each), timeout=SECONDS)
+                for each in partitions}  # fmt: skip
+        if days[0] is None:
+            return TopicSnapshot(data, cluster, {None: [Span(each, *kept[each]) for each in partitions]})
+        return _by_days(consumer, data, cluster, kept)
+
+
+def _partitions(consumer: Any, data: DataConfig) -> tuple[str, list[int]]:
+    """The cluster's id and the topic's partitions; DataError where there is no such topic."""
+    known = consumer.list_topics(data.path, timeout=SECONDS)
+    topic = known.topics.get(data.path)
+    if topic is None or topic.error is not None or not topic.partitions:
+        raise DataError(
+            f"there is no topic {data.path}: {topic.error if topic is not None else 'unknown'}",
+            hint="data.path=<topic>, and data.options.bootstrap.servers of its cluster",
+        )
+    return known.cluster_id or "?", sorted(topic.partitions)
+
+
+def _named(data: DataConfig, partitions: list[int]) -> list[Span]:
+    form = f"data.snapshot={partitions[0]}:0-1000, <partition>:<first offset>-<offset behind the last>, ..."
+    if len(data.days) > 1:
+        raise ConfigError(f"data.snapshot names offsets of one day, but data.day is {data.day}", hint="one day")
+    try:
+        spans = spans_of(data.snapshot or "")
+    except ValueError:
+        raise ConfigError(f"data.snapshot is {data.snapshot!r}, expected offsets of the topic", hint=form) from None
+    if wrong := [span for span in spans if span.partition not in partitions]:
+        raise ConfigError(f"topic {data.path} has no partition {wrong[0].partition}", hint=form)
+    return spans
+
+
+def first_offsets(consumer: Any, topic: str, partitions: Sequence[int], milliseconds: int) -> list[int | None]:
+    """By partition, the offset of the first message from ``milliseconds`` since 1970 on; None where there is none."""
+    asked = [TopicPartition(topic, partition, milliseconds) for partition in partitions]
+    told = {each.partition: each for each in consumer.offsets_for_times(asked, timeout=SECONDS)}
+    for each in told.values():
+        if each.error is not None:
+            raise KafkaException(each.error)
+    return [told[partition].offset if told[partition].offset >= 0 else None for partition in partitions]
+
+
+def _by_days(consumer: Any, data: DataConfig, cluster: str, kept: dict[int, tuple[int, int]]) -> TopicSnapshot:
+    days, numbers = data.days, sorted(kept)
+    bounds = [*days, days[-1] + timedelta(days=1)]
+    offsets = [first_offsets(consumer, data.path or "", numbers, _start(day, data.time_zone)) for day in bounds]
+    spans: dict[date | None, list[Span]] = {}
+    unended = set()
+    for at, day in enumerate(days):
+        each = []
+        for place, number in enumerate(numbers):
+            low, high = kept[number]
+            first, last = offsets[at][place], offsets[at + 1][place]
+            start, end = high if first is None else first, high if last is None else last
+            if at == 0 and start == low > 0 and end > start:
+                raise _retained(data, f"before offset {low} of partition {number}", str(day))
+            each.append(Span(number, start, max(start, end)))
+            if last is None:
+                unended.add(day)
+        spans[day] = each
+    return TopicSnapshot(data, cluster, spans, frozenset(unended))
+
+
+def _retained(data: DataConfig, which: str, what: str) -> DataError:
+    return DataError(
+        f"messages {which} of topic {data.path} were removed by its retention, and {what} may have begun there",
+        hint="a longer retention.ms for the topic; data.snapshot=<partition>:<first>-<end>,... takes what is left",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanSource(Source):
+    """A span of a topic, parsed as ``data.messages`` says."""
+
+    data: DataConfig
+    spec: DataSpec
+    span: Span
+    block_bytes: int
+
+    def parts(self) -> list[SpanSource]:
+        """Spans of PART_MESSAGES offsets."""
+        span = self.span
+        starts = range(span.start, span.end, PART_MESSAGES)
+        return [replace(self, span=Span(span.partition, at, min(at + PART_MESSAGES, span.end))) for at in starts]
+
+    def blocks(self) -> Iterator[Block]:
+        """The messages, in blocks that are yet to be parsed; their lines are offsets."""
+        label, decoder = f"{self.data.path}/{self.span.partition}", decoder_of(self.data)
+        offsets, values, size = list[int](), list[bytes | None](), 0
+        for offset, value in read_span(self.data, self.span):
+            offsets.append(offset)
+            values.append(value)
+            size += len(value or b"") + 1
+            if size >= self.block_bytes:
+                yield MessageBlock(decoder, self.spec, label, np.array(offsets), tuple(values))
+                offsets, values, size = [], [], 0
+        if offsets:
+            yield MessageBlock(decoder, self.spec, label, np.array(offsets), tuple(values))
+
+
+def read_span(data: DataConfig, span: Span) -> Iterator[tuple[int, bytes | None]]:
+    """Offset and value of the messages of ``span`` in order; offsets without a message (compaction) are left out.
+
+    DataError where retention removed some of them, UnreachableError where the brokers fall silent.
+    """
+    if not span.size:
+        return
+    with consumer_of(data) as consumer:
+        place = TopicPartition(data.path or "", span.partition)
+        low, high = consumer.get_watermark_offsets(place, timeout=SECONDS)
+        which = f"{span.start} to {min(span.end, low) - 1} of partition {span.partition}"
+        if low > span.start:
+            raise _retained(data, which, "the range that was pinned")
+        if high < span.end:
+            raise DataError(
+                f"partition {span.partition} of topic {data.path} ends at offset {high}, expected {span.end}: the "
+                "topic was truncated or made anew",
+                hint="run the same command again: it looks the offsets up anew",
+            )
+        consumer.assign([TopicPartition(data.path or "", span.partition, span.start)])
+        heard, left = time.monotonic(), span.size
+        while True:
+            for message in consumer.consume(max(1, min(AT_ONCE, left)), timeout=WAIT):
+                heard, error = time.monotonic(), message.error()
+                if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    raise _retained(data, which, "the range that was pinned")
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                left = span.end - message.offset() - 1
+                if error is None and left >= 0:
+                    yield message.offset(), message.value()
+                if left <= 0 and (error is None or left < 0):
+                    return
+            if time.monotonic() - heard > SECONDS:
+                raise _silent(data, f"nothing for {SECONDS:.0f} seconds")

@@ -1,0 +1,199 @@
+"""Messages of a stream as blocks of rows: JSON, delimited text or Avro, one row a message."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from pipeline.config import DataConfig
+from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.ingest.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
+from pipeline.ingest.formats import LogFile, format_named
+from pipeline.ingest.formats.json_lines import TELLING_LINES, json_frame, object_lines
+from pipeline.ingest.rejects import Reject
+from pipeline.ingest.sources import RawBlock
+from pipeline.ingest.spec import DataSpec, require_columns
+
+REGISTRY_SECONDS = 10.0
+# The rows, of which of the values (from 0 on) each is, and the values that are none, so numbered.
+Rows = tuple[pl.DataFrame, np.ndarray, list[Reject]]
+_WRONG = (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error)
+
+
+class Decoder(ABC):
+    """How the values of messages become rows; picklable."""
+
+    @abstractmethod
+    def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
+        """The columns of ``spec`` of ``values``, messages of the partition ``label``."""
+
+    @abstractmethod
+    def sampled(self, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, int]:
+        """All columns of the values that are rows, and how many are none."""
+
+
+@dataclass(frozen=True)
+class LineDecoder(Decoder):
+    """Values as lines of the file format ``data.format``, without a header."""
+
+    data: DataConfig
+
+    def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
+        """As the format reads lines in the middle of a file: the first bytes are those of a row."""
+        text = b"\n" + b"".join(_line(value) for value in values)
+        file = LogFile(label=label, data=self.data, spec=spec, block_bytes=len(text) + 1, start=1, first_line=0)
+        if len(values) >= TELLING_LINES:
+            file = replace(file, start=0, first_line=1)
+            text = text[1:]
+        read = [block.read() for block in format_named(self.data.format).blocks(io.BytesIO(text), file)]
+        first = file.first_line
+        frame = pl.concat([block.frame for block in read], how="vertical_relaxed")
+        rejects = [replace(reject, line=reject.line - first) for block in read for reject in block.rejects]
+        return frame, np.concatenate([block.lines for block in read]) - first, rejects
+
+    def sampled(self, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, int]:
+        """JSON by its keys, delimited text by ``data.columns``."""
+        lines = [_line(value)[:-1] for value in values if value is not None]
+        if self.data.format == "csv":
+            raise ConfigError(
+                "nightjar init reads messages of JSON or Avro", hint="write your schema by hand: docs/data.md"
+            )
+        good = list(object_lines(lines, 0))
+        return json_frame(b"".join(lines[at] + b"\n" for at in good), None), len(values) - len(good)
+
+
+def _line(value: bytes) -> bytes:
+    """``value`` on one line: between the tokens of JSON, line breaks are blanks."""
+    return value.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
+
+
+@dataclass(frozen=True)
+class AvroDecoder(Decoder):
+    """Records of one schema, ``schema`` (JSON), or of those that a ``registry`` has, behind their number's 5 bytes."""
+
+    schema: str
+    registry: str
+
+    def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
+        """Field by field."""
+        records, good, rejects = list[dict[str, Any]](), list[int](), list[Reject]()
+        for at, value in enumerate(values):
+            try:
+                records.append(self._record(value))
+                good.append(at)
+            except _WRONG as error:
+                rejects.append(Reject(at, "no Avro record", f"the message is no record of its schema: {error!r}"))
+        if records:
+            require_columns(spec, list(records[0]), label, header=False)
+        columns = [pl.Series(name, [record.get(name) for record in records], strict=False) for name in spec.columns]
+        return pl.DataFrame(columns), np.array(good, np.int64), rejects
+
+    def sampled(self, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, int]:
+        """Records as dictionaries."""
+        records = []
+        for value in values:
+            try:
+                records.append(self._record(value or b""))
+            except _WRONG:
+                continue
+        return pl.from_dicts(records, infer_schema_length=None), len(values) - len(records)
+
+    def _record(self, value: bytes) -> dict[str, Any]:
+        from fastavro import schemaless_reader
+
+        schema = self.schema
+        if self.registry:
+            if value[:1] != b"\0" or len(value) < 5:
+                raise ValueError("it does not begin with the number of a schema")
+            schema, value = registered(self.registry, int.from_bytes(value[1:5], "big")), value[5:]
+        stream = io.BytesIO(value)
+        record: Any = schemaless_reader(stream, _parsed(schema), None)
+        if stream.tell() != len(value):
+            raise ValueError(f"{len(value) - stream.tell()} bytes are left over")
+        if not isinstance(record, dict):
+            raise ValueError("it is no record")
+        return record
+
+
+@lru_cache(maxsize=64)
+def _parsed(schema: str) -> Any:
+    from fastavro import parse_schema
+
+    return parse_schema(json.loads(schema))
+
+
+@lru_cache(maxsize=64)
+def registered(registry: str, number: int) -> str:
+    """The schema of that number; UnreachableError where the registry does not answer."""
+    url = f"{registry.rstrip('/')}/schemas/ids/{number}"
+    try:
+        with urllib.request.urlopen(url, timeout=REGISTRY_SECONDS) as answer:
+            return str(json.loads(answer.read())["schema"])
+    except (OSError, KeyError, json.JSONDecodeError) as error:
+        raise UnreachableError(
+            f"the schema registry has no schema at {url}: {error}", hint=f"data.options.{REGISTRY}=<its address>"
+        ) from error
+
+
+def decoder_of(data: DataConfig) -> Decoder:
+    """The decoder that ``data.messages`` names; ConfigError where its library or its schema is missing."""
+    kind = data.messages or MESSAGES[0]
+    if kind != "avro":
+        return LineDecoder(replace(data, format=kind, header=False))
+    try:
+        import fastavro  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"data.messages=avro needs the package fastavro, which cannot be imported: {error}",
+            hint="pip install 'nightjar[avro]'",
+        ) from None
+    file = data.options.get(SCHEMA_FILE)
+    try:
+        schema = Path(file).read_text() if file else ""
+        return AvroDecoder(schema if not schema else json.dumps(json.loads(schema)), data.options.get(REGISTRY, ""))
+    except (OSError, json.JSONDecodeError) as error:
+        raise DataError(
+            f"data.options.{SCHEMA_FILE}={file} is no Avro schema: {error}", hint="a file of JSON"
+        ) from None
+
+
+@dataclass(frozen=True)
+class MessageBlock:
+    """Messages of ``file``, a partition, that are yet to be parsed, and their ``offsets``."""
+
+    decoder: Decoder
+    spec: DataSpec
+    file: str
+    offsets: np.ndarray
+    values: tuple[bytes | None, ...]
+    place: str = field(default="")
+
+    def read(self) -> RawBlock:
+        """The rows; messages without a value and those that do not parse aside, by their offsets."""
+        filled = [at for at, value in enumerate(self.values) if value is not None and value.strip()]
+        rejects = [Reject(int(self.offsets[at]), *_EMPTY[value is None])
+                   for at, value in enumerate(self.values) if value is None or not value.strip()]  # fmt: skip
+        if not filled:
+            empty = pl.DataFrame({name: pl.Series([], dtype=pl.String) for name in self.spec.columns})
+            return RawBlock(frame=empty, file=self.file, lines=self.offsets[:0], rejects=rejects)
+        frame, good, bad = self.decoder.rows([self.values[at] or b"" for at in filled], self.spec, self.file)
+        offsets = self.offsets[filled]
+        rejects += [replace(reject, line=int(offsets[reject.line])) for reject in bad]
+        return RawBlock(frame=frame, file=self.file, lines=offsets[good], rejects=sorted(rejects, key=lambda r: r.line))
+
+
+_EMPTY = {
+    True: ("tombstone", "the message has no value (a tombstone)"),
+    False: ("empty message", "the message is empty"),
+}
