@@ -24,7 +24,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="FILE-OR-GLOB",
-        help="your log: CSV, Criteo TSV, JSON lines, Parquet or ORC; .gz, .zst, .bz2 and .xz are fine",
+        help="your log: CSV, Criteo TSV, JSON lines, Parquet, ORC or Avro; .gz, .zst, .bz2 and .xz are fine",
     )
     parser.add_argument("--name", help="the data set's name (default: from the path)")
     parser.add_argument("--label", help="the column that says whether a row was clicked (default: guessed)")
@@ -75,8 +75,8 @@ def _init(options: argparse.Namespace) -> int:
 def name_of(path: str) -> str:
     """A data set's name for the log at ``path``: its last part that is more than wildcards, days and endings."""
     for part in reversed(path.rstrip("/").split("/")):
-        name = re.sub(r"\.(csv|tsv|txt|data|log|jsonl|ndjson|json|parquet|pq|orc|gz|zst|zstd|bz2|xz)\b", "", part)
-        name = re.sub(r"\d{4}-\d\d-\d\d|part-?\d+", "", name)
+        name = re.sub(r"\.(csv|tsv|txt|data|log|jsonl|ndjson|json|parquet|pq|orc|avro|gz|zst|zstd|bz2|xz)\b", "", part)
+        name = re.sub(r"\d{4}-\d\d-\d\d|part-?\d+|^\w+=.*", "", name)
         name = re.sub(r"\W+", "_", name).strip("_").lower()
         if re.match(r"[a-z]", name):
             return name
