@@ -109,7 +109,8 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
             guesses += facts.guess(column, another_time=column in times)
     guesses = _with_own_names(guesses)
     rate = float(clicks.to_numpy().mean())
-    logarithms = [guess.settings["transform"] for guess in guesses if guess.kind == "dense"]
+    plain = [guess for guess in guesses if guess.kind == "dense" and "width" not in guess.settings]
+    logarithms = [guess.settings["transform"] for guess in plain]
     transform = max(sorted(set(logarithms)), key=logarithms.count, default="log1p_standardise")
     return Schema(
         label=Guess(column=chosen.name, kind="label", seen=chosen.seen()), positive=positive, negative=negative,
@@ -137,6 +138,8 @@ def _with_own_names(guesses: list[Guess]) -> list[Guess]:
 
 
 def _without_default(guess: Guess, transform: str) -> Guess:
+    if "width" in guess.settings:
+        return guess
     settings = {name: value for name, value in guess.settings.items() if (name, value) != ("transform", transform)}
     return replace(guess, settings=settings)
 
@@ -233,16 +236,16 @@ class _Facts:
     def guess(self, column: Column, *, another_time: bool) -> list[Guess]:
         """What ``column`` is: a feature, two of them (a number whose exact values matter), or left out."""
         seen = column.seen()
-        if why := self._useless(column, another_time):
-            return [Guess(column=column.name, kind="out", seen=why)]
         name = feature_name(column.name)
-        if column.lists:
-            return [self._several(column, name)]
         if vector := text_vector(column.text):
             width, separator = vector
             settings: dict[str, int | str] = {"width": width} | ({"separator": separator} if separator != "," else {})
             return [Guess(column=column.name, kind="dense", seen=f"vectors of {width} numbers, as text", name=name,
                           settings=settings)]  # fmt: skip
+        if why := self._useless(column, another_time):
+            return [Guess(column=column.name, kind="out", seen=why)]
+        if column.lists:
+            return [self._several(column, name)]
         area = self.area_by_id(column)
         number = column.is_numeric and not (column.is_whole and _ID_NAMES.search(column.name))
         by_number = self.area_by_number(column) if number else 0.5

@@ -59,7 +59,8 @@ def records(block: bytes, layout: Layout) -> Records:
     if not len(odd):
         return Records(ends, None)
     starts = np.concatenate([[0], ends[:-1] + 1])
-    inner, strays, at = np.zeros(len(ends), bool), [], 0
+    inner, at = np.zeros(len(ends), bool), 0
+    strays: list[int] = []
     while at < len(odd):
         first = int(starts[odd[at]])
         if at + 1 == len(odd):
