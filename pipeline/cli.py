@@ -39,7 +39,7 @@ EPILOG = f"""\
 
   nightjar nightly date=yesterday       a day's logs to a published model, or to reasons why not
   nightjar run experiment=demo          the demo from raw logs to figures
-  nightjar run --help                   every group and key
+  nightjar run --help                   the groups; --help train: every key of one
   nightjar explain train.lr             meaning, bounds, default, and what a change makes again
   nightjar run --cfg job                the configuration that would run
   nightjar what-if hardware=h100x8,h100x16x8

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.config import PERCENTILE
 from pipeline.specs import ID_MAPPINGS, mapping_of
 
 SAFE, ALLOW, REFUSED = "safe", "allow", "refused"
@@ -70,6 +71,8 @@ def _ids(name: str, feature: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
     cross, bins = list(feature.get("cross") or []), feature.get("bins")
     mapping = mapping_of(feature.get("mapping"), defaults["mapping"], bins)
     ids: dict[str, Any] = {"mapping": mapping.name, "cross": cross, "bins": bins}
+    if bins:
+        ids["bins_by"] = feature.get("bins_by") or PERCENTILE
     if not cross:
         ids["column"] = feature.get("column") or name
     if not cross and not bins:

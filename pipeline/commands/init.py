@@ -9,12 +9,15 @@ from pathlib import Path
 from pipeline import units
 from pipeline.commands.command import Command
 from pipeline.commands.console import show
+from pipeline.config.data import connector_at
 from pipeline.errors import ConfigError
+from pipeline.specs import CONNECTORS
 
 EPILOG = """\
   nightjar init clicks.csv                          writes my/data/clicks.yaml
   nightjar init 'logs/*/*.parquet' --name ads       a day in each folder: path: logs/{day}/*.parquet
   nightjar init log.csv.gz --label bought           the column to predict, where the guess is wrong
+  nightjar init delta:s3://lake/clicks              a Delta Lake table; iceberg:lake.ads.clicks an Iceberg one
 """
 
 
@@ -24,8 +27,13 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="FILE-OR-GLOB",
-        help="your log: CSV, Criteo TSV, JSON lines, Parquet, ORC or Avro; .gz, .zst, .bz2 and .xz are fine",
+        help="your log: CSV, Criteo TSV, JSON lines, Parquet, ORC or Avro; .gz, .zst, .bz2 and .xz are fine. "
+        f"A table or stream: {', '.join(f'{name}:PATH' for name in CONNECTORS.names())}",
     )
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE",
+        help="how a table or stream is reached (data.options); several are fine",
+    )  # fmt: skip
     parser.add_argument("--name", help="the data set's name (default: from the path)")
     parser.add_argument("--label", help="the column that says whether a row was clicked (default: guessed)")
     parser.add_argument("--config-dir", "-cd", default="my", help="write DIR/data/<name>.yaml (default: my)")
@@ -47,7 +55,7 @@ def _init(options: argparse.Namespace) -> int:
     target = Path(options.config_dir) / "data" / f"{name}.yaml"
     if target.exists() and not options.force:
         raise ConfigError(f"{target} exists already", hint="--name <another name>, or --force to overwrite it")
-    sample = read_sample(options.path)
+    sample = read_sample(options.path, _options(options.option))
     schema = infer(sample, options.label)
     if not schema.of("sparse"):
         raise ConfigError(
@@ -72,8 +80,17 @@ def _init(options: argparse.Namespace) -> int:
     return 0
 
 
+def _options(given: list[str]) -> dict[str, str]:
+    """``--option NAME=VALUE`` by name."""
+    if wrong := next((each for each in given if "=" not in each), None):
+        raise ConfigError(f"--option {wrong} has no value, expected NAME=VALUE", hint=f"--option {wrong}=<value>")
+    return dict(each.split("=", 1) for each in given)
+
+
 def name_of(path: str) -> str:
     """A data set's name for the log at ``path``: its last part that is more than wildcards, days and endings."""
+    connector, place = connector_at(path)
+    path = place if connector is None or connector.on_disk else place.replace(".", "/")
     for part in reversed(path.rstrip("/").split("/")):
         name = re.sub(r"\.(csv|tsv|txt|data|log|jsonl|ndjson|json|parquet|pq|orc|avro|gz|zst|zstd|bz2|xz)\b", "", part)
         name = re.sub(r"\d{4}-\d\d-\d\d|part-?\d+|^\w+=.*", "", name)

@@ -52,7 +52,7 @@ def _flags(stage: str | None) -> Callable[[argparse.ArgumentParser], None]:
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--help", "-h", action="store_true", help="list groups and keys")
+        add("--help", "-h", nargs="?", const="", metavar="GROUP", help="list groups, or the keys of one, or of all")
         add("--cfg", "-c", choices=["job", "hydra", "all"], help="show the configuration instead of running")
         add("--package", "-p", help="with --cfg: the part to show")
         add("--resolve", action="store_true", help="with --cfg: resolve interpolations")
@@ -73,9 +73,11 @@ def _run(options: argparse.Namespace) -> int:
         sys.stdout.write(answer(options.overrides, options.commands, options.composing))
         return 0
     overrides = list(options.overrides)
+    if options.help and "=" in options.help:  # an override behind --help
+        overrides, options.help = [options.help, *overrides], ""
     if options.stage:
         overrides.append(f"stages=[{options.stage}]")
-    if options.help or options.cfg or options.info:
+    if options.help is not None or options.cfg or options.info:
         from pipeline.compose import inspection
 
         return inspection.show(overrides, options)
@@ -159,6 +161,7 @@ def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
     from pipeline.stages.forced import discard
     from pipeline.stages.run import run_stage
     from pipeline.stages.steps import prepare, with_possible_stages
+    from pipeline.trackers.following import followed
 
     console = Console(write=TERMINAL.pass_on, columns=0 if logs.is_json() else columns())
     log.info("run %s: %s (store %s)", config.run, ", ".join(config.stages), config.store)
@@ -174,7 +177,8 @@ def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
             config, store, steps, lambda step: run_stage(step, chain.config, store, io), console,
             lambda smaller: prepare(smaller, store), lambda step: discard(store, step),
         )  # fmt: skip
-        result = chain.run()
+        with followed(config, store):
+            result = chain.run()
     except (NightjarError, StageError) as error:
         _track(config, store, steps)
         with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from pipeline.compose import ROOT, checked_overrides, hydra_session
 from pipeline.compose import overrides as complaints
-from pipeline.config.fields import setting_of
-from pipeline.config.paths import find_place
+from pipeline.compose.helptext import part_of
 from pipeline.errors import ConfigError
 from pipeline.specs import STAGES
 
@@ -22,7 +21,8 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
     """Print what ``options`` (help, cfg, package, resolve, info, config_dir, stage) ask for; the exit code is 0.
 
-    Raises ConfigError for a wrong override, as a run would.
+    ``options.help``: a group or setting to list in full, ``all``, or "" for the groups alone. Raises ConfigError for a
+    wrong override, as a run would, and for an unknown part.
     """
     from hydra._internal.utils import get_args_parser
 
@@ -32,11 +32,11 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
         parsed = checked_overrides(arguments, extra)
         overrides = [*extra, *complaints.mend_additions(parsed)]
         try:
-            if options.help:
+            if options.help is not None:
                 given = argparse.Namespace(overrides=overrides, resolve=options.resolve)
                 with contextlib.redirect_stdout(io.StringIO()) as shown:
                     hydra.app_help(ROOT, get_args_parser(), given)
-                sys.stdout.write(_with_sentences(_of_stage(shown.getvalue(), options.stage)))
+                sys.stdout.write(part_of(_of_stage(shown.getvalue(), options.stage), options.help))
             elif options.cfg:
                 hydra.show_cfg(ROOT, overrides, options.cfg, options.package, options.resolve)
             else:
@@ -53,17 +53,3 @@ def _of_stage(text: str, stage: str | None) -> str:
     return re.sub(
         r"nightjar run \[overrides\]: .*", f"nightjar {stage} [overrides]: {STAGES.get(stage).help}.", text, count=1
     )
-
-
-def _with_sentences(text: str) -> str:
-    """Hydra's help ``text`` with each setting's first sentence after its line of YAML."""
-    lines, parents = [], list[tuple[int, str]]()
-    for line in text.splitlines(keepends=True):
-        key = re.match(r"( *)([\w.-]+):(?= |$)", line)
-        if key:
-            parents = [*(each for each in parents if each[0] < len(key[1])), (len(key[1]), key[2])]
-            place = find_place(".".join(name for _, name in parents))
-            sentence = re.split(r"(?<=[.]) ", setting_of(place.field).doc)[0] if place else ""
-            line = f"{line.rstrip():<32} # {sentence}\n" if sentence else line
-        lines.append(line)
-    return "".join(lines)

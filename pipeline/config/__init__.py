@@ -13,6 +13,9 @@ from pipeline.config.data import ChecksConfig, DataConfig, DriftLimits, SplitCon
 from pipeline.config.debug import DebugConfig
 from pipeline.config.evaluate import EvaluateConfig
 from pipeline.config.features import (
+    BINNINGS,
+    MDL,
+    PERCENTILE,
     DenseFeature,
     LabelConfig,
     SparseDefaults,
@@ -35,16 +38,18 @@ from pipeline.config.rows import SamplingConfig
 from pipeline.config.schedule import ScheduleConfig
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, TaskLimits, TaskOptions, TaskTraining
+from pipeline.config.track import PrometheusConfig, TrackConfig
 from pipeline.config.train import ClipConfig, GuardConfig, TrainConfig
 from pipeline.specs import STAGES, default_stages
 
 __all__ = [
-    "AUTO", "SHARDING_TYPES", "TIERS", "CheckpointConfig", "ChecksConfig", "ClipConfig", "Config", "DataConfig",
-    "DebugConfig", "DenseFeature", "DriftLimits", "EvaluateConfig", "GateConfig", "GuardConfig", "HardwareConfig",
-    "IngestConfig", "LabelConfig", "LaunchConfig", "ModelConfig", "NightlyConfig", "PartitionConfig", "PlanConfig",
-    "PodConfig", "PodResources", "PodVolume", "PublishConfig", "RayConfig", "SamplingConfig", "ScheduleConfig",
-    "SparseDefaults", "SparseFeature", "SplitConfig", "SyntheticConfig", "TableDefaults", "TableFigures", "TablePin",
-    "TaskLabel", "TaskLimits", "TaskOptions", "TaskTraining", "Toleration", "TrainConfig", "WatermarkConfig",
+    "AUTO", "BINNINGS", "MDL", "PERCENTILE", "SHARDING_TYPES", "TIERS", "CheckpointConfig", "ChecksConfig",
+    "ClipConfig", "Config", "DataConfig", "DebugConfig", "DenseFeature", "DriftLimits", "EvaluateConfig", "GateConfig",
+    "GuardConfig", "HardwareConfig", "IngestConfig", "LabelConfig", "LaunchConfig", "ModelConfig", "NightlyConfig",
+    "PartitionConfig", "PlanConfig", "PodConfig", "PodResources", "PodVolume", "PrometheusConfig", "PublishConfig",
+    "RayConfig", "SamplingConfig", "ScheduleConfig", "SparseDefaults", "SparseFeature", "SplitConfig",
+    "SyntheticConfig", "TableDefaults", "TableFigures", "TablePin", "TaskLabel", "TaskLimits", "TaskOptions",
+    "TaskTraining", "Toleration", "TrackConfig", "TrainConfig", "WatermarkConfig",
 ]  # fmt: skip
 
 
@@ -79,6 +84,7 @@ class Config:
     launch: LaunchConfig = setting(factory=LaunchConfig, doc="How and where stages run.")
     schedule: ScheduleConfig = setting(factory=ScheduleConfig, doc="The CronJob that starts a launcher every night.")
     nightly: NightlyConfig = setting(factory=NightlyConfig, doc="What a night waits for, catches up on and reports.")
+    track: TrackConfig = setting(factory=TrackConfig, doc="Other programs that are told of runs and nights.")
     debug: DebugConfig = setting(factory=DebugConfig, doc="Help with debugging.")
 
     @property

@@ -27,6 +27,11 @@ def check(config: Config) -> None:
     _check_allowed(config)
     if config.launch.name == "kubernetes":
         check_kubernetes(config)
+    elif config.launch.grow:
+        raise ConfigError(
+            f"launch.grow takes back hosts of a cluster, but launch={config.launch.name} keeps the hosts that it has",
+            hint="launch.grow=false, or launch=kubernetes",
+        )
     if config.launch.name == "hosts":
         _check_joined(config)
 

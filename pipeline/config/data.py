@@ -25,10 +25,27 @@ from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
 from pipeline.config.values import check_name, check_time_zone
 from pipeline.errors import ConfigError
-from pipeline.specs import mapping_of
+from pipeline.specs import CONNECTORS, Connector, mapping_of
 
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
+# Of files, and of what is no log; tables and streams are CONNECTORS.
 FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "avro", "synthetic", "tables")
+
+
+def format_names() -> tuple[str, ...]:
+    """What ``data.format`` can be."""
+    return (*FORMATS, *CONNECTORS.names())
+
+
+def connector_at(place: str) -> tuple[Connector | None, str]:
+    """The connector and the ``data.path`` that <connector>:<path> names; None and ``place`` for files."""
+    name, _, path = place.partition(":")
+    return (CONNECTORS.get(name), path) if path and name in CONNECTORS.names() else (None, place)
+
+
+def connector_docs() -> str:
+    """Documentation of the formats that are tables and streams."""
+    return " ".join(f"{each.name}: {each.doc}" for each in CONNECTORS)
 
 
 @dataclass(kw_only=True)
@@ -102,6 +119,9 @@ class WatermarkConfig:
         doc="Hours after the end of the day (in `data.time_zone`, else UTC) from which on logs count as complete even "
         "without `success` and folders; null: never.",
     )
+    later_rows: bool = setting(
+        False, quiet=True, doc="Whether a table must hold rows of a later day; `max_age_hours` ends the wait."
+    )
 
     def check(self, path: str) -> None:
         """Partitions must be plain folder names."""
@@ -158,14 +178,27 @@ class DataConfig:
     name: str = setting(MISSING, doc="Name of the dataset in the store, and the default name of the model.")
     format: str = setting(
         MISSING,
-        choices=FORMATS,
+        choices=format_names,
         doc="Format of the logs. synthetic generates logs. tables has no logs: it describes tables by their figures, "
         "for planning only.",
+        more=connector_docs,
     )
     path: str | None = setting(
         None,
         doc="Where the logs are: a file, a directory or a glob on any fsspec URL. {day} or {day:%Y/%m/%d} in it "
         "stands for `data.day`.",
+    )
+    options: dict[str, str] = setting(
+        factory=dict,
+        quiet=True,
+        doc="How a table or stream is reached: options of its library, by their names there. No secrets: manifests "
+        "show them.",
+    )
+    snapshot: str | None = setting(
+        None,
+        quiet=True,
+        doc="Which state of a table is read: a version (delta), the id of a snapshot (iceberg), a time "
+        "YYYY-MM-DDTHH:MM:SSZ (bigquery); null: the newest.",
     )
     separator: str = setting(",", doc="Character that separates the fields of a CSV line.")
     quote: str | None = setting('"', doc="Character that may surround a CSV field; null: none.")
@@ -245,10 +278,41 @@ class DataConfig:
                 f"{path}.path is not set, so there are no click logs to read",
                 hint=f"{path}.path=<file, directory or glob>",
             )
+        self._check_connector(path)
         self._check_features(path)
         self._check_zone(path)
         self._check_day(path)
         self._check_split(path)
+
+    def _check_connector(self, path: str) -> None:
+        """What is of tables and streams needs one, and what is of files needs files."""
+        connector, limit = self.connector, self.watermark
+        if connector is None:
+            of_tables = {"options": self.options, "snapshot": self.snapshot, "watermark.later_rows": limit.later_rows}
+            if wrong := next((name for name, value in of_tables.items() if value), None):
+                raise ConfigError(
+                    f"{path}.{wrong} is set, but {path}.format={self.format} is no table and no stream",
+                    hint=f"{path}.format={CONNECTORS.names()[0]}, or without {path}.{wrong}",
+                )
+            return
+        if DAY_FIELD.search(self.path or ""):
+            raise ConfigError(
+                f"{path}.path={self.path} has {{day}}, but {path}.format={self.format} reads one table of all days",
+                hint=f"{path}.path without {{day}}, and {path}.day_column or {path}.timestamp",
+            )
+        known = connector.options
+        if wrong := next((name for name in self.options if known is not None and name not in known), None):
+            raise ConfigError(
+                f"{path}.options has {wrong!r}, expected some of: {', '.join(known or ())}",
+                hint=f"~{path}.options.{wrong}",
+            )
+        if limit.success or limit.partitions or limit.min_partitions:
+            raise ConfigError(
+                f"{path}.watermark waits for files and folders, but {path}.format={self.format} has none",
+                hint=f"{path}.watermark.success=null, partitions=[] and min_partitions=null; "
+                f"{path}.watermark.later_rows=true waits for rows of a later day",
+            )
+        connector.check(self, path)
 
     def _check_tables(self, path: str) -> None:
         for name in self.tables:
@@ -324,8 +388,15 @@ class DataConfig:
         return each.transform or (self.dense_transform if each.width == 1 else "standardise")
 
     @property
+    def connector(self) -> Connector | None:
+        """How the table or stream is read that ``format`` names; None for files."""
+        return CONNECTORS.get(self.format) if self.format in CONNECTORS.names() else None
+
+    @property
     def has_file_per_day(self) -> bool:
-        """Whether the logs of every day lie in files of their own."""
+        """Whether the logs of every day are delivered by themselves: in files of their own, or by their arrival."""
+        if self.connector is not None:
+            return self.connector.by_day and self.day is not None
         return DAY_FIELD.search(self.path or "") is not None
 
     @property

@@ -10,8 +10,10 @@ from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
 from pipeline.specs import id_mapping_docs, id_mapping_names
 
-TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_norm", "unit", "none")
-NOT_OF_VECTORS = ("percentile", "max_norm")  # transforms of one number; unit is one of vectors alone
+TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "mdl", "max_norm", "unit", "none")
+PERCENTILE, MDL = "percentile", "mdl"
+BINNINGS = (PERCENTILE, MDL)  # transforms that keep the bin of a number, and how bins of ids are cut
+NOT_OF_VECTORS = (*BINNINGS, "max_norm")  # transforms of one number; unit is one of vectors alone
 ONE, LIST, MAP = "one", "list", "map"  # what a field of a categorical feature holds
 
 WHEN_FULL = ("replace", "keep")
@@ -53,13 +55,14 @@ class DenseFeature:
         None,
         choices=TRANSFORMS,
         doc="Transform of the values; null: `data.dense_transform`. percentile gives the number of the bin, divided "
-        "by `bins`. max_norm is a layer of the model: the value divided by the largest one so far, plus a trainable "
-        "bias, and 0 for a missing value. unit divides a vector by its length. A vector's own default is standardise.",
+        "by `bins`; mdl does the same with bins that differ in their click rate. max_norm is a layer of the model: the "
+        "value divided by the largest one so far, plus a trainable bias, and 0 for a missing value. unit divides a "
+        "vector by its length. A vector's own default is standardise.",
     )
     clip: list[float] = setting(
         factory=list, doc="Clip values to [lowest, highest] before the transform; []: do not clip."
     )
-    bins: int = setting(100, low=2, high=10_000, doc="Number of bins of transform percentile.")
+    bins: int = setting(100, low=2, high=10_000, doc="Number of bins of transform percentile, the largest one of mdl.")
     min: float | None = setting(None, doc="Smallest valid value; a row below it goes to quarantine; null: no limit.")
     max: float | None = setting(None, doc="Largest valid value; a row above it goes to quarantine; null: no limit.")
     required: bool = setting(False, doc="Send rows without a value to quarantine.")
@@ -151,6 +154,11 @@ class SparseFeature:
         doc="For a column of numbers: the number of percentile bins; the id is the number of the bin. null: the "
         "column holds ids.",
     )
+    bins_by: str = setting(
+        PERCENTILE, choices=BINNINGS, quiet=True,
+        doc="How `bins` are cut. percentile: each holds as many train rows. mdl: at most `bins`, where the click rate "
+        "of the train rows changes by more than chance (Fayyad and Irani 1993).",
+    )  # fmt: skip
     max_ids: int | None = setting(
         None, low=1, high=10_000_000, doc="Use at most this many ids of a field, the first ones; null: all."
     )
@@ -163,6 +171,11 @@ class SparseFeature:
             raise ConfigError(
                 f"{path} has more than one of cross, bins and separator, expected only one",
                 hint=f"{path}.cross=[] or {path}.bins=null",
+            )
+        if self.bins is None and self.bins_by != PERCENTILE:
+            raise ConfigError(
+                f"{path}.bins_by is {self.bins_by}, but {path}.bins is null: there are no bins",
+                hint=f"{path}.bins=100, or {path}.bins_by={PERCENTILE}",
             )
         self._check_field(path)
         if self.table is None:

@@ -62,7 +62,8 @@ def check_kubernetes(config: Config) -> None:
     _check_hosts(config.launch, config.hardware)
     _check_pods(pods)
     _check_patch(pods)
-    _check_places(config.store, config.data.path, pods)
+    connector = config.data.connector
+    _check_places(config.store, config.data.path if connector is None or connector.on_disk else None, pods)
     _check_urls(config)
 
 
@@ -142,9 +143,14 @@ def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
 
 
 def _check_hosts(launch: LaunchConfig, hardware: HardwareConfig) -> None:
-    """Check ``launch.min_hosts`` and ``launch.shrink_after_minutes``."""
+    """Check ``launch.min_hosts``, ``launch.shrink_after_minutes`` and ``launch.grow``."""
     hosts = hardware.hosts
     if launch.min_hosts is None:
+        if launch.grow:
+            raise ConfigError(
+                "launch.grow takes back hosts that a run gave up, but with launch.min_hosts=null it gives none up",
+                hint="launch.min_hosts=1, or launch.grow=false",
+            )
         return
     if launch.min_hosts > hosts:
         raise ConfigError(

@@ -74,6 +74,15 @@ class LaunchConfig:
     shrink_after_minutes: float = setting(
         5.0, low=0.01, doc="With `min_hosts`, minutes without room after which a stage continues with fewer hosts."
     )
+    grow: bool = setting(
+        False, doc="A training that continues with fewer hosts takes the others back when there is room for them again."
+    )
+    grow_minutes: float = setting(
+        10.0,
+        low=0.01,
+        doc="With `grow`, minutes after a change of hosts before a training asks for more; twice as many after each "
+        "time that it had to give hosts up again.",
+    )
     pending_minutes: float = setting(15.0, low=0.01, doc="Minutes within which a pod must start.")
     image_minutes: float = setting(5.0, low=0.0, doc="Minutes that a pod may wait for an image that cannot be pulled.")
     outage_minutes: float = setting(

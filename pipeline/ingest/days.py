@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 
 from pipeline.config import DataConfig
@@ -22,9 +22,11 @@ from pipeline.ingest.sources import counted_lines, decompressed, readable
 from pipeline.ingest.spec import data_spec
 from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day, skipped_hours
 from pipeline.records import dataset_path
+from pipeline.specs import Delivery, Snapshot
 from pipeline.store import Artifact, Store
 
 EPOCH = date(1970, 1, 1)
+_LATE = " late "  # between a snapshot's fingerprint and those of late rows
 
 
 def day_number(day: date) -> int:
@@ -63,22 +65,41 @@ class DayState:
         return not self.missing
 
 
-def day_state(data: DataConfig, day: date, now: float | None = None) -> DayState:
+def snapshot_of(data: DataConfig, mark: str | None = None) -> Snapshot | None:
+    """The table or stream that ``data`` names as it is now, or as it was when ``mark`` was its fingerprint.
+
+    None for logs in files. ``mark``: of ``day_fingerprint``.
+    """
+    connector = data.connector
+    return None if connector is None else connector.open(data, (mark or "").partition(_LATE)[0])
+
+
+def _waits(data: DataConfig, day: date, now: float | None) -> bool:
+    """Whether it is too early to do without what has not arrived."""
+    hours = ((time.time() if now is None else now) - end_of_day(day, data.time_zone)) / SECONDS_PER_HOUR
+    most = data.watermark.max_age_hours
+    return most is None or hours < most
+
+
+def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: Snapshot | None = None) -> DayState:
     """Whether the logs of ``day`` are complete by ``data.watermark``, or what they lack; ``now``: seconds since 1970.
 
     Rows are counted in files of the day alone, and no further than asked for; of logs with a day column, ingestion
-    counts them itself.
+    counts them itself. ``snapshot``: of a table or stream, where it is open.
     """
     path = path_of(data, day)
     if data.format == "synthetic":
         return DayState(day, "synthetic")
+    if data.connector is not None:
+        snapshot = snapshot or data.connector.open(data)
+        delivery = snapshot.delivery(day)
+        return DayState(day, path, _lacks(data, day, now, delivery), delivery.parts, delivery.bytes)
     try:
         files = find_files(path)
     except DataError:
         return DayState(day, path, [f"there are no files at {path}"])
     missing, limit = [], data.watermark
-    hours = ((time.time() if now is None else now) - end_of_day(day, data.time_zone)) / SECONDS_PER_HOUR
-    waits = limit.max_age_hours is None or hours < limit.max_age_hours
+    waits = _waits(data, day, now)
     if limit.success and waits:
         names = [
             f"{folder}/{filled(limit.success, day)}"
@@ -94,6 +115,19 @@ def day_state(data: DataConfig, day: date, now: float | None = None) -> DayState
         if rows < limit.min_rows:
             missing.append(f"its files hold {rows:,} rows, expected at least {limit.min_rows:,}")
     return DayState(day, path, missing, len(files.paths), files.bytes)
+
+
+def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -> list[str]:
+    """In words, what a table or stream lacks of ``day``."""
+    limit = data.watermark
+    missing = list(delivery.missing) if _waits(data, day, now) else []
+    if not delivery.parts:
+        return [*missing, f"there are no rows of it in {data.path}"]
+    if limit.later_rows and not delivery.later and _waits(data, day, now):
+        missing.append(f"{data.path} has no rows of a later day yet")
+    if delivery.rows is not None and delivery.rows < limit.min_rows:
+        missing.append(f"{data.path} holds {delivery.rows:,} rows of it, expected at least {limit.min_rows:,}")
+    return missing
 
 
 def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
@@ -113,10 +147,10 @@ def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
     return rows
 
 
-def require_complete(data: DataConfig, now: float | None = None) -> None:
+def require_complete(data: DataConfig, now: float | None = None, snapshot: Snapshot | None = None) -> None:
     """Raise DataError naming what the first incomplete day of ``data.day`` lacks."""
     for day in data.days:
-        state = day_state(data, day, now)
+        state = day_state(data, day, now, snapshot)
         if not state.complete:
             raise incomplete(day, state.missing)
 
@@ -128,14 +162,17 @@ def incomplete(day: date, missing: list[str]) -> DataError:
         hint = f"check data.path; if the day is late, {late}"
     else:
         hint = (
-            f"{late}, or wait for less: data.watermark.success=null, partitions=[], min_partitions=null and "
-            "min_rows=1 wait for nothing"
+            f"{late}, or wait for less: data.watermark.success=null, partitions=[], min_partitions=null, "
+            "later_rows=false and min_rows=1 wait for nothing"
         )
     return DataError(f"{day} is not complete: {'; '.join(missing)}", hint=hint)
 
 
 def day_fingerprint(data: DataConfig, store: Store | None) -> str:
     """Fingerprint of the logs of ``data.day``, with the late rows that other days' datasets keep for it; "" if none."""
+    if (snapshot := snapshot_of(data)) is not None:
+        late = [a.files[name].checksum for day in data.days for a, name in late_files(data, store, day)]
+        return snapshot.mark + (_LATE + "-".join(late) if late else "")
     columns = data_spec(data).columns
     if not data.has_file_per_day:
         return fingerprint(data.path or "", columns)
@@ -144,6 +181,15 @@ def day_fingerprint(data: DataConfig, store: Store | None) -> str:
         marks.append(fingerprint(path_of(data, day), columns))
         marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]
     return "-".join(marks) if all(marks) else ""
+
+
+def delivered_mark(data: DataConfig, day: date) -> str:
+    """Fingerprint of what was delivered for ``day``, whatever other datasets keep for it; "" if there is nothing."""
+    if data.format == "synthetic":
+        return ""
+    if data.connector is not None:
+        return data.connector.open(replace(data, day=str(day))).mark
+    return fingerprint(path_of(data, day), data_spec(data).columns)
 
 
 def late_name(day: date) -> str:

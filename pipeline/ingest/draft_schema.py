@@ -23,6 +23,8 @@ def schema_yaml(name: str, sample: Sample, schema: Schema) -> str:
         f"name: {quoted(name)}",
         f"path: {quoted(sample.path)}",
     ]
+    if sample.options:
+        lines.append("options: " + json.dumps(dict(sample.options)))
     if text and text.is_criteo:
         lines.append("format: criteo  # 40 columns and no header: a label, 13 counts, 26 ids")
     elif text:

@@ -7,8 +7,8 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import date
 from fnmatch import translate
 from typing import BinaryIO
@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
+from pipeline.config import DataConfig
+from pipeline.config.data import connector_at
 from pipeline.errors import DataError
 from pipeline.ingest.arrow import frame_of
 from pipeline.ingest.formats import require_text
@@ -31,6 +33,7 @@ from pipeline.ingest.rawfiles import Files, find_files
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.spec import CRITEO_COLUMNS
 from pipeline.ingest.text import read_lines
+from pipeline.specs import Connector
 
 ROWS = 200_000  # of a sample
 BYTES = 64 << 20  # of text that is read for them
@@ -62,6 +65,7 @@ class Sample:
     ``frame``: strings of delimited text, of other formats whatever the files hold. ``total``: rows of the log,
     estimated. ``bad``: lines of the sample that are no rows. ``kind``: its format; ``text``: how that is laid out, None
     unless delimited. ``day``: the last one that a file's name tells. ``partitions``: columns that folders tell.
+    ``options``: how a table or stream is reached.
     """
 
     path: str
@@ -73,6 +77,7 @@ class Sample:
     text: TextFormat | None = None
     day: str | None = None
     partitions: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -80,11 +85,14 @@ class Sample:
         return self.frame.height
 
 
-def read_sample(path: str) -> Sample:
-    """A sample of the log at ``path``: a file, a directory or a glob.
+def read_sample(path: str, options: Mapping[str, str] | None = None) -> Sample:
+    """A sample of the log at ``path``: a file, a directory, a glob, or <connector>:<path> with its ``options``.
 
     Raises DataError where there are no files, no rows, or they are of no known format.
     """
+    connector, place = connector_at(path)
+    if connector is not None:
+        return _of_table(connector, place, dict(options or {}))
     files = find_files(path)
     chosen = _spread(len(files.paths), FILES)
     with files.fs.open(files.paths[0], "rb") as source:
@@ -94,9 +102,23 @@ def read_sample(path: str) -> Sample:
     names = list(partition_values(files.paths[0]))
     told = tuple(name for name in names if all(name in partition_values(path) for path in files.paths))
     if not sample.rows:
-        raise DataError(f"{path} holds no rows, expected some to look at", hint="name a file that is not empty")
+        raise _no_rows(path)
     pattern, day = day_pattern(path, files.paths)
     return replace(sample, path=pattern, day=day, files=len(files.paths), partitions=told)
+
+
+def _no_rows(path: str) -> DataError:
+    return DataError(f"{path} holds no rows, expected some to look at", hint="name a log that is not empty")
+
+
+def _of_table(connector: Connector, path: str, options: dict[str, str]) -> Sample:
+    data = DataConfig(name="sample", format=connector.name, path=path, options=options)
+    connector.check(data, "data")
+    excerpt = connector.open(data).excerpt(ROWS)
+    if not excerpt.frame.height:
+        raise _no_rows(path)
+    return Sample(path=path, frame=excerpt.frame, total=excerpt.total, files=excerpt.parts, kind=connector.name,
+                  bad=excerpt.bad, options=options)  # fmt: skip
 
 
 def _spread(count: int, most: int) -> list[int]:

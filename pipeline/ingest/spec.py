@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from pipeline.config import DataConfig, SamplingConfig, SplitConfig, TaskLabel
+from pipeline.config import BINNINGS, PERCENTILE, DataConfig, SamplingConfig, SplitConfig, TaskLabel
 from pipeline.config.features import LIST, MAP, ONE
 from pipeline.errors import ConfigError, DataError
 from pipeline.records import (
@@ -63,6 +63,11 @@ class DenseSpec:
         return self.transform.startswith("log1p")
 
     @property
+    def binned(self) -> bool:
+        """Whether the number of its bin stands for the value."""
+        return self.transform in BINNINGS
+
+    @property
     def standardised(self) -> bool:
         """Whether mean and standard deviation of the train rows are taken out."""
         return self.transform.endswith("standardise")
@@ -87,6 +92,7 @@ class SparseSpec:
     weight_separator: str | None
     cross: tuple[str, ...] = ()
     bins: int | None = None
+    bins_by: str = PERCENTILE
     max_ids: int | None = None
     integer: bool = False
     required: bool = False
@@ -264,6 +270,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         weight_separator=feature.weight_separator or defaults.weight_separator,
         cross=tuple(feature.cross),
         bins=feature.bins,
+        bins_by=feature.bins_by,
         max_ids=feature.max_ids,
         integer=feature.integer,
         required=feature.required,

@@ -22,7 +22,7 @@ from pipeline.ingest import days, synthetic, table_specs
 from pipeline.ingest.accept import check_day, check_kept, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, LocalEngine
-from pipeline.ingest.file_source import file_sources
+from pipeline.ingest.file_source import BLOCK_UNIT, file_sources
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, joined, write_frame
 from pipeline.ingest.parse import DayRule
@@ -35,6 +35,7 @@ from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import continued_state, dataset_schema, fitted_state, write_state
 from pipeline.ingest.transform import State, binned, with_vocabulary
 from pipeline.records import RAW, UNSEEN, VALIDATION, raw_column, unseen_column
+from pipeline.specs import Snapshot
 from pipeline.specs.id_mapping import FittedMapping, FittingDay
 from pipeline.store import Draft, Store
 
@@ -74,13 +75,15 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) ->
     started = time.monotonic()
     spec = data_spec(data)
     with answering(data.path, draft.store):
-        days.require_complete(data)
+        snapshot = days.snapshot_of(data, draft.config.get("raw"))
+        days.require_complete(data, snapshot=snapshot)
         with ExitStack() as stack:
-            run = _Run(data, settings, seed, draft, spec, stack)
+            run = _Run(data, settings, seed, draft, spec, stack, snapshot)
             for day in data.days or (None,):
                 run.add(day)
         summary = run.finish()
-        _check_unchanged(data, draft)
+        if snapshot is None:  # a snapshot cannot change
+            _check_unchanged(data, draft)
     return {**summary, "rows_per_s": round(summary["rows"] / max(time.monotonic() - started, 1e-9), 1)}
 
 
@@ -99,9 +102,11 @@ class _Run:
     """One ingestion: days (or the whole log) one after the other into one dataset, each with the state before it."""
 
     def __init__(
-        self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, stack: ExitStack
-    ) -> None:
+        self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, stack: ExitStack,
+        snapshot: Snapshot | None = None,
+    ) -> None:  # fmt: skip
         self.data, self.settings, self.seed, self.draft, self.spec = data, settings, seed, draft, spec
+        self.snapshot = snapshot
         self.days = data.days
         if self.days and self._is_test(self.days[0]):
             raise DataError(
@@ -213,9 +218,7 @@ class _Run:
                     data.synthetic, self.seed, day, self.settings.block_mib, data.split.by == "hours"
                 )
             ]
-        files = find_files(days.path_of(data, day))
-        self.bytes += files.bytes
-        sources: list[Source] = [*file_sources(data, self.spec, files, self.settings.block_mib)]
+        sources = self._delivered(day)
         if day is not None:
             for artifact, name in days.late_files(data, self.draft.store, day):
                 with self.draft.store.open(f"{artifact.path}/{name}") as source:
@@ -226,6 +229,15 @@ class _Run:
                 FrameSource(joined(parts), f"rows in files of {before}", OTHER_DAYS) for before, parts in early.items()
             ]
         return sources
+
+    def _delivered(self, day: date | None) -> list[Source]:
+        """What was delivered for ``day``, or everything there is; counts its bytes."""
+        if self.snapshot is not None:
+            self.bytes += self.snapshot.delivery(day).bytes
+            return [*self.snapshot.sources(day, self.spec, self.settings.block_mib * BLOCK_UNIT)]
+        files = find_files(days.path_of(self.data, day))
+        self.bytes += files.bytes
+        return [*file_sources(self.data, self.spec, files, self.settings.block_mib)]
 
     def _second_pass(self, engine: Engine, fit: Fit, meter: _Meter) -> None:
         """Write the rows to the Parquet files of their splits."""
@@ -283,6 +295,7 @@ class _Run:
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
             "reasons": dict(self.quarantine.kinds.most_common(3)), "split_by_place": self.by_place,
             "rows_replaced": replaced,
+            **({"snapshot": self.snapshot.version} if self.snapshot is not None else {}),
             **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
 

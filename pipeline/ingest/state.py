@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipeline.config import SplitConfig
+from pipeline.config import PERCENTILE, SplitConfig
 from pipeline.errors import ArtifactError, ConfigError
+from pipeline.ingest.binning import bin_bounds
 from pipeline.ingest.fit import Partial
 from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.output import write_frame
@@ -51,8 +52,8 @@ def _counts(feature: SparseSpec, spec: DataSpec, train: Partial) -> Counts:
 
 
 def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
-    if feature.transform == "percentile":
-        return DenseTransform(bounds=train.sketches[feature.name].bounds(feature.bins))
+    if feature.binned:
+        return DenseTransform(bounds=bin_bounds(train.sketches[feature.name], feature.transform, feature.bins))
     if feature.transform == "max_norm":
         return DenseTransform(missing=math.nan)  # the model's layer tells it from a zero
     if not feature.standardised:
@@ -105,6 +106,7 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
             "rows": state.sparse[f.name].rows, "hash": "xxhash64", "seed": f.seed,
             **f.mapping.record(f.owner, state.sparse[f.name]),
             **{name: value for name in _QUIET if (value := getattr(f, name))},
+            **({"bins_by": f.bins_by} if f.bins_by != PERCENTILE else {}),
         }
         for f in spec.sparse
     }  # fmt: skip
@@ -133,6 +135,7 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
             min_count=1,
             evict_after_days=None,
             **{name: f[name] for name in _QUIET if name in f},
+            bins_by=f.get("bins_by", PERCENTILE),
             **{name: _as_tuple(f[name]) for name in _SPARSE},
         )  # fmt: skip
         for feature, f in record["sparse"].items()

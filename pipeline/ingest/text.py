@@ -20,6 +20,8 @@ from pipeline.ingest.rejects import Reject
 from pipeline.ingest.values import FLOAT32_MAX
 
 _TRIMMED = frozenset(b" \t")
+# First bytes of what Polars takes for gzip, zlib and Zstandard, and unpacks.
+_PACKED = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\xfd")
 _COUNTED = 1 << 18  # bytes compared at a time: they stay in the cache
 
 
@@ -72,10 +74,15 @@ def read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFr
     if frame is not None:
         return frame, np.arange(first_line, first_line + frame.height), []
     good, lines, rejects = _sift(block, first_line, layout)
-    frame = _read(good, layout)
+    frame = _read_slowly(good, layout) if looks_packed(good) else _read(good, layout)
     if frame.height != len(lines):  # should Polars cut quoted text otherwise
         frame = _read_slowly(good, layout)
     return frame, lines, rejects
+
+
+def looks_packed(block: bytes) -> bool:
+    """Whether Polars would take ``block`` for compressed bytes."""
+    return block.startswith(_PACKED)
 
 
 def _read_slowly(block: bytes, layout: Layout) -> pl.DataFrame:
@@ -100,7 +107,7 @@ def _read_clean(block: bytes, layout: Layout) -> pl.DataFrame | None:
     Polars refuses lines with too many fields and silently fills those with too few; as none has more
     separators than it should, their total tells whether one has fewer.
     """
-    if layout.quote and layout.quote.encode() in block:
+    if layout.quotes(block) or looks_packed(block):
         return None
     lines = _occurrences(block, NEWLINE)
     if _occurrences(block, ord(layout.separator)) != lines * (len(layout.names) - 1):

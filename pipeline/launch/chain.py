@@ -24,6 +24,7 @@ from pipeline.errors import (
     PlanError,
 )
 from pipeline.launch.appdefs import distributed, seconds_to_end
+from pipeline.launch.grow import Growth, MoreRoomError, with_more_hosts
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.memory import exceeded, release
 from pipeline.launch.protocol import GivenUpError, StageJob, StageRunner
@@ -34,7 +35,7 @@ from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
 from pipeline.launch.steps import write_steps
-from pipeline.records import Result, Shrunk
+from pipeline.records import Grown, Result, Shrunk
 from pipeline.records.step import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.store import Artifact, Store
@@ -75,7 +76,7 @@ class Chain:
     """One run's steps over a store.
 
     ``run_inline(step) -> Artifact`` does a stage in this process; the others are submitted to TorchX.
-    ``remake(config)``: the steps of the run on fewer hosts, written down for the ranks; None: it never has fewer.
+    ``remake(config)``: the steps of the run on other hosts, written down for the ranks; None: it keeps its hosts.
     ``discard(step)`` removes what a forced step made, and gives the step as it is to run then.
     """
 
@@ -92,6 +93,8 @@ class Chain:
         self.config, self.store, self.run_inline, self.console = config, store, run_inline, console
         self.remake, self.discard = remake, discard
         self.shrunk: list[Shrunk] = []
+        self.grown: list[Grown] = []
+        self.most_hosts = config.hardware.hosts
         self.all = {step.name: step for step in steps}
         self.selected = [step for step in steps if step.name in config.stages]
         self.outcomes: dict[str, Outcome] = {}
@@ -129,7 +132,7 @@ class Chain:
         return self._write(None)
 
     def _write(self, error: BaseException | None) -> Result:
-        result = assemble(str(self.config.run), self.outcomes, self.artifacts, error, self.shrunk)
+        result = assemble(str(self.config.run), self.outcomes, self.artifacts, error, self.shrunk, self.grown)
         self.store.write_json(f"{run_directory(str(self.config.run))}/result.json", result.to_json())
         return result
 
@@ -257,16 +260,20 @@ class Chain:
                 return self._attempt(step)
             except NoRoomError as full:
                 step = self._shrink(step, full)
+            except MoreRoomError as room:
+                step = self._grow(step, room.hosts)
             except (StageError, PassingError) as fault:
                 if attempts == 1:
                     raise
                 now = self._reached(step)
                 if None not in (reached, now) and now != reached:
-                    attempt = 0
+                    attempt, since = 0, f"it had reached {now}, so attempts count anew: "
+                else:
+                    since = ""
                 if attempt == attempts:
                     raise
                 attempt += 1
-                log.warning("%-10s %s; attempt %d of %d", step.name, fault.message, attempt, attempts)
+                log.warning("%-10s %s; %sattempt %d of %d", step.name, fault.message, since, attempt, attempts)
 
     def _reached(self, step: Step) -> str | None:
         """The newest committed checkpoint of ``step``; "" where there is none, None where the store does not say."""
@@ -286,6 +293,28 @@ class Chain:
         hosts = config.hardware.hosts
         log.warning("%-10s %s; going on with %d of %d hosts", step.name, full.message, hosts, before)
         self.shrunk.append(Shrunk(stage=step.name, from_hosts=before, hosts=hosts, why=full.message))
+        try:
+            return self._on_other_hosts(step, config)
+        except PlanError as error:
+            raise LaunchError(f"{full.message}; with {hosts} hosts: {error.message}", hint=full.hint) from error
+
+    def _grow(self, step: Step, more: int) -> Step:
+        """Plan for ``more`` hosts and give ``step`` as it is on them; as it was where there is no such plan."""
+        former, config = self.config, with_more_hosts(self.config, more)
+        hosts, before = config.hardware.hosts, former.hardware.hosts
+        log.info("%-10s there is room for more hosts: going on with %d in place of %d", step.name, hosts, before)
+        try:
+            step = self._on_other_hosts(step, config)
+        except PlanError as error:
+            log.warning("%-10s goes on with %d hosts, and asks for no more: %s", step.name, before, error.message)
+            self.most_hosts = before
+            return self._on_other_hosts(step, former)
+        self.grown.append(Grown(stage=step.name, from_hosts=before, hosts=hosts))
+        return step
+
+    def _on_other_hosts(self, step: Step, config: Config) -> Step:
+        """``step`` as it is on the hosts of ``config``, the steps before it made for them."""
+        assert self.remake is not None
         former, forced = self.all, self.config.force
         self.config = self._scheduler().config = config
         self.all = {made.name: made for made in self.remake(config)}
@@ -294,11 +323,17 @@ class Chain:
             for path in [each.path for each in made if each.path != former[each.name].path]:
                 remove(self.store, path)
         for name in takewhile(lambda name: name != step.name, self.all):
-            try:
-                self._run_step(self.all[name])
-            except PlanError as error:
-                raise LaunchError(f"{full.message}; with {hosts} hosts: {error.message}", hint=full.hint) from error
+            self._run_step(self.all[name])
         return self.all[step.name]
+
+    def _growth(self, step: Step) -> Growth | None:
+        """Who watches for room for the hosts that ``step`` gave up; None where it has all, or no checkpoints."""
+        launch, missing = self.config.launch, self.most_hosts - self.config.hardware.hosts
+        if not (launch.grow and missing and step.scratch and distributed(step.name)):
+            return None
+        minutes = launch.grow_minutes * 2 ** max(0, len(self.shrunk) - 1)
+        patience = launch.shrink_after_minutes
+        return Growth(self._scheduler(), step, missing, minutes, patience, lambda: self._reached(step))
 
     def _attempt(self, step: Step) -> Artifact:
         """Follow the job of an earlier launcher, or submit one, to its end; StageError where that is an unclear one."""
@@ -307,8 +342,14 @@ class Chain:
         if job is None:
             clear_report(self.store, run, step.name)
             job = runner.submit(step, self.store.url_of(f"{run_directory(run)}/config.yaml"))
+        growth = self._growth(step)
         try:
-            state = self._follow(step, job)
+            state = self._follow(step, job, growth)
+        except MoreRoomError:
+            job.cancel()
+            if (artifact := self.store.find(step.path)) is not None:  # it was about to end
+                return artifact
+            raise
         except Interrupted as stop:
             if runner.outlasts and stop.number != signal.SIGINT:
                 raise Interrupted(stop.number, f"job {job.name} goes on") from stop
@@ -322,6 +363,9 @@ class Chain:
             if not runner.outlasts:
                 job.cancel()
             raise
+        finally:
+            if growth is not None:
+                growth.leave()
         job.cancel()
         artifact = self.store.find(step.path) if state == "succeeded" else None
         if artifact is None:
@@ -349,21 +393,41 @@ class Chain:
         if error is not None:
             raise Interrupted(stop.number, error.message) from error
 
-    def _follow(self, step: Step, job: StageJob) -> str:
-        """Pass the stage's output on until it ends; returns its last state. GivenUpError at the deadline."""
-        last = time.monotonic() + 60 * self.config.launch.deadline_minutes
+    def _follow(self, step: Step, job: StageJob, growth: Growth | None) -> str:
+        """Pass the stage's output on until it ends; returns its last state.
+
+        GivenUpError at the deadline, which the time in a queue does not bring nearer; MoreRoomError where the stage
+        ended to go on with more hosts.
+        """
+        looked = time.monotonic()
+        last = looked + 60 * self.config.launch.deadline_minutes
         while True:
             state = job.state()  # before the read: what was written by then is passed on
             self.console.write(job.output())
-            if state != "running":
+            if state not in ("queued", "running"):
                 return state
-            if time.monotonic() > last:
+            before, looked = looked, time.monotonic()
+            if state == "queued":
+                last += looked - before
+            elif growth is not None and (more := growth.due()) and self._made_way(step, job, growth):
+                raise MoreRoomError(more)
+            if looked > last:
                 raise GivenUpError(
                     f"the {step.name} stage was cancelled at its deadline of {self.config.launch.deadline_minutes:g} "
                     "minutes",
                     hint=f"launch.deadline_minutes={2 * self.config.launch.deadline_minutes:g}",
                 )
             time.sleep(self._scheduler().poll_seconds)
+
+    def _made_way(self, step: Step, job: StageJob, growth: Growth) -> bool:
+        """Whether the stage could be told to end, with a checkpoint as on a drained node; it goes on where not."""
+        try:
+            job.stop(seconds_to_end(step.name, self.config))
+        except LaunchError as silent:
+            log.warning("%-10s keeps its hosts for now: %s", step.name, silent.message)
+            growth.postpone()
+            return False
+        return True
 
     def _failure(self, step: Step, job: StageJob, state: str) -> Exception:
         """The exception for a stage that ended without its artifact."""

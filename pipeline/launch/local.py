@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config import Config
+from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import distributed, rank_environment, ranks_of, stage_app, worker_arguments
 from pipeline.launch.forked import ForkedJob, ForkServer
-from pipeline.launch.protocol import StageJob
+from pipeline.launch.protocol import Room, StageJob
 from pipeline.launch.runner import LocalRunner
 from pipeline.records.step import Step
 from pipeline.specs import STAGES
@@ -56,6 +57,10 @@ class LocalStages:
         self._forks += 1
         name = f"{self.config.run}-{step.name}-{self._forks}"
         return ForkedJob(self._fork_server(step.name), arguments, self._log_directory(), name)
+
+    def room(self, step: Step, hosts: int) -> Room:
+        """LaunchError: this machine does not become larger (the configuration is refused before)."""
+        raise LaunchError(f"launch=local has no room for {hosts} more hosts", hint="launch.grow=false")
 
     def is_forked(self, stage: str) -> bool:
         """Whether ``stage`` needs no torchrun; CUDA does not work in a process that is forked."""

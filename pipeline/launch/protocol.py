@@ -23,7 +23,7 @@ class StageJob(Protocol):
     name: str
 
     def state(self) -> str:
-        """running | succeeded | failed | cancelled | lost.
+        """queued | running | succeeded | failed | cancelled | lost. queued: not admitted, which no time limit counts.
 
         GivenUpError where it does not start in time; NoRoomError, one of these, where there is no place for all of its
         processes. LaunchError where nobody can say.
@@ -43,6 +43,16 @@ class StageJob(Protocol):
 
     def cancel(self) -> None:
         """End the stage at once; no error where it has ended."""
+
+
+class Room(Protocol):
+    """Places for more hosts, which a scheduler holds."""
+
+    def hosts(self) -> int | None:
+        """How many there are; None where they are no longer held, or asked for. LaunchError where nobody can say."""
+
+    def leave(self) -> None:
+        """Give them back; no error where there are none."""
 
 
 class StageRunner(Protocol):
@@ -66,6 +76,9 @@ class StageRunner(Protocol):
 
     def submit(self, step: Step, config_url: str) -> StageJob:
         """Start ``step`` of the run whose configuration lies at ``config_url``. LaunchError where it is refused."""
+
+    def room(self, step: Step, hosts: int) -> Room:
+        """Ask for places for ``hosts`` more hosts of ``step``. LaunchError where there are none to ask for."""
 
     def close(self) -> None:
         """Let go of what the launcher holds; stages that outlast it go on."""

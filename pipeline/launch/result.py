@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeline.errors import NightjarError, exit_code_of
-from pipeline.records import ErrorPart, Result, Shrunk, StageOutcome
+from pipeline.records import ErrorPart, Grown, Result, Shrunk, StageOutcome
 from pipeline.records.step import run_directory
 from pipeline.specs import STAGES
 from pipeline.store import Artifact, Store
@@ -29,10 +29,11 @@ def assemble(
     artifacts: Mapping[str, Artifact],
     error: BaseException | None,
     shrunk: Sequence[Shrunk] = (),
+    grown: Sequence[Grown] = (),
 ) -> Result:
     """What ``result.json`` says; a part whose stage has no artifact is absent.
 
-    ``shrunk``: how often the run went on with fewer hosts.
+    ``shrunk``, ``grown``: how often the run went on with fewer hosts, and with more again.
     """
     parts: dict[str, Any] = {}
     for stage in STAGES:
@@ -48,7 +49,7 @@ def assemble(
             if (o := outcomes.get(name)) is not None
         },
         others={name: part for name, part in parts.items() if name not in names},
-        shrunk=tuple(shrunk) or None, error=_error_part(error) if error else None,
+        shrunk=tuple(shrunk) or None, grown=tuple(grown) or None, error=_error_part(error) if error else None,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pipeline.records.gate import Interval
 from pipeline.records.record import Record, absent
-from pipeline.records.result import Shrunk, StageOutcome
+from pipeline.records.result import Grown, Shrunk, StageOutcome
 
 NIGHT = "nightly.json"
 PUBLISHED, HELD, FAILED, RUNNING = "published", "held", "failed", "running"
@@ -65,6 +65,7 @@ class NightRecord(Record):
     seconds: dict[str, float] | None = absent()
     stages: dict[str, StageOutcome] | None = absent()
     shrunk: tuple[Shrunk, ...] | None = absent()
+    grown: tuple[Grown, ...] | None = absent()
     ne: float | None = absent()
     ne_interval: tuple[float, float] | None = absent()
     rows_scored: int | None = absent()

@@ -22,7 +22,8 @@ class IngestPart(Record):
     """The dataset: rows by split, bytes read, reasons of the quarantine.
 
     ``rows_*`` of dicts are by day (late) or by feature (freed, replaced); ``replaces``: the path of the dataset of the
-    same day whose place this one takes. What is of days is absent where ``data.day`` is not set.
+    same day whose place this one takes; ``snapshot``: of the table that was read. What is of days is absent where
+    ``data.day`` is not set.
     """
 
     rows: int | None = absent()
@@ -42,6 +43,7 @@ class IngestPart(Record):
     replaces: str | None = absent(unless="day")
     rows_replaced: dict[str, int] | None = absent()
     split_by_place: tuple[str, ...] | None = absent()
+    snapshot: str | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +258,15 @@ class Shrunk(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Grown(Record):
+    """A stage took hosts back and went on with ``hosts`` in place of ``from_hosts``."""
+
+    stage: str
+    from_hosts: int
+    hosts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ErrorPart(Record):
     """What stopped the run."""
 
@@ -287,6 +298,7 @@ class Result(Record):
     towers: TowersPart | None = absent()
     others: dict[str, Any] = rest()
     shrunk: tuple[Shrunk, ...] | None = absent()
+    grown: tuple[Grown, ...] | None = absent()
     error: ErrorPart | None = absent()
 
     @property

@@ -28,7 +28,7 @@ from pipeline.report.page import from_template, pill
 from pipeline.report.phases import phases_table
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
-from pipeline.report.summary import error_text, reachable_gain, shrunk_lines
+from pipeline.report.summary import error_text, hosts_lines, reachable_gain
 from pipeline.report.tables import config_excerpt, plan_table, plan_words, stages_bar, stages_table, tasks_table
 from pipeline.report.towers import TOWERS_PAGE
 from pipeline.specs import STAGES
@@ -207,5 +207,5 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
 def _details(result: Result) -> list[tuple[str, str]]:
     """The remaining figures of ``result.json``, as pairs of name and value."""
     figures = [fact for stage in STAGES for fact in stage.facts(result)]
-    figures.append(("Fewer hosts", "; ".join(shrunk_lines(result.shrunk)) or units.ABSENT))
+    figures.append(("Hosts", "; ".join(hosts_lines(result.shrunk, result.grown)) or units.ABSENT))
     return [(name, value) for name, value in figures if value != units.ABSENT]

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from pipeline import units
-from pipeline.records import HOLD, ErrorPart, Evaluation, Result, Shrunk, StageOutcome
+from pipeline.records import HOLD, ErrorPart, Evaluation, Grown, Result, Shrunk, StageOutcome
 from pipeline.specs import STAGES
 
 WIDTH = 80
@@ -23,8 +23,8 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
     for stage in STAGES:
         for name, texts in stage.lines(result).items():
             lines += _block(name, texts)
-    if result.shrunk:
-        lines += _wrapped("hosts", "; ".join(shrunk_lines(result.shrunk)))
+    if changes := hosts_lines(result.shrunk, result.grown):
+        lines += _wrapped("hosts", "; ".join(changes))
     if error := result.error:
         lines += _wrapped("error", error_text(error)) + (_wrapped("hint", error.hint) if error.hint else [])
     if where:
@@ -98,12 +98,13 @@ def short_path(path: str, beside: int) -> str:
     return path if len(path) <= width else f"..{path[2 - width :]}"
 
 
-def shrunk_lines(shrunk: Sequence[Shrunk] | None) -> list[str]:
-    """A line for each stage that continued with fewer hosts."""
-    return [
+def hosts_lines(shrunk: Sequence[Shrunk] | None, grown: Sequence[Grown] | None = None) -> list[str]:
+    """A line for each time that a stage continued with fewer hosts, then for each time that it took some back."""
+    fewer = [
         f"{each.stage} continued with {each.hosts} of {units.plural(each.from_hosts, 'host')}: {each.why}"
         for each in shrunk or ()
     ]
+    return fewer + [f"{each.stage} went back from {each.from_hosts} to {each.hosts} hosts" for each in grown or ()]
 
 
 def error_text(error: ErrorPart) -> str:

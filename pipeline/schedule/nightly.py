@@ -17,10 +17,9 @@ from typing import Any
 
 from pipeline import logs
 from pipeline.compose import config_hash
-from pipeline.config import Config, DataConfig
+from pipeline.config import Config
 from pipeline.errors import SIGNALLED, GateHeldError, LaunchError, NightjarError, PassingError, exit_code_of
-from pipeline.ingest.days import path_of
-from pipeline.ingest.rawfiles import fingerprint
+from pipeline.ingest.days import delivered_mark
 from pipeline.launch.signals import Interrupted
 from pipeline.records import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord, read
 from pipeline.records.step import run_directory
@@ -30,6 +29,7 @@ from pipeline.schedule.watermark import wait_for
 from pipeline.schedule.webhook import deliver
 from pipeline.store import Store, artifact_key
 from pipeline.store.retrying import explained
+from pipeline.trackers.following import tell_night
 
 INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher
 DEADLINE_SLACK = 5.0  # seconds by which clocks may differ
@@ -66,7 +66,7 @@ def run_night(
     try:
         record = read_record(store, config.model_name, day)
         if record is not None and not config.force and _decided(record, config, day):
-            again = "its logs have changed: " if record.logs != _logs(config.data, day) else "nothing to do: "
+            again = "its logs have changed: " if record.logs != delivered_mark(config.data, day) else "nothing to do: "
             log.info("night      %s; %sforce=true runs it again", line_of(record), again)
             return record
         record = replace(_begun(config, store, day, record), skipped=tuple(skipped))
@@ -78,7 +78,7 @@ def run_night(
     error: NightjarError | None = None
     try:
         waited = wait_for(config.data, day, wait_minutes, config.nightly.poll_seconds)
-        record = replace(record, seconds_waited=round(waited, 1), logs=_logs(config.data, day))
+        record = replace(record, seconds_waited=round(waited, 1), logs=delivered_mark(config.data, day))
         code = run(night_config(config, day, record.base))
     except Exception as problem:
         error = of_family(problem)
@@ -98,7 +98,7 @@ def run_night(
     log.info("night      %s", line_of(record))
     if record.summary is not None:
         log.info("summary    %s", store.url_of(record.summary))
-    _post(config.nightly.webhook, record)
+    _post(config, record)
     return record
 
 
@@ -163,13 +163,15 @@ def refused(config: Config, store: Store, day: date, problem: NightjarError, *, 
     )  # fmt: skip
     if write and not isinstance(problem, PassingError):
         record = _written(store, record, problem)
-    _post(config.nightly.webhook, record)
+    _post(config, record)
     return record
 
 
-def _post(webhook: str | None, record: NightRecord) -> None:
-    if webhook:
-        deliver(webhook, _posted(record))
+def _post(config: Config, record: NightRecord) -> None:
+    """Tell those who asked for it: the webhook and the trackers."""
+    if config.nightly.webhook:
+        deliver(config.nightly.webhook, _posted(record))
+    tell_night(config.track, record)
 
 
 def _settings(config: Config) -> str:
@@ -179,16 +181,11 @@ def _settings(config: Config) -> str:
     })  # fmt: skip
 
 
-def _logs(data: DataConfig, day: date) -> str:
-    """Fingerprint of the day's raw logs; "" if there are none."""
-    return "" if data.format == "synthetic" else fingerprint(path_of(data, day))
-
-
 def _decided(record: NightRecord, config: Config, day: date) -> bool:
     """Whether the night has a verdict. Other settings or logs void the verdict of a held night."""
     if record.outcome != HELD:
         return record.outcome == PUBLISHED
-    return record.settings == _settings(config) and record.logs == _logs(config.data, day)
+    return record.settings == _settings(config) and record.logs == delivered_mark(config.data, day)
 
 
 def _begun(config: Config, store: Store, day: date, former: NightRecord | None) -> NightRecord:

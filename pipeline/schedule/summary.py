@@ -10,7 +10,7 @@ from pipeline.errors import ArtifactError, NightjarError
 from pipeline.records import GATE, HELD, Base, GateRecord, IngestPart, NightRecord, Plan, Result, read
 from pipeline.records.step import run_directory
 from pipeline.report.night import NIGHT_PAGE, NIGHT_TEXT, night_markdown, night_page
-from pipeline.report.summary import shrunk_lines
+from pipeline.report.summary import hosts_lines
 from pipeline.store import Store
 from pipeline.units import decimal, plural
 
@@ -38,6 +38,7 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
         warnings=(gate.warnings if gate else None) or (), version=gate.version if gate else None,
         incumbent=gate.incumbent if gate else None, forced=gate.forced if gate else None,
         rows=rows.rows, rows_quarantined=rows.rows_quarantined, stages=result.stages, shrunk=result.shrunk or (),
+        grown=result.grown,
         seconds={name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"},
     )  # fmt: skip
     record = _with_figures(store, record, result.artifact("publish"))
@@ -61,7 +62,7 @@ def _with_figures(store: Store, record: NightRecord, published: str | None) -> N
 
 def _changes(store: Store, record: NightRecord, result: Result) -> list[str]:
     """What changed since the base of this night was trained, in sentences."""
-    base, smaller = record.base, shrunk_lines(result.shrunk)
+    base, smaller = record.base, hosts_lines(result.shrunk, result.grown)
     if base is None:
         return ["the first version, trained from scratch with new id mappings", *smaller]
     lines = [f"started from {base.version}, which was trained on {base.day or base.run}"]

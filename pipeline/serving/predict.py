@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.config import DataConfig, SamplingConfig
+from pipeline.config.data import connector_at
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
@@ -28,7 +29,7 @@ from pipeline.ingest.parse import parse
 from pipeline.ingest.rawfiles import Files, find_files, missing_data
 from pipeline.ingest.rejects import Quarantine, Reject
 from pipeline.ingest.sampling import rows_counted_for
-from pipeline.ingest.sources import RawBlock
+from pipeline.ingest.sources import RawBlock, Source
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
 from pipeline.ingest.tasks import labels_of
@@ -80,8 +81,8 @@ def score_file(
     with local_version(store, place) as folder, _named(path):
         served = ServedModel(folder, int(cache_mib * MIB))
         versions.require_intact(store, model, artifact, served.files_in_memory())
-        files = find_files(path)
-        for block, read in _blocks(files, file_sources(data, spec, files, block_mib)):
+        total, blocks = _blocks(data, spec, block_mib)
+        for block, read in blocks:
             scored, lines, rejects = _score(block, spec, state, served, labelled)
             rejected.add(block.file, rejects)
             rows += len(lines)
@@ -89,8 +90,8 @@ def score_file(
             if labelled:
                 kept.append(scored)
             write(_scores(block.file, lines, scored, served.description))
-            progress(min(read, files.bytes - 1), files.bytes)
-        progress(files.bytes, files.bytes)
+            progress(min(read, total - 1), total)
+        progress(total, total)
         if rejected.rows and not rows:
             raise DataError(f"none of {plural(rejected.rows, 'row')} parses, the first: {rejected.first[0]}")
         if not written:  # a file of scores has its columns even where it has no rows
@@ -148,8 +149,23 @@ class Rejected:
             self.write(file, rejects)
 
 
-def _blocks(files: Files, sources: Sequence[FileSource]) -> Iterator[tuple[RawBlock, int]]:
-    """The blocks of all files, each with how many bytes on disk were read by then."""
+def _blocks(data: DataConfig, spec: DataSpec, block_mib: int) -> tuple[int, Iterator[tuple[RawBlock, int]]]:
+    """Bytes on disk, and the blocks, each with how many of the bytes were read by then."""
+    if data.connector is None:
+        files = find_files(data.path or "")
+        return files.bytes, _file_blocks(files, file_sources(data, spec, files, block_mib))
+    snapshot = data.connector.open(data)
+    total = max(snapshot.delivery(None).bytes, 1)
+    return total, _table_blocks(total, snapshot.sources(None, spec, int(block_mib * MIB)))
+
+
+def _table_blocks(total: int, sources: Sequence[Source]) -> Iterator[tuple[RawBlock, int]]:
+    for number, source in enumerate(sources, start=1):
+        for block in source.blocks():
+            yield block.read(), total * number // len(sources)
+
+
+def _file_blocks(files: Files, sources: Sequence[FileSource]) -> Iterator[tuple[RawBlock, int]]:
     before = 0
     for source in sources:
         for block, at in source.placed_blocks():
@@ -187,6 +203,11 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
     with store.open(f"{place}/config.yaml") as source:
         config = from_yaml(source.read().decode())
     data = dataclasses.replace(config.data, path=path)
+    connector, inside = connector_at(path)
+    if connector is not None:
+        options = data.options if data.connector is connector else {}
+        data = dataclasses.replace(data, path=inside, format=connector.name, options=options, day=None, snapshot=None)
+        return data, config.ingest.block_mib
     if data.format == "synthetic":  # a synthetic log is saved as a Criteo TSV
         data = dataclasses.replace(data, format="criteo")
     ending = path.rpartition(".")[2]
@@ -327,7 +348,7 @@ def _whole_file(out: str, option: str, path: str) -> Iterator[Any]:
     """A file at ``out``, named by ``option``, that has its name only once it is whole."""
     fs, full = fsspec.core.url_to_fs(out)
     with _named(path):
-        read = find_files(path).paths
+        read = find_files(path).paths if connector_at(path)[0] is None else []
     if full in read:
         raise ConfigError(f"{option} {out} is one of the input files", hint=f"{option} <another name>")
     partial = f"{full}.partial"

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from pipeline.config import BINNINGS
 from pipeline.ingest.ids import as_bits
 from pipeline.ingest.spec import DenseSpec
 from pipeline.ingest.state import dense_transform
@@ -189,7 +190,7 @@ def _dense_columns(
 def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> DenseTranslation | None:
     if now | {"column": ""} == then | {"column": ""}:
         return None
-    ranked = now["transform"] == "percentile"
+    ranked = now["transform"] in BINNINGS
     if ranked:
         _require_raw(name, now["transform"], kept)
     return DenseTranslation(Scale.of(name, now), Scale.of(name, then), ranked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.specs.calibrator import Calibrator
+from pipeline.specs.connector import Connector, Delivery, Excerpt, Snapshot
 from pipeline.specs.dense_optimizer import ORDINARY_STATE, DenseOptimizer
 from pipeline.specs.id_mapping import BINS, IdMapping
 from pipeline.specs.label_kind import MAIN_TASK, LabelKind, TaskSpec, TaskSums
@@ -13,14 +14,15 @@ from pipeline.specs.registry import Registry
 from pipeline.specs.stage import Stage
 from pipeline.specs.table_optimizer import TableOptimizer
 from pipeline.specs.task_architecture import TaskArchitecture, TaskInput, all_tasks, task_inputs
+from pipeline.specs.tracker import Tracker
 
 __all__ = [
-    "CALIBRATORS", "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS", "ORDINARY_STATE",
-    "REGISTRIES", "STAGES", "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "Calibrator", "DenseOptimizer",
-    "IdMapping", "LabelKind", "Model", "ModelCosts",
-    "ModelInputs", "Registry", "Stage", "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec", "TaskSums",
-    "all_tasks", "calibrator_docs", "default_stages", "id_mapping_docs", "id_mapping_names", "mapping_of",
-    "task_inputs",
+    "CALIBRATORS", "CONNECTORS", "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS",
+    "ORDINARY_STATE", "REGISTRIES", "STAGES", "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "TRACKERS", "Calibrator",
+    "Connector", "Delivery", "DenseOptimizer", "Excerpt", "IdMapping", "LabelKind", "Model", "ModelCosts",
+    "ModelInputs", "Registry", "Snapshot", "Stage", "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec",
+    "TaskSums", "Tracker", "all_tasks", "calibrator_docs", "default_stages", "id_mapping_docs", "id_mapping_names",
+    "mapping_of", "task_inputs",
 ]  # fmt: skip
 
 STAGES: Registry[Stage] = Registry("stage", setting="stages", home="pipeline.stages")
@@ -42,13 +44,15 @@ LABEL_KINDS: Registry[LabelKind] = Registry(
 TASK_ARCHITECTURES: Registry[TaskArchitecture] = Registry(
     "task architecture", setting="model.tasks", home="pipeline.models.tasks"
 )
+TRACKERS: Registry[Tracker] = Registry("tracker", setting="track.to", home="pipeline.trackers")
+CONNECTORS: Registry[Connector] = Registry("connector", setting="data.format", home="pipeline.ingest.connectors")
 CALIBRATORS: Registry[Calibrator] = Registry(
     "calibrator", setting="publish.calibrator.method", home="pipeline.evaluation.calibrators"
 )
 # All registries, for ``nightjar doctor``.
 REGISTRIES: tuple[Registry[Any], ...] = (
     STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES,
-    CALIBRATORS,
+    CALIBRATORS, CONNECTORS, TRACKERS,
 )  # fmt: skip
 
 

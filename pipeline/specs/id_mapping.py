@@ -83,6 +83,10 @@ class MappedFeature(Protocol):
         """Seed of its ids' hash."""
 
     @property
+    def bins_by(self) -> str:
+        """How the bins of its numbers are cut."""
+
+    @property
     def min_count(self) -> int:
         """Lookups before an id gets a row."""
 

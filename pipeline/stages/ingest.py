@@ -51,7 +51,7 @@ class Ingest(Stage):
     shared = True
     settings = (
         use("", "seed", when=_seeded),
-        use("data", "path", when=_logs, named=True),
+        use("data", "path options snapshot", when=_logs, named=True),
         use("data", "name format"),
         use("data", "tables.*.rows tables.*.pooling tables.*.zipf tables.*.hot_rows", when=_tables),
         use("data", "tables.*.hot_share tables.*.weighted dense_features", when=_tables),
@@ -62,7 +62,7 @@ class Ingest(Stage):
         use("data.tasks", "*.column *.kind *.positive *.negative *.given"),
         use("data", "weight time_zone", when=_logs),
         use("data.sampling", "negatives column rate correct", when=_sampled),
-        use("data.watermark", "success min_rows max_age_hours partitions min_partitions", when=_logs),
+        use("data.watermark", "success min_rows max_age_hours partitions min_partitions later_rows", when=_logs),
         use("data.checks", "leak leak_auc", when=_logs),
         use("data.checks.warn", "label_rate missing_share distinct psi", when=_logs),
         use("data.checks.hold", "label_rate missing_share distinct psi", when=_logs),
@@ -70,7 +70,7 @@ class Ingest(Stage):
         use("data.dense", "*.width *.separator", when=_logs),
         use("data.sparse", "*.holds *.weights", when=_logs),
         use("data.sparse", "*.column *.rows *.min_count *.evict_after_days *.separator", when=_logs),
-        use("data.sparse", "*.weight_separator *.cross *.bins *.max_ids *.integer *.required", when=_logs),
+        use("data.sparse", "*.weight_separator *.cross *.bins *.bins_by *.max_ids *.integer *.required", when=_logs),
         use("data.sparse", "*.mapping *.when_full *.table", when=_logs),
         use("data.sparse_defaults", "mapping rows min_count when_full evict_after_days", when=_logs),
         use("data.sparse_defaults", "separator weight_separator", when=_logs),
@@ -117,6 +117,7 @@ class Ingest(Stage):
         lines = [
             f"{units.count(part.rows)} rows, {units.count(part.rows_quarantined)} of them in quarantine",
             f"{units.size(part.bytes_in)} read, {units.count(part.rows_per_s)} rows/s",
+            f"of {part.snapshot}" if part.snapshot else "",
             f"quarantined: {reasons}" if reasons else "",
             f"{units.count(part.rows_left_out)} rows without a click left out of training"
             if part.rows_left_out

@@ -25,7 +25,8 @@ NO_KEY = (
     use("launch", "name inline attempts deadline_minutes logs limit_memory job context namespace queue"),
     use(
         "launch",
-        "priority_class min_hosts shrink_after_minutes pending_minutes rendezvous_minutes first_step_minutes port",
+        "priority_class min_hosts shrink_after_minutes pending_minutes rendezvous_minutes first_step_minutes port "
+        "grow grow_minutes",
     ),
     use("launch", "lease_seconds keep_hours image_minutes outage_minutes host_index first_host kueue"),
     use("launch.pods", "image pull_secrets service_account launcher_account user env secret_env env_from"),
@@ -34,6 +35,7 @@ NO_KEY = (
     use("launch.pods.resources", "*.cpu *.memory_gib *.shm_gib *.disk_gib *.gpus"),
     use("schedule", "*"),
     use("nightly", "*"),
+    use("track", "to every_seconds prometheus.folder prometheus.push"),
 )
 
 

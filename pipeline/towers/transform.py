@@ -116,15 +116,30 @@ class TowerEmbeddings(nn.Module):
             ids = ids.permute(self._places)
         return cast(Sent, self._send(ids)) if len(self.layout.tower_hosts) > 1 else NoWait(NoWait(ids))
 
-    def forward(self, ids: KeyedJaggedTensor, received: KeyedJaggedTensor | None = None) -> Tensor:
-        """[b, V, dim] float32 for ``ids``; ``received``: what ``send`` brought of them, where that was called ahead."""
+    def forward(
+        self, ids: KeyedJaggedTensor, received: KeyedJaggedTensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """[b, V, dim] float32 for ``ids``; ``received``: what ``send`` brought of them, where that was called ahead.
+
+        ``weights`` [b] of the samples, as ``Batch`` has them: the shares of an L2 penalty. None: it is not trained.
+        """
         mine = self.send(ids).wait().wait() if received is None else received
         own = self.layout.tower_hosts[self.groups.number]
         pooled = self.collection(mine)
-        vectors = self._towers((pooled_stack if self.even else side_by_side)(pooled, own.features))
+        embeddings = (pooled_stack if self.even else side_by_side)(pooled, own.features)
+        if self.penalty and weights is not None and torch.is_grad_enabled():
+            embeddings = penalised(embeddings, self.penalty * self._weights_here(weights))
+        vectors = self._towers(embeddings)
         if len(self.layout.tower_hosts) > 1:
             vectors = self._back(vectors.flatten(1)).wait().unflatten(1, (-1, self.dim))
         return reordered(vectors, self._found, self.names)
+
+    def _weights_here(self, weights: Tensor) -> Tensor:
+        """Of all samples that this rank's towers see: their parts of a mean over the peers. Collective."""
+        peers = dist.get_world_size(self.groups.peers)
+        every = weights.new_empty(peers * len(weights))
+        dist.all_gather_into_tensor(every, weights, group=self.groups.peers)
+        return every / peers
 
     def _towers(self, embeddings: Tensor) -> Tensor:
         """Outputs of this rank's towers from [B, F of its tower hosts, N]: [B, V of its tower hosts, dim] float32.
@@ -132,9 +147,6 @@ class TowerEmbeddings(nn.Module):
         From [B, sum of widths] where tables differ in width.
         """
         own = self.layout.tower_hosts[self.groups.number]
-        if self.penalty:  # a mean over this tower's samples here; the way to the tables makes it one over all samples
-            samples = len(embeddings)
-            embeddings = penalised(embeddings, embeddings.new_full((samples,), self.penalty / samples))
         each = dict.fromkeys(self._widths, 1) if self.even else self._widths
         sizes = [sum(each[name] for name in self.layout.towers.towers[number].features) for number in own.towers]
         parts = embeddings.split(sizes, dim=1)

@@ -1,7 +1,8 @@
 """Averages of the dense weights over the steps: a moving one, or the plain mean of stochastic weight averaging.
 
 SWA: Izmailov et al., UAI'18. The average is part of the optimizer's state, so checkpoints keep it and a resumed
-training goes on with the same bits. How many weights it has taken in follows from the step alone.
+training goes on with the same bits, and so is the number of weights in a mean: a training that goes back to its best
+weights has the average of then.
 
 Running statistics of batch norms, parameters without a gradient, are averaged alike: the last step's would belong to
 other weights. That is PyTorch's ``AveragedModel(use_buffers=True)``. The paper's further pass over the rows would have
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from pipeline.config.optimizers import AverageConfig
 
-AVERAGE = "average"
+AVERAGE, COUNT = "average", "averaged"
 
 
 class Average:
@@ -45,12 +46,16 @@ class Average:
         states = [self._optimizer.state[parameter] for parameter in learning]
         for state, parameter in zip(states, learning, strict=True):
             if AVERAGE not in state:
-                state[AVERAGE] = parameter.detach().clone()
-        kept = [state[AVERAGE] for state in states]
+                state[AVERAGE], state[COUNT] = parameter.detach().clone(), 0
+            # Averages of older checkpoints have no number; it is that of a training that never went back.
+            state[COUNT] = state.get(COUNT, past // self._config.every) + 1
         swa = self._config.kind == "swa"
-        share = 1.0 / (past // self._config.every + 1) if swa or not past else 1.0 - self._config.decay
-        if kept:
-            torch._foreach_lerp_(kept, [parameter.detach() for parameter in learning], share)
+        shares: dict[float, list[int]] = {}
+        for place, state in enumerate(states):
+            shares.setdefault(1.0 / state[COUNT] if swa else 1.0 - self._config.decay, []).append(place)
+        for share, places in shares.items():
+            kept, now = [states[i][AVERAGE] for i in places], [learning[i].detach() for i in places]
+            torch._foreach_lerp_(kept, now, share)
 
     @torch.no_grad()
     def swap(self) -> None:

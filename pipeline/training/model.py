@@ -71,7 +71,8 @@ class TowerClickModel(nn.Module):
 
     def forward(self, batch: Batch, received: KeyedJaggedTensor | None = None) -> tuple[Tensor, Output]:
         """As ``ClickModel``; ``received``: its ids from ``TowerEmbeddings.send``, where that was called ahead."""
-        return self.head(self.towers(batch.sparse, received), batch.dense, batch.labels, batch.weights, batch.extra)
+        embeddings = self.towers(batch.sparse, received, batch.weights)
+        return self.head(embeddings, batch.dense, batch.labels, batch.weights, batch.extra)
 
 
 class Pooled(nn.Module):

@@ -22,7 +22,8 @@ NEEDS_MORE = {
         f"launch.pods.image=registry/nightjar@sha256:{'0' * 64}",
         "store=s3://bucket/nightjar",
         "data.path=s3://bucket/logs",
-    ]
+    ],
+    "iceberg": ["data.path=lake.ads.clicks"],
 }
 
 

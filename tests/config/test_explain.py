@@ -1,6 +1,7 @@
 """``nightjar explain`` and the page of all settings come from the declarations."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,11 +92,28 @@ def test_an_unknown_name_is_answered_with_the_nearest(
 
 
 def test_the_help_of_run_has_the_sentences(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--help"]) == 0
+    assert main(["run", "--help", "all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("  lr: ")]
     assert line.split("#")[0].strip() == "lr: 0.002"
     assert line.endswith("# Learning rate of the dense part after the warm-up.")
+    assert lines[0].startswith("nightjar run [overrides]") and "  nightjar run experiment=demo" in lines
+    assert len(lines) > 500
+
+
+def test_the_help_of_run_is_short_and_that_of_a_group_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help", "model=mlp"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 70 and any(line.startswith("model: dcnv2, ") for line in lines)
+    (train,) = [line for line in lines if line.startswith("train:") and "settings" in line]
+    assert re.search(r"# The training loop\. \d\d settings: --help train$", train)
+    assert not any(line.startswith("  lr: ") for line in lines)
+    assert main(["train", "--help", "train.guard"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "train:" and lines[1].startswith("  guard:") and len(lines) > 4
+    assert all(line.startswith("    ") for line in lines[2:])
+    assert main(["run", "--help", "trian"]) == 2
+    assert "there is no group or setting 'trian'; did you mean train?" in capsys.readouterr().err
 
 
 def test_explaining_loads_no_heavy_package() -> None:

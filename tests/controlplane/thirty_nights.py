@@ -1,209 +1,153 @@
 """``make bench-thirty-nights``: thirty nights on a real API server, started by the CronJob's own manifest, with faults.
 
 Settings are the defaults, but for where things lie and how long a night waits for its logs. Every third night has a
-fault (``FAULTS``). Logs drift as those of ``make bench-defaults`` do. ``ratio``: the share of nights that ended as they
-should, with one training, one record and one call of the webhook each. From the fourth night on, the version that
-serves is compared with the first night's on the day's held-out rows.
+fault (``nights.py``). Logs drift as those of ``make bench-defaults`` do. ``ratio``: the share of nights that ended as
+they should: published or, where the logs are bad, held or failed; one training that ended, none where there is nothing
+to train on, whose only artifact has every row once; one record and one call of the webhook. From the fourth night on,
+the version that serves is compared with the first night's on the day's held-out rows: of good days, for the labels of
+a bad one are wrong.
+
+Each night is a line of ``nights.jsonl`` in ``--home``, and the store is copied there after it: ``--nights 12-30`` goes
+on from what an earlier call left there. The last line covers all nights in ``nights.jsonl``.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import logging
+import shutil
 import tempfile
-import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from benchmarks.common import finish
 from benchmarks.nights import scores, serving
-from pipeline.compose import compose
-from pipeline.ingest.synthetic import write_tsv
-from pipeline.schedule.cluster import apply
-from pipeline.schedule.manifests import schedule_config, schedule_objects
 from pipeline.store import Store
-from tests.checkpoint.s3 import Fault, served
-from tests.cluster_kit import PODS, VOLCANO, TestCluster, running, start_job, wait_for
-from tests.conftest import SHARED
-from tests.controlplane.faults import Silence
-from tests.controlplane.world import start_server, stop_server
-from tests.launch.cluster_cases import CLUSTER
+from tests.controlplane.nights import FAULTS, FIRST, MODEL, Hook, Nights, keep, world
 
-FIRST, MODEL, HOURS = date(2026, 1, 1), "criteo", 4
-WORLD = ("data.synthetic.drift=0.06", "data.synthetic.new_ids=0.02", "data.synthetic.popularity_drift=0.02")
-# What each faulty night is to end as; the others are published.
-FAULTS = {
-    "late day": "published", "missing hour": "failed", "labels half lost": "held", "labels turned round": "held",
-    "launcher killed": "published", "pod killed": "published", "API server restarted": "published",
-    "store away for two minutes": "published", "disk full": "published",
-}  # fmt: skip
-RETRIED = ("launcher killed", "store away for two minutes", "disk full")
-
-
-class Hook(BaseHTTPRequestHandler):
-    """Takes what nights post."""
-
-    bodies: list[dict[str, Any]] = []
-
-    def do_POST(self) -> None:
-        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response_only(204)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
+COMPARED_FROM = 4  # the first nights, in which a frozen model may still do
 
 
 @dataclass
-class Nights:
-    """The schedule, the logs that its pods read, and their way to the store."""
+class Outcome:
+    """What a night came to.
 
-    cluster: TestCluster
-    folder: Path
-    way: Any
-    store: str
-    hook: str
-    rows: int
+    ``done``: by its fault; ``rows``: trained on, over those of the day's training split; ``ne`` and ``frozen``: of the
+    version that serves and of the first one, where they are compared.
+    """
 
-    def __post_init__(self) -> None:
-        self.api = self.cluster.api("admin")
-        keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_ENDPOINT_URL": self.way.url}
-        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "store"}, "stringData": keys}
-        self.api.create("/api/v1/namespaces/training/secrets", secret)
-        self.overrides = [
-            *CLUSTER, "launch.namespace=training", "launch.pods.env_from=[store]", f"store={self.store}", "data=criteo",
-            f'data.path="{self.folder}/logs/{{day}}/hour=*/part.tsv"',
-            f'data.watermark.partitions=["hour={{00..{HOURS - 1:02d}}}"]', f"nightly.webhook={self.hook}",
-            f"launch.pods.volumes={{logs:{{claim:logs,path:{self.folder}}}}}", "schedule.suspended=true",
-            "nightly.wait_minutes=1", "nightly.poll_seconds=5",
-        ]  # fmt: skip
-        *access, cron = schedule_objects(schedule_config(self.overrides), self.overrides)
-        self.cron = self.cluster.as_known(cron)
-        apply(self.api, [*access, self.cron])
+    number: int
+    day: str
+    fault: str
+    expected: str
+    outcome: str = "none"
+    trained: int = 0
+    rows: float = 0.0
+    records: int = 0
+    calls: int = 0
+    done: str = ""
+    why: str = ""
+    ne: float | None = None
+    frozen: float | None = None
+    seconds: float = 0.0
 
-    def deliver(self, day: date, change: Callable[[int, str], str] = lambda at, line: line, hours: int = HOURS) -> None:
-        """Write the logs of ``day``, ``change`` made to each line."""
-        config, whole = compose([*WORLD, f"data.synthetic.rows={self.rows}"]), self.folder / "whole.tsv"
-        write_tsv(config.data.synthetic, config.seed, str(whole), day)
-        lines = [change(at, line) for at, line in enumerate(whole.read_text().splitlines(keepends=True))]
-        for hour in range(hours):
-            place = self.folder / "logs" / str(day) / f"hour={hour:02d}"
-            place.mkdir(parents=True, exist_ok=True)
-            (place / "part.tsv.new").write_text("".join(lines[hour::HOURS]))
-            (place / "part.tsv.new").rename(place / "part.tsv")
+    @property
+    def right(self) -> bool:
+        """Whether all of it is as it should be."""
+        trainings = 0 if self.expected == "failed" else 1
+        shown = (self.outcome, self.trained, self.rows, self.records, self.calls)
+        return shown == (self.expected, trainings, float(trainings), 1, 1)
 
-    def start(self, day: date, fault: str) -> None:
-        """A job of the CronJob for the night of ``day``.
-
-        It has the CronJob's retries only where a launcher dies: the kit's server is too old for the rules by which a
-        final exit code (a missing hour, a held model) ends the job.
-        """
-
-        def dated(command: list[str]) -> list[str]:
-            return [f"date={day}" if text == "date=yesterday" else text for text in command]
-
-        start_job(self.api, self.cron, f"night-{day}", dated, retries=2 if fault in RETRIED else 0)
-
-    def pods(self, selector: str) -> list[str]:
-        """Names of the pods that run."""
-        items = self.api.get(PODS, labelSelector=selector)["items"]
-        return [pod["metadata"]["name"] for pod in items if pod["status"]["phase"] == "Running"]
-
-    def kill(self, selector: str, day: date) -> None:
-        """Kill a pod once the night of ``day`` trains."""
-        self.await_training(day)
-        self.cluster.kit.kill_pod(self.pods(selector)[0])
-
-    def await_training(self, day: date) -> None:
-        """Wait for the pod of the training."""
-        wait_for(lambda: self.pods(f"nightjar/run={MODEL}-{day},nightjar/stage=train"), 300)
-
-    def await_end(self, day: date) -> str:
-        """Wait for the end of the night; what its launchers printed."""
-        path = f"/apis/batch/v1/namespaces/training/jobs/night-{day}"
-        wait_for(lambda: (self.api.patient(120).get(path)["status"].get("conditions") or [None])[0], 1800)
-        items = self.api.get(PODS, labelSelector=f"job-name=night-{day}")["items"]
-        return "\n".join(
-            line.decode() for pod in items for line in self.api.lines(f"{PODS}/{pod['metadata']['name']}/log")
-        )
-
-    def night(self, day: date, fault: str) -> None:
-        """Deliver the logs, start the night and make its fault."""
-        changes = {"labels turned round": lambda at, line: f"{1 - int(line[0])}{line[1:]}",
-                   "labels half lost": lambda at, line: f"0{line[1:]}" if at % 2 else line}  # fmt: skip
-        if fault == "late day":
-            self.start(day, fault)
-            time.sleep(20)
-        hours = HOURS - 1 if fault == "missing hour" else HOURS
-        self.deliver(day, changes.get(fault, lambda at, line: line), hours)
-        if fault != "late day":
-            self.start(day, fault)
-        if fault == "launcher killed":
-            self.kill(f"job-name=night-{day}", day)
-        elif fault == "pod killed":
-            self.kill(f"nightjar/run={MODEL}-{day},nightjar/stage=train", day)
-        elif fault == "API server restarted":
-            self.await_training(day)
-            stop_server(self.cluster)
-            start_server(self.cluster)
-        elif fault == "store away for two minutes":
-            self.await_training(day)
-            self.way.fault = silence = Silence()
-            time.sleep(120)
-            self.way.fault = None
-            silence.over.set()
-        elif fault == "disk full":
-            self.await_training(day)
-            self.way.fault = Fault(507, "PUT")
-            time.sleep(40)
-            self.way.fault = None
-
-    def trainings(self, day: date) -> int:
-        """How many jobs trained to their end."""
-        items = self.api.get(VOLCANO, labelSelector=f"nightjar/run={MODEL}-{day},nightjar/stage=train")["items"]
-        return sum(job["status"]["state"]["phase"] == "Completed" for job in items)
+    def __str__(self) -> str:
+        known = f"{self.number:2} {self.day} {self.fault or '-':26} {self.outcome:9} trained {self.trained}x"
+        known += f" ({self.rows:g} of its rows), {self.records} record, {self.calls} call"
+        if self.ne is not None and self.frozen is not None:
+            known += f", NE {self.ne:.5f}, frozen {self.frozen:.5f}"
+        known += f", {self.seconds:.0f} s{f', {self.done}' if self.done else ''}"
+        return known if self.right else f"{known}  NOT {self.expected.upper()} AS IT SHOULD\n   {self.why}"
 
 
-@contextmanager
-def world(folder: Path, rows: int, assets: Path) -> Iterator[Nights]:
-    """A cluster, a store behind a proxy, and a webhook."""
-    hook = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    threading.Thread(target=hook.serve_forever, daemon=True).start()
-    with (
-        running(assets, SHARED / "k8s", folder / "k8s") as cluster,
-        served(importlib.import_module("moto.server")) as way,
-    ):
-        inside = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{way.behind}"}
-        fsspec.config.conf["s3"] = inside
-        fsspec.filesystem("s3").mkdir("nights")
-        hooked = f"http://127.0.0.1:{hook.server_port}/"
-        yield Nights(cluster, folder, way, "s3://nights/store", hooked, rows)
-    hook.shutdown()
+def observed(nights: Nights, number: int, fault: str) -> Outcome:
+    """Do night ``number``, from 1 on, and look at what it left."""
+    day, since = FIRST + timedelta(days=number - 1), time.monotonic()
+    night = Outcome(number, str(day), fault, FAULTS.get(fault, "published"))
+    said, store = "", Store(nights.store)
+    try:
+        night.done = nights.night(day, fault)
+        said = nights.await_end(day)
+        store.fs.invalidate_cache()
+        look(nights, store, day, night)
+        if night.outcome == night.expected == "published" and number >= COMPARED_FROM:
+            night.ne, night.frozen = judged(store, day)
+    except Exception:  # one night must not end the others
+        night.why += traceback.format_exc()
+    if not night.right:
+        night.why += f"\n{said[-4000:]}"
+    night.seconds = round(time.monotonic() - since, 1)
+    return night
 
 
-def judged(store: Store, day: date, result: dict[str, Any]) -> tuple[float, float]:
+def look(nights: Nights, store: Store, day: date, night: Outcome) -> None:
+    """Fill in what the store, the cluster and the webhook know of the night."""
+    night.calls = sum(body["date"] == str(day) for body in Hook.bodies)
+    night.trained = nights.trainings(day)
+    run = f"runs/{MODEL}-{day}"
+    records = [name for name in store.names("runs") if str(day) in name and store.exists(f"runs/{name}/nightly.json")]
+    night.records = len(records)
+    if not store.exists(f"{run}/nightly.json"):
+        return
+    record = store.read_json(f"{run}/nightly.json")
+    night.outcome, night.why = record["outcome"], f"{record.get('message')} {record.get('reasons')}"
+    if store.exists(f"{run}/train") and store.exists(f"{run}/result.json"):
+        result = store.read_json(f"{run}/result.json")
+        rows = store.get(result["stages"]["ingest"]["artifact"], "ingest").summary["rows_train"]
+        night.rows = len(store.names(f"{run}/train")) * result["train"]["samples"] / rows
+
+
+def judged(store: Store, day: date) -> tuple[float, float]:
     """NE on the held-out rows of ``day``: of the version that serves, and of the first one."""
     first = store.get(store.read_json(f"runs/{MODEL}-{FIRST}/result.json")["model"]["uri"], "publish")
+    result = store.read_json(f"runs/{MODEL}-{day}/result.json")
     dataset = store.get(result["stages"]["ingest"]["artifact"], "ingest")
     seen = scores(store, dataset, {"nightly": serving(store, MODEL), "scratch": first, "frozen": first})
     return seen["nightly"], seen["frozen"]
 
 
+def report(lines: Path) -> None:
+    """The JSON line about all nights, the last try of each."""
+    nights = {each["number"]: Outcome(**each) for each in map(json.loads, lines.read_text().splitlines())}.values()
+    good = [night for night in nights if night.expected == "published"]
+    bad = [night for night in nights if night.expected != "published"]
+    compared = [night for night in nights if night.ne is not None and night.frozen is not None]
+    finish(
+        "thirty-nights", sum(night.right for night in nights) / len(nights), nights=len(nights),
+        right=sum(night.right for night in nights), faults=sum(night.fault != "" for night in nights),
+        good=len(good), published=sum(night.outcome == "published" for night in good),
+        bad=len(bad), not_published=sum(night.outcome in ("held", "failed") for night in bad),
+        trained_twice=sum(night.trained > 1 or night.rows > 1 for night in nights),
+        one_record=sum(night.records == 1 for night in nights), one_call=sum(night.calls == 1 for night in nights),
+        frozen_beaten=sum(night.ne < night.frozen for night in compared),  # type: ignore[operator]
+        frozen_of=len(compared), frozen_last=_gain(compared), seconds=sum(night.seconds for night in nights),
+    )  # fmt: skip
+
+
+def _gain(compared: list[Outcome]) -> float | None:
+    """NE of the frozen version over that of the one that serves, on the last day compared."""
+    last: Any = max(compared, key=lambda night: night.number, default=None)
+    return None if last is None else last.frozen / last.ne
+
+
 def main() -> None:
     """Run the nights and print a line for each and the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--nights", type=int, default=30)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--nights", default="30", help="how many, or from-to, such as 12-30")
+    options.add_argument("--home", type=Path, help="keep nights.jsonl and the store there, and go on from there")
     options.add_argument("--rows", type=int, default=60_000, help="of a day, a fifth of them held out")
     options.add_argument("--faults", default="", help="faults to make, parts of their names, comma-separated; all")
     options.add_argument("--every", type=int, default=3, help="each of how many nights has a fault")
@@ -211,35 +155,21 @@ def main() -> None:
     given = options.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # moto's requests
+    first, _, last = given.nights.rpartition("-")
     faults = [name for name in FAULTS if any(part in name for part in given.faults.split(","))]
-    right, better, compared, began = 0, 0, 0, time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="nightjar-nights-"))
-    with world(folder, given.rows, given.k8s_assets) as nights:
-        store = Store(nights.store)
-        for number in range(given.nights):
-            day, turn = FIRST + timedelta(days=number), (number + 1) // given.every - 1
-            fault = faults[turn % len(faults)] if (number + 1) % given.every == 0 else ""
-            since, path = time.monotonic(), f"runs/{MODEL}-{day}/nightly.json"
-            nights.night(day, fault)
-            said = nights.await_end(day)
-            store.fs.invalidate_cache()
-            record = store.read_json(path) if store.exists(path) else {"outcome": "none"}
-            calls = sum(body["date"] == str(day) for body in Hook.bodies)
-            trained, wanted = nights.trainings(day), FAULTS.get(fault, "published")
-            as_wanted = record["outcome"] == wanted and calls == 1 and trained == (wanted != "failed")
-            right += as_wanted
-            line = f"{day} {fault or '-':28} {record['outcome']:9} trained {trained}x, {calls} calls"
-            if number >= 3 and wanted == "published" and record["outcome"] == "published":
-                ours, frozen = judged(store, day, store.read_json(f"runs/{MODEL}-{day}/result.json"))
-                better, compared = better + (ours < frozen), compared + 1
-                line += f", NE {ours:.5f}, frozen {frozen:.5f}"
-            print(f"{line}, {time.monotonic() - since:.0f} s{'' if as_wanted else '  NOT AS WANTED'}", flush=True)
-            if not as_wanted:
-                print(f"{record.get('message')} {record.get('reasons')}\n{said[-3000:]}", flush=True)
-    finish(
-        "thirty-nights", right / given.nights, nights=given.nights, right=right, frozen_beaten=better,
-        frozen_of=compared, seconds=time.monotonic() - began,
-    )  # fmt: skip
+    home = given.home or Path(tempfile.mkdtemp(prefix="nightjar-nights-"))
+    home.mkdir(parents=True, exist_ok=True)
+    print(f"nights lie in {home}", flush=True)
+    shutil.rmtree(home / "k8s", ignore_errors=True)
+    with world(home, given.rows, given.k8s_assets) as nights, (home / "nights.jsonl").open("a") as lines:
+        for number in range(int(first or 1), int(last) + 1):
+            fault = faults[(number // given.every - 1) % len(faults)] if number % given.every == 0 else ""
+            night = observed(nights, number, fault)
+            print(night, flush=True)
+            lines.write(json.dumps(asdict(night)) + "\n")
+            lines.flush()
+            keep(home)
+    report(home / "nights.jsonl")
 
 
 if __name__ == "__main__":

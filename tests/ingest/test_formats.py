@@ -146,6 +146,21 @@ def test_fuzzed_json_lines_never_crash(run_ingest, tmp_path, noise):
         assert summary["rows"] >= 20
 
 
+@pytest.mark.parametrize("start", [b"\x28\xb5\x2f\xfd", b"\x1f\x8b\x08", b"x\x01", b"x^"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_line_that_begins_as_packed_files_do_is_a_line(run_ingest, tmp_path, monkeypatch, kind, start):
+    """Polars would unpack a block that begins with it."""
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 30)
+    good = b'{"label": %d, "x": 1, "c": "b"}' if kind == "jsonl" else b"b,%d,1"
+    rows = [good % (at % 2) for at in range(40)]
+    lines = [*rows[:20], start + b",0,1", *rows[20:]]
+    header = b"" if kind == "jsonl" else b"c,label,x\n"
+    (tmp_path / "a.log").write_bytes(header + b"\n".join(lines) + b"\n")
+    summary = run_ingest(csv_config(tmp_path / "a.log", format=kind)).summary
+    taken = kind == "csv" and start.isascii()
+    assert (summary["rows"], summary["rows_quarantined"]) == (41, 0 if taken else 1)
+
+
 @pytest.mark.parametrize("kind", ["orc", "parquet", "avro"])
 def test_a_damaged_file_of_columns_is_a_data_error(run_ingest, tmp_path, kind):
     path = tmp_path / f"a.{kind}"

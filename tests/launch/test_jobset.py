@@ -79,12 +79,18 @@ def serves(api, path: str) -> bool:
         return False
 
 
-@pytest.mark.k8s
-def test_the_server_takes_jobsets_and_suspended_jobs_and_finds_them_again(cluster) -> None:
+def known_jobsets(cluster) -> None:
+    """Have the server know JobSets."""
     admin = cluster.api("admin")
     if admin.find(f"{CRDS}/jobsets.jobset.x-k8s.io") is None:
         admin.create(CRDS, yaml.safe_load(CRD.read_text()))
     wait_for(lambda: serves(admin, JOBSETS))
+
+
+@pytest.mark.k8s
+def test_the_server_takes_jobsets_and_suspended_jobs_and_finds_them_again(cluster) -> None:
+    known_jobsets(cluster)
+    admin = cluster.api("admin")
     item = rendered("launch.job=jobset", "launch.kueue=true", "launch.namespace=training")[0]
     kept = wait_for(lambda: admin.create(JOBSETS, item, dryRun="All"))
     assert kept["spec"] == item["spec"]  # the schema knows all of it: unknown fields would be dropped

@@ -34,8 +34,9 @@ ALLOWED: dict[str, set[str]] = {
     "models": set(),
     "evaluation": set(),
     "report": set(),
+    "trackers": {"report"},
     "launch": set(),
-    "schedule": {"launch", "stages", "compose", "ingest", "publishing", "checkpoint", "report"},
+    "schedule": {"launch", "stages", "compose", "ingest", "publishing", "checkpoint", "report", "trackers"},
     "towers": {"embeddings"},
     "checkpoint": {"embeddings"},
     "training": {"models", "embeddings", "towers", "checkpoint", "evaluation"},
@@ -75,6 +76,7 @@ ALLOWED: dict[str, set[str]] = {
         "embeddings",
         "launch",
         "schedule",
+        "trackers",
         "publishing",
         "serving",
         "stages",
@@ -109,8 +111,8 @@ def test_imports_point_down_the_table_of_rooms(path: Path) -> None:
 
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
-# A protocol whose methods take a configuration: the name alone, for annotations.
-FOR_ANNOTATIONS = {("pipeline.specs.stage", "pipeline.config")}
+# Protocols whose methods take a configuration: the name alone, for annotations.
+FOR_ANNOTATIONS = {("pipeline.specs.stage", "pipeline.config"), ("pipeline.specs.tracker", "pipeline.config")}
 # A model's module takes its settings: that name alone too, and the settings' file builds the module.
 RANKERS = {module for module in MODULES if module.startswith("pipeline.models.rankers.")}
 FOR_ANNOTATIONS |= {(module, module.replace("rankers.", "")) for module in RANKERS}

@@ -86,11 +86,17 @@ def _placed(table, kind, first, size, index):
     return replace(table, shards=(ShardPlan(rank=home, row=0, rows=table.rows, column=0, columns=table.dim),))
 
 
-def data(folder, columns=COLUMNS):
+def data(folder, columns=COLUMNS, **options):
     if dist.get_rank() == 0 and not folder.exists():
-        write_dataset(folder, train=BATCH * STEPS + 17, test=60, sparse=columns)
+        write_dataset(folder, train=BATCH * STEPS + 17, test=60, sparse=columns, **options)
     dist.barrier()
     return SplitReader(Store(str(folder)), Store(str(folder)).get(f"datasets/t/{KEY}", "dataset"), "train")
+
+
+def data_of(folder, settings):
+    """Rows for a training with ``settings``: with weights where embeddings are penalised."""
+    weighted = "embedding_l2" in settings
+    return data(folder / ("weighted" if weighted else "data"), row_weights=weighted)
 
 
 def steps(trainer, split, count=STEPS):
@@ -123,8 +129,8 @@ def flat(folder, references):
     A table cut into columns has an Adagrad sum for each of them, so its reference must be cut alike.
     """
     world = dist.get_world_size()
-    split = data(folder / "data")
     for name, (kinds, settings) in references.items():
+        split = data_of(folder, settings)
         shardings = [kinds.get(c.name, "table_wise") for c in COLUMNS]
         plan = plan_for(shardings, world, rows={c.name: c.rows for c in COLUMNS}, dim=DIM)
         made = ModelSettings.of(trained(config(1, world), settings))
@@ -134,9 +140,9 @@ def flat(folder, references):
 
 def with_towers(folder, cases):
     """``cases``: {name: (hosts, assigned, module, kinds, train settings)}, one trainer after the other."""
-    split = data(folder / "data")
     world = dist.get_world_size()
     for name, (hosts, assigned, module, kinds, settings) in cases.items():
+        split = data_of(folder, settings)
         towers = towers_on(assigned, module)
         made = trained(config(hosts, world // hosts, name="dmt"), settings)
         plan = tower_plan(towers, hosts, world // hosts, kinds)

@@ -318,6 +318,28 @@ def test_averages_are_those_of_the_steps_that_count(kind):
     assert torch.equal(ours["a.weight"], last)
 
 
+def test_a_mean_that_goes_back_to_better_weights_counts_those_of_then():
+    ours = parameters()
+    optimizer = build(ours, "adam")
+    average = Average(AverageConfig(kind="swa", start=0.0), optimizer, list(ours.values()), STEPS)
+    counted, kept, saved = [], {}, ({}, {})
+    for step in range(STEPS):
+        if step == 7:  # on a plateau: the weights of three steps are given up
+            for name, parameter in ours.items():
+                parameter.data.copy_(kept[name])
+            load_optimizer(optimizer, ours, *saved)
+            del counted[4:]
+        steps(ours, optimizer, step, step + 1)
+        average.take(step)
+        counted.append(ours["a.weight"].detach().clone())
+        if step == 3:
+            kept = {name: parameter.detach().clone() for name, parameter in ours.items()}
+            tensors, record = flatten_optimizer(optimizer, ours)
+            saved = {name: value.clone() for name, value in tensors.items()}, json.loads(json.dumps(record))
+    average.swap()
+    torch.testing.assert_close(ours["a.weight"].detach(), torch.stack(counted).mean(0))
+
+
 AVERAGED = {"sparse_optimizer": "lazy_adam", "average": AverageConfig(kind="ema", decay=0.8)}
 CASES = {
     name: {"dense_optimizer": name, "sharding": test_train.MIXED}

@@ -17,6 +17,7 @@ from pipeline.ingest.formats.lines import Lines
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.spec import DataSpec, require_columns
+from pipeline.ingest.text import looks_packed
 
 # A first block of fewer lines does not tell that a key is a wrong name: the file's rows may all lack it.
 TELLING_LINES = 1000
@@ -123,6 +124,8 @@ class JsonBlock:
 
 def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
     """The objects of ``data``: the text of each of ``columns``, or all keys as polars types them (None)."""
+    if looks_packed(data):
+        raise pl.exceptions.ComputeError("the text begins like a compressed file")
     schema = None if columns is None else dict.fromkeys(columns, pl.String)
     if not data.strip():
         return pl.DataFrame(schema=schema)
@@ -131,6 +134,8 @@ def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
 
 def _is_read(data: bytes, lines: int) -> bool:
     """Whether polars takes ``data`` for one object a line."""
+    if looks_packed(data):
+        return False
     try:
         return pl.read_ndjson(io.BytesIO(data), schema={"": pl.String}).height == lines
     except pl.exceptions.PolarsError:

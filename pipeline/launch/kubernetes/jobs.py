@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from pipeline.config import Config
 from pipeline.errors import LaunchError
@@ -16,8 +18,9 @@ from pipeline.launch.kubernetes.api import Api, Object, RefusedError
 from pipeline.launch.kubernetes.diagnosis import Problem, death, is_alive, is_lost, job_problem, pending_problem
 from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, job_name, selector
 from pipeline.launch.kubernetes.podlogs import PodLogs
+from pipeline.launch.kubernetes.room import ASKING_SECONDS, JobRoom, as_room, room_of
 from pipeline.launch.protocol import GivenUpError
-from pipeline.launch.shrink import NoRoomError, patience
+from pipeline.launch.shrink import NoRoomError, fewest_hosts, patience
 from pipeline.records.step import Step
 
 MOST_ATTEMPTS = 999
@@ -77,8 +80,9 @@ class ClusterRunner(ABC):
         """The job of ``step`` that runs, submitted by a launcher that is gone.
 
         Jobs of the same run and stage but another key, or another image, are ended: they would write to the same
-        checkpoints.
+        checkpoints. So is one that holds room for the stage.
         """
+        self._give_back(step)
         labels = ",".join(f"{key}={value}" for key, value in selector(self.config, step).items())
         running: ClusterJob | None = None
         for job in self.api.get(self.jobs, labelSelector=labels).get("items", []):
@@ -105,25 +109,49 @@ class ClusterRunner(ABC):
     def submit(self, step: Step, config_url: str) -> ClusterJob:
         """Create the job of the first attempt whose name is free, once no pod of an earlier one runs."""
         self._await_end(step)
+        job = self._numbered(step, lambda name, attempt: self.manifest(step, name, attempt, config_url), self.api)
+        self.complete(step, job)
+        name = job["metadata"]["name"]
+        log.info("%-10s job %s in namespace %s", step.name, name, self.namespace)
+        return self._follow(step, name)
+
+    def room(self, step: Step, hosts: int) -> JobRoom:
+        """A job of the stage's shape whose pods wait, one for each of ``hosts``."""
+        lent = copy.copy(self)
+        lent.config = replace(self.config, hardware=replace(self.config.hardware, hosts=hosts))
+        job = lent._numbered(
+            room_of(step), lambda name, attempt: as_room(lent.manifest(step, name, attempt, ""), step),
+            self.api.brisk(ASKING_SECONDS),
+        )  # fmt: skip
+        name, pods = job["metadata"]["name"], f"/api/v1/namespaces/{self.namespace}/pods"
+        path, selected = f"{self.jobs}/{name}", self.pod_selector(name)
+        return JobRoom(self.api, path, lambda each: self.phase_of(each) == "running", pods, selected)
+
+    def _give_back(self, step: Step) -> None:
+        """End what an earlier launcher may have left of a room."""
+        if self.config.launch.grow:
+            labels = ",".join(f"{key}={value}" for key, value in selector(self.config, room_of(step)).items())
+            for job in self.api.get(self.jobs, labelSelector=labels).get("items", []):
+                self.delete(job["metadata"]["name"])
+
+    def _numbered(self, step: Step, manifest: Callable[[str, int], Object], api: Api) -> Object:
+        """The job of the first attempt whose name is free."""
         for attempt in range(1, MOST_ATTEMPTS):
-            name = job_name(self.config, step, attempt)
-            job = self._created(self.manifest(step, name, attempt, config_url))
+            job = self._created(manifest(job_name(self.config, step, attempt), attempt), api)
             if job is not None:
-                self.complete(step, job)
-                log.info("%-10s job %s in namespace %s", step.name, name, self.namespace)
-                return self._follow(step, name)
+                return job
         raise LaunchError(f"{MOST_ATTEMPTS} jobs of stage {step.name} lie in the cluster", hint="launch.keep_hours=1")
 
-    def _created(self, manifest: Object) -> Object | None:
+    def _created(self, manifest: Object, api: Api) -> Object | None:
         """The live job of ``manifest``; None where the name belongs to a job that ended, or is being deleted."""
         metadata, submission = manifest["metadata"], uuid.uuid4().hex
         metadata["annotations"] = {**metadata.get("annotations", {}), SUBMISSION: submission}
         try:
-            return self.api.create(self.jobs, manifest)
+            return api.create(self.jobs, manifest)
         except RefusedError as error:
             if error.status != 409:
                 raise
-        job = self.api.find(f"{self.jobs}/{metadata['name']}")
+        job = api.find(f"{self.jobs}/{metadata['name']}")
         if job is None:
             return None
         mine = (job["metadata"].get("annotations") or {}).get(SUBMISSION) == submission  # the answer was lost
@@ -168,13 +196,15 @@ class ClusterJob:
         self.runner, self.step, self.name = runner, step, name
         self._logs = PodLogs(runner.api, runner.namespace)
         self._pending_since = self._image_since = time.monotonic()
+        self._queued_since: float | None = None
         self._pods: list[Object] = []
 
     def state(self) -> str:
         """As the protocol has it. While the API server is silent this waits, up to ``launch.outage_minutes``."""
         asked = time.monotonic()
         try:
-            state = self.runner.phase(self.name)
+            job = self.runner.api.find(f"{self.runner.jobs}/{self.name}")
+            state = "lost" if job is None else self.runner.phase_of(job)
             self._pods = self.runner.pods(self.name)
         except LaunchError as error:
             hint = f"job {self.name} goes on; the same command, once the server answers, attaches to it"
@@ -185,11 +215,31 @@ class ClusterJob:
         if state == "running" and any(is_lost(pod) for pod in self._pods):
             state = "failed"
         self._logs.show(self._pods)
-        if state == "running":
-            self._check_pending()
-        else:
+        if state != "running":
             self._logs.finish()
-        return state
+            return state
+        if not self._waits_for_admission(job or {}):
+            self._check_pending()
+            return "running"
+        if hosts_of(self.step.name, self.runner.config) > fewest_hosts(self.runner.config):
+            self._check_pending()  # fewer hosts may be admitted
+        else:
+            self._pending_since = self._image_since = time.monotonic()
+        return "queued"
+
+    def _waits_for_admission(self, job: Object) -> bool:
+        """Whether ``job`` is suspended, which is said once: Kueue, or who else suspends it, admits it later."""
+        suspended = bool(job.get("spec", {}).get("suspend"))
+        if suspended != (self._queued_since is not None):
+            if suspended:
+                self._queued_since = time.monotonic()
+                queue = self.runner.config.launch.queue
+                log.info("%-10s job %s waits for its admission into queue %s", self.step.name, self.name, queue)
+            else:
+                seconds = time.monotonic() - (self._queued_since or 0.0)
+                log.info("%-10s job %s is admitted, after %.0f s", self.step.name, self.name, seconds)
+                self._queued_since = None
+        return suspended
 
     def _check_pending(self) -> None:
         """GivenUpError for a pod that cannot start, or does not in time; NoRoomError where it finds no place.

@@ -1,0 +1,258 @@
+"""A snapshot of an Iceberg table: which of its files count, which rows of them are deleted, which may hold a day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg import expressions
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, RESTError
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import _read_deletes, schema_to_pyarrow
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.manifest import FileFormat
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DateType, IntegerType, LongType, StringType, TimestampType, TimestamptzType
+
+from pipeline.config import DataConfig
+from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.ingest.days import day_number
+from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot
+from pipeline.ingest.zones import end_of_day
+from pipeline.specs.connector import newest
+
+_where: Any = expressions  # its own annotations leave out the forms that its documentation has
+MOST_BACK = 1000  # snapshots that are looked through for one that has the files of a key
+
+
+@dataclass(frozen=True)
+class _Open:
+    """Opens a file by the table's own client."""
+
+    io: FileIO
+    path: str
+
+    def __call__(self) -> BinaryIO:
+        return cast(BinaryIO, self.io.new_input(self.path).open())
+
+
+@dataclass(frozen=True)
+class _Deleted:
+    """The rows that delete files take out of the file at ``path``: positions, or vectors of version 3."""
+
+    io: FileIO
+    path: str
+    files: tuple[IcebergFile, ...]
+
+    def __call__(self) -> np.ndarray:
+        parts = [_read_deletes(self.io, file).get(self.path) for file in self.files]
+        rows = [np.asarray(part, dtype=np.int64) for part in parts if part is not None]
+        return np.unique(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
+
+
+class IcebergSnapshot(TableSnapshot):
+    """Snapshot ``number`` of ``table``, None for a table to which nothing was written yet."""
+
+    def __init__(self, data: DataConfig, table: Table, number: int | None) -> None:
+        self.data, self.table, self.number = data, table, number
+        columns = _columns(self._schema)
+        self._planned: dict[date | None, list[DataFile]] = {}
+        identity = str(table.metadata.table_uuid)
+        super().__init__(data, columns, identity=identity, version=f"snapshot {number} of {data.path}")
+
+    @property
+    def _schema(self) -> Schema:
+        """The columns as they were then."""
+        return self.table.schema() if self.number is None else self._scan(AlwaysTrue()).projection()
+
+    def _scan(self, where: BooleanExpression) -> Any:
+        return self.table.scan(row_filter=where, snapshot_id=self.number)
+
+    def files(self, day: date | None) -> list[DataFile]:
+        """By partitions and by the least and largest values, as pyiceberg plans it."""
+        if day not in self._planned:
+            tasks = [] if self.number is None else self._tasks(AlwaysTrue() if day is None else self._of(day))
+            self._planned[day] = sorted((self._file(task) for task in tasks), key=lambda file: file.path)
+        return self._planned[day]
+
+    def has_later(self, day: date) -> bool:
+        """Whether a plan for all that comes later has files."""
+        return self.number is not None and bool(self._tasks(self._of(day + timedelta(days=1), on=True)))
+
+    def _tasks(self, where: BooleanExpression) -> list[FileScanTask]:
+        try:
+            return list(self._scan(where).plan_files())
+        except (NotImplementedError, ValueError) as error:
+            if "equality deletes" not in str(error):
+                raise
+            raise DataError(
+                f"{self.version} has equality deletes, which pyiceberg does not read",
+                hint="rewrite the table's data files first: CALL <catalog>.system.rewrite_data_files(...)",
+            ) from None
+
+    def _of(self, first: date, *, on: bool = False) -> BooleanExpression:
+        """What rows of the day ``first`` fulfil, and rows without a day; ``on``: of that day and all later ones."""
+        name = self.data.day_column or self.data.timestamp or ""
+        if name not in self.columns:
+            return AlwaysTrue()  # ``sources`` tells
+        kind, zone, one = self._schema.find_type(name), self.data.time_zone, timedelta(days=1)
+        low, high = int(end_of_day(first - one, zone)), None if on else int(end_of_day(first, zone))
+        start, end = first.isoformat(), None if on else (first + one).isoformat()
+        if isinstance(kind, DateType):
+            return _between(name, start, end)
+        if isinstance(kind, TimestampType):
+            return _between(name, f"{start}T00:00:00", end and f"{end}T00:00:00")
+        if isinstance(kind, TimestamptzType):
+            return _between(name, _utc(low), high and _utc(high))
+        packed = start.replace("-", "")
+        if isinstance(kind, StringType):
+            around = one if zone else timedelta()  # offsets in the text have another order than time
+            begin, end = (first - around).isoformat(), end and (first + one + around).isoformat()
+            return _where.Or(_between(name, begin, end), _packed(name, packed, on))
+        if not isinstance(kind, IntegerType | LongType):
+            return AlwaysTrue()
+        number = day_number(first)
+        whole = _where.Or(_between(name, number, None if on else number + 1), _packed(name, int(packed), on))
+        if self.data.day_column is not None:
+            return whole
+        for unit in (1,) if isinstance(kind, IntegerType) else (1, 10**3, 10**6, 10**9):
+            whole = _where.Or(whole, _between(name, low * unit, high and high * unit))
+        return whole
+
+    def _file(self, task: FileScanTask) -> DataFile:
+        file, io = task.file, self.table.io
+        if file.file_format != FileFormat.PARQUET:
+            raise DataError(
+                f"{file.file_path} of {self.version} is {file.file_format.name}, expected Parquet",
+                hint="write.format.default=parquet for the table, and rewrite its data files",
+            )
+        deletes = tuple(sorted(task.delete_files, key=lambda each: each.file_path))
+        marks = [f"{each.file_path}|{each.file_size_in_bytes}" for each in deletes]
+        return DataFile(
+            path=file.file_path.removeprefix(f"{self.table.location()}/"), bytes=file.file_size_in_bytes,
+            mark="|".join([file.file_path, str(file.file_size_in_bytes), *marks]), rows=file.record_count,
+            open=_Open(io, file.file_path), constants=self._constants(file),
+            deleted=_Deleted(io, file.file_path, deletes) if deletes else None,
+        )  # fmt: skip
+
+    def _constants(self, file: IcebergFile) -> dict[str, Any]:
+        """Values of the columns by which the table is partitioned: files that came from Hive lack them."""
+        spec, schema = self.table.metadata.specs()[file.spec_id], self._schema
+        names = {schema.find_column_name(field.source_id): place for place, field in enumerate(spec.fields)
+                 if isinstance(field.transform, IdentityTransform)}  # fmt: skip
+        return {name: _partition_value(file.partition[place], self.columns[name].type)
+                for name, place in names.items() if name in self.columns}  # fmt: skip
+
+
+def _utc(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def _between(name: str, low: Any, high: Any) -> BooleanExpression:
+    """From ``low`` on; with ``high``, below it, or nothing."""
+    at_least = _where.GreaterThanOrEqual(name, low)
+    return (
+        at_least if high is None else _where.Or(_where.And(at_least, _where.LessThan(name, high)), _where.IsNull(name))
+    )
+
+
+def _packed(name: str, value: Any, on: bool) -> BooleanExpression:
+    """The day as YYYYMMDD."""
+    return _where.GreaterThanOrEqual(name, value) if on else _where.EqualTo(name, value)
+
+
+def _partition_value(value: Any, kind: pa.DataType) -> Any:
+    """A value as manifests have it (days and microseconds since 1970) as Arrow takes it."""
+    if isinstance(value, int) and pa.types.is_temporal(kind):
+        whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+        return pa.array([value], whole).cast(kind)[0].as_py()
+    return value
+
+
+def _columns(schema: Schema) -> list[TableColumn]:
+    types = schema_to_pyarrow(schema, include_field_ids=False)
+    return [TableColumn(name=each.name, type=types.field(each.name).type, key=each.field_id) for each in schema.fields]
+
+
+def open_table(data: DataConfig, mark: str) -> IcebergSnapshot:
+    """The snapshot that ``data.snapshot`` names, else the newest; with ``mark``, the newest that has its files."""
+    with answering(data):
+        table = _table(data)
+        numbers = _history(table) if data.snapshot is None else [_number(table, data)]
+        current = IcebergSnapshot(data, table, next(iter(numbers), None))
+
+        def earlier(back: int) -> IcebergSnapshot | None:
+            return IcebergSnapshot(data, table, numbers[back]) if back < len(numbers) else None
+
+        snapshot = newest(current, earlier, mark, min(MOST_BACK, max(len(numbers), 1)) + 1)
+    if not isinstance(snapshot, IcebergSnapshot):
+        raise DataError(
+            f"no snapshot of {data.path} that is still there has the files that this dataset is made of: they were "
+            "replaced, and that snapshot expired",
+            hint="run the same command again: it reads the newest snapshot",
+        )
+    return snapshot
+
+
+def _table(data: DataConfig) -> Table:
+    catalog, _, name = (data.path or "").partition(".")
+    try:
+        return load_catalog(catalog, **data.options).load_table(name)
+    except (NoSuchTableError, NoSuchNamespaceError):
+        raise DataError(
+            f"data.path={data.path}: catalog {catalog!r} has no table {name!r}",
+            hint="data.path=<catalog>.<namespace>.<table>",
+        ) from None
+    except ValueError as error:  # of a catalog that nothing describes
+        raise ConfigError(
+            f"data.path={data.path}: catalog {catalog!r} is not configured: {error}",
+            hint=f"describe it in ~/.pyiceberg.yaml, or data.options={{type: sql, uri: ...}}; {catalog} is its name",
+        ) from None
+
+
+def _history(table: Table) -> list[int]:
+    """The snapshot that is current, and those it came from, newest first."""
+    numbers, snapshot = [], table.current_snapshot()
+    while snapshot is not None:
+        numbers.append(snapshot.snapshot_id)
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else table.snapshot_by_id(parent)
+    return numbers
+
+
+def _number(table: Table, data: DataConfig) -> int:
+    text = data.snapshot or ""
+    if not text.isdigit():
+        raise ConfigError(
+            f"data.snapshot is {text!r}, expected the id of a snapshot of an Iceberg table",
+            hint=f"data.snapshot={getattr(table.current_snapshot(), 'snapshot_id', 'null')}, or null for the newest",
+        )
+    if table.snapshot_by_id(int(text)) is None:
+        raise DataError(
+            f"{data.path} has no snapshot {text}, or none any more: it expired",
+            hint="data.snapshot=null reads the newest",
+        )
+    return int(text)
+
+
+@contextmanager
+def answering(data: DataConfig) -> Iterator[None]:
+    """Turn what catalogs raise when they do not answer into an UnreachableError."""
+    try:
+        yield
+    except (DataError, ConfigError, FileNotFoundError, PermissionError):
+        raise
+    except (RESTError, OSError) as error:
+        raise UnreachableError(
+            f"the catalog of {data.path} does not answer: {type(error).__name__}: {str(error).splitlines()[0]}",
+            hint="run the same command once it answers; its address is in .pyiceberg.yaml or data.options",
+        ) from error

@@ -1,0 +1,210 @@
+"""Tables that are Parquet files and a record of which of them count: what Delta Lake and Iceberg have in common.
+
+A file never changes once it is written, so the names of the files say what a snapshot holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, BinaryIO
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.config import DataConfig
+from pipeline.errors import DataError
+from pipeline.ingest.arrow import check_types, frame_of
+from pipeline.ingest.formats.columnar import Parquet
+from pipeline.ingest.sources import Block, RawBlock, Source, readable
+from pipeline.ingest.spec import DataSpec, data_spec, require_columns
+from pipeline.specs import Delivery, Excerpt, Snapshot
+
+EXCERPT_FILES = 8  # that are looked into
+_FIELD_ID = b"PARQUET:field_id"
+_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """A column of a table: its ``name`` and ``type`` now, and how files call it: a name, or the number of a field."""
+
+    name: str
+    type: pa.DataType
+    key: str | int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """A Parquet file of a table, small enough to be handed to another process.
+
+    ``path``: in messages. ``mark``: differs where other rows of it count. ``rows``: as the table's record has them.
+    ``open``: its bytes. ``constants``: values of columns that all its rows share and the file lacks. ``deleted``: the
+    rows, from 0 on, that do not count; None where all do.
+    """
+
+    path: str
+    mark: str
+    bytes: int
+    rows: int
+    open: Callable[[], BinaryIO]
+    constants: dict[str, Any]
+    deleted: Callable[[], np.ndarray] | None = None
+
+    def tables(self, columns: Sequence[TableColumn], block_bytes: int) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Blocks of the rows that count, as ``columns``, with their numbers in the file, from 1 on."""
+        gone = None if self.deleted is None else np.asarray(self.deleted(), dtype=np.int64)
+        with readable(self.path), self.open() as stream:
+            physical = _physical(pq.ParquetFile(stream).schema_arrow)
+            names = {column.name: physical.get(column.key) for column in columns if column.name not in self.constants}
+            wanted = [name for name in names.values() if name is not None] or list(physical.values())[:1]
+            first = 0
+            for batch in Parquet().batches(stream, wanted, block_bytes):
+                rows = np.arange(first, first + batch.num_rows)
+                table = pa.table([self._values(batch, column, names) for column in columns],
+                                 names=[column.name for column in columns])  # fmt: skip
+                if gone is not None:
+                    kept = ~np.isin(rows, gone[(gone >= first) & (gone < first + batch.num_rows)])
+                    table, rows = table.filter(pa.array(kept)), rows[kept]
+                first += batch.num_rows
+                yield table, rows + 1
+
+    def _values(self, batch: pa.RecordBatch, column: TableColumn, names: dict[str, str | None]) -> pa.Array:
+        """The values of ``column``: of the file, of the partition, or none, where it was added later."""
+        if column.name in self.constants:
+            return pa.repeat(pa.scalar(self.constants[column.name], column.type), batch.num_rows)
+        name = names[column.name]
+        if name is None:
+            return pa.nulls(batch.num_rows, column.type)
+        values = batch.column(name)
+        return values if _same(values.type, column.type) else values.cast(column.type)
+
+
+def _same(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether values of both types become the same rows. What lies in lists is left as the file has it."""
+    text = any(kind(one) for kind in _STRINGS) and any(kind(other) for kind in _STRINGS)
+    return bool(one.equals(other) or text or pa.types.is_nested(one) or pa.types.is_dictionary(one))
+
+
+def _physical(schema: pa.Schema) -> dict[str | int, str]:
+    """The columns of a file by name, and by the number of their field where the file has such."""
+    numbers = {
+        int(each.metadata[_FIELD_ID]): each.name for each in schema if each.metadata and _FIELD_ID in each.metadata
+    }
+    return {**{each.name: each.name for each in schema}, **numbers}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFileSource(Source):
+    """A file of ``version``, a table's snapshot in words."""
+
+    file: DataFile
+    columns: tuple[TableColumn, ...]
+    spec: DataSpec
+    block_bytes: int
+    version: str
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows that count; DataError where the file is gone."""
+        file = self.file
+        with present(file.path, self.version):
+            for table, lines in file.tables(self.columns, self.block_bytes):
+                yield RawBlock(
+                    frame=frame_of(table, list(self.spec.columns)), file=file.path, lines=lines, place=file.path
+                )
+
+
+@contextmanager
+def present(path: str, version: str) -> Iterator[None]:
+    """Turn a missing file of ``version`` into a DataError that says why files of tables go missing."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} is gone, a file of {version}: the table was cleaned up (vacuum, expired snapshots) while it was "
+            "read or before",
+            hint="run the same command again, without data.snapshot: it reads the newest snapshot; keep the files of "
+            "old snapshots for as long as an ingestion takes",
+        ) from None
+
+
+class TableSnapshot(Snapshot):
+    """A snapshot of a table of Parquet files. ``identity``: tells the table from every other one."""
+
+    def __init__(self, data: DataConfig, columns: Sequence[TableColumn], *, identity: str, version: str) -> None:
+        self.data, self.columns, self.version = data, {column.name: column for column in columns}, version
+        self.mark = self._mark(identity)
+
+    @abstractmethod
+    def files(self, day: date | None) -> list[DataFile]:
+        """The files that may hold rows of ``day``, sorted by path."""
+
+    @abstractmethod
+    def has_later(self, day: date) -> bool:
+        """Whether some file holds rows of a day after ``day``."""
+
+    def _mark(self, identity: str) -> str:
+        """Fingerprint of the files of ``data.day``, their deleted rows and the types of the columns that are read."""
+        marks = {file.mark for day in self.data.days or (None,) for file in self.files(day)}
+        kinds = [f"{name}: {self.columns[name].type}" for name in data_spec(self.data).columns if name in self.columns]
+        text = "\n".join([identity, *kinds, *sorted(marks)])
+        return f"{self.data.format} {hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+    def delivery(self, day: date | None) -> Delivery:
+        """By the table's own record."""
+        files = self.files(day)
+        return Delivery(
+            parts=len(files), bytes=sum(file.bytes for file in files), rows=sum(file.rows for file in files),
+            later=day is not None and self.data.watermark.later_rows and self.has_later(day),
+        )  # fmt: skip
+
+    def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
+        """A source a file."""
+        require_columns(spec, list(self.columns), self.version, header=False)
+        read = tuple(self.columns[name] for name in spec.columns)
+        check_types(spec, pa.schema([(column.name, column.type) for column in read]), self.version)
+        return [
+            TableFileSource(file=file, columns=read, spec=spec, block_bytes=block_bytes, version=self.version)
+            for file in self.files(day)
+        ]
+
+    def excerpt(self, rows: int) -> Excerpt:
+        """The first rows of some files."""
+        files = self.files(None)
+        chosen = [files[round(at)] for at in np.linspace(0, len(files) - 1, min(len(files), EXCERPT_FILES))]
+        frames = []
+        for file in chosen:
+            with present(file.path, self.version):
+                left = rows // len(chosen)
+                for table, _ in file.tables(list(self.columns.values()), 16 << 20):
+                    frames.append(frame_of(table.slice(0, left), list(self.columns)))
+                    left -= table.num_rows
+                    if left <= 0:
+                        break
+        frame = pl.concat(frames, how="vertical_relaxed") if frames else pl.DataFrame()
+        return Excerpt(frame=frame, total=sum(file.rows for file in files), parts=len(files))
+
+
+def days_between(low: Any, high: Any, *, timestamp: bool, zone: str | None) -> tuple[int, int] | None:
+    """The days, as numbers, of the least and the largest value of a column; None where they cannot be told.
+
+    ``timestamp``: numbers are times, not days. The days are those that ingestion gives such values in ``zone``.
+    """
+    from pipeline.ingest.rejects import Rejected
+    from pipeline.ingest.times import day_of
+    from pipeline.ingest.values import strings_of
+
+    values = pl.Series("day", [low, high])
+    text = strings_of(values)
+    if values.has_nulls() or (values.dtype == pl.String and text.str.contains("-").n_unique() > 1):
+        return None  # text of two forms has another order than the days
+    rejected = Rejected(np.arange(2))
+    days = day_of(values, text, timestamp=timestamp, rejected=rejected, zone=zone)
+    around = int(zone is not None and values.dtype == pl.String)  # offsets in the text have another order than time
+    return None if rejected.bad.any() else (int(days[0]) - around, int(days[1]) + around)

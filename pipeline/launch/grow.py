@@ -1,0 +1,103 @@
+"""More hosts: how a run that shrank takes hosts back where the cluster has room for them again (``launch.grow``).
+
+The scheduler takes the room for it, so that nobody else does and a node group grows for it. Once there is some and
+training has committed another checkpoint, the stage is told to end as on a node that is drained, and goes on from its
+newest checkpoint by a plan for more hosts. If they find no place after all, the run shrinks again (``shrink.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from pipeline.config import Config
+from pipeline.errors import LaunchError
+from pipeline.launch.protocol import Room, StageRunner
+from pipeline.records.step import Step
+
+LOOK_SECONDS = 2.0  # between two looks at the room and the checkpoints
+log = logging.getLogger(__name__)
+
+
+class MoreRoomError(Exception):
+    """A stage has ended to go on with ``hosts`` more hosts."""
+
+    def __init__(self, hosts: int) -> None:
+        super().__init__(f"room for {hosts} more hosts")
+        self.hosts = hosts
+
+
+class Growth:
+    """Watches for room for hosts that a stage gave up.
+
+    ``missing``: how many; ``minutes``: before it asks for room; ``patience``: how many minutes it waits for the rest
+    where there is room for some; ``reached()``: the newest checkpoint, None where the store does not say.
+    """
+
+    def __init__(
+        self,
+        runner: StageRunner,
+        step: Step,
+        missing: int,
+        minutes: float,
+        patience: float,
+        reached: Callable[[], str | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runner, self.step, self.missing, self.reached, self.clock = runner, step, missing, reached, clock
+        self.minutes, self.patience = minutes, patience
+        self._room: Room | None = None
+        self.postpone()
+
+    def postpone(self) -> None:
+        """Give the room back, and ask for it again after ``minutes``."""
+        self.leave()
+        self._next = self.clock() + 60 * self.minutes
+        self._since: float | None = None
+        self._checkpoint: str | None = None
+
+    def leave(self) -> None:
+        """Give the room back."""
+        if self._room is not None:
+            self._room.leave()
+        self._room = None
+
+    def due(self) -> int:
+        """How many hosts to take now: there is room for them, and a checkpoint is committed since; 0: none yet."""
+        if self.clock() < self._next:
+            return 0
+        self._next = self.clock() + LOOK_SECONDS
+        try:
+            return self._due()
+        except LaunchError as error:
+            log.warning("%-10s cannot ask for more hosts: %s", self.step.name, error.message)
+            self.postpone()
+            return 0
+
+    def _due(self) -> int:
+        if self._room is None:
+            self._room = self.runner.room(self.step, self.missing)
+            log.info("%-10s asks for room for %d more hosts", self.step.name, self.missing)
+        hosts = self._room.hosts()
+        if hosts is None:  # it was taken away, or held for long enough
+            self.postpone()
+        if not hosts:
+            self._since = self._checkpoint = None
+            return 0
+        self._since = self.clock() if self._since is None else self._since
+        if hosts < self.missing and self.clock() < self._since + 60 * self.patience:
+            return 0
+        now = self.reached()
+        if self._checkpoint is None:
+            self._checkpoint = now
+            if now is not None:
+                log.info("%-10s takes %d more hosts after its next checkpoint", self.step.name, hosts)
+        return hosts if None not in (now, self._checkpoint) and now != self._checkpoint else 0
+
+
+def with_more_hosts(config: Config, more: int) -> Config:
+    """``config`` for ``more`` hosts than it has."""
+    hardware = config.hardware
+    return replace(config, hardware=replace(hardware, hosts=hardware.hosts + more))

@@ -1,0 +1,84 @@
+"""Room for more hosts of a stage, taken by a job of the stage's own kind and shape whose pods only wait.
+
+So queues, quotas, admission by Kueue, gang scheduling and node groups treat it like the stage itself, and the launcher
+needs no further rights. The pods wait no longer than ``HOLD_SECONDS``, should nobody end them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.errors import LaunchError
+from pipeline.launch.kubernetes.api import Api
+from pipeline.launch.kubernetes.names import STAGE_LABEL
+from pipeline.launch.kubernetes.pods import Object
+from pipeline.records.step import Step
+
+HOLD_SECONDS = 3600
+WAITING = ["python", "-c", f"import time; time.sleep({HOLD_SECONDS})"]
+ASKING_SECONDS = 5.0  # for an answer: training goes on meanwhile, and is to be looked at
+
+
+@dataclass(frozen=True)
+class JobRoom:
+    """Places that the pods of a job hold.
+
+    ``job``: its path; ``runs(job)``: whether it has not ended; ``pods``: the path of pods; ``selector``: of its own.
+    """
+
+    api: Api
+    job: str
+    runs: Callable[[Object], bool]
+    pods: str
+    selector: str
+
+    def hosts(self) -> int | None:
+        """Pods that run; None where the job has ended."""
+        api = self.api.brisk(ASKING_SECONDS)
+        job = api.find(self.job)
+        if job is None or not self.runs(job):
+            return None
+        pods = api.get(self.pods, labelSelector=self.selector).get("items", [])
+        return sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
+
+    def leave(self) -> None:
+        """Delete the job with its pods; they end themselves where the API server does not answer."""
+        with suppress(LaunchError):
+            self.api.brisk(ASKING_SECONDS).delete(self.job)
+
+
+def room_of(step: Step) -> Step:
+    """``step`` under the name that the room of its stage has."""
+    return replace(step, name=f"{step.name}-room")
+
+
+def as_room(job: Object, step: Step) -> Object:
+    """``job`` of ``step`` as one whose pods wait, each of them wherever it finds a place."""
+    room: Object = copy.deepcopy(job)
+    for labels in _values(room, "labels"):
+        if labels.get(STAGE_LABEL) == step.name:
+            labels[STAGE_LABEL] = room_of(step).name
+    for pod in [spec for spec in _values(room, "spec") if "containers" in spec]:
+        pod["terminationGracePeriodSeconds"] = 1
+        (waiting,) = [each for each in pod["containers"] if each.get("command")][:1]
+        waiting["command"] = list(WAITING)
+        pod["containers"] = [waiting]
+    if "minAvailable" in room["spec"]:
+        room["spec"]["minAvailable"] = 1
+    return room
+
+
+def _values(part: Any, key: str) -> Iterator[Any]:
+    """Values of ``key``, objects, anywhere in ``part``."""
+    if isinstance(part, dict):
+        if isinstance(part.get(key), dict):
+            yield part[key]
+        for each in part.values():
+            yield from _values(each, key)
+    elif isinstance(part, list):
+        for each in part:
+            yield from _values(each, key)

@@ -1,0 +1,125 @@
+"""The protocol of a connector: how logs that lie in a table or a stream are pinned, checked and read."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datetime import date
+
+    import polars as pl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What a snapshot holds of a day (or of all days), before it is read.
+
+    ``parts``: files, streams or partitions with rows. ``bytes``: of them on disk; ``rows``: in them; 0 and None where
+    that is not known. ``later``: whether there are rows of a later day. ``missing``: in words, what is yet to come.
+    """
+
+    parts: int
+    bytes: int = 0
+    rows: int | None = None
+    later: bool = False
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excerpt:
+    """Some rows, of all columns, of a snapshot of ``total`` rows (estimated) in ``parts``; ``bad``: no rows."""
+
+    frame: pl.DataFrame
+    total: int
+    parts: int
+    bad: int = 0
+
+
+class Snapshot(ABC):
+    """A table or stream as it was at one moment: what is committed later is not in it.
+
+    ``mark``: fingerprint of the rows of ``data.day`` (or of all), for keys: the same while they are the same.
+    ``version``: in words, for the dataset's manifest.
+    """
+
+    mark: str
+    version: str
+
+    @abstractmethod
+    def delivery(self, day: date | None) -> Delivery:
+        """What there is of ``day``, or of all days."""
+
+    @abstractmethod
+    def sources(self, day: date | None, spec: Any, block_bytes: int) -> Sequence[Any]:
+        """``ingest.sources.Source`` of every part that may hold rows of ``day``, in a fixed order.
+
+        ``spec``: the log's ``DataSpec``. Raises DataError where the snapshot lacks a column of it.
+        """
+
+    @abstractmethod
+    def excerpt(self, rows: int) -> Excerpt:
+        """About ``rows`` rows, of parts that are spread evenly."""
+
+
+class Connector(ABC):
+    """A kind of table or stream, one file in ``ingest/connectors/``, which imports its library inside its methods.
+
+    ``package``: what ``extra`` of Nightjar installs; ``module``: what is imported of it. ``options``: those of
+    ``data.options`` that it knows, with what they mean; None: it hands them to its library. ``on_disk``: ``data.path``
+    is a place. ``by_day``: a day's delivery is what came on that day, which may be rows of other days; else the rows'
+    own column says their day.
+    """
+
+    name: str
+    doc: str
+    extra: str
+    package: str
+    module: str
+    options: dict[str, str] | None = None
+    on_disk = False
+    by_day = False
+
+    def check(self, data: Any, path: str) -> None:  # noqa: B027 (most have nothing to check)
+        """ConfigError for a ``DataConfig`` that cannot be read; ``path``: its key."""
+
+    def open(self, data: Any, mark: str = "") -> Snapshot:
+        """The snapshot that ``data.snapshot`` names, by default the newest; the one with ``mark`` if that is given.
+
+        Raises ConfigError where the library is missing, DataError where there is no such table or snapshot,
+        UnreachableError where nothing answers.
+        """
+        self.require()
+        return self.opened(data, mark)
+
+    @abstractmethod
+    def opened(self, data: Any, mark: str) -> Snapshot:
+        """As ``open``; the library is there."""
+
+    def require(self) -> None:
+        """Import the library; ConfigError where it is not installed."""
+        try:
+            importlib.import_module(self.module)
+        except ImportError as error:
+            raise ConfigError(
+                f"data.format={self.name} needs the package {self.package}, which cannot be imported: {error}",
+                hint=f"pip install 'nightjar[{self.extra}]'",
+            ) from None
+
+
+def newest(current: Snapshot, earlier: Callable[[int], Snapshot | None], mark: str, most: int) -> Snapshot | None:
+    """``current``, or the newest of ``earlier`` (1: the one before it, None: there are no more) that has ``mark``.
+
+    None where none of ``most`` has; ``mark`` "" is that of the current one.
+    """
+    snapshot: Snapshot | None = current
+    for back in range(1, most + 1):
+        if snapshot is None or not mark or snapshot.mark == mark:
+            return snapshot
+        snapshot = earlier(back)
+    return None

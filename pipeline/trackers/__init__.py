@@ -1,0 +1,8 @@
+"""The trackers: ``SPECS`` lists them. Their packages are imported when they are used."""
+
+from __future__ import annotations
+
+from pipeline.trackers.prometheus import PROMETHEUS
+from pipeline.trackers.tensorboard import TENSORBOARD
+
+SPECS = (TENSORBOARD, PROMETHEUS)

@@ -1,0 +1,32 @@
+"""The figures that trackers are told, by one name each, whatever the tracker calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline import units
+from pipeline.records import Result
+
+# Keys of ``metrics.jsonl`` that are no curves.
+NO_CURVE = frozenset({"step", "steps_total", "eta_seconds", "seconds", "resumed_step", "best_step", "epoch"})
+EVALUATED = ("ne", "auc", "logloss", "calibration", "bayes_ne")
+
+
+def curve_figures(record: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a record of the training loop, those of further tasks as ``<task>_<figure>``."""
+    figures = {name: value for name, value in record.items() if name not in NO_CURVE}
+    for task, own in (figures.pop("tasks", None) or {}).items():
+        figures |= {f"{task}_{name}": value for name, value in own.items()}
+    return {name: float(value) for name, value in figures.items() if units.known(value)}
+
+
+def final_figures(result: Result) -> dict[str, float]:
+    """NE, AUC, log loss and calibration on the held-out rows; those of further tasks as ``<task>_<figure>``."""
+    scores = result.eval
+    if scores is None:
+        return {}
+    figures = {name: getattr(scores, name) for name in EVALUATED}
+    for task, own in (scores.tasks or {}).items():
+        figures |= {f"{task}_{name}": value for name, value in own.to_json().items() if name not in ("kind", "samples")}
+    return {name: float(value) for name, value in figures.items() if units.known(value)}

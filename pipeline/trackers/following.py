@@ -1,0 +1,116 @@
+"""A run's trackers: a thread of the launcher reads the run's records from the store and tells them.
+
+So training never waits for a tracker, ranks need no access to one, and a tracker that was away is told all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.config import Config, TrackConfig
+from pipeline.records import NightRecord, Result, read
+from pipeline.records.step import run_directory
+from pipeline.report.records import read_records
+from pipeline.specs import TRACKERS
+from pipeline.specs.tracker import RunTracking
+from pipeline.store import Store
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def followed(config: Config, store: Store) -> Iterator[None]:
+    """Tell the trackers of ``track.to`` of the run while the context lasts, and of its result at the end.
+
+    A run that was interrupted goes on some day: its trackers are told of its records alone.
+    """
+    track, run = config.track, str(config.run)
+    trackers = {name: TRACKERS.get(name).run(track, store, run, config.model_name) for name in track.to}
+    follower = _Follower(store, run, trackers)
+    if not trackers:
+        yield
+        return
+    stop = threading.Event()
+
+    def follow() -> None:
+        while not stop.wait(track.every_seconds):
+            follower.look()
+
+    thread = threading.Thread(target=follow, name="trackers", daemon=True)
+    thread.start()
+    ended = False
+    try:
+        yield
+        ended = True
+    except Exception:
+        ended = True
+        raise
+    finally:
+        stop.set()
+        thread.join()
+        follower.look()
+        if ended:
+            follower.end(settings_of(asdict(config)))
+
+
+def settings_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The plain values of a configuration by dotted name; those that are not set are left out."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= settings_of(value, f"{prefix}{name}.")
+        elif isinstance(value, bool | int | float | str):
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def tell_night(track: TrackConfig, record: NightRecord) -> None:
+    """Tell the trackers of a night's outcome; what one raises is logged."""
+    for name in track.to:
+        try:
+            TRACKERS.get(name).night(track, record)
+        except Exception as error:  # whatever another program's library raises
+            log.warning("%s was not told of the night: %s: %s", name, type(error).__name__, error)
+
+
+class _Follower:
+    """Reads the records of a run and passes them on; each tracker's trouble is logged once until it is over."""
+
+    def __init__(self, store: Store, run: str, trackers: Mapping[str, RunTracking]) -> None:
+        self.store, self.run, self.trackers = store, run, trackers
+        self.silent: set[str] = set()
+
+    def look(self) -> None:
+        """Pass on what the store has now."""
+        try:
+            records = read_records(self.store, self.run)
+        except Exception as error:  # the store may be away; the next look reads everything
+            log.debug("the run's records cannot be read: %s", error)
+            return
+        self.tell(lambda tracking: tracking.records(records))
+
+    def end(self, settings: Mapping[str, Any]) -> None:
+        """Pass on what ``result.json`` says."""
+        path = f"{run_directory(self.run)}/{Result.FILE}"
+        try:
+            result = read(Result, self.store, path)
+        except Exception as error:  # the run ended without one, or the store is away
+            log.debug("the run's result cannot be read: %s", error)
+            return
+        self.tell(lambda tracking: tracking.ended(result, settings))
+
+    def tell(self, call: Callable[[RunTracking], None]) -> None:
+        """Call every tracker."""
+        for name, tracking in self.trackers.items():
+            try:
+                call(tracking)
+                self.silent.discard(name)
+            except Exception as error:  # whatever another program's library raises
+                if name not in self.silent:
+                    log.warning("%s is not told of this run: %s: %s", name, type(error).__name__, error)
+                self.silent.add(name)

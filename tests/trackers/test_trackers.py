@@ -1,0 +1,214 @@
+"""Trackers: TensorBoard and Prometheus' own clients read what runs and nights write, and no tracker stops a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.compose import compose
+from pipeline.config import PrometheusConfig, TrackConfig
+from pipeline.errors import ConfigError
+from pipeline.records import NightRecord, Result
+from pipeline.store import Store
+from pipeline.trackers import SPECS
+from pipeline.trackers.following import followed, settings_of, tell_night
+from pipeline.trackers.prometheus import PROMETHEUS
+from pipeline.trackers.tensorboard import TENSORBOARD
+from tests.logged import listen
+
+RESULT = Result.from_json({
+    "run": "r", "status": "done", "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.01, "samples": 9},
+    "stages": {"ingest": {"status": "done", "seconds": 1.5, "artifact": "a"}},
+    "ingest": {"rows": 100, "rows_quarantined": 2},
+})  # fmt: skip
+
+
+def record(step, **more):
+    return {"step": step, "steps_total": 9, "loss": 1 / step, "ne_window": 0.9, "samples_per_s": 10.0, **more}
+
+
+def scalars(store):
+    """{tag: [(step, value)]} as TensorBoard's own reader sees the run's folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(store.full("runs/r/tensorboard"), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(e.step, pytest.approx(e.value)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def gauges(text):
+    """{name with labels: value} as Prometheus' own parser reads ``text``."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text) for sample in family.samples
+    }  # fmt: skip
+
+
+def test_tensorboard_reads_curves_figures_and_hyper_parameters(tmp_path):
+    store = Store(str(tmp_path))
+    events = TENSORBOARD.run(TrackConfig(), store, "r", "m")
+    events.records([record(1)])
+    events.records([record(1), record(2, validation_ne=0.85, tasks={"buy": {"ne": 0.7}})])
+    events.ended(RESULT, {"train.lr": 0.1, "model.name": "dlrm", "train.compile": True, "launch.name": "local"})
+    seen = scalars(store)
+    assert seen["train/loss"] == [(1, 1.0), (2, 0.5)]
+    assert seen["validation/ne"] == [(2, 0.85)]
+    assert seen["train/buy_ne"] == [(2, 0.7)]
+    assert seen["eval/ne"] == [(2, 0.8)]
+    assert seen["seconds/ingest"] == [(2, 1.5)]
+    assert "train/steps_total" not in seen
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    events = EventAccumulator(store.full("runs/r/tensorboard")).Reload()
+    content = events.PluginTagToContent("hparams")[metadata.SESSION_START_INFO_TAG]
+    started = metadata.parse_session_start_info_plugin_data(content)
+    assert {name: value.WhichOneof("kind") for name, value in started.hparams.items()} == {
+        "train.lr": "number_value", "model.name": "string_value", "train.compile": "bool_value"
+    }  # fmt: skip
+
+
+def test_a_resumed_training_and_a_second_launcher_leave_each_step_once(tmp_path):
+    store = Store(str(tmp_path))
+    first = TENSORBOARD.run(TrackConfig(), store, "r", "m")
+    first.records([record(step) for step in (1, 2, 3)])
+    first.records([record(1), record(2, loss=7.0)])  # went back to step 1
+    assert scalars(store)["train/loss"] == [(1, 1.0), (2, 7.0)]
+    second = TENSORBOARD.run(TrackConfig(), store, "r", "m")
+    second.records([record(1), record(2, loss=7.0), record(3)])
+    assert scalars(store)["train/loss"] == [(1, 1.0), (2, 7.0), (3, pytest.approx(1 / 3))]
+    assert len(store.names("runs/r/tensorboard")) == 1
+
+
+def test_prometheus_reads_the_files_of_runs_and_nights(tmp_path):
+    track = TrackConfig(prometheus=PrometheusConfig(folder=str(tmp_path)))
+    gauging = PROMETHEUS.run(track, Store(str(tmp_path / "s")), "r", "ads/eu")
+    gauging.records([record(1), record(2, loss=float("nan"))])
+    seen = gauges((tmp_path / "nightjar_ads_eu_run.prom").read_text())
+    assert seen["nightjar_training_step", ("model", "ads/eu")] == 2
+    assert seen["nightjar_training_ne", ("model", "ads/eu")] == 0.9
+    assert ("nightjar_training_loss", ("model", "ads/eu")) not in seen
+    gauging.ended(RESULT, {})
+    seen = gauges((tmp_path / "nightjar_ads_eu_run.prom").read_text())
+    assert seen["nightjar_eval_ne", ("model", "ads/eu")] == 0.8
+    assert seen["nightjar_stage_seconds", ("model", "ads/eu"), ("stage", "ingest")] == 1.5
+    assert seen["nightjar_run_exit_code", ("model", "ads/eu")] == 0
+
+
+def night(**more):
+    return NightRecord(model="ads", date="2026-01-31", run="r", outcome="held", exit_code=6, finished=5.0, **more)
+
+
+def test_a_night_tells_its_outcome(tmp_path):
+    track = TrackConfig(to=["prometheus"], prometheus=PrometheusConfig(folder=str(tmp_path)))
+    tell_night(track, night(ne=0.7, rows=10, seconds={"train": 3.0}))
+    seen = gauges((tmp_path / "nightjar_ads_night.prom").read_text())
+    outcomes = {
+        labels[1][1]: value for (name, *labels), value in seen.items() if name == "nightjar_night_outcome"
+    }  # fmt: skip
+    assert outcomes == {"held": 1, "published": 0, "failed": 0}
+    assert seen["nightjar_night_day_timestamp_seconds", ("model", "ads")] == 1769817600
+    assert seen["nightjar_night_stage_seconds", ("model", "ads"), ("stage", "train")] == 3
+
+
+def test_figures_are_pushed_to_a_gateway(tmp_path, received):
+    url, requests = received
+    tell_night(TrackConfig(to=["prometheus"], prometheus=PrometheusConfig(push=url)), night(ne=0.7))
+    ((path, body),) = requests
+    assert path.startswith("/metrics/job/nightjar/")
+    assert "model/ads" in path
+    assert gauges(body)["nightjar_night_ne", ("model", "ads")] == 0.7
+
+
+def test_a_tracker_that_is_away_is_one_warning_and_stops_nothing(tmp_path):
+    said = listen()
+    track = TrackConfig(to=["prometheus"], prometheus=PrometheusConfig(push="http://127.0.0.1:9"))
+    tell_night(track, night())
+    config = configured(tmp_path, "track.to=[prometheus]", "track.prometheus.push=http://127.0.0.1:9")
+    store = Store(config.store)
+    with followed(config, store):
+        write(store, "metrics.jsonl", json.dumps(record(1)) + "\n")
+        write(store, "result.json", json.dumps(RESULT.to_json()))
+    assert sum("prometheus was not told of the night" in line for line in said) == 1
+    assert sum("prometheus is not told of this run" in line for line in said) == 1
+
+
+def test_a_run_is_followed_to_its_result_and_an_interrupted_one_to_its_last_record(tmp_path):
+    config = configured(tmp_path, "track.to=[tensorboard]")
+    store = Store(config.store)
+    write(store, "metrics.jsonl", json.dumps(record(1)) + "\n")
+    write(store, "result.json", json.dumps(RESULT.to_json()))
+    with pytest.raises(KeyboardInterrupt), followed(config, store):
+        raise KeyboardInterrupt
+    assert "eval/ne" not in scalars(store)
+    assert scalars(store)["train/loss"] == [(1, 1.0)]
+    with pytest.raises(ConfigError), followed(config, store):
+        raise ConfigError("failed")
+    assert scalars(store)["eval/ne"] == [(1, 0.8)]
+
+
+def test_without_trackers_nothing_is_written(tmp_path):
+    config = configured(tmp_path)
+    with followed(config, Store(config.store)):
+        pass
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["track.to=[tensorbord]"], "track.to"),
+        (["track.to=[prometheus]"], "neither track.prometheus.folder nor track.prometheus.push is set"),
+        (["track.prometheus.push=gateway:9091"], "track.prometheus.push is not an http or https URL"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        configured(tmp_path, *overrides)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    for tracker in SPECS:
+        monkeypatch.setattr(tracker, "package", "no_such_package", raising=False)
+        with pytest.raises(ConfigError, match=f"track.to names {tracker.name}, which needs the package") as error:
+            tracker.check(TrackConfig(prometheus=PrometheusConfig(folder=".")))
+        assert f"pip install 'nightjar[{tracker.name}]'" in error.value.hint
+
+
+def test_settings_are_plain_values_by_dotted_name():
+    assert settings_of({"a": {"b": 1, "c": None, "d": [1]}, "e": "x"}) == {"a.b": 1, "e": "x"}
+
+
+def configured(folder: Path, *more):
+    return compose(["experiment=demo", "run=r", f"store={folder}/store", *more])
+
+
+def write(store, name, text):
+    store.write_bytes(f"runs/r/{name}", text.encode())
+
+
+@pytest.fixture
+def received():
+    """A server that takes what is pushed: its URL, and the (path, body) of each request."""
+    import threading
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    requests = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self):
+            requests.append((self.path, self.rfile.read(int(self.headers["Content-Length"])).decode()))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", requests
+    server.shutdown()
+    thread.join()
+    server.server_close()
