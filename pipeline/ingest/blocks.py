@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass, field
 
+import numpy as np
 import polars as pl
 import polars.selectors as cs
 
@@ -21,6 +22,7 @@ from pipeline.ingest.sampling import thinned
 from pipeline.ingest.sources import Block
 from pipeline.ingest.spec import DAY, DataSpec
 from pipeline.ingest.transform import State, raw_numbers, transform, unseen_ids
+from pipeline.native.columns import narrowed
 from pipeline.records import VALIDATION
 
 CODE = "code:"  # prefix of the columns that hold codes
@@ -112,6 +114,12 @@ def transformed(typed: bytes, job: TransformJob) -> dict[str, pl.DataFrame]:
     return splits
 
 
+def train_codes(typed: bytes, first_test_day: int) -> tuple[pl.DataFrame, dict[str, Coded], np.ndarray]:
+    """The typed rows of a block, their ids, and which of them are train rows (bool)."""
+    frame, coded = unpacked(typed)
+    return frame, coded, _is_train(frame, _is_test(frame, first_test_day)).to_numpy()
+
+
 def train_rows(typed: bytes, first_test_day: int) -> pl.DataFrame:
     """The typed train rows of a block, every feature's hashes in them."""
     frame, coded = unpacked(typed)
@@ -141,10 +149,11 @@ def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:
 
 
 def _narrow_numbers(frame: pl.DataFrame) -> pl.DataFrame:
-    names = [name for name in frame.columns if frame[name].dtype == pl.Float64]
-    narrow = frame.select(pl.col(names).cast(pl.Float32))
-    same = frame.select((pl.col(name) == narrow[name].cast(pl.Float64)).all().alias(name) for name in names)
-    return frame.with_columns(narrow.select(name for name in names if same[name][0]))
+    columns = []
+    for name in frame.columns:
+        if frame[name].dtype == pl.Float64 and (narrow := narrowed(frame[name].to_numpy())) is not None:
+            columns.append(pl.Series(name, narrow, nan_to_null=frame[name].null_count() > 0))
+    return frame.with_columns(columns)
 
 
 def unpacked(data: bytes) -> tuple[pl.DataFrame, dict[str, Coded]]:

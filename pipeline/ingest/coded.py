@@ -10,6 +10,7 @@ import polars as pl
 
 from pipeline.ingest.ids import as_lists, flat_hashes, ids_per_row
 from pipeline.ingest.spec import DataSpec, SparseSpec
+from pipeline.native.columns import coded, counted
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,8 @@ class Coded:
     @staticmethod
     def of(frame: pl.DataFrame, feature: SparseSpec) -> Coded:
         """The lookups of ``feature`` in typed rows."""
-        encoded = flat_hashes(frame, feature).to_arrow().dictionary_encode()
-        distinct = encoded.dictionary.to_numpy()
-        codes = encoded.indices.fill_null(len(distinct)) if encoded.null_count else encoded.indices
-        return Coded(distinct, codes.to_numpy(), ids_per_row(frame, feature) if feature.multi else None)
+        distinct, codes = coded(flat_hashes(frame, feature).to_arrow())
+        return Coded(distinct, codes, ids_per_row(frame, feature) if feature.multi else None)
 
     @staticmethod
     def of_codes(hashes: np.ndarray, codes: pl.Series) -> Coded:
@@ -56,16 +55,13 @@ class Coded:
         lengths = None if self.lengths is None else self.lengths[keep]
         return Coded(self.hashes, self.codes[self.by_lookup(keep)], lengths)
 
-    def counts(self) -> tuple[np.ndarray, int]:
-        """Lookups of each hash, int64, and those of none."""
-        counts = np.bincount(self.codes, minlength=len(self.hashes) + 1)
-        return counts[:-1], int(counts[-1])
+    def counts(self, keep: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, int]:
+        """Of the rows ``keep`` (bool [rows]; None: all): lookups of each hash, the first of them; those of none.
 
-    def first_lookups(self) -> np.ndarray:
-        """The first lookup of each hash."""
-        first = np.empty(len(self.hashes) + 1, np.int64)
-        first[self.codes[::-1]] = np.arange(len(self.codes) - 1, -1, -1)
-        return first[:-1]
+        All int64. The first lookup of a hash that those rows do not have means nothing.
+        """
+        counts, first = counted(self.codes, None if keep is None else self.by_lookup(keep), len(self.hashes))
+        return counts[:-1], first[:-1], int(counts[-1])
 
     def hashes_by_row(self) -> pl.Series:
         """The hash, or the list of hashes, of every row; null where missing."""

@@ -14,6 +14,7 @@ from pipeline.ingest.hashing import estimated_distinct, hash_rows
 from pipeline.ingest.sketch import added_up
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.vectors import hashes_of
+from pipeline.native.columns import mixed
 
 SAMPLE = 4096  # distinct contents, those with the smallest hashes
 OFTEN = 4  # rows that share a content; fewer may be one row that was delivered again
@@ -76,15 +77,18 @@ def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
     The label is left out: with it, equal rows that differ in the click alone fall on different sides of the split,
     and the side of a row tells its label.
     """
-    single = [f"hash:{sparse.name}" for sparse in spec.sparse if not sparse.multi]
-    dense = [f"dense:{dense.name}" for dense in spec.dense if not dense.vector]
-    filled = frame.select(pl.col(dense).fill_null(float("nan")) + 0.0, pl.col(single).fill_null(0))
-    words = [filled[name].to_numpy().view(np.uint64) for name in dense]
-    words += [hashes_of(frame[f"dense:{dense.name}"]) for dense in spec.dense if dense.vector]
+    words = [frame[f"dense:{dense.name}"] for dense in spec.dense if not dense.vector]
+    words += [pl.Series(hashes_of(frame[f"dense:{dense.name}"])) for dense in spec.dense if dense.vector]
     for sparse in spec.sparse:
-        name = f"hash:{sparse.name}"
-        words.append((_fold(frame[name]) if sparse.multi else filled[name]).to_numpy())
-    return hash_rows(words)
+        hashes = frame[f"hash:{sparse.name}"]
+        words.append(_fold(hashes) if sparse.multi else hashes)
+    mixes = mixed([each.to_arrow() for each in words])
+    return hash_rows([_bits(each) for each in words]) if mixes is None else mixes
+
+
+def _bits(words: pl.Series) -> np.ndarray:
+    """uint64 [rows]; of a missing hash 0, of a missing number NaN."""
+    return words.fill_null(np.nan if words.dtype.is_float() else 0).to_numpy().view(np.uint64)
 
 
 def _fold(lists: pl.Series) -> pl.Series:

@@ -18,7 +18,7 @@ import polars as pl
 
 from pipeline.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
-from pipeline.ingest.sources import Source
+from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.spill import Spill
 
 # mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD with their bytes, M_ARENA_MAX.
@@ -58,24 +58,31 @@ class LocalEngine(Engine):
         self.workers = workers or available_cpus()
         _keep_freed_memory()
         self.spill = Spill()
+        self.numbers: list[int] = []  # of the blocks in the spill, in their order
         self.callback(self.spill.file.close)
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows go to a temporary file."""
         self.spill.clear()
+        self.numbers = []
+
+        def work(block: Block) -> tuple[Counted, int | None]:
+            counted, typed = count(block, job)
+            return counted, self.spill.write(typed) if typed else None
+
         blocks = (block for source in sources for block in source.blocks())
-        for counted, typed in in_order(lambda block: count(block, job), blocks, self.workers):
-            if typed:
-                self.spill.write(typed)
+        for counted, number in in_order(work, blocks, self.workers):
+            if number is not None:
+                self.numbers.append(number)
             yield counted
 
     def transform(self, job: TransformJob) -> Iterator[dict[str, pl.DataFrame]]:
         """Pass 2, as many blocks at a time as there are workers."""
-        return in_order(lambda typed: transformed(typed, job), self.typed(), self.workers)
+        return in_order(lambda number: transformed(self.spill.block(number), job), iter(self.numbers), self.workers)
 
     def typed(self) -> Iterator[bytes]:
         """The blocks of the temporary file."""
-        return self.spill.read()
+        return map(self.spill.block, self.numbers)
 
 
 def _keep_freed_memory() -> None:

@@ -73,13 +73,13 @@ class Partial:
                 self._add_ids(feature, coded[feature.name], frame[f"id:{feature.name}"], keep)
 
     def _add_ids(self, feature: SparseSpec, coded: Coded, ids: pl.Series, keep: np.ndarray | None) -> None:
-        counts, missing = (coded if keep is None else coded.of_rows(keep)).counts()
+        counts, first, missing = coded.counts(keep)
         self.missing[feature.name] += missing
         self.lookups[feature.name] += int(counts.sum()) + missing
         seen, target = counts > 0, self.counts[feature.name]
         assert isinstance(target, IdCounts)
         ids = ids.explode(empty_as_null=True) if feature.multi else ids
-        target.add(coded.hashes[seen], ids[coded.first_lookups()[seen]], counts[seen])
+        target.add(coded.hashes[seen], ids[first[seen]], counts[seen])
 
     def _add_dense(self, frame: pl.DataFrame) -> None:
         for vector in (each for each in self.spec.dense if each.vector):

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.spec import DenseSpec
+from pipeline.native.columns import whole_sums
 
 LOG_QUANTUM = 1.0 / 65536
 _SHIFT = 2200  # below the exponent of the square of the smallest float64
@@ -65,7 +66,11 @@ def measure(frame: pl.DataFrame, expressions: list[pl.Expr]) -> list[Moments]:
 def _moments(values: np.ndarray) -> Moments:
     if not len(values):
         return Moments()
-    moments = Moments(len(values), float(values.min()), float(values.max()))
+    low, high, sums = whole_sums(values)
+    moments = Moments(len(values), low, high)
+    if sums is not None:
+        moments.total, moments.squares = sums[0] << _SHIFT, sums[1] << _SHIFT
+        return moments
     # Whole numbers (counts) are the rule. Their sums are exact below 2^53, in whatever order they are added.
     bound = max(abs(moments.minimum), abs(moments.maximum), 1.0) ** 2 * len(values)
     if bound < 2.0**62 and bool((np.rint(values) == values).all()):

@@ -6,6 +6,7 @@ rows then and now. Below 0.1 nothing moved, above 0.25 much did.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,8 @@ import polars as pl
 
 from pipeline.config import ChecksConfig, DriftLimits
 from pipeline.evaluation.metrics import grouped_auc
+from pipeline.ingest.coded import Coded
 from pipeline.ingest.fit import Fit, Partial
-from pipeline.ingest.ids import flat_hashes, ids_per_row
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DataSpec
 from pipeline.records import LABEL
@@ -104,19 +105,20 @@ class Alone:
         self.positives = 0
         self.pieces: dict[str, list[pl.DataFrame]] = {feature.name: [] for feature in spec.sparse}
 
-    def add(self, frame: pl.DataFrame) -> None:
-        """Count the train rows of ``frame``, as long as there are too few."""
-        frame = frame.head(LEAK_ROWS - self.rows)
-        if frame.is_empty():
+    def add(self, frame: pl.DataFrame, coded: Mapping[str, Coded], train: np.ndarray) -> None:
+        """Count the ``train`` rows (bool) of typed rows with their ``coded`` ids, as long as there are too few."""
+        train = train & (np.cumsum(train) <= LEAK_ROWS - self.rows)
+        if not train.any():
             return
-        self.rows += frame.height
-        self.positives += int(frame[LABEL].sum())
+        positive = train & (frame[LABEL].to_numpy() > 0)
+        self.rows += int(train.sum())
+        self.positives += int(positive.sum())
         for feature in self.spec.sparse:
-            labels = np.repeat(frame[LABEL].to_numpy(), ids_per_row(frame, feature))
-            pairs = pl.DataFrame({"hash": flat_hashes(frame, feature), "label": labels})
-            self.pieces[feature.name].append(
-                pairs.group_by("hash").agg(pl.len().alias("n"), pl.sum("label").cast(pl.Int64).alias("p"))
-            )
+            ids = coded.get(feature.name) or Coded.of(frame, feature)
+            (n, _, n_missing), (p, _, p_missing) = ids.counts(train), ids.counts(positive)
+            columns = {"n": np.append(n, n_missing), "p": np.append(p, p_missing)}
+            hashes = pl.concat([pl.Series("hash", ids.hashes), pl.Series([None], dtype=pl.UInt64)])
+            self.pieces[feature.name].append(pl.DataFrame({"hash": hashes, **columns}).filter(pl.col("n") > 0))
 
     def auc(self, feature: str) -> float:
         """AUC of predicting a row's label by the other rows with its id (the row itself left out)."""

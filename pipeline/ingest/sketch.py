@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.native.columns import sketched
+
 BUCKETS = 1 << 16
 _HALF = 1 << 15
 _FEW = 1 << 13  # values that are counted sooner by sorting than by an array of all buckets
@@ -51,6 +53,9 @@ class Sketch:
 
     def add(self, values: np.ndarray, labels: np.ndarray) -> None:
         """Count ``values`` (NaN: missing, not counted) with their ``labels``."""
+        if (counts := sketched(values, labels)) is not None:
+            self._take_in(*counts)
+            return
         keep = np.isfinite(values)
         if not keep.all():
             values, labels = values[keep], labels[keep]

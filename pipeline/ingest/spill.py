@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import tempfile
+import threading
 from collections.abc import Iterator
 
 from pipeline.errors import ArtifactError
@@ -13,18 +15,23 @@ class Spill:
     """Blocks in order, in a temporary file without a name: gone with this object, even if the process is killed."""
 
     def __init__(self) -> None:
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115  (closed once nothing refers to it)
+        self.file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (closed once nothing refers to it)
         self.ends = [0]
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.ends) - 1
 
-    def write(self, block: bytes) -> None:
-        """Append a block."""
+    def write(self, block: bytes) -> int:
+        """Append a block; returns its number. Several threads may write at a time."""
+        with self._lock:
+            start, number = self.ends[-1], len(self.ends) - 1
+            self.ends.append(start + len(block))
+        left, handle = memoryview(block), self.file.fileno()
         try:
-            self.file.seek(self.ends[-1])
-            self.file.write(block)
-            self.file.flush()
+            while left:
+                written = os.pwrite(handle, left, start)
+                left, start = left[written:], start + written
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -32,7 +39,7 @@ class Spill:
                 f"no space left for ingestion's temporary file in {tempfile.gettempdir()}",
                 hint="free space there, or TMPDIR=<a folder with room for the uncompressed logs>",
             ) from None
-        self.ends.append(self.ends[-1] + len(block))
+        return number
 
     def clear(self) -> None:
         """Forget every block."""
@@ -45,5 +52,9 @@ class Spill:
 
     def block(self, number: int) -> bytes:
         """One block."""
-        self.file.seek(self.ends[number])
-        return self.file.read(self.ends[number + 1] - self.ends[number])
+        start, stop = self.ends[number : number + 2]
+        parts = []
+        while start < stop and (part := os.pread(self.file.fileno(), stop - start, start)):
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
@@ -17,10 +18,11 @@ from typing import Any
 import polars as pl
 
 from pipeline.config import DataConfig, IngestConfig
+from pipeline.cpus import available_cpus
 from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, synthetic, table_specs
 from pipeline.ingest.accept import check_day, check_kept, held
-from pipeline.ingest.blocks import CountJob, TransformJob
+from pipeline.ingest.blocks import CountJob, TransformJob, train_codes
 from pipeline.ingest.engines import Engine, LocalEngine
 from pipeline.ingest.file_source import BLOCK_UNIT, file_sources
 from pipeline.ingest.fit import Fit
@@ -115,8 +117,10 @@ class _Run:
             )
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.splits = ("train", VALIDATION, "test") if data.split.validates else ("train", "test")
+        pool = stack.enter_context(ThreadPoolExecutor(available_cpus(), thread_name_prefix="nightjar-encode"))
         self.writers = {
-            split: stack.enter_context(PartWriter(draft, split, settings)) for split in (*self.splits, RAW, UNSEEN)
+            split: stack.enter_context(PartWriter(draft, split, settings, pool))
+            for split in (*self.splits, RAW, UNSEEN)
         }
         self.state = self._continued(data.mapping_from) if data.mapping_from else None
         self.alone = Alone(spec)
@@ -201,8 +205,8 @@ class _Run:
 
     def _look_again(self, engine: Engine, fit: Fit) -> None:
         """Count the first train rows for ids that give the label away."""
-        for rows in engine.train_rows(fit.first_test_day):
-            self.alone.add(rows)
+        for typed in engine.typed():
+            self.alone.add(*train_codes(typed, fit.first_test_day))
             if self.alone.rows >= LEAK_ROWS:
                 return
 

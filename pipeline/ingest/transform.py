@@ -18,6 +18,7 @@ from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.tasks import stored_columns
 from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.ingest.vectors import scaled
+from pipeline.native.columns import taken, unseen
 from pipeline.records import (
     LABEL,
     MISSING_ROW,
@@ -115,9 +116,7 @@ def unseen_ids(rows: pl.DataFrame, state: State, coded: Mapping[str, Coded]) -> 
         ids, row = coded[name], rows[name]
         values = (row if ids.lengths is None else row.explode()).to_numpy()
         first, count = state.sparse[name].spread or (UNSEEN_ROW, 1)
-        unseen = (values >= first) & (values < first + count)
-        hashes = np.zeros(len(values), np.uint64)
-        hashes[unseen] = ids.hashes[ids.codes[unseen]]
+        hashes = unseen(values, ids.codes, ids.hashes, first, count)
         columns.append(ids.by_row(pl.Series(hashes)).alias(unseen_column(name)))
     return columns
 
@@ -139,7 +138,7 @@ def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform
 def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping, ids: Coded) -> list[pl.Series]:
     """Rows of ``ids``, each looked up once; one without an id looks up the row of missing values, with weight 1."""
     ways = feature.mapping.rows(fitted, pl.Series(ids.hashes))
-    rows = [np.append(way.to_numpy(), np.int32(MISSING_ROW))[ids.codes] for way in ways]
+    rows = [taken(np.append(way.to_numpy(), np.int32(MISSING_ROW)), ids.codes) for way in ways]
     weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0) if feature.weighted else None
     if len(ways) == 1:
         looked_up = rows[0]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     import polars as pl
 
+    from pipeline.native.columns import HashTable
+
 BINS = "bins"  # the mapping of features that have ``bins``; no setting names it
 T = TypeVar("T")
 
@@ -181,8 +183,17 @@ class FittedMapping:
 
     def known_rows(self, hashes: pl.Series) -> pl.Series:
         """Row (Int32) of each of ``hashes`` by the lookup; null for an id without a row."""
+        import polars as pl
+
+        rows = pl.Series("row", self._table.rows_of(hashes.fill_null(0).to_numpy()))
+        return rows.set(rows < 0, None)
+
+    @cached_property
+    def _table(self) -> HashTable:
+        from pipeline.native.columns import HashTable
+
         assert self.lookup is not None
-        return hashes.to_frame("hash").join(self.lookup, on="hash", how="left", maintain_order="left")["row"]
+        return HashTable(self.lookup["hash"].to_numpy(), self.lookup["row"].to_numpy())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,13 +259,12 @@ class IdMapping(ABC):
         """``apply``, with the row of missing values for null hashes and a row for unknown ids."""
         import polars as pl
 
-        missing, unknown = pl.lit(MISSING_ROW, dtype=pl.Int32), pl.lit(UNSEEN_ROW, dtype=pl.Int32)
-        if fitted.spread is not None:
-            first, count = fitted.spread
-            unknown = (pl.col("hash") % count).cast(pl.Int32) + first
-        row = pl.when(pl.col("hash").is_null()).then(missing).otherwise(pl.col("row").fill_null(unknown)).alias("row")
-        frames = [pl.DataFrame([hashes.alias("hash"), each.alias("row")]) for each in self.apply(fitted, hashes)]
-        return tuple(frame.select(row)["row"] for frame in frames)
+        first, count = fitted.spread or (UNSEEN_ROW, 1)
+        unknown = pl.Series([first], dtype=pl.Int32) if count == 1 else (hashes % count).cast(pl.Int32) + first
+        ways = [
+            way.zip_with(way.is_not_null(), unknown) if way.null_count() else way for way in self.apply(fitted, hashes)
+        ]
+        return tuple(way.set(hashes.is_null(), MISSING_ROW) if hashes.null_count() else way for way in ways)
 
     def record(self, feature: str, fitted: FittedMapping) -> dict[str, Any]:
         """What ``transforms.json`` holds of a fit besides ``rows``."""

@@ -78,11 +78,16 @@ class SharedMemory:
         return True
 
     def all_gather(self, output: Tensor, input: Tensor) -> bool:
-        """Fill ``output`` with the ``input`` of all ranks, in their order; False where any does not fit a slot."""
+        """Fill ``output`` with the ``input`` of all ranks, in their order; False where any does not fit a slot.
+
+        ``input`` may be this rank's part of ``output``.
+        """
         turn = self._send(input, [input.nbytes] * self._world)
         if (self._sizes[turn, :, 0] != input.nbytes).any():
             return False
-        _bytes(output).view(self._world, -1).copy_(self._slots[turn, :, : input.nbytes])
+        for part, slot in zip(_bytes(output).view(self._world, -1), self._slots[turn], strict=True):
+            if part.data_ptr() != input.data_ptr():
+                part.copy_(slot[: input.nbytes])
         return True
 
     def _send(self, values: Tensor, sizes: list[int]) -> int:

@@ -1,16 +1,25 @@
 """Hosts that a run takes back: when it asks for room, how long it waits, and what the room's pods are."""
 
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import kubernetes_validate
 import pytest
 
 from pipeline.compose import compose
-from pipeline.errors import ConfigError, LaunchError
+from pipeline.config import Config
+from pipeline.errors import ConfigError, LaunchError, PlanError
+from pipeline.launch.chain import Chain, Console
 from pipeline.launch.grow import Growth, with_more_hosts
 from pipeline.launch.kubernetes.room import WAITING, as_room, room_of
 from pipeline.records import Grown, Shrunk
 from pipeline.records.step import Step
 from pipeline.report.summary import hosts_lines
+from pipeline.store import Artifact, Store
 from tests.launch.cluster_cases import CLUSTER, rendered
+from tests.launch.test_chain import Stages, make_steps
 from tests.logged import listen
 
 TRAIN = Step(name="train", key="k" * 32, path="a/train", scratch=("checkpoints",))
@@ -157,3 +166,73 @@ def test_what_a_run_with_more_hosts_keeps_and_what_the_summary_says() -> None:
     assert hosts_lines(*changes) == [
         "train continued with 1 of 2 hosts: a quota", "train went back from 1 to 2 hosts",
     ]  # fmt: skip
+
+
+def chain_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplannable: int) -> Chain:
+    """A run of two hosts that has one, whose plan for ``unplannable`` hosts fails."""
+    overrides = [f"store={tmp_path}", "run=x", *CLUSTER, "launch.min_hosts=1", "launch.grow=true", "hardware.hosts=2"]
+    overrides.append(f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}")
+    config, store = compose([*overrides, "launch.inline=[ingest,plan,partition]"]), Store(str(tmp_path))
+    stages = Stages(store)
+
+    def run_inline(step: Step) -> Artifact:
+        if step.name == "plan" and chain.config.hardware.hosts == unplannable:
+            raise PlanError("the tables do not fit")
+        return stages(step)
+
+    def remake(config: Config) -> list[Step]:
+        hosts = f"-{config.hardware.hosts}"
+        return [step if step.name == "ingest" else replace(step, path=step.path + hosts) for step in make_steps()]
+
+    chain = Chain(config, store, make_steps(), run_inline, Console(write=lambda data: None), remake)
+    scheduler = SimpleNamespace(config=config)
+    monkeypatch.setattr(chain, "_scheduler", lambda: scheduler)
+    chain.config = scheduler.config = replace(config, hardware=replace(config.hardware, hosts=1))
+    return chain
+
+
+def test_a_training_goes_back_where_there_is_no_plan_for_more_hosts(tmp_path: Path, monkeypatch) -> None:
+    chain, said = chain_of(tmp_path, monkeypatch, unplannable=2), listen()
+    step = chain._grow(TRAIN, 1)
+    assert step.path == "artifacts/train-1" and chain.config.hardware.hosts == 1 and chain.grown == []
+    assert "train      goes on with 1 hosts, and asks for no more: the tables do not fit" in said
+    assert chain._growth(step) is None
+
+
+def test_a_training_goes_on_with_the_plan_for_more_hosts(tmp_path: Path, monkeypatch) -> None:
+    chain = chain_of(tmp_path, monkeypatch, unplannable=3)
+    growth = chain._growth(TRAIN)
+    assert growth is not None and (growth.missing, growth.minutes, growth.patience) == (1, 10, 5)
+    chain.shrunk = 3 * [Shrunk(stage="train", from_hosts=2, hosts=1, why="a quota")]
+    again = chain._growth(TRAIN)
+    assert again is not None and again.minutes == 40
+    step = chain._grow(TRAIN, 1)
+    assert step.path == "artifacts/train-2" and chain.config.hardware.hosts == 2
+    assert chain.grown == [Grown(stage="train", from_hosts=1, hosts=2)]
+    assert chain._growth(step) is None  # it has all
+
+
+def test_a_cluster_that_cannot_end_the_training_leaves_it_alone(tmp_path: Path, monkeypatch) -> None:
+    chain, world, said = chain_of(tmp_path, monkeypatch, unplannable=3), World(), listen()
+    world.cluster.room_for = 2
+    assert world.at(10) == 0 and world.cluster.held == 1
+    world.checkpoint = "step-20"
+    world.now = 11
+    states, monotonic = iter(["running", "succeeded"]), time.monotonic
+    monkeypatch.setattr("pipeline.launch.chain.time", SimpleNamespace(monotonic=monotonic, sleep=lambda _: None))
+    monkeypatch.setattr(chain._scheduler(), "poll_seconds", 0, raising=False)
+
+    class Job:
+        name = "x"
+
+        def state(self) -> str:
+            return next(states)
+
+        def output(self) -> bytes:
+            return b""
+
+        def stop(self, seconds: float) -> None:
+            raise LaunchError("no answer")
+
+    assert chain._follow(TRAIN, Job(), world.growth) == "succeeded"
+    assert said[-1] == "train      keeps its hosts for now: no answer" and world.cluster.held == 0

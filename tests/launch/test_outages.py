@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,15 +14,20 @@ from typing import Any
 import pytest
 
 from pipeline.errors import PassingError
-from pipeline.launch.chain import Chain
+from pipeline.launch.chain import Chain, Console
 from pipeline.launch.kubernetes import api as requests
 from pipeline.launch.kubernetes.api import Api, RefusedError, UnansweredError, refusal
 from pipeline.launch.kubernetes.diagnosis import is_alive, is_lost, job_problem
+from pipeline.launch.kubernetes.jobs import ClusterJob
 from pipeline.launch.kubernetes.podlogs import _Follower
+from pipeline.launch.kubernetes.volcano import VolcanoRunner
+from pipeline.launch.signals import Interrupted
 from pipeline.records.step import Step
 from pipeline.store import Store
+from tests.launch.cluster_cases import config_for
 from tests.logged import listen
 
+INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
 NAMED = json.dumps({"reason": "NotFound", "message": 'jobs "x" not found', "details": {"name": "x"}})
 
 
@@ -151,3 +158,42 @@ def test_a_suspended_machine_counts_as_silence() -> None:
     from pipeline.store.lease import now
 
     assert abs(now() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 1.0
+
+
+def chain_with(tmp_path: Path, runner: Any, write: Any) -> Chain:
+    """A chain whose scheduler is ``runner`` and whose output ``write`` takes."""
+    config = config_for("run=away", "launch.outage_minutes=0", "stages=[ingest]")
+    chain = Chain(config, Store(str(tmp_path)), [], lambda step: None, Console(write=write))
+    chain._runner = runner
+    return chain
+
+
+def test_ctrl_c_in_an_outage_says_that_the_job_goes_on_and_how_to_end_it(tmp_path: Path) -> None:
+    from kubernetes.client import ApiClient, Configuration
+
+    with socket.socket() as closed:  # bound, but nobody listens
+        closed.bind(("127.0.0.1", 0))
+        api = Api(ApiClient(Configuration(host=f"http://127.0.0.1:{closed.getsockname()[1]}")))
+        runner = VolcanoRunner(config_for("run=away"), api)
+        chain, job = chain_with(tmp_path, runner, lambda data: None), ClusterJob(runner, INGEST, "away-ingest-a1")
+        with pytest.raises(Interrupted) as caught:
+            chain._end(INGEST, job, Interrupted(signal.SIGINT))
+    assert "stopped by SIGINT; job away-ingest-a1 goes on: " in str(caught.value)
+    assert "kubectl --namespace training delete jobs.batch.volcano.sh away-ingest-a1 ends it" in str(caught.value)
+    assert caught.value.exit_code == 130
+
+
+@pytest.mark.parametrize("outlasts", [True, False])
+def test_output_that_nobody_reads_any_more_ends_no_job_of_a_cluster(tmp_path: Path, outlasts: bool) -> None:
+    cancelled = []
+    job = SimpleNamespace(
+        name="x", state=lambda: "running", output=lambda: b"a line", cancel=lambda: cancelled.append("x")
+    )
+    runner = SimpleNamespace(outlasts=outlasts, find=lambda step: job, poll_seconds=0)
+
+    def write(data: bytes) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        chain_with(tmp_path, runner, write)._attempt(INGEST)
+    assert cancelled == ([] if outlasts else ["x"])

@@ -45,7 +45,14 @@ def test_the_wheel_holds_configuration_templates_and_every_module(names: set[str
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 @pytest.mark.parametrize(
-    "library", ["checkpoint/native/rowcodes", "embeddings/native/rowsteps", "native/steps", "training/native/shampoo"]
+    "library",
+    [
+        "checkpoint/native/rowcodes",
+        "embeddings/native/rowsteps",
+        "native/rows",
+        "native/steps",
+        "training/native/shampoo",
+    ],
 )
 def test_the_wheel_holds_the_compiled_libraries(names: set[str], library: str) -> None:
     assert [name for name in names if re.fullmatch(rf"pipeline/{library}\..*\.so", name)]

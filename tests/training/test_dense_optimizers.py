@@ -80,7 +80,7 @@ def plain_shampoo(named, *, lr, decay, beta1, beta2, eps, block_size, factor_eve
         old, new = (1.0, 1.0) if beta2 == 1 else (beta2, 1 - beta2)
         if (t - 1) % factor_every == 0:
             s["l"], s["r"] = old * s["l"] + new * g @ g.T, old * s["r"] + new * g.T @ g
-        if t >= start_step and (t == start_step or (t - start_step) % root_every == (number + 1) % root_every):
+        if t >= start_step and (t == start_step or (t - start_step) % root_every == (number // 4 + 1) % root_every):
             s["roots"] = root(s["l"]), root(s["r"])
         if t < start_step:
             return graft

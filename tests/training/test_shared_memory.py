@@ -43,7 +43,10 @@ def compare(folder):
         dist.all_gather_into_tensor(expected, own, group=group)
         with memory.exchanging():
             dist.all_gather_into_tensor(gathered, own)
-        assert torch.equal(gathered, expected), step
+            in_place = torch.zeros(world, step)
+            in_place[rank] = own
+            dist.all_gather_into_tensor(in_place.flatten(), in_place[rank])
+        assert torch.equal(gathered, expected) and torch.equal(in_place.flatten(), expected), step
         values = torch.arange(10.0) * (rank + 1)
         assert memory.all_reduce(values)
         assert torch.equal(values, torch.arange(10.0) * sum(range(1, world + 1)))

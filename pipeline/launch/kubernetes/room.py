@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import Api
 from pipeline.launch.kubernetes.names import STAGE_LABEL
+from pipeline.launch.kubernetes.patch import CONTAINER
 from pipeline.launch.kubernetes.pods import Object
 from pipeline.records.step import Step
 
@@ -64,7 +65,8 @@ def as_room(job: Object, step: Step) -> Object:
             labels[STAGE_LABEL] = room_of(step).name
     for pod in [spec for spec in _values(room, "spec") if "containers" in spec]:
         pod["terminationGracePeriodSeconds"] = 1
-        (waiting,) = [each for each in pod["containers"] if each.get("command")][:1]
+        pod.pop("initContainers", None)
+        (waiting,) = [each for each in pod["containers"] if each["name"] == CONTAINER]
         waiting["command"] = list(WAITING)
         pod["containers"] = [waiting]
     if "minAvailable" in room["spec"]:

@@ -8,8 +8,8 @@ With G the gradient of a block [m, n], of step t (Shi et al., arXiv 2309.06497, 
     direction = S |A| / |S|                  A: the step of Adagrad or Adam for M (grafting)
 
 L and R take in every ``factor_every``th gradient, from the first on. A block gets its roots in ``start_step`` and then
-every ``root_every`` steps, the blocks of a layer one after another, so that no step computes all of them. Before
-``start_step``, and for vectors, the direction is A.
+every ``root_every`` steps, the blocks of a layer four by four: no step computes all of them, and the ranks, which get
+blocks in turns, compute them at the same time. Before ``start_step``, and for vectors, the direction is A.
 
 Blocks of the same shape are computed together, [k, m, n]: one product of many small matrices costs less than many. On a
 CPU the compiled steps of ``native`` do all but the roots, where they are installed.
@@ -29,6 +29,7 @@ State = dict[str, Tensor]
 MEAN, SQUARES, LEFT, RIGHT = "mean", "squares", "left", "right"
 LEFT_ROOT, RIGHT_ROOT = "left_root", "right_root"
 ADAM = "adam"
+AT_ONCE = 4  # blocks of a layer
 # Of Adam's second moment, where it grafts.
 ADAM_BETA2, GRAFT_EPS = 0.999, 1e-10
 
@@ -86,7 +87,9 @@ class Formula:
         if LEFT not in state or step < self.start_step:
             return
         due = [i for i, number in enumerate(numbers) if step == self.start_step or self._due(step, number)]
-        for factor, root in ((LEFT, LEFT_ROOT), (RIGHT, RIGHT_ROOT)) if due else ():
+        if not due:
+            return
+        for factor, root in ((LEFT, LEFT_ROOT), (RIGHT, RIGHT_ROOT)):
             state[root][due] = inverse_fourth_root(state[factor][due], self.eps).to(state[root].dtype)
 
     @property
@@ -105,7 +108,7 @@ class Formula:
         )  # fmt: skip
 
     def _due(self, step: int, number: int) -> bool:
-        return (step - self.start_step) % self.root_every == (number + 1) % self.root_every
+        return (step - self.start_step) % self.root_every == (number // AT_ONCE + 1) % self.root_every
 
     def _graft(self, mean: Tensor, gradient: Tensor, squares: Tensor, step: int) -> Tensor:
         if self.grafting == ADAM:

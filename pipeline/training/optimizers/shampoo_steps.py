@@ -32,13 +32,13 @@ class ShampooSteps(torch.optim.Optimizer):
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
         self._formula = formula
         away = {id(parameter) for parameter in own}
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        self._blocks = [block for p in parameters for block in blocks_of(p, block_size, shared=id(p) not in away)]
+        self._parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        self._blocks = [block for p in self._parameters for block in blocks_of(p, block_size, shared=id(p) not in away)]
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._dealt = deal([block for block in self._blocks if block.shared], self._ranks)
         self._mine = {id(block) for block in self._dealt[self._rank]}
-        self._stacks: dict[tuple[int, ...], list[Stack]] = {}
+        self._stacks: dict[tuple[bool, ...], list[Stack]] = {}
         # The directions of all blocks, one behind the other; every step uses this memory again.
         self._exchange = _Exchange(self._dealt, self._rank)
         apart = {id(block): block.parameter.new_zeros(block.shape) for block in self._blocks if not block.shared}
@@ -47,25 +47,30 @@ class ShampooSteps(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Apply the gradients. Collective where several ranks share them."""
-        learning = {id(p): p for group in self.param_groups for p in group["params"] if p.grad is not None}
-        for parameter in learning.values():
-            state = self.state[parameter]
-            state[STEP] = state.get(STEP, torch.zeros(())) + 1
-        mine = [b for b in self._blocks if id(b.parameter) in learning and (not b.shared or id(b) in self._mine)]
-        self._work.fill(self._stacked(mine))
+        learning = tuple(parameter.grad is not None for parameter in self._parameters)
+        for parameter, learns in zip(self._parameters, learning, strict=True):
+            if learns:
+                state = self.state[parameter]
+                state[STEP] = state[STEP] + 1 if STEP in state else torch.ones(())
+        self._work.fill(self._stacked(learning))
         self._exchange()
         self._work.move(self.param_groups)
 
-    def _stacked(self, blocks: Sequence[Block]) -> list[Stack]:
-        """``blocks`` by shape and number of steps; made anew only where other parameters learn than before."""
-        key = tuple(id(block) for block in blocks)
-        if key not in self._stacks:
+    def _stacked(self, learning: tuple[bool, ...]) -> list[Stack]:
+        """This rank's blocks of parameters that are ``learning``, by shape and number of steps.
+
+        They are made anew only where other parameters learn than before.
+        """
+        if learning not in self._stacks:
+            learns = {id(parameter) for parameter, each in zip(self._parameters, learning, strict=True) if each}
             alike: dict[tuple[Any, ...], list[Block]] = {}
-            for block in blocks:
-                like, step = block.parameter, float(self.state[block.parameter][STEP])
-                alike.setdefault((tuple(block.shape), like.dtype, like.device, step), []).append(block)
-            self._stacks = {key: [Stack(each, self._formula, self.state) for each in alike.values()]}  # type: ignore[arg-type]
-        return self._stacks[key]
+            for block in self._blocks:
+                if id(block.parameter) in learns and (not block.shared or id(block) in self._mine):
+                    like, step = block.parameter, float(self.state[block.parameter][STEP])
+                    alike.setdefault((tuple(block.shape), like.dtype, like.device, step), []).append(block)
+            made = [Stack(each, self._formula, self.state) for each in alike.values()]  # type: ignore[arg-type]
+            self._stacks = {learning: made}
+        return self._stacks[learning]
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -99,11 +104,11 @@ class ShampooSteps(torch.optim.Optimizer):
         """As PyTorch's, but factors and roots stay float64."""
         super().load_state_dict(state_dict)
         self._stacks = {}
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, state in state_dict["state"].items():
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.dtype == torch.float64:
-                    self.state[parameters[index]][name] = value.to(parameters[index].device, copy=True)
+                    parameter = self._parameters[index]
+                    self.state[parameter][name] = value.to(parameter.device, copy=True)
 
 
 class _Exchange:
@@ -116,9 +121,10 @@ class _Exchange:
         self.directions: dict[int, Tensor] = {}
         like = next((block.parameter for part in dealt for block in part), torch.zeros(()))
         room = max(sum(block.shape.numel() for block in part) for part in dealt)
-        self._ranks, self._every, self._own = len(dealt), like.new_zeros(len(dealt) * room), like.new_zeros(room)
+        self._ranks, self._every = len(dealt), like.new_zeros(len(dealt) * room)
+        self._own = self._every[rank * room : (rank + 1) * room]  # where the all-gather would copy it
         for number, part in enumerate(dealt):
-            views = _cut(self._own if number == rank else self._every[number * room :], part)
+            views = _cut(self._every[number * room :], part)
             self.directions |= {id(block): view for block, view in zip(part, views, strict=True)}
 
     def __call__(self) -> None:

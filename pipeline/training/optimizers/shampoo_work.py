@@ -62,13 +62,16 @@ class CompiledWork:
         self._of = np.array([number[id(block.parameter)] for block in blocks])
         self._number = {id(block): i for i, block in enumerate(blocks)}
         views = [block.of(block.parameter) for block in blocks]
-        self._bytes = [view.data_ptr() - block.parameter.data_ptr() for block, view in zip(blocks, views, strict=True)]
+        firsts = [view.data_ptr() - block.parameter.data_ptr() for block, view in zip(blocks, views, strict=True)]
+        self._bytes = np.array(firsts, np.uintp)
         self._blocks = np.zeros(len(blocks), native.BLOCK)
         self._blocks["direction"] = [directions[id(block)].data_ptr() for block in blocks]
         self._blocks["rows"] = [1 if view.dim() == 1 else len(view) for view in views]
         self._blocks["columns"] = [view.shape[-1] for view in views]
         self._blocks["stride"] = [view.stride(0) for view in views]
         self._stacks: Sequence[Stack] = ()
+        # Stacks of the same step, and the numbers of their blocks.
+        self._alike: list[tuple[list[Stack], np.ndarray[Any, np.dtype[np.int64]]]] = []
 
     def fill(self, stacks: Sequence[Stack]) -> None:
         """See ``PlainWork.fill``."""
@@ -76,12 +79,9 @@ class CompiledWork:
         self._point("gradient", gradients)
         if stacks is not self._stacks:
             self._keep(stacks)
-        by_step: dict[int, list[Stack]] = {}
-        for stack in stacks:
-            by_step.setdefault(stack.step, []).append(stack)
         threads = torch.get_num_threads()
-        for step, alike in by_step.items():
-            blocks = self._blocks[[self._number[id(block)] for stack in alike for block in stack.blocks]]
+        for alike, numbers in self._alike:
+            step, blocks = alike[0].step, self._blocks[numbers]
             if self._formula.accumulates(step):
                 self._library.accumulate(blocks, self._formula.factors, threads)
             for stack in alike:
@@ -101,12 +101,17 @@ class CompiledWork:
     def _point(self, name: str, tensors: Sequence[Tensor | None]) -> None:
         """Have ``name`` of all blocks point into ``tensors``, one of each parameter."""
         firsts = np.array([0 if tensor is None else tensor.data_ptr() for tensor in tensors], np.uintp)
-        self._blocks[name] = firsts[self._of] + np.array(self._bytes, np.uintp)
+        self._blocks[name] = firsts[self._of] + self._bytes
 
     def _keep(self, stacks: Sequence[Stack]) -> None:
         """Have the blocks in ``stacks``, which stay here, point to their state."""
         self._stacks = stacks
+        by_step: dict[int, list[Stack]] = {}
         for stack in stacks:
-            numbers = [self._number[id(block)] for block in stack.blocks]
+            by_step.setdefault(stack.step, []).append(stack)
             for name, values in stack.state.items():
-                self._blocks[name][numbers] = [value.data_ptr() for value in values]
+                self._blocks[name][self._numbers(stack)] = [value.data_ptr() for value in values]
+        self._alike = [(alike, np.concatenate([*map(self._numbers, alike)])) for alike in by_step.values()]
+
+    def _numbers(self, stack: Stack) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.array([self._number[id(block)] for block in stack.blocks])

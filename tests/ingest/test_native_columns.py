@@ -1,0 +1,125 @@
+"""The compiled steps on columns give what NumPy and Arrow give, to the bit."""
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from pipeline.ingest.contents import row_hashes
+from pipeline.ingest.moments import measure
+from pipeline.ingest.sketch import Sketch
+from pipeline.native import columns
+
+pytestmark = pytest.mark.skipif(columns.library() is None, reason="there is no C compiler")
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Call a function without the library."""
+
+    def call(work):
+        with monkeypatch.context() as patch:
+            patch.setattr(columns, "library", lambda: None)
+            return work()
+
+    return call
+
+
+def ids(rows, distinct, missing=0.1, seed=0):
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 2**64, distinct, dtype=np.uint64)[rng.integers(0, distinct, rows)]
+    return pa.array(values, mask=rng.random(rows) < missing)
+
+
+@pytest.mark.parametrize(
+    ("rows", "distinct", "missing"), [(1, 1, 0.0), (9, 3, 1.0), (5000, 40, 0.2), (70_000, 60_000, 0)]
+)
+def test_ids_are_coded_in_the_order_in_which_they_appear(without, rows, distinct, missing):
+    for hashes in (ids(rows, distinct, missing), ids(rows + 11, distinct, missing).slice(11)):
+        for ours, arrows in zip(columns.coded(hashes), without(lambda h=hashes: columns.coded(h)), strict=True):
+            np.testing.assert_array_equal(ours, arrows)
+
+
+def test_codes_are_counted_where_rows_are_kept(without):
+    rng = np.random.default_rng(1)
+    codes, keep = rng.integers(0, 50, 3000).astype(np.int32), rng.random(3000) < 0.3
+    for marks in (None, keep):
+        counts, first = columns.counted(codes, marks, 60)
+        expected, expected_first = without(lambda marks=marks: columns.counted(codes, marks, 60))
+        np.testing.assert_array_equal(counts, expected)
+        np.testing.assert_array_equal(first[counts > 0], expected_first[counts > 0])
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32])
+def test_rows_are_taken_and_unseen_ids_named(without, kind):
+    rng = np.random.default_rng(2)
+    rows, codes = rng.integers(0, 9, 300).astype(np.int32), rng.integers(0, 300, 4000).astype(kind)
+    hashes = rng.integers(1, 2**64, 300, dtype=np.uint64)
+    np.testing.assert_array_equal(columns.taken(rows, codes), rows[codes])
+    unseen = columns.unseen(rows[codes], codes, hashes, 3, 2)
+    np.testing.assert_array_equal(unseen, without(lambda: columns.unseen(rows[codes], codes, hashes, 3, 2)))
+    assert 0 < (unseen > 0).sum() < 4000
+
+
+def test_a_hash_table_knows_its_ids_and_no_others(without):
+    rng = np.random.default_rng(3)
+    hashes = np.unique(rng.integers(0, 2**64, 5000, dtype=np.uint64))
+    rows = rng.permutation(len(hashes)).astype(np.int32)
+    asked = rng.permutation(np.concatenate([hashes, rng.integers(0, 2**64, 500, dtype=np.uint64)]))
+    known = columns.HashTable(hashes, rows).rows_of(asked)
+    np.testing.assert_array_equal(known, without(lambda: columns.HashTable(hashes, rows).rows_of(asked)))
+    assert (known >= 0).sum() == len(hashes) and (known[np.isin(asked, hashes)] >= 0).all()
+    nothing = columns.HashTable(hashes[:0], rows[:0])
+    assert (nothing.rows_of(asked) == -1).all()
+
+
+def test_rows_are_hashed_alike(without, one_feature_of_each):
+    frame, spec = one_feature_of_each
+    np.testing.assert_array_equal(row_hashes(frame, spec), without(lambda: row_hashes(frame, spec)))
+
+
+@pytest.fixture
+def one_feature_of_each(tmp_path):
+    from pipeline.ingest.spec import data_spec
+
+    from .conftest import csv_config, write_rows
+
+    spec = data_spec(csv_config(write_rows(tmp_path / "log.csv")).data)
+    rng = np.random.default_rng(4)
+    frame = {f"dense:{f.name}": pl.Series([None, -0.0, 0.0, *rng.normal(size=5000)]) for f in spec.dense}
+    frame |= {
+        f"hash:{f.name}": pl.Series([None, 1, 0, *ids(5000, 90).to_pylist()], dtype=pl.UInt64) for f in spec.sparse
+    }
+    return pl.concat([pl.DataFrame(frame)] * 2, rechunk=False), spec
+
+
+@pytest.mark.parametrize("values", [
+    [3.0], [-4.0, 0.0, 7.0, -0.0], [0.5, 2.0], [2.0**40, -1.0], [2.0**30] * 9, [1e100, 3.0], [1.0, 2.0, 5.0],
+])  # fmt: skip
+def test_moments_are_the_same(without, values):
+    frame = pl.DataFrame({"x": [None, *values]})
+    assert measure(frame, [pl.col("x")]) == without(lambda: measure(frame, [pl.col("x")]))
+
+
+def test_sketches_are_the_same(without):
+    rng = np.random.default_rng(5)
+    values = np.concatenate([rng.normal(size=20_000) * 1e3, [np.nan, -0.0, 0.0, 3e38, -3e38, 1e-40]])
+    labels = (rng.random(len(values)) < 0.2).astype(np.float32)
+
+    def sketch():
+        counted = Sketch()
+        counted.add(values, labels)
+        counted.add(values[:7], labels[:7])
+        return counted
+
+    ours, numpys = sketch(), without(sketch)
+    for name in ("used", "rows", "clicks"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(numpys, name))
+
+
+def test_numbers_are_narrowed_where_none_of_them_changes(without):
+    for values, fits in (([1.0, 0.5, np.nan], True), ([0.1], False)):
+        ours, numpys = columns.narrowed(np.array(values)), without(lambda v=values: columns.narrowed(np.array(v)))
+        assert (ours is not None) == (numpys is not None) == fits
+        if fits:
+            np.testing.assert_array_equal(ours, numpys)
