@@ -98,7 +98,9 @@ def _logs(rows: int) -> list[Log]:
         split = ["data.day_column=date", "data.split.by=day", f"data.split.test_days={LAST_DAYS}"]
         of_data = [each for each in settings if "data" in each.split("=")[0] and "data.name" not in each]
         rest = [each for each in settings if each not in of_data and "data.name" not in each]
-        by_hand = [each for each in of_data if "data.path" not in each and "sparse.date" not in each]
+        left_out = ("data.path", "data.sparse.date", "data.sparse.day=")  # a row's day, by which rows are held out
+        by_hand = [each for each in of_data if not any(name in each for name in left_out)]
+        by_hand.append("+data.sparse.day_of_month={column: day}")
         logs.append(Log("flights", lambda folder, seed: source, by_hand, rest, split))
     made = mixed(rows)
     generated = [*MODEL, "train.global_batch=256", "train.epochs=2", "train.warmup_steps=50"]

@@ -23,7 +23,7 @@ def with_maps(frame: pl.DataFrame) -> pl.DataFrame:
         if len(fields) > 1 and all(field.dtype.is_numeric() or field.dtype == pl.Null for field in fields):
             inside = values.struct.unnest()
             there = inside.select(pl.all().is_not_null().mean()).row(0)
-            if sum(there) / len(there) < PRESENT * float(values.is_not_null().mean() or 0):
+            if sum(there) / len(there) < PRESENT * (1 - values.null_count() / len(values)):
                 pairs = [
                     None if row is None else [{"key": k, "value": v} for k, v in row.items() if v is not None]
                     for row in values.to_list()
