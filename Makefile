@@ -13,7 +13,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
-	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives
+	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives bench-calibration
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -147,6 +147,10 @@ CRITEO ?= ../shared/data/criteo_sample.tsv
 .PHONY: bench-compile
 bench-compile: install ## ms of every ranker's forward and backward pass, compiled and not (6 minutes)
 	@.venv/bin/python -m benchmarks.compiling
+
+.PHONY: bench-calibration
+bench-calibration: install ## calibration at a click rate of 0.2 %, overall and in ten slices, before and after isotonic
+	@.venv/bin/python -m benchmarks.calibration
 
 .PHONY: bench-tasks
 bench-tasks: install ## test NE of a rare label, learnt alone or with the click it depends on (MMoE, ESMM)
