@@ -13,7 +13,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
-	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives
+	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives bench-calibration
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,7 +60,11 @@ test-control: install ## the table of faults of the control plane, on a real API
 	@.venv/bin/python -m tests.controlplane.table
 
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
-	@.venv/bin/python -m pytest tests/project/test_image.py
+	@.venv/bin/python -m pytest -m "not cuda_image" tests/project/test_image.py
+
+.PHONY: test-image-cuda
+test-image-cuda: install ## build the image for CUDA, too, and run doctor in it (20 minutes, 30 GB of disk)
+	@.venv/bin/python -m pytest -m cuda_image tests/project/test_image.py
 
 docs: install ## write docs/configuration.md from the declarations of the settings
 	@.venv/bin/nightjar explain --markdown > docs/configuration.md
@@ -139,6 +143,10 @@ CRITEO ?= ../shared/data/criteo_sample.tsv
 .PHONY: bench-compile
 bench-compile: install ## ms of every ranker's forward and backward pass, compiled and not (6 minutes)
 	@.venv/bin/python -m benchmarks.compiling
+
+.PHONY: bench-calibration
+bench-calibration: install ## calibration at a click rate of 0.2 %, overall and in ten slices, before and after isotonic
+	@.venv/bin/python -m benchmarks.calibration
 
 .PHONY: bench-tasks
 bench-tasks: install ## test NE of a rare label, learnt alone or with the click it depends on (MMoE, ESMM)

@@ -31,7 +31,8 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--base-rate", type=float, default=0.02)
     parser.add_argument("--correct", default="logit", choices=("logit", "weights"))
-    parser.add_argument("overrides", nargs="*", help="settings of both trainings, such as train.global_batch=1024")
+    parser.add_argument("overrides", nargs="*", help="settings of both trainings, such as train.lr=0.01")
+    parser.add_argument("--batch", type=int, default=512)
     args = parser.parse_args()
     print(f"{'seed':<6}{'rows':<10}{'trained on':>11}{'NE':>10}{'AUC':>9}{'calibration':>13}{'seconds':>9}")
     runs = [compared(args, seed + 1) for seed in range(args.seeds)]
@@ -57,6 +58,7 @@ def compared(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]
         "data=synthetic", f"data.synthetic.rows={args.rows}", f"data.synthetic.base_rate={args.base_rate}",
         f"seed={seed}", "model.embedding_dim=8", "model.bottom_mlp=[32]", "model.top_mlp=[64]",
         "train.precision=fp32", "train.log_every_steps=1000", "train.warmup_steps=20", "train.schedule=linear",
+        f"train.global_batch={args.batch}",
         "launch.inline=[ingest,plan,partition,train,evaluate]", *args.overrides,
     ]  # fmt: skip
     cases = {"all": [], "sampled": [f"data.sampling.negatives={args.share}", f"data.sampling.correct={args.correct}"]}

@@ -263,3 +263,17 @@ def test_what_is_no_table_and_what_is_of_files_is_told(run_ingest, tmp_path, mon
     with pytest.raises(ConfigError) as told:
         run_ingest(config(tmp_path / "table"))
     assert told.value.hint == "pip install 'nightjar[delta]'"
+
+
+def test_sources_cross_to_another_process_and_hold_a_few_blocks(tmp_path):
+    import pickle
+
+    from pipeline.ingest.spec import data_spec
+
+    frame = pl.concat([log()] * 200)
+    commit(tmp_path / "table", frame)
+    data = config(tmp_path / "table").data
+    (source,) = CONNECTORS.get("delta").open(data).sources(None, data_spec(data), 100_000)
+    blocks = pickle.loads(pickle.dumps(source)).blocks()
+    heights = [block.frame.height for block in blocks]
+    assert sum(heights) == frame.height and max(heights) < frame.height / 4

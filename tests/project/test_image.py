@@ -75,41 +75,72 @@ def pip_settings(folder: Path) -> list[str]:
     return [word for mount in mounts for word in ("--volume", mount)]
 
 
+OWN = """\
+FROM localhost/nightjar-cpu
+COPY own_model /src
+USER 0
+RUN pip --python /opt/nightjar/bin/python install --no-deps --no-build-isolation /src
+USER 10001:10001
+"""
+
+
+class Image:
+    """The image for a device, built on a Debian of this test's own, and a container of it."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        missing = [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]
+        if missing or os.geteuid() != 0:
+            pytest.skip(f"an image needs root, buildah and debootstrap; not here: {', '.join(missing) or 'root'}")
+        self.places, base = ["--root", str(folder / "images"), "--runroot", str(folder / "run")], folder / "base"
+        packages = "--include=python3,python3-venv,python3-pip,ca-certificates"  # as the base by digest has them
+        bootstrap = ["debootstrap", "--variant=minbase", packages, "bookworm", str(base)]
+        subprocess.run(bootstrap, check=True, timeout=300, capture_output=True)
+        empty = self.buildah("from", "scratch")
+        self.buildah("copy", "--quiet", empty, str(base), "/")
+        self.buildah("commit", "--quiet", "--rm", empty, "localhost/base")
+        arguments = ["--build-arg", "BASE_IMAGE=localhost/base", "--build-arg", f"DEVICE={device}"]
+        self.name, self.network = f"localhost/nightjar-{device}", pip_settings(folder)
+        self.build(self.name, DOCKERFILE, ROOT, *arguments)
+
+    def buildah(self, action: str, *arguments: str, code: int = 0) -> str:
+        command = ["buildah", *self.places, action, *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
+        assert done.returncode == code, done.stderr[-4000:] + done.stdout[-2000:]
+        return done.stdout.strip()
+
+    def build(self, name: str, dockerfile: Path, context: Path, *arguments: str) -> None:
+        """Build ``name``, and make a container of it."""
+        given = ["--file", str(dockerfile), "--tag", name, *arguments]
+        self.buildah("bud", "--isolation", "chroot", *self.network, *given, str(context))
+        self.container = self.buildah("from", "--pull-never", name)
+
+    def run(self, *command: str, code: int = 0) -> str:
+        return self.buildah("run", "--isolation", "chroot", self.container, "--", *command, code=code)
+
+
 @pytest.mark.image
 @pytest.mark.slow
 def test_the_image_is_built_and_runs_a_whole_chain_as_its_user(tmp_path: Path) -> None:
-    missing = [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"building an image needs root, buildah and debootstrap; not here: {', '.join(missing) or 'root'}")
-
-    def buildah(action: str, *arguments: str) -> str:
-        command = [
-            "buildah",
-            "--root",
-            str(tmp_path / "images"),
-            "--runroot",
-            str(tmp_path / "run"),
-            action,
-            *arguments,
-        ]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
-        assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
-        return done.stdout.strip()
-
-    base = tmp_path / "base"
-    packages = "--include=python3,python3-venv,ca-certificates"
-    bootstrap = ["debootstrap", "--variant=minbase", packages, "bookworm", str(base)]
-    subprocess.run(bootstrap, check=True, timeout=300, capture_output=True)
-    empty = buildah("from", "scratch")
-    buildah("copy", "--quiet", empty, str(base), "/")
-    buildah("commit", "--quiet", "--rm", empty, "localhost/base")
-    chroot = ["--isolation", "chroot"]
-    build = ["--build-arg", "BASE_IMAGE=localhost/base", "--file", "docker/Dockerfile", "--tag", "localhost/nightjar"]
-    buildah("bud", *chroot, *pip_settings(tmp_path), *build, ".")
-    container = buildah("from", "--pull-never", "localhost/nightjar")
-    assert buildah("run", *chroot, container, "--", "id", "-u") == "10001"
-    assert "writable" not in buildah(
-        "run", *chroot, container, "--", "find", "/opt/nightjar", "-writable", "-printf", "writable"
-    )
-    said = buildah("run", *chroot, container, "--", "nightjar", "run", *TINY)
+    image = Image(tmp_path, "cpu")
+    assert image.run("id", "-u") == "10001"
+    assert "writable" not in image.run("find", "/opt/nightjar", "-writable", "-printf", "writable")
+    compiled = image.run("find", "/opt/nightjar/lib", "-path", "*/pipeline/*", "-name", "*.so")
+    assert len(compiled.splitlines()) == len(list((ROOT / "pipeline").rglob("native/*.c"))) >= 3
+    doctor = image.run("nightjar", "doctor")
+    assert all(f"ok    {part}" in doctor for part in ("quantiser     compiled", "row steps     compiled", "gpu"))
+    said = image.run("nightjar", "run", *TINY)
     assert "run image: done" in said and "best reachable NE" in said
+    (tmp_path / "Dockerfile.own").write_text(OWN)  # as docs/kubernetes.md has it
+    image.build("localhost/own", tmp_path / "Dockerfile.own", ROOT / "examples")
+    assert "factor_mlp" in image.run("nightjar", "doctor") and image.run("id", "-u") == "10001"
+
+
+@pytest.mark.image
+@pytest.mark.cuda_image
+@pytest.mark.slow
+def test_the_image_for_cuda_has_its_packages_and_says_that_there_is_no_driver(tmp_path: Path) -> None:
+    image = Image(tmp_path, "cuda")
+    version = "import torch, fbgemm_gpu; print(torch.version.cuda, torch.cuda.is_available())"
+    cuda, available = image.run("python", "-c", version).split()
+    assert float(cuda) >= 12 and available in ("True", "False")
+    assert "quantiser     compiled" in image.run("nightjar", "doctor")
