@@ -104,7 +104,7 @@ def config(path: Path, kind: str):
     return csv_config(path, format=kind, dense=dense, sparse=sparse)
 
 
-@pytest.mark.parametrize("kind", ["csv", "orc", "avro"])
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rows=st.lists(ROW, min_size=4, max_size=20))
 def test_the_dataset_is_that_of_parquet(run_ingest, tmp_path, monkeypatch, kind, rows):
