@@ -140,6 +140,10 @@ bench-startup: install ## seconds of Adult, the demo's evaluation and a night of
 bench-thirty-nights: install ## thirty nights on a real API server, a fault every third: verdicts, NE against frozen (1 hour)
 	@.venv/bin/python -m tests.controlplane.thirty_nights
 
+.PHONY: bench-init
+bench-init: install ## AUC with the schemas of nightjar init beside hand-written ones, on six logs
+	@.venv/bin/python -m benchmarks.init
+
 bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one
 	@.venv/bin/python -m benchmarks.gate
 

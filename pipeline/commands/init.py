@@ -27,7 +27,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="FILE-OR-GLOB",
-        help="your log: CSV, Criteo TSV, JSON lines, Parquet or ORC; .gz, .zst, .bz2 and .xz are fine. "
+        help="your log: CSV, Criteo TSV, JSON lines, Parquet, ORC or Avro; .gz, .zst, .bz2 and .xz are fine. "
         f"A table or stream: {', '.join(f'{name}:PATH' for name in CONNECTORS.names())}",
     )
     parser.add_argument(
@@ -92,8 +92,8 @@ def name_of(path: str) -> str:
     connector, place = connector_at(path)
     path = place if connector is None or connector.on_disk else place.replace(".", "/")
     for part in reversed(path.rstrip("/").split("/")):
-        name = re.sub(r"\.(csv|tsv|txt|data|log|jsonl|ndjson|json|parquet|pq|orc|gz|zst|zstd|bz2|xz)\b", "", part)
-        name = re.sub(r"\d{4}-\d\d-\d\d|part-?\d+", "", name)
+        name = re.sub(r"\.(csv|tsv|txt|data|log|jsonl|ndjson|json|parquet|pq|orc|avro|gz|zst|zstd|bz2|xz)\b", "", part)
+        name = re.sub(r"\d{4}-\d\d-\d\d|part-?\d+|^\w+=.*", "", name)
         name = re.sub(r"\W+", "_", name).strip("_").lower()
         if re.match(r"[a-z]", name):
             return name

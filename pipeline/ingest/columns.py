@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
+from pipeline.ingest.kinds import is_map
 from pipeline.ingest.values import strings_of
 
 NUMERIC_SHARE = 0.995  # of a column's values that are numbers where it is a column of numbers
@@ -21,12 +22,16 @@ _WEIGHTED = r"^[^:]+:-?\d+(\.\d+)?$"
 
 
 class Column:
-    """A column of the sample as text, null where missing; ``lists``: it holds lists."""
+    """A column of the sample as text, null where missing; ``lists``: it holds lists, ``map``: of keys and numbers."""
 
     def __init__(self, values: pl.Series, missing: Iterable[str]) -> None:
         self.name, self.kind = values.name, values.dtype
         self.lists = isinstance(values.dtype, pl.List | pl.Array)
-        self.nested = values.dtype == pl.Struct or (self.lists and values.dtype.inner.is_nested())  # type: ignore[attr-defined]
+        self.map = is_map(values.dtype)
+        self.nested = not self.map and (
+            values.dtype == pl.Struct or (self.lists and values.dtype.inner.is_nested())  # type: ignore[attr-defined]
+        )
+        self.values = values
         plain = not (self.lists or self.nested)
         text = strings_of(values) if plain else pl.Series(self.name, [None] * len(values), dtype=pl.String)
         absent = ["", *missing]
@@ -103,6 +108,12 @@ def is_time(column: Column) -> bool:
     low, high = (float(bound) for bound in (column.numbers.min() or 0, column.numbers.max() or 0))  # type: ignore[arg-type]
     scale = next((unit for unit in (1, 1e3, 1e6, 1e9) if 9e8 * unit <= low and high < 4.2e9 * unit), None)
     return scale is not None
+
+
+def is_hour(column: Column) -> bool:
+    """Whether a column is called an hour and holds nothing but 0 to 23."""
+    whole = len(column.present) > 0 and bool(column.present.str.contains(r"^([01]?\d|2[0-3])$").all())
+    return whole and re.fullmatch(r"(?i)h|hr|hour", column.name) is not None
 
 
 def last_day(time: Column) -> str | None:

@@ -45,6 +45,8 @@ def schema_yaml(name: str, sample: Sample, schema: Schema) -> str:
     ]
     if schema.time:
         lines.append(f"timestamp: {quoted(schema.time.column)}  # {schema.time.seen}")
+    if schema.hour:
+        lines.append(f"hour_column: {quoted(schema.hour)}  # 0 to 23, from the path; for data.split.by=hours")
     lines += [
         f"dense_transform: {schema.transform}",
         "sparse_defaults:",

@@ -19,14 +19,17 @@ from pipeline.ingest.columns import (
     NUMERIC_SHARE,
     Column,
     bins_of,
+    is_hour,
     is_time,
     last_day,
     list_settings,
     shorten,
     transform_of,
 )
+from pipeline.ingest.kinds import holds_numbers, text_vector, unit_length, weights_of, width_of
 from pipeline.ingest.quality import left_out_auc
 from pipeline.ingest.sample import Sample
+from pipeline.ingest.values import strings_of
 from pipeline.records import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
 
 # Words that stand for a missing value wherever they are a whole field, and those that do where the rest are numbers.
@@ -61,7 +64,8 @@ class Guess:
 class Schema:
     """All guesses of a log. ``others``: columns that could be the label too; ``missing``: words beside the empty one.
 
-    ``rate``: of the label. ``transform``: of most numbers. ``by_day``: the time tells no more than the day.
+    ``rate``: of the label. ``transform``: of most numbers. ``by_day``: the time tells no more than the day. ``hour``:
+    column of a partition that is the row's hour.
     """
 
     label: Guess
@@ -72,6 +76,7 @@ class Schema:
     time: Guess | None
     last_day: str | None
     by_day: bool
+    hour: str | None
     features: tuple[Guess, ...]
     missing: tuple[str, ...]
     transform: str
@@ -94,14 +99,18 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
     clicks = (chosen.text == positive).fill_null(False)
     times = [column for column in columns if column is not chosen and is_time(column)]
     time = max(times, key=lambda column: column.distinct, default=None)
-    facts = _Facts(sample, clicks.to_numpy().astype(np.int64), chosen.name)
+    lists = {column.name: column.values for column in columns if column.lists and not (column.map or column.nested)}
+    numbers = [name for name, values in lists.items() if holds_numbers(values)]
+    weights = weights_of(lists, [name for name in lists if name not in numbers], numbers)
+    facts = _Facts(sample, clicks.to_numpy().astype(np.int64), chosen.name, weights)
     guesses: list[Guess] = []
     for column in columns:
         if column not in (chosen, time):
             guesses += facts.guess(column, another_time=column in times)
     guesses = _with_own_names(guesses)
     rate = float(clicks.to_numpy().mean())
-    logarithms = [guess.settings["transform"] for guess in guesses if guess.kind == "dense"]
+    plain = [guess for guess in guesses if guess.kind == "dense" and "width" not in guess.settings]
+    logarithms = [guess.settings["transform"] for guess in plain]
     transform = max(sorted(set(logarithms)), key=logarithms.count, default="log1p_standardise")
     return Schema(
         label=Guess(column=chosen.name, kind="label", seen=chosen.seen()), positive=positive, negative=negative,
@@ -110,6 +119,7 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
         last_day=None if time is None else last_day(time), missing=tuple(missing),
         by_day=time is not None and bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0],
         transform=str(transform),
+        hour=next((column.name for column in columns if column.name in sample.partitions and is_hour(column)), None),
         min_count=facts.min_count, features=tuple(_without_default(guess, str(transform)) for guess in guesses),
     )  # fmt: skip
 
@@ -128,6 +138,8 @@ def _with_own_names(guesses: list[Guess]) -> list[Guess]:
 
 
 def _without_default(guess: Guess, transform: str) -> Guess:
+    if "width" in guess.settings:
+        return guess
     settings = {name: value for name, value in guess.settings.items() if (name, value) != ("transform", transform)}
     return replace(guess, settings=settings)
 
@@ -205,11 +217,15 @@ def _classes(label: Column) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a column is, by how its values go with the ``clicks`` of the sample."""
+    """What a column is, by how its values go with the ``clicks`` of the sample.
+
+    ``weights``: of columns of lists of ids those with their weights.
+    """
 
     sample: Sample
     clicks: np.ndarray
     label: str
+    weights: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def min_count(self) -> int:
@@ -220,12 +236,16 @@ class _Facts:
     def guess(self, column: Column, *, another_time: bool) -> list[Guess]:
         """What ``column`` is: a feature, two of them (a number whose exact values matter), or left out."""
         seen = column.seen()
+        name = feature_name(column.name)
+        if vector := text_vector(column.text):
+            width, separator = vector
+            settings: dict[str, int | str] = {"width": width} | ({"separator": separator} if separator != "," else {})
+            return [Guess(column=column.name, kind="dense", seen=f"vectors of {width} numbers, as text", name=name,
+                          settings=settings)]  # fmt: skip
         if why := self._useless(column, another_time):
             return [Guess(column=column.name, kind="out", seen=why)]
-        name = feature_name(column.name)
         if column.lists:
-            return [Guess(column=column.name, kind="sparse", seen="lists of values", name=name,
-                          settings={"separator": ","})]  # fmt: skip
+            return [self._several(column, name)]
         area = self.area_by_id(column)
         number = column.is_numeric and not (column.is_whole and _ID_NAMES.search(column.name))
         by_number = self.area_by_number(column) if number else 0.5
@@ -251,9 +271,11 @@ class _Facts:
         rows = len(column.text)
         if column.nested:
             return f"it holds {column.kind}: write its parts as columns of their own"
+        if column.name in self.weights.values():
+            other = next(name for name, weights in self.weights.items() if weights == column.name)
+            return f"not a feature of its own: the weights of {other}"
         if column.lists:
-            floats = column.kind.inner.is_float()  # type: ignore[attr-defined]
-            return f"it holds {column.kind}, vectors of numbers, which are no ids" if floats else ""
+            return self._no_list(column)
         if another_time:
             return f"another time ({column.seen()})"
         if column.distinct == 0:
@@ -266,6 +288,33 @@ class _Facts:
         if unique and (named or numbered):
             return f"a value of its own in nearly every row ({column.seen()}): it names the row"
         return ""
+
+    def _no_list(self, column: Column) -> str:
+        """Why a column of lists is no feature; "" where it is one."""
+        if column.map or not (column.values.list.len() > 0).any():
+            return "" if column.map else "it is always empty"
+        if holds_numbers(column.values) and width_of(column.values) is None:
+            return f"it holds {column.kind}: numbers, not as many in every row, that are weights of no column of ids"
+        return ""
+
+    def _several(self, column: Column, name: str) -> Guess:
+        """A feature of lists: a vector, a map, or ids."""
+        if not column.map and (width := width_of(column.values)):
+            unit = unit_length(column.values, width)
+            seen = f"vectors of {width} numbers" + (", each of length 1" if unit else "")
+            return Guess(column=column.name, kind="dense", seen=seen, name=name,
+                         settings={"width": width} | ({"transform": "none"} if unit else {}))  # fmt: skip
+        pairs = column.values.explode().drop_nulls()
+        ids = strings_of(pairs.struct.field(pairs.dtype.fields[0].name) if column.map else pairs)  # type: ignore[attr-defined]
+        some, distinct = max(int((column.values.list.len() > 0).sum()), 1), ids.n_unique()
+        seen = f"{'maps' if column.map else 'lists'}, {len(ids) / some:.1f} ids a row of {distinct:,} distinct ones"
+        settings: dict[str, int | str] = {"holds": "map" if column.map else "list"}
+        if column.name in self.weights:
+            settings = {"weights": self.weights[column.name]}
+        rows = table_rows(ids, self.sample.total / len(column.values))
+        if rows > LEAST_ROWS_OF_A_TABLE:
+            settings["rows"] = rows
+        return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
 
     def _follows(self, column: Column, seen: str) -> str:
         """Why no model should see ``column``, which says something in rows with a click alone."""

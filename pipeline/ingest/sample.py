@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from collections import Counter
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from fnmatch import translate
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 import polars as pl
@@ -21,9 +22,13 @@ from pyarrow import orc
 from pipeline.config import DataConfig
 from pipeline.config.data import connector_at
 from pipeline.errors import DataError
+from pipeline.ingest.arrow import frame_of
 from pipeline.ingest.formats import require_text
+from pipeline.ingest.formats.avro import Avro
 from pipeline.ingest.formats.json_lines import json_frame, object_lines
-from pipeline.ingest.quoted import Layout
+from pipeline.ingest.hive import partition_values
+from pipeline.ingest.kinds import with_maps
+from pipeline.ingest.quoted import Layout, records
 from pipeline.ingest.rawfiles import Files, find_files
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.spec import CRITEO_COLUMNS
@@ -59,7 +64,8 @@ class Sample:
 
     ``frame``: strings of delimited text, of other formats whatever the files hold. ``total``: rows of the log,
     estimated. ``bad``: lines of the sample that are no rows. ``kind``: its format; ``text``: how that is laid out, None
-    unless delimited. ``day``: the last one that a file's name tells. ``options``: how a table or stream is reached.
+    unless delimited. ``day``: the last one that a file's name tells. ``partitions``: columns that folders tell.
+    ``options``: how a table or stream is reached.
     """
 
     path: str
@@ -70,6 +76,7 @@ class Sample:
     bad: int = 0
     text: TextFormat | None = None
     day: str | None = None
+    partitions: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -92,10 +99,12 @@ def read_sample(path: str, options: Mapping[str, str] | None = None) -> Sample:
         start = source.read(4)
     read = next((read for mark, read in _MARKS.items() if start.startswith(mark)), _text)
     sample = read(files, chosen)
+    names = list(partition_values(files.paths[0]))
+    told = tuple(name for name in names if all(name in partition_values(path) for path in files.paths))
     if not sample.rows:
         raise _no_rows(path)
     pattern, day = day_pattern(path, files.paths)
-    return replace(sample, path=pattern, day=day, files=len(files.paths))
+    return replace(sample, path=pattern, day=day, files=len(files.paths), partitions=told)
 
 
 def _no_rows(path: str) -> DataError:
@@ -122,35 +131,58 @@ def _thinned(frame: pl.DataFrame, parts: int) -> pl.DataFrame:
     return frame[_spread(frame.height, ROWS // parts)]
 
 
-def _parquet(files: Files, chosen: list[int]) -> Sample:
-    frames, seen, sizes = [], 0, 0
-    for number in chosen:
-        path = files.paths[number]
-        with readable(files.labels[number]), files.fs.open(path, "rb") as source:
-            file = pq.ParquetFile(source)
-            seen, sizes = seen + file.metadata.num_rows, sizes + files.fs.size(path)
-            groups = _spread(file.metadata.num_row_groups, math.ceil(PARQUET_GROUPS / len(chosen)))
-            frames.append(_thinned(cast(pl.DataFrame, pl.from_arrow(file.read_row_groups(groups))), len(chosen)))
-    frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
-    return Sample(path="", frame=frame, total=round(seen * files.bytes / max(sizes, 1)), files=0, kind="parquet")
+def _with_partitions(frame: pl.DataFrame, path: str) -> pl.DataFrame:
+    """``frame``, of the file at ``path``, with the columns that the path tells."""
+    return frame.with_columns(pl.lit(value, pl.String).alias(name) for name, value in partition_values(path).items())
 
 
-def _orc(files: Files, chosen: list[int]) -> Sample:
-    frames, seen, sizes = [], 0, 0
-    for number in chosen:
-        path = files.paths[number]
-        with readable(files.labels[number]), files.fs.open(path, "rb") as source:
-            file = orc.ORCFile(source)
-            seen, sizes = seen + file.nrows, sizes + files.fs.size(path)
-            stripes = _spread(file.nstripes, math.ceil(PARQUET_GROUPS / len(chosen)))
-            table = pa.Table.from_batches([file.read_stripe(stripe) for stripe in stripes], file.schema)
-            frames.append(_thinned(cast(pl.DataFrame, pl.from_arrow(table)), len(chosen)))
-    frame = pl.concat(frames, how="diagonal_relaxed")
-    return Sample(path="", frame=frame, total=round(seen * files.bytes / max(sizes, 1)), files=0, kind="orc")
+def _columnar(
+    kind: str, read: Callable[[BinaryIO, int], tuple[pa.Table, float]]
+) -> Callable[[Files, list[int]], Sample]:
+    """What samples files of ``kind``; ``read``: some rows of a file of which so many are wanted, and all it has."""
+
+    def sample(files: Files, chosen: list[int]) -> Sample:
+        frames, seen, sizes = [], 0.0, 0
+        for number in chosen:
+            path = files.paths[number]
+            with readable(files.labels[number]), files.fs.open(path, "rb") as source:
+                table, rows = read(source, math.ceil(PARQUET_GROUPS / len(chosen)))
+            seen, sizes = seen + rows, sizes + files.fs.size(path)
+            frames.append(_with_partitions(_thinned(frame_of(table, table.column_names), len(chosen)), path))
+        frame = pl.concat(frames, how="diagonal_relaxed")
+        return Sample(path="", frame=frame, total=round(seen * files.bytes / max(sizes, 1)), files=0, kind=kind)
+
+    return sample
+
+
+def _parquet(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
+    file = pq.ParquetFile(source)
+    return file.read_row_groups(_spread(file.metadata.num_row_groups, pieces)), file.metadata.num_rows
+
+
+def _orc(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
+    file = orc.ORCFile(source)
+    stripes = [file.read_stripe(stripe) for stripe in _spread(file.nstripes, pieces)]
+    return pa.Table.from_batches(stripes, file.schema), file.nrows
+
+
+def _avro(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
+    """Its first rows; how many there are, by how many bytes these took."""
+    form, batches, rows = Avro(), [], 0
+    schema = form.schema(source)
+    for batch in form.batches(source, schema.names, 0):
+        batches.append(batch)
+        rows += batch.num_rows
+        if rows * PARQUET_GROUPS >= ROWS * pieces:
+            break
+    read = source.tell()
+    return pa.Table.from_batches(batches, schema), rows * max(source.seek(0, 2) / max(read, 1), 1.0)
 
 
 # First bytes of files that are no text.
-_MARKS: dict[bytes, Callable[[Files, list[int]], Sample]] = {b"PAR1": _parquet, b"ORC": _orc}
+_MARKS: dict[bytes, Callable[[Files, list[int]], Sample]] = {
+    b"PAR1": _columnar("parquet", _parquet), b"ORC": _columnar("orc", _orc), b"Obj\x01": _columnar("avro", _avro),
+}  # fmt: skip
 
 
 def _text(files: Files, chosen: list[int]) -> Sample:
@@ -168,14 +200,16 @@ def _text(files: Files, chosen: list[int]) -> Sample:
         if kind == "jsonl":
             lines = block.split(b"\n")[:-1]
             good = list(object_lines(lines, 0))
-            frames.append(json_frame(b"".join(lines[number] + b"\n" for number in good), None))
+            frame = json_frame(b"".join(lines[number] + b"\n" for number in good), None)
+            frames.append(_with_partitions(with_maps(frame), path))
             bad += len(lines) - len(good)
             continue
         form = form or text_format(block)
         if form.header:
             block = block[block.find(b"\n") + 1 :]
+        block = block[: records(block, form.layout).open]
         frame, _, rejects = read_lines(block, 1, form.layout)
-        frames.append(frame)
+        frames.append(_with_partitions(frame, path))
         bad += len(rejects)
     frame = pl.concat(frames, how="diagonal_relaxed" if kind == "jsonl" else "vertical")
     if form is not None and form.strip:
@@ -214,7 +248,7 @@ def text_format(block: bytes) -> TextFormat:
             f"{lines[0][:60] if lines else ''!r}",
             hint="write your schema by hand: docs/data.md",
         )
-    rows = [row for row in csv.reader(lines, delimiter=separator) if len(row) == width]
+    rows = [row for row in _rows(lines, separator) if len(row) == width]
     strip = sum(field != field.strip() for row in rows for field in row) > len(rows)
     rows = [[field.strip() for field in row] for row in rows]
     quote = '"' if any('"' in line for line in lines) or separator != "\t" else None
@@ -227,9 +261,16 @@ def text_format(block: bytes) -> TextFormat:
 
 def _width(lines: list[str], separator: str) -> tuple[int, float]:
     """The usual number of fields by ``separator``, and the share of lines that have it, 0 where there is one field."""
-    widths = Counter(len(row) for row in csv.reader(lines, delimiter=separator))
+    rows = _rows(lines, separator)
+    widths = Counter(map(len, rows))
     width, count = widths.most_common(1)[0] if widths else (1, 0)
-    return width, count / max(len(lines), 1) if width > 1 else 0.0
+    return width, count / max(len(rows), 1) if width > 1 else 0.0
+
+
+def _rows(lines: list[str], separator: str) -> list[list[str]]:
+    """The records of ``lines``, of which one may go over several."""
+    text = io.StringIO("\n".join(lines), newline="")
+    return list(csv.reader(text, delimiter=separator))
 
 
 def has_header(rows: list[list[str]]) -> bool:

@@ -71,7 +71,9 @@ def _require_keys(data: bytes, file: LogFile) -> None:
     keys = [name for name in file.own.columns if _written(name) in data]
     missing = set(file.own.columns) - set(keys)
     if file.own.label in missing or (missing and data.count(b"\n") >= TELLING_LINES):
-        known = json_frame(data[: data.find(b"\n") + 1], None)
+        known = pl.DataFrame()
+        with contextlib.suppress(pl.exceptions.PolarsError):  # a first line that is no object
+            known = json_frame(data[: data.find(b"\n") + 1], None)
         require_columns(file.own, [*keys, *(name for name in known.columns if name not in keys)], file.label,
                         header=False)  # fmt: skip
 
@@ -110,6 +112,8 @@ class JsonBlock:
             good, rejects = self._sift(lines)
             data = b"".join(lines[number] + b"\n" for number in good)
             frame = json_frame(data, self.columns)
+        if self.lists and b"\\" in data:  # Polars gives the text of arrays and objects without their escapes
+            frame = frame.with_columns(_escaped(data, name) for name in self.lists)
         return RawBlock(
             frame=frame.select(_typed(frame[name], data, self.lists.get(name)) for name in self.columns),
             file=self.file, lines=self.first_line + np.array(good, np.int64), rejects=rejects, place=self.place,
@@ -177,6 +181,12 @@ def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
         except pl.exceptions.PolarsError:
             return text  # strings that spell the words
     return text
+
+
+def _escaped(data: bytes, name: str) -> pl.Series:
+    """The text of key ``name`` of every object of ``data``: of arrays and objects as JSON."""
+    values = [json.loads(line).get(name) for line in data.split(b"\n")[:-1]]
+    return pl.Series(name, [_text(value) for value in values], dtype=pl.String)
 
 
 def _maps(text: pl.Series, several: Several) -> pl.Series:
