@@ -45,7 +45,8 @@ class Average:
         learning = [p for p in self._parameters if p.grad is not None or not p.requires_grad]
         states = [self._optimizer.state[parameter] for parameter in learning]
         for state, parameter in zip(states, learning, strict=True):
-            if AVERAGE not in state:
+            # At the first step anew: a training that was planned shorter has begun its average too early.
+            if AVERAGE not in state or not past:
                 state[AVERAGE], state[COUNT] = parameter.detach().clone(), 0
             # Averages of older checkpoints have no number; it is that of a training that never went back.
             state[COUNT] = state.get(COUNT, past // self._config.every) + 1
