@@ -103,7 +103,11 @@ def test_a_setting_changes_the_keys_that_the_list_gives_it_and_no_others(name: s
 
 
 # Settings from which a value in another key is worked out: the model's name, and one tower a host.
-OTHERS = {"data.name": {"publish"}, "hardware.hosts": {"partition", CHECKPOINTS, "train"}}
+# The last ones belong to a key only where they are set.
+OTHERS = {
+    "data.name": {"publish"}, "hardware.hosts": {"partition", CHECKPOINTS, "train"}, "data.dedupe.key": {"ingest"},
+    **{f"data.sampling.{name}": {"ingest"} for name in ("column", "negatives", "rate")},
+}  # fmt: skip
 
 
 def test_what_a_setting_names_is_read_by_its_value_too() -> None:
