@@ -41,12 +41,15 @@ def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "train"])
-def test_help_of_a_composing_command_shows_groups_and_keys(nightjar, command: str) -> None:
+def test_help_of_a_composing_command_shows_groups_and_where_their_keys_are(nightjar, command: str) -> None:
     done = nightjar(command, "--help")
     assert done.returncode == 0
     assert done.stdout.lstrip().startswith(f"nightjar {command} [overrides]: ")
     assert "hardware: a100x16x8" in done.stdout
-    assert "global_batch: " in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("train: ") and "settings" in line]
+    assert line.endswith("--help train")
+    assert "global_batch: " not in done.stdout
+    assert "  global_batch: " in nightjar(command, "--help", "train").stdout
 
 
 def test_cfg_shows_the_job_or_a_part_of_it_with_overrides_applied(nightjar) -> None:
