@@ -44,6 +44,9 @@ class RowsWriter(Protocol):
     groups: list[list[int]]
     rows: int
 
+    def add(self, frame: pl.DataFrame) -> None:
+        """Append rows of this process."""
+
 
 class Engine(ExitStack, ABC):
     """A log, or its days one after the other: ``count``, ``fit``, ``fitted``, ``write``, ``end_day``; then ``settle``.
@@ -86,8 +89,8 @@ class Engine(ExitStack, ABC):
         return state
 
     @abstractmethod
-    def writer(self, draft: Draft, folder: str, config: IngestConfig) -> AbstractContextManager[Any]:
-        """A ``RowsWriter`` that ``write`` can fill."""
+    def writer(self, draft: Draft, folder: str, config: IngestConfig) -> AbstractContextManager[RowsWriter]:
+        """What ``write`` fills."""
 
     @abstractmethod
     def write(self, job: TransformJob, writers: Mapping[str, Any]) -> Iterator[tuple[int, pl.DataFrame | None]]:

@@ -176,7 +176,7 @@ class Checkpoints:
             partly=partition != asdict(self.settings.partition), towers=self.trainer.tower_features,
             order=self.trainer.feature_order,
         )  # fmt: skip
-        drop_averages(model.optimizer)  # looks before this training's own begins would be at the former one's weights
+        drop_averages(self.trainer.optimizers.dense)  # looks before its own begins would be at a former training's
         lines += self._reset_remapped(init)
         if dist.get_rank() == 0:
             log.info("%s", "\n  ".join([f"starting from {init.path}", *allowed, *lines]))

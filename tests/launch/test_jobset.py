@@ -101,7 +101,7 @@ def test_the_server_takes_jobsets_and_suspended_jobs_and_finds_them_again(cluste
     runner = JobSetRunner(config_for("run=set", "launch.job=jobset", "launch.kueue=true"), admin)
     job = runner.submit(INGEST, "/nowhere/runs/set/config.yaml")
     again = runner.find(INGEST)
-    assert again is not None and again.name == job.name and job.state() == "running"
+    assert again is not None and again.name == job.name and job.state() == "queued"  # Kueue lets it wait
     job.cancel()
     wait_for(lambda: job.state() == "lost")
     indexed = rendered("launch.job=indexed", "launch.kueue=true", "launch.namespace=training")[0]

@@ -184,6 +184,7 @@ def unexplained(stage: str, config: Config, read: set[tuple[type, str]]) -> list
     keys = {stage, *INPUTS[stage]}
     lines = [use for key in keys for use in uses(key, config)]
     known = {path for path in LEAVES if any(use.covers(path) for use in lines)} | READ_ONLY[stage]
+    known |= {path for path, others in OTHERS.items() if stage in others}  # not set here
     by_field: dict[tuple[type, str], list[str]] = {}
     for path in LEAVES:
         by_field.setdefault(list(owners(path))[-1], []).append(path)
