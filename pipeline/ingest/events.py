@@ -109,7 +109,8 @@ class MarkedBlock:
             np.int8
         )
         frame = raw.frame.with_columns(pl.Series(CLICKED_LATER, marks))
-        return replace(raw, frame=frame.filter(pl.Series(stay)), lines=raw.lines[stay])
+        further = raw.further_lines + int((~stay).sum())
+        return replace(raw, frame=frame.filter(pl.Series(stay)), lines=raw.lines[stay], further_lines=further)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.connectors.options import CONFIG_FILE, REGISTRY, SCHEMA_FILE
-from pipeline.ingest.messages import MessageBlock, decoder_of
+from pipeline.ingest.messages import MessageBlock, decoder_of, schema_mark
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.zones import end_of_day
@@ -112,7 +112,7 @@ class TopicSnapshot(Snapshot):
     ) -> None:
         self.data, self.spans, self._open = data, spans, open
         days = [f"{day or 'all'} {','.join(map(str, each))}" for day, each in spans.items()]
-        self.mark = "; ".join([f"kafka {cluster} {data.path}", *days])
+        self.mark = "; ".join([f"kafka {cluster} {data.path}{schema_mark(data)}", *days])
         total = sum(span.size for each in spans.values() for span in each)
         self.version = f"{total:,} offsets of topic {data.path}: {'; '.join(days)}"
 

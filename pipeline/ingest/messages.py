@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import struct
@@ -28,7 +29,8 @@ from pipeline.ingest.spec import DataSpec, require_columns
 REGISTRY_SECONDS = 10.0
 # The rows, of which of the values (from 0 on) each is, and the values that are none, so numbered.
 Rows = tuple[pl.DataFrame, np.ndarray, list[Reject]]
-_WRONG = (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error)
+_WRONG = (EOFError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, MemoryError, struct.error,
+          RecursionError)  # fmt: skip
 
 
 class Decoder(ABC):
@@ -96,7 +98,9 @@ class AvroDecoder(Decoder):
                 rejects.append(Reject(at, "no Avro record", f"the message is no record of its schema: {error!r}"))
         if records:
             require_columns(spec, list(records[0]), label, header=False)
-        columns = [pl.Series(name, [record.get(name) for record in records], strict=False) for name in spec.columns]
+        columns = [
+            pl.Series(name, [_pairs(record.get(name)) for record in records], strict=False) for name in spec.columns
+        ]
         return pl.DataFrame(columns), np.array(good, np.int64), rejects
 
     def sampled(self, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, int]:
@@ -126,11 +130,40 @@ class AvroDecoder(Decoder):
         return record
 
 
+def _pairs(value: Any) -> Any:
+    """A map as the list of pairs that a column of maps holds; anything else as it is."""
+    return [{"key": key, "value": each} for key, each in value.items()] if isinstance(value, dict) else value
+
+
 @lru_cache(maxsize=64)
 def _parsed(schema: str) -> Any:
+    """``schema`` as fastavro reads it; DataError where it is none, which fastavro tells by errors of several kinds."""
     from fastavro import parse_schema
 
-    return parse_schema(json.loads(schema))
+    try:
+        return parse_schema(json.loads(schema))
+    except Exception as error:
+        raise DataError(
+            f"the messages' schema is no Avro schema: {error}", hint=f"data.options.{SCHEMA_FILE}=<file.avsc>"
+        ) from None
+
+
+def schema_mark(data: DataConfig) -> str:
+    """What of ``data.options.schema.file`` decides the rows, for their fingerprint; "" where there is none."""
+    file = data.options.get(SCHEMA_FILE) if data.messages == "avro" else None
+    return "" if file is None else f" schema {hashlib.sha256(_schema_of(file).encode()).hexdigest()[:16]}"
+
+
+def _schema_of(file: str) -> str:
+    """The schema in ``file`` on one line; DataError where it holds none."""
+    try:
+        schema = json.dumps(json.loads(Path(file).read_text()))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"data.options.{SCHEMA_FILE}={file} is no Avro schema: {error}", hint="a file of JSON"
+        ) from None
+    _parsed(schema)
+    return schema
 
 
 @lru_cache(maxsize=64)
@@ -159,13 +192,7 @@ def decoder_of(data: DataConfig) -> Decoder:
             hint="pip install 'nightjar[avro]'",
         ) from None
     file = data.options.get(SCHEMA_FILE)
-    try:
-        schema = Path(file).read_text() if file else ""
-        return AvroDecoder(schema if not schema else json.dumps(json.loads(schema)), data.options.get(REGISTRY, ""))
-    except (OSError, json.JSONDecodeError) as error:
-        raise DataError(
-            f"data.options.{SCHEMA_FILE}={file} is no Avro schema: {error}", hint="a file of JSON"
-        ) from None
+    return AvroDecoder(_schema_of(file) if file else "", data.options.get(REGISTRY, ""))
 
 
 @dataclass(frozen=True)

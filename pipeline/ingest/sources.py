@@ -31,7 +31,7 @@ class RawBlock:
 
     ``bytes``: size of the rows as text (synthetic logs only; files are counted on disk). ``place``: what rows are
     placed by instead of ``file``, where that name differs though the rows are the same. ``further_lines``: lines of
-    its rows and rejects besides the first of each.
+    its rows and rejects besides the first of each, and of rows that were left out.
     """
 
     frame: pl.DataFrame

@@ -89,6 +89,17 @@ def test_values_that_are_no_records_are_no_log():
     assert arrow_schema({"type": "record", "name": "r", "fields": []}) == pa.schema([])
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b'"type": "int"', b'"typo": "int"'), (b'"name": "label"', b'"nome": "label"'), (b'"name": "r"', b'"nome": "r"')],
+)
+def test_a_header_that_holds_no_schema_is_damage(run_ingest, tmp_path, old, new):
+    """fastavro's own errors of a schema have no class in common with those of bytes."""
+    (tmp_path / "a.avro").write_bytes(WHOLE.getvalue().replace(old, new))
+    with pytest.raises(DataError, match=r"a\.avro is damaged or cut off"):
+        run_ingest(csv_config(tmp_path / "a.avro", format="avro", dense={}))
+
+
 def test_rows_are_counted_without_reading_them(tmp_path):
     with write(tmp_path / "a.avro", records(300), sync_interval=500).open("rb") as source:
         assert Avro().rows(source) == 300

@@ -19,6 +19,7 @@ from pipeline.config import DenseFeature, SparseFeature
 from pipeline.config.data import FORMATS
 from pipeline.errors import DataError, NightjarError
 from pipeline.ingest.formats import FORMATS as FILE_FORMATS
+from pipeline.ingest.formats.json_lines import JsonBlock, Several
 from tests.ingest.conftest import csv_config
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -131,6 +132,28 @@ def test_what_a_key_holds_decides_row_by_row(run_ingest, tmp_path):
     assert sorted(dataset.vocab("c")["id"]) == ["no", "true"]
     assert sorted(dataset.vocab("t")["id"]) == ["7", "[b", "a"]
     assert dataset.summary["rows_quarantined"] == 0
+
+
+@pytest.mark.parametrize(
+    "odd", [r'"\ud800"', r'["\ud800", "\n"]', "[" * 1000 + "]" * 1000, '{"a":' * 900 + "1" + "}" * 900]
+)
+@pytest.mark.parametrize("kind", [{"separator": "|"}, {"holds": "map"}])
+def test_halves_of_characters_and_deep_nesting_are_read_beside_escapes(run_ingest, tmp_path, odd, kind):
+    """Python's reader, which escapes need, must not fail where polars' does not."""
+    rows = [f'{{"label": {at % 2}, "x": 1, "c": "a"}}' for at in range(20)]
+    last = ['{"label": 1, "x": 1, "c": ["\\n", "b"]}', f'{{"label": 1, "x": 1, "c": {odd}}}']
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows, *last, rf'{{"label": 1, "x": 1, "c": {odd}, "d": "\n"}}']))
+    config = csv_config(tmp_path / "a.jsonl", format="jsonl", sparse={"c": SparseFeature(**kind)})
+    assert run_ingest(config).summary["rows_train"] > 10
+
+
+def test_numbers_of_a_list_do_not_depend_on_escapes_in_other_rows():
+    def ids(other: bytes) -> list[str]:
+        data = b'{"c": [1E5, -0.0, {"a": 1.0}]}\n' + other + b"\n"
+        block = JsonBlock(data=data, file="a", first_line=1, columns=("c",), lists={"c": Several("|")})
+        return block.read().frame["c"][0].to_list()
+
+    assert ids(b'{"c": "b"}') == ids(rb'{"c": ["\n"]}')
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -13,17 +13,22 @@ from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import fastavro
+import numpy as np
 import polars as pl
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from pipeline import cli
-from pipeline.config import LabelConfig, WatermarkConfig
+from pipeline.config import LabelConfig, SparseFeature, WatermarkConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest import kafka_topic
 from pipeline.ingest.days import day_state
+from pipeline.ingest.messages import AvroDecoder
+from pipeline.ingest.parse import parse
+from pipeline.ingest.spec import data_spec
 from pipeline.ingest.stage import raw_fingerprint
 from tests.ingest import test_delta
+from tests.ingest.conftest import csv_config
 from tests.ingest.test_delta import DAY, pinned
 from tests.ingest.test_formats import log
 
@@ -98,6 +103,43 @@ def test_the_dataset_is_that_of_the_same_rows_in_parquet(run_ingest, tmp_path, m
     dataset = run_ingest(settings)
     assert dataset.checksums == run_ingest(test_delta.config(tmp_path / "log.parquet", "parquet")).checksums
     assert dataset.summary["snapshot"] == "600 offsets of topic clicks: all 0:0-0,1:0-600,2:0-0,3:0-0"
+
+
+def test_another_schema_of_the_messages_makes_another_dataset(tmp_path, cluster):
+    file = tmp_path / "click.avsc"
+    file.write_text(json.dumps(SCHEMA))
+    cluster.send(encoded(log().head(8), "avro"))
+    data = config(cluster, messages="avro", options={**cluster.options, "schema.file": str(file)}).data
+    before = raw_fingerprint(data)
+    file.write_text(json.dumps(SCHEMA, indent=2))
+    assert raw_fingerprint(data) == before
+    fields = [{**field, "name": "y"} if field["name"] == "x" else field for field in SCHEMA["fields"]]
+    file.write_text(json.dumps({**SCHEMA, "fields": fields}))
+    assert raw_fingerprint(data) != before
+
+
+@pytest.mark.parametrize("text", ['{"type": "record", "name": "r", "fields": [{"name": "label"}]}', "{}", "\xff", "no"])
+def test_a_file_that_holds_no_schema_is_named(tmp_path, cluster, text):
+    (tmp_path / "click.avsc").write_bytes(text.encode("latin-1"))
+    cluster.send([b"\0"])
+    options = {**cluster.options, "schema.file": str(tmp_path / "click.avsc")}
+    with pytest.raises(DataError, match="is no Avro schema"):
+        raw_fingerprint(config(cluster, messages="avro", options=options).data)
+
+
+def test_maps_of_avro_messages_are_maps():
+    fields = [{"name": "label", "type": "int"}, {"name": "m", "type": {"type": "map", "values": "double"}}]
+    schema = {"type": "record", "name": "r", "fields": fields}
+    values = []
+    for row in ({"label": 1, "m": {"a": 1.5, "b": 2.0}}, {"label": 0, "m": {}}):
+        fastavro.schemaless_writer(stream := io.BytesIO(), schema, row)
+        values.append(stream.getvalue())
+    spec = data_spec(csv_config("", dense={}, sparse={"m": SparseFeature(holds="map")}).data)
+    frame, _, rejects = AvroDecoder(json.dumps(schema), "").rows(values, spec, "clicks/0")
+    parsed = parse(frame, np.arange(2), spec)
+    assert not rejects and not parsed.rejects
+    assert parsed.frame["id:m"].to_list() == [["a", "b"], []]
+    assert parsed.frame["weight:m"].to_list() == [[1.5, 2.0], []]
 
 
 def days_of_rows(cluster, days=3) -> None:

@@ -7,6 +7,7 @@ import random
 from datetime import date, timedelta
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,14 @@ from hypothesis import strategies as st
 from pipeline.config import DedupeConfig, IngestConfig, LabelConfig, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest import repeats
+from pipeline.ingest.blocks import CountJob, count
 from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.event_keys import hashed
+from pipeline.ingest.events import MarkedSource, Marks
+from pipeline.ingest.file_source import file_sources
+from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.repeats import CLICK, FORMER, KNOWN, ROW, Repeats
+from pipeline.ingest.spec import data_spec
 
 from .conftest import csv_config
 from .test_days import Nights
@@ -200,6 +206,17 @@ def test_parts_of_files_and_small_blocks_lose_the_same_rows(tmp_path, monkeypatc
     assert Nights(tmp_path / "small").ingest(config).checksums == whole.checksums
     monkeypatch.setattr("pipeline.ingest.stage.engine_of", lambda settings: Parted())
     assert Nights(tmp_path / "parts").ingest(config).checksums == whole.checksums
+
+
+def test_lines_of_dropped_rows_are_lines_of_their_file(tmp_path):
+    """An engine that reads a file in parts numbers a later part's lines by how many the earlier ones had."""
+    (tmp_path / "a.csv").write_text("label,c,event\n" + "".join(f"{at % 2},i,e{at % 3}\n" for at in range(9)))
+    data = csv_config(tmp_path / "a.csv", dedupe=DedupeConfig(key="event"), dense={}).data
+    spec = data_spec(data)
+    source = file_sources(data, spec, find_files(str(tmp_path / "a.csv")), 1)[0]
+    marked = MarkedSource(source, [Marks(dropped=np.arange(5, 11))])
+    counted, _, _ = count(next(marked.blocks()), CountJob(spec))
+    assert (counted.kept, counted.lines) == (3, 9)
 
 
 @pytest.mark.ray

@@ -32,7 +32,7 @@ _LOGICAL = {
 _NUMBERS = {"int", "long", "float", "double"}
 # What decoding bytes that are no Avro raises.
 _DAMAGED = (EOFError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, struct.error,
-            zlib.error, LZMAError, RecursionError)  # fmt: skip
+            zlib.error, LZMAError, RecursionError, NotImplementedError, pa.ArrowException)  # fmt: skip
 
 
 class Avro(Columnar):
@@ -51,7 +51,7 @@ class Avro(Columnar):
             reader = _reader(stream)
             kinds = arrow_schema(reader.writer_schema)
             records = iter(_reader(stream, columns) if set(columns) < set(kinds.names) else reader)
-        wanted = pa.schema([kinds.field(name) for name in columns])
+            wanted = pa.schema([kinds.field(name) for name in columns])
         while batch := self._batch(records, wanted):
             yield batch
 
@@ -99,7 +99,9 @@ def _decoding() -> Iterator[None]:
     """Turn what bytes raise that are no Avro into an EOFError, as of any file that is cut off or damaged."""
     try:
         yield
-    except _DAMAGED as error:
+    except Exception as error:
+        if not (isinstance(error, _DAMAGED) or type(error).__module__.startswith("fastavro.")):
+            raise  # errors of fastavro's own, of a schema that is none, have no common class
         words = str(error) or type(error).__name__
         if isinstance(error, ValueError) and "install" in words:
             raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -23,6 +24,7 @@ from pipeline.ingest.text import looks_packed
 TELLING_LINES = 1000
 _BOOLEANS = ("true", "false")
 _NO_OBJECT = "no JSON object"
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class JsonLines(FileFormat):
@@ -113,7 +115,7 @@ class JsonBlock:
             data = b"".join(lines[number] + b"\n" for number in good)
             frame = json_frame(data, self.columns)
         if self.lists and b"\\" in data:  # Polars gives the text of arrays and objects without their escapes
-            frame = frame.with_columns(_escaped(data, name) for name in self.lists)
+            frame = frame.with_columns(_escaped(data, frame[name]) for name in self.lists)
         return RawBlock(
             frame=frame.select(_typed(frame[name], data, self.lists.get(name)) for name in self.columns),
             file=self.file, lines=self.first_line + np.array(good, np.int64), rejects=rejects, place=self.place,
@@ -183,10 +185,17 @@ def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
     return text
 
 
-def _escaped(data: bytes, name: str) -> pl.Series:
-    """The text of key ``name`` of every object of ``data``: of arrays and objects as JSON."""
-    values = [json.loads(line).get(name) for line in data.split(b"\n")[:-1]]
-    return pl.Series(name, [_text(value) for value in values], dtype=pl.String)
+def _escaped(data: bytes, read: pl.Series) -> pl.Series:
+    """The values ``read`` of a key of every object of ``data``; of lines with escapes, arrays and objects as JSON."""
+    lines = zip(data.split(b"\n")[:-1], read, strict=True)
+    values = [_unescaped(line, read.name, text) if b"\\" in line else text for line, text in lines]
+    return pl.Series(read.name, values, dtype=pl.String)
+
+
+def _unescaped(line: bytes, name: str, read: str | None) -> str | None:
+    with contextlib.suppress(RecursionError):  # what is nested too deep is no list
+        return _text(json.loads(line).get(name))
+    return read
 
 
 def _maps(text: pl.Series, several: Several) -> pl.Series:
@@ -198,15 +207,18 @@ def _maps(text: pl.Series, several: Several) -> pl.Series:
 
 def _pairs(value: str, several: Several) -> list[dict[str, str | None]]:
     if value.startswith("{"):
-        with contextlib.suppress(json.JSONDecodeError):
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):
             pairs = json.loads(value, object_pairs_hook=list, parse_float=str, parse_int=str)
-            return [{"key": key, "value": _text(weight)} for key, weight in pairs]
+            return [{"key": _text(key), "value": _text(weight)} for key, weight in pairs]
     parts = (part.partition(several.weight_separator or ":") for part in value.split(several.separator or ","))
     return [{"key": key, "value": weight if mark else None} for key, mark, weight in parts]
 
 
 def _text(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+    """A value as text; half of a character, which no text may hold, is \\0, as polars has it."""
+    if not isinstance(value, str):
+        return None if value is None else json.dumps(value)
+    return value if value.isascii() else _HALF_CHARACTER.sub("\0", value)
 
 
 def _lists(text: pl.Series, separator: str | None) -> pl.Series:
@@ -225,7 +237,6 @@ def _array(value: str | None, separator: str | None) -> list[str | None] | None:
     if value is None:
         return None
     try:
-        elements = json.loads(value)
-    except json.JSONDecodeError:
+        return [_text(element) for element in json.loads(value)]
+    except (json.JSONDecodeError, RecursionError):
         return list(value.split(separator)) if separator else [value]
-    return [e if e is None or isinstance(e, str) else json.dumps(e) for e in elements]
