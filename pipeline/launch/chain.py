@@ -305,7 +305,7 @@ class Chain:
         log.info("%-10s there is room for more hosts: going on with %d in place of %d", step.name, hosts, before)
         try:
             step = self._on_other_hosts(step, config)
-        except PlanError as error:
+        except (PlanError, ConfigError) as error:  # towers have their own numbers of hosts
             log.warning("%-10s goes on with %d hosts, and asks for no more: %s", step.name, before, error.message)
             self.most_hosts = before
             return self._on_other_hosts(step, former)
@@ -404,12 +404,16 @@ class Chain:
         while True:
             state = job.state()  # before the read: what was written by then is passed on
             self.console.write(job.output())
+            if state == "lost" and growth is not None and growth.told:
+                raise MoreRoomError(growth.told)
             if state not in ("queued", "running"):
                 return state
             before, looked = looked, time.monotonic()
             if state == "queued":
                 last += looked - before
-            elif growth is not None and (more := growth.due()) and self._made_way(step, job, growth):
+                if growth is not None:
+                    growth.postpone()  # its room may be what the stage waits for
+            elif growth is not None and (more := growth.due()) and self._made_way(step, job, growth, more):
                 raise MoreRoomError(more)
             if looked > last:
                 raise GivenUpError(
@@ -419,12 +423,13 @@ class Chain:
                 )
             time.sleep(self._scheduler().poll_seconds)
 
-    def _made_way(self, step: Step, job: StageJob, growth: Growth) -> bool:
+    def _made_way(self, step: Step, job: StageJob, growth: Growth, more: int) -> bool:
         """Whether the stage could be told to end, with a checkpoint as on a drained node; it goes on where not."""
         try:
             job.stop(seconds_to_end(step.name, self.config))
         except LaunchError as silent:
             log.warning("%-10s keeps its hosts for now: %s", step.name, silent.message)
+            growth.told = more  # its answer alone may be lost
             growth.postpone()
             return False
         return True

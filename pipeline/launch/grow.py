@@ -3,6 +3,7 @@
 The scheduler takes the room for it, so that nobody else does and a node group grows for it. Once there is some and
 training has committed another checkpoint, the stage is told to end as on a node that is drained, and goes on from its
 newest checkpoint by a plan for more hosts. If they find no place after all, the run shrinks again (``shrink.py``).
+A stage that has committed no checkpoint yet may itself wait for room, which nothing is to take from it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Growth:
     """Watches for room for hosts that a stage gave up.
 
     ``missing``: how many; ``minutes``: before it asks for room; ``patience``: how many minutes it waits for the rest
-    where there is room for some; ``reached()``: the newest checkpoint, None where the store does not say.
+    where there is room for some; ``reached()``: the newest checkpoint, None where the store does not say. ``told``: for
+    how many more hosts the stage was to end, in a request whose answer is lost.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class Growth:
     ) -> None:
         self.runner, self.step, self.missing, self.reached, self.clock = runner, step, missing, reached, clock
         self.minutes, self.patience = minutes, patience
+        self.told = 0
         self._room: Room | None = None
+        self._began, self._goes_on = reached(), False
         self.postpone()
 
     def postpone(self) -> None:
@@ -77,6 +81,8 @@ class Growth:
             return 0
 
     def _due(self) -> int:
+        if not self._has_progress():
+            return 0
         if self._room is None:
             self._room = self.runner.room(self.step, self.missing)
             log.info("%-10s asks for room for %d more hosts", self.step.name, self.missing)
@@ -95,6 +101,14 @@ class Growth:
             if now is not None:
                 log.info("%-10s takes %d more hosts after its next checkpoint", self.step.name, hosts)
         return hosts if None not in (now, self._checkpoint) and now != self._checkpoint else 0
+
+    def _has_progress(self) -> bool:
+        """Whether the stage has committed a checkpoint since it is watched."""
+        if not self._goes_on:
+            now = self.reached()
+            self._goes_on = None not in (now, self._began) and now != self._began
+            self._began = now if self._began is None else self._began
+        return self._goes_on
 
 
 def with_more_hosts(config: Config, more: int) -> Config:

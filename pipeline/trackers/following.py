@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.config import Config, TrackConfig
+from pipeline.errors import LostLeaseError
 from pipeline.records import NightRecord, Result, read
 from pipeline.records.step import run_directory
 from pipeline.report.records import read_records
@@ -20,6 +21,7 @@ from pipeline.specs import TRACKERS
 from pipeline.specs.tracker import RunTracking
 from pipeline.store import Store
 
+END_SECONDS, INTERRUPTED_SECONDS = 30.0, 5.0  # in which trackers are told of the end; nobody waits longer for them
 log = logging.getLogger(__name__)
 
 
@@ -27,7 +29,8 @@ log = logging.getLogger(__name__)
 def followed(config: Config, store: Store) -> Iterator[None]:
     """Tell the trackers of ``track.to`` of the run while the context lasts, and of its result at the end.
 
-    A run that was interrupted goes on some day: its trackers are told of its records alone.
+    A run that was interrupted goes on some day: its trackers are told of its records alone. A run that another launcher
+    has taken over is that one's to tell. Trackers, or a store, that do not answer delay the end by ``END_SECONDS``.
     """
     track, run = config.track, str(config.run)
     trackers = {name: TRACKERS.get(name).run(track, store, run, config.model_name) for name in track.to}
@@ -35,27 +38,33 @@ def followed(config: Config, store: Store) -> Iterator[None]:
     if not trackers:
         yield
         return
-    stop = threading.Event()
+    stop, over, lost = threading.Event(), threading.Event(), threading.Event()
 
     def follow() -> None:
         while not stop.wait(track.every_seconds):
             follower.look()
+        if lost.is_set():
+            return
+        follower.look()
+        if over.is_set():
+            follower.end(settings_of(asdict(config)))
 
     thread = threading.Thread(target=follow, name="trackers", daemon=True)
     thread.start()
-    ended = False
     try:
         yield
-        ended = True
+        over.set()
+    except LostLeaseError:
+        lost.set()
+        raise
     except Exception:
-        ended = True
+        over.set()
         raise
     finally:
         stop.set()
-        thread.join()
-        follower.look()
-        if ended:
-            follower.end(settings_of(asdict(config)))
+        thread.join(END_SECONDS if over.is_set() else INTERRUPTED_SECONDS)
+        if thread.is_alive():
+            log.warning("%s: not told of the end of this run in time", ", ".join(trackers))
 
 
 def settings_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

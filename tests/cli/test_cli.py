@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.native import library
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,12 +40,15 @@ def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "train"])
-def test_help_of_a_composing_command_shows_groups_and_keys(nightjar, command: str) -> None:
+def test_help_of_a_composing_command_shows_groups_and_where_their_keys_are(nightjar, command: str) -> None:
     done = nightjar(command, "--help")
     assert done.returncode == 0
     assert done.stdout.lstrip().startswith(f"nightjar {command} [overrides]: ")
     assert "hardware: a100x16x8" in done.stdout
-    assert "global_batch: " in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("train: ") and "settings" in line]
+    assert line.endswith("--help train")
+    assert "global_batch: " not in done.stdout
+    assert "  global_batch: " in nightjar(command, "--help", "train").stdout
 
 
 def test_cfg_shows_the_job_or_a_part_of_it_with_overrides_applied(nightjar) -> None:
@@ -142,7 +144,12 @@ def test_doctor_prints_one_line_a_finding_or_json(nightjar, tmp_path: Path) -> N
     assert done.returncode == (2 if any(finding["level"] == "fail" for finding in findings) else 0)
     levels = {finding["name"]: finding["level"] for finding in findings}
     assert {"python", "torch", "torchx", "cores", "memory", "disk", "/dev/shm", "ssd"} <= levels.keys()
-    assert levels["step"] == ("ok" if library() is not None else "warn")
+    from pipeline import native
+    from pipeline.native import layers
+    from pipeline.training import native as shampoo
+
+    built = all(each.library() is not None for each in (native, layers, shampoo))
+    assert levels["step"] == ("ok" if built else "warn")
 
 
 COMPLETIONS = [

@@ -10,9 +10,10 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.errors import ConfigError, LaunchError, PlanError
+from pipeline.errors import ConfigError, LaunchError, NightjarError, PlanError
 from pipeline.launch.chain import Chain, Console
-from pipeline.launch.grow import Growth, with_more_hosts
+from pipeline.launch.grow import Growth, MoreRoomError, with_more_hosts
+from pipeline.launch.kubernetes.batch import IndexedRunner
 from pipeline.launch.kubernetes.room import WAITING, as_room, room_of
 from pipeline.records import Grown, Shrunk
 from pipeline.records.step import Step
@@ -51,11 +52,12 @@ class World:
     """A training with two hosts less, its clock in minutes, and its newest checkpoint."""
 
     def __init__(self) -> None:
-        self.now, self.checkpoint, self.cluster = 0.0, "step-10", Cluster()
+        self.now, self.checkpoint, self.cluster = 0.0, "step-9", Cluster()
         self.growth = Growth(
             self.cluster, TRAIN, missing=2, minutes=10, patience=5, reached=lambda: self.checkpoint,
             clock=lambda: 60 * self.now,
         )  # fmt: skip
+        self.checkpoint = "step-10"
 
     def at(self, minute: float) -> int:
         self.now = minute
@@ -168,8 +170,10 @@ def test_what_a_run_with_more_hosts_keeps_and_what_the_summary_says() -> None:
     ]  # fmt: skip
 
 
-def chain_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplannable: int) -> Chain:
-    """A run of two hosts that has one, whose plan for ``unplannable`` hosts fails."""
+def chain_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplannable: int, error: type[NightjarError] = PlanError
+) -> Chain:
+    """A run of two hosts that has one, whose plan for ``unplannable`` hosts fails with ``error``."""
     overrides = [f"store={tmp_path}", "run=x", *CLUSTER, "launch.min_hosts=1", "launch.grow=true", "hardware.hosts=2"]
     overrides.append(f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}")
     config, store = compose([*overrides, "launch.inline=[ingest,plan,partition]"]), Store(str(tmp_path))
@@ -177,7 +181,7 @@ def chain_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplannable: int) 
 
     def run_inline(step: Step) -> Artifact:
         if step.name == "plan" and chain.config.hardware.hosts == unplannable:
-            raise PlanError("the tables do not fit")
+            raise error("the tables do not fit")
         return stages(step)
 
     def remake(config: Config) -> list[Step]:
@@ -191,8 +195,9 @@ def chain_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplannable: int) 
     return chain
 
 
-def test_a_training_goes_back_where_there_is_no_plan_for_more_hosts(tmp_path: Path, monkeypatch) -> None:
-    chain, said = chain_of(tmp_path, monkeypatch, unplannable=2), listen()
+@pytest.mark.parametrize("error", [PlanError, ConfigError])  # towers that do not divide the hosts
+def test_a_training_goes_back_where_there_is_no_plan_for_more_hosts(tmp_path: Path, monkeypatch, error) -> None:
+    chain, said = chain_of(tmp_path, monkeypatch, 2, error), listen()
     step = chain._grow(TRAIN, 1)
     assert step.path == "artifacts/train-1" and chain.config.hardware.hosts == 1 and chain.grown == []
     assert "train      goes on with 1 hosts, and asks for no more: the tables do not fit" in said
@@ -212,27 +217,104 @@ def test_a_training_goes_on_with_the_plan_for_more_hosts(tmp_path: Path, monkeyp
     assert chain._growth(step) is None  # it has all
 
 
-def test_a_cluster_that_cannot_end_the_training_leaves_it_alone(tmp_path: Path, monkeypatch) -> None:
-    chain, world, said = chain_of(tmp_path, monkeypatch, unplannable=3), World(), listen()
-    world.cluster.room_for = 2
-    assert world.at(10) == 0 and world.cluster.held == 1
-    world.checkpoint = "step-20"
-    world.now = 11
-    states, monotonic = iter(["running", "succeeded"]), time.monotonic
-    monkeypatch.setattr("pipeline.launch.chain.time", SimpleNamespace(monotonic=monotonic, sleep=lambda _: None))
+class Job:
+    """A stage's job that the cluster says these ``states`` of, and that it cannot be told to end."""
+
+    name = "x"
+
+    def __init__(self, *states: str) -> None:
+        self.states = iter(states)
+
+    def state(self) -> str:
+        return next(self.states)
+
+    def output(self) -> bytes:
+        return b""
+
+    def stop(self, seconds: float) -> None:
+        raise LaunchError("no answer")
+
+
+def in_no_time(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``chain`` does not wait between two looks."""
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None)
+    monkeypatch.setattr("pipeline.launch.chain.time", clock)
     monkeypatch.setattr(chain._scheduler(), "poll_seconds", 0, raising=False)
 
-    class Job:
-        name = "x"
 
-        def state(self) -> str:
-            return next(states)
+@pytest.fixture
+def world_with_room() -> World:
+    """A training whose room is there, and whose next checkpoint, too."""
+    world = World()
+    world.cluster.room_for = 2
+    assert world.at(10) == 0 and world.cluster.held == 1
+    world.now, world.checkpoint = 11, "step-20"
+    return world
 
-        def output(self) -> bytes:
-            return b""
 
-        def stop(self, seconds: float) -> None:
+def test_a_cluster_that_cannot_end_the_training_leaves_it_alone(tmp_path: Path, monkeypatch, world_with_room) -> None:
+    chain, world, said = chain_of(tmp_path, monkeypatch, unplannable=3), world_with_room, listen()
+    in_no_time(chain, monkeypatch)
+    assert chain._follow(TRAIN, Job("running", "succeeded"), world.growth) == "succeeded"
+    assert said[-1] == "train      keeps its hosts for now: no answer" and world.cluster.held == 0
+
+
+def test_a_training_that_was_told_to_end_in_a_lost_request_goes_on_with_more_hosts(
+    tmp_path: Path, monkeypatch, world_with_room
+) -> None:
+    chain = chain_of(tmp_path, monkeypatch, unplannable=3)
+    in_no_time(chain, monkeypatch)
+    with pytest.raises(MoreRoomError) as room:
+        chain._follow(TRAIN, Job("running", "lost"), world_with_room.growth)
+    assert room.value.hosts == 2
+
+
+def test_a_training_that_is_back_in_the_queue_gets_the_room_that_it_had_asked_for(
+    tmp_path: Path, monkeypatch, world_with_room
+) -> None:
+    chain, world = chain_of(tmp_path, monkeypatch, unplannable=3), world_with_room
+    in_no_time(chain, monkeypatch)
+    assert chain._follow(TRAIN, Job("queued", "succeeded"), world.growth) == "succeeded"
+    assert world.cluster.held == 0 and world.cluster.asked == [2]
+
+
+def test_a_training_that_may_wait_for_room_itself_asks_for_no_more() -> None:
+    world = World()
+    world.checkpoint, world.cluster.room_for = "step-9", 2
+    assert world.at(10) == world.at(30) == 0 and world.cluster.asked == []
+    world.checkpoint = None  # the store does not say
+    assert world.at(31) == 0 and world.cluster.asked == []
+    world.checkpoint = "step-10"
+    assert world.at(32) == 0 and world.cluster.asked == [2]
+
+
+def test_room_whose_request_had_no_answer_is_given_back_at_the_end() -> None:
+    class Server:
+        """An API server that makes jobs, and says nothing about it."""
+
+        client = SimpleNamespace(close=lambda: None)
+        jobs: dict[str, dict] = {}
+
+        def brisk(self, seconds: float) -> "Server":
+            return self
+
+        def create(self, path: str, body: dict) -> dict:
+            self.jobs[f"{path}/{body['metadata']['name']}"] = body
             raise LaunchError("no answer")
 
-    assert chain._follow(TRAIN, Job(), world.growth) == "succeeded"
-    assert said[-1] == "train      keeps its hosts for now: no answer" and world.cluster.held == 0
+        def get(self, path: str, labelSelector: str) -> dict:  # noqa: N803 (of Kubernetes)
+            wanted = dict(each.split("=") for each in labelSelector.split(","))
+            items = [job for job in self.jobs.values() if wanted.items() <= job["metadata"]["labels"].items()]
+            return {"items": items}
+
+        def delete(self, path: str) -> None:
+            del self.jobs[path]
+
+    server = Server()
+    settings = ["launch.job=indexed", "launch.min_hosts=1", "launch.grow=true", "hardware.hosts=2"]
+    runner = IndexedRunner(compose([*CLUSTER, "run=x", "store=s3://b/s", *settings]), server)  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match="no answer"):
+        runner.room(TRAIN, 1)
+    assert len(server.jobs) == 1
+    runner.close()
+    assert server.jobs == {}

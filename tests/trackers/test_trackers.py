@@ -1,18 +1,21 @@
 """Trackers: TensorBoard and Prometheus' own clients read what runs and nights write, and no tracker stops a run."""
 
 import json
+import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from pipeline.compose import compose
 from pipeline.config import PrometheusConfig, TrackConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, LostLeaseError
 from pipeline.records import NightRecord, Result
 from pipeline.store import Store
-from pipeline.trackers import SPECS
+from pipeline.trackers import SPECS, following
 from pipeline.trackers.following import followed, settings_of, tell_night
-from pipeline.trackers.prometheus import PROMETHEUS
+from pipeline.trackers.prometheus import PROMETHEUS, PUSH_SECONDS
 from pipeline.trackers.tensorboard import TENSORBOARD
 from tests.logged import listen
 
@@ -132,6 +135,35 @@ def test_a_tracker_that_is_away_is_one_warning_and_stops_nothing(tmp_path):
         write(store, "result.json", json.dumps(RESULT.to_json()))
     assert sum("prometheus was not told of the night" in line for line in said) == 1
     assert sum("prometheus is not told of this run" in line for line in said) == 1
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_gateway_that_hangs_does_not_delay_the_end_of_a_run(tmp_path, monkeypatch, error):
+    said = listen()
+    monkeypatch.setattr(following, "END_SECONDS", 0.2)
+    monkeypatch.setattr(following, "INTERRUPTED_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and answers none
+        push = f"track.prometheus.push=http://127.0.0.1:{silent.getsockname()[1]}"
+        config = configured(tmp_path, "track.to=[prometheus]", push)
+        store = Store(config.store)
+        write(store, "metrics.jsonl", json.dumps(record(1)) + "\n")
+        write(store, "result.json", json.dumps(RESULT.to_json()))
+        began = time.monotonic()
+        with suppress(KeyboardInterrupt), followed(config, store):
+            if error is not None:
+                raise error
+        assert time.monotonic() - began < PUSH_SECONDS / 2
+    assert "prometheus: not told of the end of this run in time" in said
+
+
+def test_a_run_that_another_launcher_has_taken_over_is_its_own_to_tell(tmp_path):
+    config = configured(tmp_path, "track.to=[tensorboard]")
+    store = Store(config.store)
+    write(store, "metrics.jsonl", json.dumps(record(1)) + "\n")
+    write(store, "tensorboard/events.out.tfevents.1.nightjar", "the other launcher's")
+    with pytest.raises(LostLeaseError), followed(config, store):
+        raise LostLeaseError("taken")
+    assert store.names("runs/r/tensorboard") == ["events.out.tfevents.1.nightjar"]
 
 
 def test_a_run_is_followed_to_its_result_and_an_interrupted_one_to_its_last_record(tmp_path):

@@ -44,6 +44,7 @@ class ClusterRunner(ABC):
         self.namespace = config.launch.namespace
         self.jobs = self.collection.format(namespace=self.namespace)
         self._followed: list[ClusterJob] = []
+        self._lent: dict[str, Step] = {}  # the stages for which room was asked for
 
     @abstractmethod
     def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> Object:
@@ -82,7 +83,8 @@ class ClusterRunner(ABC):
         Jobs of the same run and stage but another key, or another image, are ended: they would write to the same
         checkpoints. So is one that holds room for the stage.
         """
-        self._give_back(step)
+        if self.config.launch.grow:
+            self._give_back(step, self.api)
         labels = ",".join(f"{key}={value}" for key, value in selector(self.config, step).items())
         running: ClusterJob | None = None
         for job in self.api.get(self.jobs, labelSelector=labels).get("items", []):
@@ -117,6 +119,7 @@ class ClusterRunner(ABC):
 
     def room(self, step: Step, hosts: int) -> JobRoom:
         """A job of the stage's shape whose pods wait, one for each of ``hosts``."""
+        self._lent[step.name] = step
         lent = copy.copy(self)
         lent.config = replace(self.config, hardware=replace(self.config.hardware, hosts=hosts))
         job = lent._numbered(
@@ -127,12 +130,11 @@ class ClusterRunner(ABC):
         path, selected = f"{self.jobs}/{name}", self.pod_selector(name)
         return JobRoom(self.api, path, lambda each: self.phase_of(each) == "running", pods, selected)
 
-    def _give_back(self, step: Step) -> None:
-        """End what an earlier launcher may have left of a room."""
-        if self.config.launch.grow:
-            labels = ",".join(f"{key}={value}" for key, value in selector(self.config, room_of(step)).items())
-            for job in self.api.get(self.jobs, labelSelector=labels).get("items", []):
-                self.delete(job["metadata"]["name"])
+    def _give_back(self, step: Step, api: Api) -> None:
+        """End what is left of a room: of a launcher that is gone, or of a request whose answer was lost."""
+        labels = ",".join(f"{key}={value}" for key, value in selector(self.config, room_of(step)).items())
+        for job in api.get(self.jobs, labelSelector=labels).get("items", []):
+            api.delete(f"{self.jobs}/{job['metadata']['name']}")
 
     def _numbered(self, step: Step, manifest: Callable[[str, int], Object], api: Api) -> Object:
         """The job of the first attempt whose name is free."""
@@ -183,9 +185,12 @@ class ClusterRunner(ABC):
         return list(self.api.get(path, labelSelector=self.pod_selector(name)).get("items", []))
 
     def close(self) -> None:
-        """Follow no logs any more; jobs outlast their launcher."""
+        """Follow no logs any more; jobs outlast their launcher, but those that hold room do not."""
         for job in self._followed:
             job.leave()
+        for step in self._lent.values():
+            with suppress(LaunchError):
+                self._give_back(step, self.api.brisk(ASKING_SECONDS))
         self.api.client.close()
 
 
