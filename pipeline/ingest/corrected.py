@@ -13,9 +13,10 @@ import polars as pl
 
 from pipeline.ingest.blocks import TRAIN_EVENT
 from pipeline.ingest.history import events_of
+from pipeline.ingest.parse import parse
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.state import read_state
-from pipeline.ingest.transform import State
+from pipeline.ingest.transform import State, transform
 from pipeline.records import LABEL, MISSING_ROW, UNSEEN_ROW, DatasetSchema, read
 from pipeline.specs.id_mapping import FittedMapping
 from pipeline.store import Artifact, Store
@@ -24,22 +25,36 @@ log = logging.getLogger(__name__)
 
 
 def corrected_rows(
-    store: Store, dataset: Artifact, events: pl.DataFrame, spec: DataSpec, state: State
+    store: Store, dataset: Artifact, events: pl.DataFrame, day: int, spec: DataSpec, state: State
 ) -> pl.DataFrame | None:
-    """The train rows of ``dataset`` with the ``events`` (key, check), clicked and as ``state`` transforms them.
+    """The train rows of ``dataset`` with the ``events`` (key, check) of ``day``, clicked, as ``state`` transforms them.
 
-    None where the dataset was made with other features or transforms.
+    ``day``: days since 1970. None where the dataset was made with other features, columns or transforms.
     """
     schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
-    before = read_state(store, dataset.path, spec)
-    if not _alike(spec, before, state):
+    before, now = read_state(store, dataset.path, spec), _no_rows(spec, state)
+    if not (_holds(store, dataset, schema, now) and _alike(spec, before, state)):
         log.warning("%s has other features or transforms: its %s late clicks are not trained on", dataset.path,
                     f"{events.height:,}")  # fmt: skip
         return None
-    places = _places(store, dataset, events)
-    rows = _taken(store, dataset, schema, places)
+    rows = _taken(store, dataset, schema, _places(store, dataset, events, day))
     moved = [_moved(rows[f.name], before.sparse[f.name], state.sparse[f.name]) for f in spec.sparse]
-    return rows.with_columns(pl.lit(1.0, pl.Float32).alias(LABEL), *moved)
+    return rows.select(now.columns).with_columns(pl.lit(1.0, pl.Float32).alias(LABEL), *moved)
+
+
+def _no_rows(spec: DataSpec, state: State) -> pl.DataFrame:
+    """The columns of today's dataset."""
+    raw = pl.DataFrame(schema=dict.fromkeys(spec.columns, pl.String))
+    return transform(parse(raw, np.zeros(0, np.int64), spec).frame, spec, state)
+
+
+def _holds(store: Store, dataset: Artifact, schema: DatasetSchema, now: pl.DataFrame) -> bool:
+    """Whether the files of ``dataset`` have all columns of ``now``, and of the same types."""
+    for name in schema.files["train"][:1]:
+        with store.open(f"{dataset.path}/{name}") as source:
+            then = pl.read_parquet_schema(source)
+        return all(then.get(column) == kind for column, kind in now.schema.items())
+    return False
 
 
 def _alike(spec: DataSpec, before: State, now: State) -> bool:
@@ -63,13 +78,14 @@ def _same_bounds(one: np.ndarray | None, other: np.ndarray | None) -> bool:
     return (one is None) == (other is None) and (one is None or other is None or np.array_equal(one, other))
 
 
-def _places(store: Store, dataset: Artifact, events: pl.DataFrame) -> np.ndarray:
-    """The rows of split train that have one of the ``events``."""
+def _places(store: Store, dataset: Artifact, events: pl.DataFrame, day: int) -> np.ndarray:
+    """The rows of split train that have one of the ``events`` of ``day``: other days may have other rows of a key."""
     places, before = [], 0
     for block in events_of(store, dataset):
         train = block.filter(pl.col("split") == TRAIN_EVENT).with_row_index("row", before)
         before += train.height
-        places.append(train.join(events, on=["key", "check"], how="semi")["row"].to_numpy())
+        own = train.filter(pl.col("day") == day).join(events, on=["key", "check"], how="semi")
+        places.append(own["row"].to_numpy())
     return np.sort(np.concatenate(places)).astype(np.int64) if places else np.zeros(0, np.int64)
 
 

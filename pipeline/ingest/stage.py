@@ -328,7 +328,7 @@ class _Run:
             write_frame(self.draft, history.corrected_name(days.day_of(day)), events, self.settings.compression)
             dataset = history.former_dataset(store, self.data, day)
             assert dataset is not None
-            rows = corrected_rows(store, dataset, events, self.spec, self.state)
+            rows = corrected_rows(store, dataset, events, day, self.spec, self.state)
             if rows is not None and rows.height:
                 self.writers["train"].add(rows)
                 self.again[day] = rows.height

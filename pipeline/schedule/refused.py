@@ -19,10 +19,11 @@ from pipeline.schedule.nightly import of_family, refused
 from pipeline.store import Store
 from pipeline.store.refusals import TakenError
 
+TRACK = "track."
 # Overrides that say where records and posts go; the others may be the mistake.
 TELLING = (
     "nightly.webhook=", "nightly.time_zone=", "data.time_zone=", "store=", "publish.model=", "data=", "data.name=",
-    "schedule.",
+    "schedule.", TRACK,
 )  # fmt: skip
 
 
@@ -53,8 +54,17 @@ def post_refusal(
     """Post and record ``error``, which is that ``overrides`` do not compose, if those of ``TELLING`` do."""
     with suppress(Exception):  # the error is printed in any case
         telling = [text for text in overrides if text.startswith(TELLING)]
-        config = compose([*telling, f"data.day={ANY_DAY}"])
+        config = _composed(telling)
         if any(text.startswith(("store=", "nightly.webhook=")) for text in telling):
             day = wanted(night_zone(config), None)[-1]
             store = Store(config.store)
             refused(config, store, day, error, write=store.answers())  # a mistake makes no store
+
+
+def _composed(telling: Sequence[str]) -> Config:
+    """The configuration of ``telling``, without the trackers where they are the mistake."""
+    day = f"data.day={ANY_DAY}"
+    try:
+        return compose([*telling, day])
+    except NightjarError:
+        return compose([*(text for text in telling if not text.startswith(TRACK)), day])

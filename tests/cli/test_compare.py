@@ -150,6 +150,17 @@ def test_runs_are_listed_and_filtered(store, nightjar):
     assert nightjar("runs", "ls", "--last", "0", "--store", store.url).returncode == 2
 
 
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path, nightjar):
+    store = Store(str(tmp_path))
+    store.write_json("runs/ours/result.json", {"run": "ours", "status": "done"})
+    store.write_json("runs/theirs/result.json", {"run": "theirs", "format": 99})
+    done = nightjar("runs", "ls", "--json", "--store", store.url)
+    assert done.returncode == 0
+    assert [line["run"] for line in json.loads(done.stdout)] == ["ours"]
+    assert "run theirs is left out: " in done.stderr
+    assert nightjar("runs", "ls", "--status", "running", "--store", store.url).returncode == 2  # it has no result yet
+
+
 def test_fewer_than_two_runs_are_refused(store):
     with pytest.raises(ConfigError, match="two runs or more, got none"):
         compare_runs(store, [])

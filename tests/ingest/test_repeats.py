@@ -208,6 +208,42 @@ def test_parts_of_files_and_small_blocks_lose_the_same_rows(tmp_path, monkeypatc
     assert Nights(tmp_path / "parts").ingest(config).checksums == whole.checksums
 
 
+def test_a_click_corrects_the_row_of_its_day_alone(tmp_path):
+    """A dataset of many days may have two rows of a key that are too far apart to be one event."""
+    write_days(tmp_path, [(0, "a", 0), (4, "a", 0)], [(5, "a")])
+    nights = Nights(tmp_path)
+    before = nights.ingest(config_of(tmp_path, f"{DAYS[0]}..{DAYS[4]}", 0, 2)).artifact.path
+    made = nights.ingest(config_of(tmp_path, str(DAYS[5]), 0, 2, mapping_from=before))
+    assert made.summary["rows_corrected"] == {str(DAYS[4]): 1}
+    assert rows_of(made) == [("4/2", 1.0), ("5/0", 0.0), ("5/1", 1.0)]
+
+
+C, LISTED = SparseFeature(min_count=1, rows=1000), SparseFeature(min_count=1, rows=1000, separator="/")
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "again"),
+    [
+        ({"c": C, "event": C}, {"sparse": {"c": C}}, 1),
+        ({"c": C, "event": C}, {"sparse": {"event": C, "c": C}}, 1),
+        ({"c": LISTED}, {"sparse": {"c": LISTED}}, 1),
+        ({"c": C}, {"sparse": {"c": LISTED}}, 0),
+        ({"c": C}, {"sparse": {"c": C}, "weight": "w"}, 0),
+    ],
+)
+def test_rows_are_corrected_across_nights_of_other_settings(tmp_path, then, now, again):
+    """What is no feature any more is left out; a row that lacks what is one now is not trained on."""
+    write_days(tmp_path, [(0, "a", 0)], [(1, "a")])
+    for day in DAYS[:2]:
+        header, *lines = (tmp_path / f"{day}.csv").read_text().splitlines()
+        (tmp_path / f"{day}.csv").write_text("\n".join([f"{header},w", *(f"{line},2" for line in lines)]) + "\n")
+    nights = Nights(tmp_path)
+    before = nights.ingest(config_of(tmp_path, str(DAYS[0]), 0, 2, sparse=then)).artifact.path
+    made = nights.ingest(config_of(tmp_path, str(DAYS[1]), 0, 2, mapping_from=before, **now))
+    assert sum(made.summary["rows_corrected"].values()) == again
+    assert made.split("train")["label"].to_list() == [0.0, 1.0] + [1.0] * again
+
+
 def test_lines_of_dropped_rows_are_lines_of_their_file(tmp_path):
     """An engine that reads a file in parts numbers a later part's lines by how many the earlier ones had."""
     (tmp_path / "a.csv").write_text("label,c,event\n" + "".join(f"{at % 2},i,e{at % 3}\n" for at in range(9)))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.config import PrometheusConfig, TrackConfig
 from pipeline.errors import ConfigError, LostLeaseError
@@ -164,6 +165,18 @@ def test_a_run_that_another_launcher_has_taken_over_is_its_own_to_tell(tmp_path)
     with pytest.raises(LostLeaseError), followed(config, store):
         raise LostLeaseError("taken")
     assert store.names("runs/r/tensorboard") == ["events.out.tfevents.1.nightjar"]
+
+
+def test_a_night_whose_settings_are_wrong_is_told(tmp_path):
+    store, folder = Store(str(tmp_path / "s")), tmp_path / "prometheus"
+    store.write_bytes("x", b"")
+    folder.mkdir()
+    settings = [f"store={store.url}", "publish.model=ads", "track.to=[prometheus]", f"track.prometheus.folder={folder}"]
+    assert main(["nightly", "date=2026-01-31", *settings, "train.lrr=3"]) == 2
+    seen = gauges((folder / "nightjar_ads_night.prom").read_text())
+    assert seen["nightjar_night_exit_code", ("model", "ads")] == 2
+    assert main(["nightly", "date=2026-02-01", *settings, "track.every_seconds=-1"]) == 2
+    assert store.read_json("runs/ads-2026-02-01/nightly.json")["outcome"] == "failed"
 
 
 def test_a_run_is_followed_to_its_result_and_an_interrupted_one_to_its_last_record(tmp_path):
