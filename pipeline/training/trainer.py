@@ -91,8 +91,8 @@ class Trainer:
         wrapped = self.model._dmp_wrapped_module
         if isinstance(wrapped, DistributedDataParallel):
             own = share_memory(device, one_machine=near)
-            assert own is not None
-            self.optimizers.before = DenseReduction(wrapped, own).finish
+            if own is not None:  # without, DDP averages them by itself
+                self.optimizers.before = DenseReduction(wrapped, own).finish
         return memory.exchanging
 
     def step(self, batches: Iterator[Batch]) -> Output:

@@ -5,10 +5,12 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
-from pipeline.training import shared_memory
+from pipeline.training import shared_memory, trainer
 from pipeline.training.shared_memory import _runs, share_memory
 from tests.embeddings.ranks import spawn
+from tests.towers.cases import flat
 
 CPU = torch.device("cpu")
 
@@ -132,6 +134,28 @@ def refuse(*_, **__):
 def test_where_one_rank_cannot_map_the_memory_no_rank_uses_it(tmp_path, whose):
     spawn(cannot, 2, tmp_path, whose)
     assert len(list(tmp_path.glob("done-*"))) == 2
+
+
+def without_a_second(folder):
+    """A training whose ranks can map memory once, and not again for the gradients of the dense part."""
+    made = []
+
+    def once(*arguments, **keywords):
+        made.append(None if made else share_memory(*arguments, **keywords))
+        return made[-1]
+
+    trainer.share_memory = once
+    flat(folder, {"whole": ({}, {})})
+    assert len(made) == 2 and made[0] is not None
+    (folder / f"done-{dist.get_rank()}").touch()
+
+
+def test_a_training_goes_on_where_only_part_of_its_memory_can_be_mapped(tmp_path):
+    spawn(without_a_second, 2, tmp_path)
+    dense = [load_file(tmp_path / f"whole-{rank}.safetensors") for rank in range(2)]
+    assert len(list(tmp_path.glob("done-*"))) == 2
+    names = [name for name in dense[0] if name.startswith("dense|")]
+    assert names and all(torch.equal(dense[0][name], dense[1][name]) for name in names)
 
 
 def test_several_machines_and_one_rank_have_none():
