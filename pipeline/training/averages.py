@@ -58,6 +58,11 @@ class Average:
             kept, now = [states[i][AVERAGE] for i in places], [learning[i].detach() for i in places]
             torch._foreach_lerp_(kept, now, share)
 
+    def restart(self, steps: int) -> None:
+        """After ``steps`` steps of this training: without an average where it has not begun, whatever a former left."""
+        if steps <= self._first:
+            drop_averages(self._optimizer)
+
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the weights with their averages, where there are any; again, and all is as before."""
@@ -67,3 +72,10 @@ class Average:
                 former = parameter.detach().clone()
                 parameter.copy_(average)
                 average.copy_(former)
+
+
+def drop_averages(optimizer: torch.optim.Optimizer) -> None:
+    """Forget the averages in the state of ``optimizer``, which belong to another training."""
+    for state in optimizer.state.values():
+        state.pop(AVERAGE, None)
+        state.pop(COUNT, None)

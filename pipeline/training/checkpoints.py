@@ -27,6 +27,7 @@ from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.records import dataset_path
 from pipeline.store import Artifact, Store
+from pipeline.training.averages import drop_averages
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.length import (
     check_finer,
@@ -115,6 +116,8 @@ class Checkpoints:
             self._end_as_asked(state, then, stopped or planned_before(self.settings.train, then, rows) == total)
         else:
             self._train_on(state)
+            if (average := self.trainer.optimizers.average) is not None:
+                average.restart(state.step)
 
     def _train_on(self, state: TrainState) -> None:
         """Put the weights that train in their place, where ``state`` was saved with their average there."""
@@ -173,6 +176,7 @@ class Checkpoints:
             partly=partition != asdict(self.settings.partition), towers=self.trainer.tower_features,
             order=self.trainer.feature_order,
         )  # fmt: skip
+        drop_averages(self.trainer.optimizers.dense)  # looks before its own begins would be at a former training's
         lines += self._reset_remapped(init)
         if dist.get_rank() == 0:
             log.info("%s", "\n  ".join([f"starting from {init.path}", *allowed, *lines]))

@@ -13,7 +13,7 @@ from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.towers.transform import Sent, TowerEmbeddings
-from pipeline.training.averages import AVERAGE
+from pipeline.training.averages import AVERAGE, COUNT
 from pipeline.training.data import Batch
 from pipeline.training.model import Output
 from pipeline.training.update import Optimizers
@@ -69,34 +69,48 @@ class TowerPipeline:
 @torch.no_grad()
 def gather_towers(towers: TowerEmbeddings, optimizer: torch.optim.Optimizer) -> None:
     """Copy every tower module and its optimizer state from the first rank of its hosts to all ranks. Collective."""
-    template = next((state for state in optimizer.state.values() if state), None)
+    # Of several states: only those of parameters that learn here have all names after a restore.
+    template = {name: value for state in optimizer.state.values() for name, value in state.items()}
     for group, hosts in enumerate(towers.layout.tower_hosts):
         source = towers.layout.tower_ranks(group)[0]
         for number in hosts.towers:
             for parameter in towers.tower[number].parameters():
-                for value in (parameter.data, *_states(optimizer, parameter, template)):
-                    sent = value.to(parameter.device)  # Adagrad counts its steps on the CPU, where NCCL does not reach
-                    dist.broadcast(sent, source)
-                    value.copy_(sent)
+                _send(parameter.data, source, parameter.device)
+                state = _state(optimizer, parameter, template)
+                for name in sorted(state):
+                    state[name] = _send(state[name], source, parameter.device)
 
 
-def _states(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[str, Tensor] | None) -> list[Tensor]:
-    """The optimizer's state of ``parameter`` in a fixed order; new, with zeros, where this rank has none yet."""
-    if template is None:
-        return []
-    state = optimizer.state[parameter]
-    for name, value in _new_state(optimizer, parameter, template).items():
+def _send(value: Any, source: int, device: torch.device) -> Any:
+    """``value``, a tensor or a whole number, as the rank ``source`` has it; a tensor is filled in place. Collective."""
+    if not isinstance(value, Tensor):
+        return int(_send(torch.tensor(value), source, device))
+    sent = value.to(device)  # Adagrad counts its steps on the CPU, where NCCL does not reach
+    dist.broadcast(sent, source)
+    return value.copy_(sent)
+
+
+def _state(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer's state of ``parameter``; new, with zeros, where this rank has none yet."""
+    state: dict[str, Any] = optimizer.state[parameter] if template else {}
+    for name, value in _new_state(optimizer, parameter, template).items() if template else ():
         state.setdefault(name, value)
-    return [state[name] for name in sorted(state)]
+    return state
 
 
-def _new_state(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Zeros for ``parameter``, by the names of ``template``, another parameter's state.
+def _new_state(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[str, Any]) -> dict[str, Any]:
+    """Zeros for ``parameter``, by the names of ``template``, other parameters' states.
 
     An optimizer whose states depend on the parameter's shape makes them itself.
     """
-    zeros = {name: torch.zeros_like(parameter if value.dim() else value) for name, value in template.items()}
+    zeros = {name: _zeros(parameter, value) for name, value in template.items()}
     if not hasattr(optimizer, "new_state"):
         return zeros
-    own: dict[str, Tensor] = optimizer.new_state(parameter)
-    return own | {name: value for name, value in zeros.items() if name == AVERAGE}
+    own: dict[str, Any] = optimizer.new_state(parameter)
+    return own | {name: value for name, value in zeros.items() if name in (AVERAGE, COUNT)}
+
+
+def _zeros(parameter: Tensor, value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return 0
+    return torch.zeros_like(parameter if value.dim() else value)

@@ -112,8 +112,10 @@ def steps(trainer, split, count=STEPS):
 
 
 def leave(folder, name, trainer, outputs):
-    """Every owned shard, the dense parameters and the outputs in a file of this rank."""
+    """Every owned shard, the dense parameters, averaged where they are, and the outputs in a file of this rank."""
     trainer.gather()
+    if trainer.optimizers.average is not None:
+        trainer.optimizers.average.swap()
     tensors = dict(outputs)
     for s in trainer.rows.local_shards():
         if s.owner:

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.config import ClipConfig
+from pipeline.config.optimizers import AverageConfig
 from pipeline.records import TowerModuleSpec
 from tests.embeddings.ranks import spawn
 from tests.towers.cases import COLUMNS, DIM, STEPS, flat, with_towers, with_towers_on_ssd
@@ -44,6 +45,10 @@ CASES[1] |= {f"{name}, one host": (1, ON_ONE, module, {}, PLAIN) for name, modul
 CASES[4] |= {f"{name}, two hosts": (2, ON_TWO, module, {}, AHEAD) for name, module in MODULES.items()}
 CASES[1] |= {f"{name}, clipped, one host": (1, ON_ONE, module, {}, CLIPPED) for name, module in MODULES.items()}
 CASES[4] |= {f"{name}, clipped, two hosts": (2, ON_TWO, module, {}, CLIPPED) for name, module in MODULES.items()}
+AVERAGES = {kind: {"average": AverageConfig(kind=kind, decay=0.7, start=0.3)} for kind in ("ema", "swa")}
+AVERAGES["swa of shampoo"] = {**AVERAGES["swa"], "dense_optimizer": "shampoo"}
+CASES[1] |= {f"{name}, one host": (1, ON_ONE, DLRM, {}, each) for name, each in AVERAGES.items()}
+CASES[4] |= {f"{name}, two hosts": (2, ON_TWO, DLRM, {}, each) for name, each in AVERAGES.items()}
 NAMES = [(ranks, name) for ranks, cases in CASES.items() for name in cases if cases[name][2] is None]
 
 
@@ -95,6 +100,12 @@ def test_tower_modules_train_the_same_on_one_host_and_on_two(runs, name):
     assert_equal(one, two)
     assert any(key.startswith("towers.tower.1.") for key in one[2][0])
     assert one[1]["a"].std() > 0 and not torch.equal(one[1]["a"], read(runs / "flat", "whole", 1)[1]["a"])
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages_of_tower_modules_are_the_same_on_one_host_and_on_two(runs, name):
+    one, two = read(runs / "1", f"{name}, one host", 1), read(runs / "4", f"{name}, two hosts", 4)
+    assert_equal(one, two)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -42,9 +42,9 @@ def gradients(step):
     return made
 
 
-def build(named, optimizer, lr=0.1, weight_decay=0.0, **options):
+def build(named, optimizer, lr=0.1, weight_decay=0.0, own=(), **options):
     spec = replace(DENSE_OPTIMIZERS.get(optimizer), **options)
-    return spec.build([Group(list(named.values()), lr, weight_decay)])
+    return spec.build([Group(list(named.values()), lr, weight_decay)], own)
 
 
 def steps(named, optimizer, first=0, last=STEPS):
@@ -238,6 +238,15 @@ def test_shampoo_deals_its_work_to_ranks_and_goes_on_with_another_number_of_them
     (alone, whole), (one, some), (two, rest) = (torch.load(tmp_path / place) for place in ("of1/0", "of2/0", "of2/1"))
     assert all(torch.equal(alone[name], one[name]) and torch.equal(alone[name], two[name]) for name in alone)
     assert max(some, rest) < 0.7 * whole
+
+
+def test_shampoo_trains_parameters_of_some_ranks_as_it_trains_shared_ones():
+    weights = []
+    for shared in (True, False):
+        ours = parameters()
+        steps(ours, build(ours, "shampoo", own=[] if shared else list(ours.values()), **SMALL))
+        weights.append(ours)
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_groups_get_their_rates_by_the_first_pattern_that_matches():

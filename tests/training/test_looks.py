@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from safetensors.torch import load_file
 
 from pipeline.config import CheckpointConfig
 from pipeline.config.optimizers import AverageConfig
@@ -22,13 +23,13 @@ from tests.training.test_train import ROWS, config
 COLUMNS = tuple(SparseColumn(name=name, rows=rows) for name, rows in ROWS.items())
 
 
-def trained(folder, **changes):
+def trained(folder, name="k", init=None, **changes):
     store = Store(str(folder))
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     settings = config(1, global_batch=48, guard={"collapse": False}, **changes)
     plan, records = plan_for("table_wise", 1, rows=ROWS, dim=8), []
-    arguments = (store, dataset, plan, "runs/r/checkpoints/k", "k", records.append)
-    return loop.train(TrainingSettings.of(settings), *arguments), records
+    arguments = (store, dataset, plan, f"runs/r/checkpoints/{name}", name, records.append)
+    return loop.train(TrainingSettings.of(settings), *arguments, init=init), records
 
 
 def only_the_first_look_is_good(self, look, best):
@@ -80,6 +81,31 @@ def test_best_weights_from_before_the_average_starts_are_told(tmp_path):
     spawn(stopped_before_the_average, 1, tmp_path)
     assert "these weights are no average: train.average starts with step 33" in (tmp_path / "0.5.txt").read_text()
     assert "no average" not in (tmp_path / "0.0.txt").read_text()
+
+
+START_MOVES = CheckpointConfig(allow=["train.average.start", "train.epochs"])
+
+
+def begun_with_an_average(folder):
+    """A training that has ended with an average starts another one, and goes on as a longer one."""
+    Stopping._is_better = only_the_first_look_is_good
+    write_dataset(folder, train=320, test=20, validation=60, sparse=COLUMNS)
+    looks = ValidateConfig(every_steps=4)
+    former, _ = trained(folder, average=AverageConfig(kind="swa", start=0.0))
+    init = Store(str(folder)).get(former["final"], "train")
+    later = AverageConfig(kind="swa", start=0.5)
+    warm, _ = trained(folder, "warm", init=init, epochs=9, average=later, validate=looks, checkpoint=START_MOVES)
+    trained(folder, epochs=9, average=later, validate=looks, checkpoint=CheckpointConfig(every_steps=15, keep_last=9))
+    longer = former["final"].replace("14", "15")
+    (folder / "finals.json").write_text(json.dumps([former["final"], warm["final"], longer]))
+
+
+def test_looks_before_the_average_starts_are_at_no_former_trainings_average(tmp_path):
+    spawn(begun_with_an_average, 1, tmp_path)
+    former, *later = json.loads((tmp_path / "finals.json").read_text())
+    assert any(name.endswith("/average") for name in load_file(tmp_path / former / "dense.safetensors"))
+    for final in later:  # weights of the first look, and of a step before the average starts
+        assert not any(name.endswith("/average") for name in load_file(tmp_path / final / "dense.safetensors"))
 
 
 def one_class(split, columns):

@@ -64,6 +64,7 @@ class CompiledWork:
         views = [block.of(block.parameter) for block in blocks]
         firsts = [view.data_ptr() - block.parameter.data_ptr() for block, view in zip(blocks, views, strict=True)]
         self._bytes = np.array(firsts, np.uintp)
+        self._directions = directions  # the blocks hold addresses alone
         self._blocks = np.zeros(len(blocks), native.BLOCK)
         self._blocks["direction"] = [directions[id(block)].data_ptr() for block in blocks]
         self._blocks["rows"] = [1 if view.dim() == 1 else len(view) for view in views]
