@@ -154,3 +154,14 @@ def test_options_belong_to_their_calibrator() -> None:
         CalibratorConfig(method="isotonic", options=CalibratorOptions(bins=5)).check("publish.calibrator")
     with pytest.raises(ConfigError, match="method is null: there is no calibrator"):
         CalibratorConfig(share=0.2).check("publish.calibrator")
+
+
+@pytest.mark.parametrize("method", ALL, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("shift", [60.0, -60.0])
+def test_a_model_that_is_sure_of_every_row_is_calibrated_for_the_gate(method, shift):
+    """Its probabilities are all 1, or nearly 0: the gate judges such a model, so no calibrator may fail on it."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random(5000) < 0.1).astype(np.float32)
+    logits = (rng.normal(size=5000) + labels + shift).astype(np.float32)
+    curve = fit_curve(method, labels, logits)
+    assert sigmoid(applied(curve, logits)).sum() == pytest.approx(labels.sum(), rel=1e-3)

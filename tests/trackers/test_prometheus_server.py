@@ -60,6 +60,35 @@ def test_the_dashboard_is_json_with_a_query_in_every_panel() -> None:
     assert all(target["expr"] for panel in panels for target in panel["targets"])
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs the program promtool (Debian: prometheus)")
+def test_two_held_nights_are_an_alert_and_one_that_was_done_again_is_none(tmp_path: Path) -> None:
+    day, alert = "nightjar_night_day_timestamp_seconds", "NightHeldTwice"
+    cases = [  # held from the second day on; the third day's night, or the second's once more
+        ("0x23 86400x23 172800x30", "0x23 86400x23 172800x30", 1),
+        ("0x23 86400x60", "0x23 86400x5 108000x60", 0),
+    ]
+    fired = {
+        "exp_labels": {"severity": "page", "model": "ads", "outcome": "held"},
+        "exp_annotations": {"summary": "The gate held ads two nights in a row"},
+    }
+    tests = [
+        {
+            "interval": "1h",
+            "input_series": [
+                {"series": 'nightjar_night_outcome{model="ads",outcome="held"}', "values": "0x23 1x60"},
+                {"series": f'{day}{{model="ads"}}', "values": days},
+                {"series": 'nightjar_night_finished_timestamp_seconds{model="ads"}', "values": finished},
+            ],
+            "alert_rule_test": [{"eval_time": "61h", "alertname": alert, "exp_alerts": firing * [fired]}],
+        }
+        for days, finished, firing in cases
+    ]  # fmt: skip
+    rules = {"rule_files": [str(SHIPPED / "alerts.yaml")], "evaluation_interval": "1h", "tests": tests}
+    (tmp_path / "tests.yaml").write_text(json.dumps(rules))  # JSON is YAML
+    done = subprocess.run(["promtool", "test", "rules", str(tmp_path / "tests.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs the program prometheus (Debian: prometheus)")
 def test_prometheus_scrapes_them_and_the_alerts_fire(tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text(written(tmp_path))

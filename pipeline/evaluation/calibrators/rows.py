@@ -12,6 +12,7 @@ from pipeline.evaluation.metrics import sigmoid
 
 Floats = NDArray[np.float64]
 _STEPS, _LONGEST = 100, 4.0
+_TINY = float(np.finfo(np.float64).tiny ** 0.25)
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,11 @@ def matching_shift(rows: Rows, logits: Floats) -> float:
     target, shift = np.log(clicks) - np.log(weight - clicks), 0.0
     for _ in range(_STEPS):
         predicted = sigmoid(logits + shift)
-        expected, others = total(rows.weights, predicted), total(rows.weights, 1 - predicted)
-        rise = total(rows.weights, predicted, 1 - predicted) * weight / (expected * others)
+        rest = 1 - predicted
+        if not rest.any():  # a model that takes every row for a click
+            rest = sigmoid(-logits - shift)
+        expected, others = (max(total(rows.weights, each), _TINY) for each in (predicted, rest))
+        rise = max(total(rows.weights, predicted, rest) * weight / (expected * others), _TINY)
         step = float(np.clip((target - np.log(expected) + np.log(others)) / rise, -_LONGEST, _LONGEST))
         shift += step
         if abs(step) < 1e-12:
