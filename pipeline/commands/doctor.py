@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -249,8 +250,7 @@ def lookup(store: str) -> list[Finding]:
     scratch = str(place) if place is not None and os.access(place, os.W_OK) else ""
     done = subprocess.run([sys.executable, "-c", PROBE, scratch], capture_output=True, text=True, timeout=300)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"died with exit code {done.returncode}"])[-1]
-        return [Finding("fail", "lookup", last[:200], LOCK)]
+        return [not_imported(done.stderr or f"died with exit code {done.returncode}")]
     compiled, bf16, devices, device_bf16 = (int(word) for word in done.stdout.split()[-4:])
     findings = [Finding("ok", "lookup", "imports and a two-id lookup in a tiny table work"), step(bool(compiled))]
     if bf16 or device_bf16:
@@ -262,6 +262,14 @@ def lookup(store: str) -> list[Finding]:
     findings += tables_on_ssd(done.stdout.splitlines()[-2]) if scratch else []
     findings.append(Finding("ok", "gpu", f"{devices} CUDA devices" if devices else "none; hardware.device=cpu"))
     return findings
+
+
+def not_imported(said: str) -> Finding:
+    """The finding of a lookup that ended with ``said``; the CUDA build of fbgemm loads the driver's libraries."""
+    if driver := re.search(r"lib(?:cuda|nvidia-ml)\.so\.1", said):
+        why = f"the CUDA build needs the NVIDIA driver, and there is no {driver[0]} here"
+        return Finding("fail", "lookup", why, "run it on a node with a GPU, whose runtime brings the driver")
+    return Finding("fail", "lookup", said.strip().splitlines()[-1][:200], LOCK)
 
 
 def tables_on_ssd(refused: str) -> list[Finding]:

@@ -152,6 +152,17 @@ def test_doctor_prints_one_line_a_finding_or_json(nightjar, tmp_path: Path) -> N
     assert levels["step"] == ("ok" if built else "warn")
 
 
+def test_doctor_tells_a_missing_driver_from_a_broken_installation() -> None:
+    from pipeline.commands.doctor import LOCK, not_imported
+
+    said = "OSError: libnvidia-ml.so.1: cannot open shared object file\n\nOSError: Could not load this library: x.so\n"
+    driver, broken = not_imported(said), not_imported("Traceback\nImportError: undefined symbol\n")
+    assert (driver.level, broken.level) == ("fail", "fail")
+    assert "needs the NVIDIA driver, and there is no libnvidia-ml.so.1 here" in driver.found
+    assert "a node with a GPU" in driver.advice
+    assert (broken.found, broken.advice) == ("ImportError: undefined symbol", LOCK)
+
+
 COMPLETIONS = [
     ("nightjar pl", ["plan ", "plan-diff "]),
     ("nightjar run hardw", ["hardware=", "hardware."]),

@@ -140,7 +140,11 @@ def test_the_image_is_built_and_runs_a_whole_chain_as_its_user(tmp_path: Path) -
 @pytest.mark.slow
 def test_the_image_for_cuda_has_its_packages_and_says_that_there_is_no_driver(tmp_path: Path) -> None:
     image = Image(tmp_path, "cuda")
-    version = "import torch, fbgemm_gpu; print(torch.version.cuda, torch.cuda.is_available())"
-    cuda, available = image.run("python", "-c", version).split()
+    cuda, available = image.run(
+        "python", "-c", "import torch; print(torch.version.cuda, torch.cuda.is_available())"
+    ).split()
     assert float(cuda) >= 12 and available in ("True", "False")
-    assert "quantiser     compiled" in image.run("nightjar", "doctor")
+    doctor = image.run("nightjar", "doctor", code=0 if available == "True" else 2)
+    assert "quantiser     compiled" in doctor
+    assert available == "True" or "needs the NVIDIA driver" in doctor
+    print(image.buildah("images", "--format", "{{.Name}} {{.Size}}"))
