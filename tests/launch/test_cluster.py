@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -242,7 +243,17 @@ TRAINING = [
     "checkpoint.quantise=fp32",
     "plan.sharding_types=[data_parallel,table_wise,row_wise,column_wise]",
 ]
-SETTINGS = [*CLUSTER, *TRAINING, "launch.namespace=training", "launch.lease_seconds=3"]  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# Pods have this machine's network, so trainings of tests that run at the same time meet at ports of their own.
+PORT = f"launch.port={free_port()}"
+SETTINGS = [*CLUSTER, *TRAINING, "launch.namespace=training", "launch.lease_seconds=3", PORT]
 
 
 def start(cluster, store: Path) -> subprocess.Popen:
