@@ -127,7 +127,7 @@ def test_the_image_is_built_and_runs_a_whole_chain_as_its_user(tmp_path: Path) -
     compiled = image.run("find", "/opt/nightjar/lib", "-path", "*/pipeline/*", "-name", "*.so")
     assert len(compiled.splitlines()) == len(list((ROOT / "pipeline").rglob("native/*.c"))) >= 3
     doctor = image.run("nightjar", "doctor")
-    assert all(f"ok    {part}" in doctor for part in ("quantiser     compiled", "row steps     compiled", "gpu"))
+    assert all(re.search(f"ok +{part}", doctor) for part in ("quantiser +compiled", "row steps +compiled", "gpu"))
     said = image.run("nightjar", "run", *TINY)
     assert "run image: done" in said and "best reachable NE" in said
     (tmp_path / "Dockerfile.own").write_text(OWN)  # as docs/kubernetes.md has it
@@ -145,6 +145,6 @@ def test_the_image_for_cuda_has_its_packages_and_says_that_there_is_no_driver(tm
     ).split()
     assert float(cuda) >= 12 and available in ("True", "False")
     doctor = image.run("nightjar", "doctor", code=0 if available == "True" else 2)
-    assert "quantiser     compiled" in doctor
+    assert re.search("ok +quantiser +compiled", doctor)
     assert available == "True" or "needs the NVIDIA driver" in doctor
     print(image.buildah("images", "--format", "{{.Name}} {{.Size}}"))
