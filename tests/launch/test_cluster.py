@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -244,15 +243,9 @@ TRAINING = [
     "plan.sharding_types=[data_parallel,table_wise,row_wise,column_wise]",
 ]
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-# Pods have this machine's network, so trainings of tests that run at the same time meet at ports of their own.
-PORT = f"launch.port={free_port()}"
+# Pods have this machine's network, so trainings of tests that run at the same time meet at ports of their own. These
+# lie below the ports that connections get: a client that tries such a port before its server is there meets itself.
+PORT = f"launch.port={20000 + os.getpid() % 9000}"
 SETTINGS = [*CLUSTER, *TRAINING, "launch.namespace=training", "launch.lease_seconds=3", PORT]
 
 
