@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import resource
 import sys
 from pathlib import Path
@@ -15,7 +16,8 @@ class MemoryMeter:
     """Largest bytes that this process has taken since the meter was made.
 
     On CUDA those of PyTorch's allocator; on a CPU resident memory beyond that of the start (interpreter, libraries).
-    Memory that an earlier training in this process freed does not count as there at the start: this one may reuse it.
+    Memory that an earlier training in this process freed, or left as garbage, does not count as there at the start:
+    this one may reuse it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -23,6 +25,7 @@ class MemoryMeter:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
+        gc.collect()  # what an earlier training left in cycles would go in the middle of this one, and hide as much
         give_back_freed()
         with contextlib.suppress(OSError):  # else the peak is that of the process since its start
             Path("/proc/self/clear_refs").write_text("5")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 from pipeline.training.memory import MemoryMeter
@@ -17,6 +19,18 @@ def test_what_is_taken_is_measured_also_where_an_earlier_training_freed_as_much(
         assert BYTES * 0.9 <= meter.peak() <= BYTES * 1.5
         assert sum(map(len, pieces)) == BYTES
         del pieces
+
+
+def test_garbage_of_before_that_goes_in_the_middle_hides_nothing() -> None:
+    gc.collect()
+    cycle: list[object] = [torch.ones(BYTES // 2, dtype=torch.uint8)]
+    cycle.append(cycle)
+    del cycle
+    meter = MemoryMeter(CPU)
+    gc.collect()  # as Python does by itself once enough objects were made
+    taken = torch.ones(BYTES, dtype=torch.uint8)
+    assert meter.peak() >= BYTES * 0.9
+    assert len(taken) == BYTES
 
 
 def test_memory_of_before_does_not_count() -> None:
