@@ -8,7 +8,7 @@ import torch
 
 from pipeline.training.memory import MemoryMeter
 
-BYTES = 64 << 20
+BYTES = 256 << 20  # far above what Linux counts late: some 100 pages of every CPU
 CPU = torch.device("cpu")
 
 
