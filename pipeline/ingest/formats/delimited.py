@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError
@@ -14,6 +15,9 @@ from pipeline.ingest.formats.lines import BOM, Lines
 from pipeline.ingest.quoted import LONGEST, Layout, records
 from pipeline.ingest.sources import Block, TextBlock
 from pipeline.ingest.spec import CRITEO_COLUMNS, require_columns
+from pipeline.ingest.text import text_blocks
+
+COUNTED_BYTES = 1 << 22  # that are looked at together where records are counted
 
 
 class Delimited(FileFormat):
@@ -55,6 +59,19 @@ class Delimited(FileFormat):
             return None
         ends = start + seen.ends + 1
         return next((first + int(end) for end in ends if first + end >= line), None)
+
+    def rows_until(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
+        """Where the log has quotes: records, which may go over several lines."""
+        if self.layout(data, b"").quote is None:
+            return super().rows_until(stream, data, enough)
+        lines = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
+        layout = self.layout(data, lines.readline().removeprefix(BOM) if self.header_lines(data) else None)
+        rows = 0
+        for block, _ in text_blocks(cast(BinaryIO, lines), COUNTED_BYTES, 1, layout):
+            rows += len(records(block, layout).ends)
+            if rows >= enough:
+                break
+        return rows
 
     def layout(self, data: DataConfig, header: bytes | None) -> Layout:
         """How the fields of a line lie; ``header``: the file's first line, None if the configuration names columns."""

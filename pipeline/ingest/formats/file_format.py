@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from pipeline.config import DataConfig
 from pipeline.errors import DataError
-from pipeline.ingest.sources import Block
+from pipeline.ingest.sources import Block, counted_lines
 from pipeline.ingest.spec import DataSpec
 
 
@@ -73,6 +73,13 @@ class FileFormat(ABC):
     def rows(self, stream: BinaryIO) -> int:
         """Rows of a file whose rows are no lines, from what it says of itself."""
         raise NotImplementedError(f"rows of {self.name} are lines")
+
+    def rows_until(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
+        """Rows as they were delivered, those that will not parse included; of text, counted until there are enough."""
+        if not self.by_line:
+            return self.rows(stream)
+        header = self.header_lines(data)
+        return max(counted_lines(stream, enough + header) - header, 0)
 
 
 SEEN = 1 << 20  # bytes in which a line must end where parts meet
