@@ -22,7 +22,7 @@ from pyarrow.fs import PyFileSystem
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_number
-from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, days_between, opened
+from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, days_between, opened, said
 from pipeline.specs.connector import newest
 
 MOST_BACK = 1000  # versions that are looked through for one that has the files of a key

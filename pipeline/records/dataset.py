@@ -178,6 +178,7 @@ class DenseProfile(Record):
 class Profile(Record):
     """``profile.json``: rows and label rate per split, and every feature's figures.
 
+    All of them are of the rows that were counted, those included that ``data.sampling`` leaves out of the dataset.
     ``tasks``: figures of the train rows' labels, by further task; ``row_weight``: of their weights. ``base_rate``: the
     click rate of the rows that the train rows stand for, where these have weights or were sampled before.
     """

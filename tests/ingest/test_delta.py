@@ -283,8 +283,8 @@ def test_sources_cross_to_another_process_and_hold_a_few_blocks(tmp_path):
 
 
 def test_a_store_that_does_not_answer_is_no_damaged_table(run_ingest):
-    options = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x", "max_retries": "0",
-               "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}  # fmt: skip
+    options = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x",
+               "max_retries": "0", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}  # fmt: skip
     with pytest.raises(UnreachableError, match=r"s3://lake/clicks does not answer: .*Connection refused") as told:
         run_ingest(config("s3://lake/clicks", options=options))
     assert told.value.exit_code == 8 and "\x1b" not in told.value.message
