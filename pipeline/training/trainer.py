@@ -66,7 +66,7 @@ class Trainer:
         self.dense_part = sharded.dense_part
         self.ssd, self._model_config = ssd, settings.model
         self.rows.initialise(settings.seed)
-        self._move_tables()
+        self._move_tables(device)
         self.dense = dense_parameters(self.model)
         self.optimizers = Optimizers(self.model, settings.train, total, self._towers)
         self.links = Links(settings.hardware.ranks_per_host)
@@ -82,9 +82,9 @@ class Trainer:
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
 
-    def _move_tables(self) -> None:
+    def _move_tables(self, device: torch.device) -> None:
         """Have the tables in large pages, where Linux has some: see ``use_large_pages``."""
-        moved = use_large_pages(self.rows.local_shards())
+        moved = use_large_pages(self.rows.local_shards()) if device.type == "cpu" else 0
         if moved and dist.get_rank() == 0:
             log.info("tables: %.0f MiB in memory pages of 2 MiB", moved / MIB)
 
