@@ -60,10 +60,10 @@ def main() -> None:
     """Run the benchmark and print its JSON line."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--rows", type=int, default=8_000_000, help="of a log; most of them are held out")
-    options.add_argument("--draws", type=int, default=8, help="labels of each row that the curve is fitted on")
+    options.add_argument("--rows", type=int, default=2_500_000, help="of a log")
+    options.add_argument("--draws", type=int, default=40, help="labels of each row that the curve is fitted on")
     options.add_argument("--rate", type=float, default=0.002, help="share of clicks")
-    options.add_argument("--held-out", type=float, default=0.8, help="share of the rows that training does not see")
+    options.add_argument("--held-out", type=float, default=0.4, help="share of the rows that training does not see")
     options.add_argument("--set", nargs="*", default=[], help="overrides of every run's configuration")
     given = options.parse_args()
     warnings.simplefilter("ignore")
