@@ -136,7 +136,7 @@ def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
     for path, label in zip(files.paths, files.labels, strict=True):
         packed = path if kind.by_line else ""  # files of columns compress their own pages
         with readable(label), files.fs.open(path, "rb") as source, decompressed(source, packed) as stream:
-            rows += kind.rows_until(stream, data, enough - rows)
+            rows += kind.rows(stream, data, enough - rows)
         if rows >= enough:
             break
     return rows
