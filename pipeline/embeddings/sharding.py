@@ -221,7 +221,7 @@ def shard_model(
     ssd: SsdStore | None = None,
     prefetch: bool = False,
 ) -> DistributedModelParallel:
-    """Shard the collection (or collections) at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
+    """Shard the collections at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
 
     One rank alone gets no DDP. TorchRec fills the shards anew on CPU: initialise or restore them afterwards.
     ``optimizer``: of all tables, or rules for each; the learning rate is 0 until ``set_sparse_lr``. ``among``: the

@@ -43,7 +43,7 @@ def write_program(
         example += [torch.zeros(len(own), width), own]
         shapes += [{0: count}, {0: count}]
     with torch.no_grad(), _quiet():
-        taken = (tuple(shapes),) if events else tuple(shapes)  # those of ``*inputs`` are one argument
+        taken = (*shapes[:2], tuple(shapes[2:])) if events else tuple(shapes)  # those of ``*events`` are one argument
         program = torch.export.export(module.eval(), tuple(example), dynamic_shapes=taken)
     program.example_inputs = None  # it would be pickled
     buffer = io.BytesIO()

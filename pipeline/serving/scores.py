@@ -85,7 +85,7 @@ class DensePart(nn.Module):
                 vector(
                     values.split(each.widths, dim=1), rows,
                     [None if place is None else self._taken(pooled, [place]).flatten(1) for place in each.candidates],
-                    len(dense),
+                    dense.shape[0],
                 )
                 for vector, each, values, rows in zip(
                     self.vectors, self._events, events[::2], events[1::2], strict=True
@@ -208,7 +208,7 @@ def row_blocks(split: SplitReader) -> Iterator[RowBlock]:
         columns = split.allocate(group.rows)
         columns.ragged = split.read(group, columns, 0)
         ids: dict[str, Any] = {name: columns.single[place] for place, name in enumerate(split.single)}
-        for name, each in columns.ragged.items():
+        for name, each in ((column.name, columns.ragged[column.name]) for column in split.multi):
             ids[name] = (each.values, np.repeat(np.arange(group.rows), np.diff(each.offsets)), each.weights)
         yield RowBlock(columns.labels, columns.dense.T, ids, split.counted_for(columns))
 

@@ -19,9 +19,11 @@ from pipeline.specs.tracker import Tracker
 
 __all__ = [
     "CALIBRATORS", "CONNECTORS", "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS",
-    "ORDINARY_STATE", "REGISTRIES", "SEQUENCE_BLOCKS", "STAGES", "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "TRACKERS", "BlockInputs", "Calibrator",
+    "ORDINARY_STATE", "REGISTRIES", "SEQUENCE_BLOCKS", "STAGES", "TABLE_OPTIMIZERS",
+    "TASK_ARCHITECTURES", "TRACKERS", "BlockInputs", "Calibrator",
     "Connector", "Delivery", "DenseOptimizer", "Excerpt", "IdMapping", "LabelKind", "Model", "ModelCosts",
-    "ModelInputs", "Registry", "SequenceBlock", "Snapshot", "Stage", "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec",
+    "ModelInputs", "Registry", "SequenceBlock", "Snapshot", "Stage", "TableOptimizer", "TaskArchitecture",
+    "TaskInput", "TaskSpec",
     "TaskSums", "Tracker", "all_tasks", "calibrator_docs", "default_stages", "id_mapping_docs", "id_mapping_names",
     "mapping_of", "task_inputs",
 ]  # fmt: skip

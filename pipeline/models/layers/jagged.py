@@ -37,7 +37,7 @@ class Jagged:
 
     def softmax(self, scores: Tensor) -> Tensor:
         """[n, 1]: of ``scores`` [n, 1] within every sample."""
-        highest = scores.detach().new_full((len(self.lengths), 1), -torch.inf)
+        highest = scores.detach().new_full((self.lengths.shape[0], 1), -torch.inf)
         highest = highest.index_reduce(0, self.rows, scores.detach(), "amax", include_self=True)
         powers = (scores - highest[self.rows]).exp()
         return powers / self.of_samples(self.sum(powers))
@@ -46,7 +46,7 @@ class Jagged:
     def ages(self) -> Tensor:
         """How many events of the same sample are newer than each, [n] int64: 0 is the newest."""
         ends = self.offsets + self.lengths
-        return ends[self.rows] - 1 - torch.arange(len(self.rows), device=self.rows.device)
+        return ends[self.rows] - 1 - torch.arange(self.rows.shape[0], device=self.rows.device)
 
 
 class _Sum(torch.autograd.Function):
@@ -77,6 +77,6 @@ class _Spread(torch.autograd.Function):
 
 def _summed(values: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
     """[B, D], every sample's events in their order."""
-    if values.is_meta:
-        return values.new_empty(len(offsets), values.shape[1])
-    return torch.nn.functional.embedding_bag(torch.arange(len(rows), device=rows.device), values, offsets, mode="sum")
+    if torch.compiler.is_exporting() or values.is_meta:  # embedding_bag would fix the number of samples
+        return values.new_zeros(offsets.shape[0], values.shape[1]).index_add(0, rows, values)
+    return torch.nn.functional.embedding_bag(torch.arange(rows.shape[0], device=rows.device), values, offsets, mode="sum")
