@@ -67,12 +67,12 @@ def event_columns(
     """Hashes and ids (lists) of every column of every sequence, and how many events were left out."""
     if not spec.sequences:
         return []
-    times = None
-    if spec.row_time is not None:
-        times = _seconds(raw[spec.row_time], spec)
+    times, column = None, spec.row_time
+    if column is not None:
+        times, written = _seconds(raw[column], spec), raw[column]
         rejected.add(
-            times.is_null().to_numpy(), f"{spec.row_time} is no time",
-            lambda i: f"{spec.row_time} is {raw[spec.row_time][i]!r}, expected the time of the row", spec.row_time,
+            times.is_null().to_numpy(), f"{column} is no time",
+            lambda i: f"{column} is {written[i]!r}, expected the time of the row", column,
         )  # fmt: skip
     features = {each.name: each for each in spec.sparse if each.sequence}
     columns: list[pl.Series] = []

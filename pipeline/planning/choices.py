@@ -83,7 +83,7 @@ class Choice:
 def tables_of(inputs: PlanInputs) -> list[Table]:
     """The tables in schema order; raises ArtifactError where ``profile.json`` lacks a feature of ``schema.json``."""
     tables, profile = [], inputs.profile
-    for column in (*inputs.schema.sparse, *inputs.schema.event_columns):
+    for column in inputs.schema.id_columns:
         if column.name not in profile.sparse:
             raise ArtifactError(
                 f"profile.json has no figures for feature {column.name!r}, expected one entry for every sparse "

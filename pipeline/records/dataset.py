@@ -183,6 +183,11 @@ class DatasetSchema(Record):
         )  # fmt: skip
 
     @property
+    def id_columns(self) -> tuple[SparseColumn | SequenceColumn, ...]:
+        """The sparse features, and the columns of all sequences."""
+        return (*self.sparse, *self.event_columns)
+
+    @property
     def event_columns(self) -> tuple[SequenceColumn, ...]:
         """The columns of all sequences."""
         return tuple(column for sequence in self.sequences for column in sequence.columns)

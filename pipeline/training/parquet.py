@@ -144,7 +144,7 @@ class SplitReader:
         self.extra += [ROW_WEIGHT] if self.schema.row_weights else []
         self.extra += [NEGATIVE_RATE] if self.schema.sampled else []
         self.groups_read = 0
-        self._table_rows = {column.name: column.rows for column in (*self.schema.sparse, *self.schema.event_columns)}
+        self._table_rows = {column.name: column.rows for column in self.schema.id_columns}
         self._footers: dict[str, Any] = {}
         self._lock = threading.Lock()
 

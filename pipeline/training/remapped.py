@@ -60,7 +60,7 @@ def _vocab(feature: str) -> str:
 def _table_rows(store: Store, dataset: Artifact) -> dict[str, int]:
     """Rows of every table of ``dataset``."""
     schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
-    return {column.name: column.rows for column in (*schema.sparse, *schema.event_columns)}
+    return {column.name: column.rows for column in schema.id_columns}
 
 
 def _by_row(store: Store, dataset: Artifact, feature: str, column: str, size: int = 0) -> np.ndarray:

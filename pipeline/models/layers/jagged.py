@@ -38,7 +38,7 @@ class Jagged:
     def softmax(self, scores: Tensor) -> Tensor:
         """[n, 1]: of ``scores`` [n, 1] within every sample."""
         highest = scores.detach().new_full((self.lengths.shape[0], 1), -torch.inf)
-        highest = highest.index_reduce(0, self.rows, scores.detach(), "amax", include_self=True)
+        highest = highest.scatter_reduce(0, self.rows[:, None], scores.detach(), "amax")
         powers = (scores - highest[self.rows]).exp()
         return powers / self.of_samples(self.sum(powers))
 
