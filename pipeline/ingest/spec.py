@@ -12,6 +12,7 @@ from pipeline.config import BINNINGS, PERCENTILE, DataConfig, SamplingConfig, Sp
 from pipeline.config.features import LIST, MAP, ONE
 from pipeline.config.sequences import AGE, DROP, EventColumn, SequenceConfig, event_feature
 from pipeline.errors import ConfigError, DataError
+from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.records import (
     LABEL,
     NEGATIVE_RATE,
@@ -196,8 +197,8 @@ class DataSpec:
     ``hour_column``: where a row's hour is read, None where none is asked for; ``whole_hours``: it holds 0 to 23, no
     times. ``tasks``: those besides the main one; ``row_weight``: the raw column of weights. ``time_zone``: whose days
     and hours are meant. ``sampling``: which rows are or were left out. ``event_key``: the raw
-    column that tells events apart. ``sequences``: their columns are in ``sparse``; ``row_time``: the raw column with
-    the time that their events must lie before.
+    column that tells events apart. ``histories``: columns of rows that are built from the log. ``sequences``: their
+    columns are in ``sparse``; ``row_time``: the raw column with the time that their events must lie before.
     """
 
     label: str
@@ -221,6 +222,7 @@ class DataSpec:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     sequences: tuple[SequenceSpec, ...] = ()
     row_time: str | None = None
+    histories: tuple[HistoryPlan, ...] = ()
 
     @property
     def owners(self) -> tuple[SparseSpec, ...]:
