@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import DataConfig
-from pipeline.errors import DataError, UnreachableError
+from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.formats.columnar import WHOLE, Parquet, Part, row_groups
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, readable
@@ -149,6 +149,16 @@ def _answered(path: str) -> Iterator[None]:
             f"{path} cannot be read: {said(error)}",
             hint="run the same command once its store answers",
         ) from error
+
+
+def snapshot_number(data: DataConfig, what: str, newest: object) -> int:
+    """The number that ``data.snapshot`` is; ConfigError, which names the ``newest``, where it is not ``what``."""
+    text = data.snapshot or ""
+    if not text.isdigit():
+        raise ConfigError(
+            f"data.snapshot is {text!r}, expected {what}", hint=f"data.snapshot={newest}, or null for the newest"
+        )
+    return int(text)
 
 
 def said(error: Exception) -> str:
