@@ -102,7 +102,7 @@ class _Bytes(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         """The next ``size`` bytes, or all that are left."""
         with _answered(self._path):
-            return bytes(self._stream.read(-1 if size is None else size))
+            return bytes(self._stream.read() if size is None or size < 0 else self._stream.read(size))
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a place."""
