@@ -45,7 +45,7 @@ def _solve_around(state: State, rng: np.random.Generator, limit: int) -> State |
     model = Model(
         tables=tuple(state.model.tables[t] for t in tables),
         options=tuple(tuple(state.model.options[t][n] for n in own) for t, own in zip(tables, numbers, strict=True)),
-        capacity=state.model.capacity - rest.used, base=rest.load, per_byte=state.model.per_byte,
+        capacity=state.model.capacity - rest.used, base=rest.load, per_unit=state.model.per_unit,
     )  # fmt: skip
     as_slow = (state.load >= slowest * (1 - STEP)) & ~touched
     ceiling = np.where(as_slow, slowest, np.inf)
