@@ -8,8 +8,8 @@ from pipeline.planning.assign_exact import solve_exact
 from pipeline.planning.assign_model import Model, State
 from pipeline.planning.assign_search import improve
 
-TRIALS = 24  # neighbourhoods solved
-PATIENCE = 8  # of them without a gain before the search ends
+TRIALS = 16  # neighbourhoods solved
+PATIENCE = 4  # of them without a gain before the search ends
 COLUMNS = (150, 300)  # integer columns of a neighbourhood, in turn: small ones are quick, large ones find more
 NODES = 30
 LIGHT, OTHERS = 5, 3  # ranks of a neighbourhood besides the slowest: the fastest ones, and any

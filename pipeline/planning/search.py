@@ -21,6 +21,7 @@ from pipeline.records import PHASES
 BESIDE_SHARES = (1e-5, 0.5, 0.99)
 # A plan is rated so much better than TorchRec's by TorchRec's own model where that can be had: both models may err.
 STOCK_GAIN = 1.03
+NEAR = 1.003  # steps that differ by less are as fast as each other
 TOLERANCE = 0.01  # the assignment of a large problem may end this far above its bound
 ROUNDING = 1 + 1e-9
 
@@ -155,18 +156,21 @@ def best(space: Space, default: Placement | None) -> Best | None:
 
 
 def _rated_well(space: Space, plans: list[Placement], default: Placement) -> Placement:
-    """The fastest placement within the best limit on TorchRec's cost that can be kept; ``plans``: without a limit."""
-    plans = [*plans, default]
+    """The fastest placement within the best limit on TorchRec's cost that can be kept; ``plans``: without a limit.
+
+    Of those that are as fast but for NEAR, the one that TorchRec's model rates best.
+    """
     stock = _assigned(space, Weights(0.0, 0.0, 1.0), thorough=False)
-    plans += [stock[0]] if stock is not None else []
+    plans = [*plans, default, *([stock[0]] if stock is not None else [])]
     least = min(plan.stock_ms for plan in plans)
-    goal = min(default.stock_ms / STOCK_GAIN, math.sqrt(default.stock_ms * least))
-    for limit in (max(goal, least), default.stock_ms):
-        if min(plans, key=_step).stock_ms > limit * ROUNDING:
+    goal = default.stock_ms / STOCK_GAIN
+    for limit in (math.sqrt(goal * least), goal, default.stock_ms):
+        if limit >= least and min(plans, key=_step).stock_ms > limit * ROUNDING:
             plans += [plan for plan, _ in _ours(space, limit)]
-        kept = min((plan for plan in plans if plan.stock_ms <= limit * ROUNDING), key=_step, default=None)
-        if kept is not None and kept.step_ms <= default.step_ms:
-            return kept
+        kept = [plan for plan in plans if plan.stock_ms <= limit * ROUNDING and plan.step_ms <= default.step_ms]
+        if limit >= goal and kept:
+            fastest = min(kept, key=_step)
+            return min((p for p in kept if p.step_ms <= fastest.step_ms * NEAR), key=lambda plan: plan.stock_ms)
     return default
 
 
