@@ -13,7 +13,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
-	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives bench-calibration
+	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives bench-calibration bench-pages
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -91,6 +91,9 @@ bench-train: install ## samples/s of the training loop against a plain TorchRec 
 
 bench-checkpoint: install ## bytes, stall, capacity and disk rates of checkpoints, against full float32 ones and dd
 	@.venv/bin/python -m benchmarks.checkpoint
+
+bench-pages: install ## lookups and updates of tables in memory pages of 2 MiB, against pages of 4 KiB
+	@.venv/bin/python -m benchmarks.pages
 
 bench-ssd: install ## samples/s with tables on SSD, 8, 4 and 2 times the memory limit, against all in memory
 	@.venv/bin/python -m benchmarks.ssd

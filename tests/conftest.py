@@ -1,5 +1,6 @@
 """What all tests share: where the real data lies, and the line that says what to look at."""
 
+import gc
 import logging
 import sys
 from collections.abc import Iterator
@@ -78,6 +79,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: one that begins last would keep a single process busy at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector would look at a million objects of libraries again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,7 +18,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from torch import Tensor
 
 from pipeline.embeddings import native
-from pipeline.embeddings.ssd.kernel import large_pages, sparse_memory, storage_of
+from pipeline.embeddings.pages import large_pages
+from pipeline.embeddings.ssd.kernel import sparse_memory, storage_of
 from pipeline.embeddings.state import TableState, keep_state
 from pipeline.embeddings.tables import Kernel
 from pipeline.specs.table_optimizer import CompiledStep, StateColumn, TableOptimizer

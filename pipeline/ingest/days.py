@@ -18,7 +18,7 @@ from pipeline.errors import DataError
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import Files, find_files, fingerprint
-from pipeline.ingest.sources import counted_lines, decompressed, readable
+from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.spec import data_spec
 from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day, skipped_hours
 from pipeline.records import dataset_path
@@ -131,17 +131,12 @@ def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -
 
 
 def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
-    """Rows of ``files`` (text: lines), counted until there are ``enough``."""
-    rows = 0
+    """Rows of ``files`` as they were delivered, counted until there are ``enough``."""
+    kind, rows = format_named(data.format), 0
     for path, label in zip(files.paths, files.labels, strict=True):
-        with readable(label), files.fs.open(path, "rb") as source:
-            kind = format_named(data.format)
-            if not kind.by_line:
-                rows += kind.rows(source)
-            else:
-                with decompressed(source, path) as stream:
-                    header = kind.header_lines(data)
-                    rows += max(counted_lines(stream, enough - rows + header) - header, 0)
+        packed = path if kind.by_line else ""  # files of columns compress their own pages
+        with readable(label), files.fs.open(path, "rb") as source, decompressed(source, packed) as stream:
+            rows += kind.rows(stream, data, enough - rows)
         if rows >= enough:
             break
     return rows

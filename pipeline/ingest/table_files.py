@@ -6,12 +6,14 @@ A file never changes once it is written, so the names of the files say what a sn
 from __future__ import annotations
 
 import hashlib
+import io
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import polars as pl
@@ -19,14 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import DataConfig
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UnreachableError
 from pipeline.ingest.arrow import check_types, frame_of
-from pipeline.ingest.formats.columnar import Parquet
-from pipeline.ingest.sources import Block, RawBlock, Source, readable
+from pipeline.ingest.formats.columnar import WHOLE, Parquet, Part, row_groups
+from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, readable
 from pipeline.ingest.spec import DataSpec, data_spec, require_columns
 from pipeline.specs import Delivery, Excerpt, Snapshot
 
 EXCERPT_FILES = 8  # that are looked into
+_DECORATION = re.compile("\x1b\\[[0-9;]*m|\u21b3")
 _FIELD_ID = b"PARQUET:field_id"
 _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
@@ -57,15 +60,19 @@ class DataFile:
     constants: dict[str, Any]
     deleted: Callable[[], np.ndarray] | None = None
 
-    def tables(self, columns: Sequence[TableColumn], block_bytes: int) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """Blocks of the rows that count, as ``columns``, with their numbers in the file, from 1 on."""
+    def tables(
+        self, columns: Sequence[TableColumn], block_bytes: int, part: Part = WHOLE, first: int = 0
+    ) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Blocks of the rows that count, as ``columns``, with their numbers in the file, from 1 on.
+
+        ``part``: of its row groups, with ``first`` rows before them.
+        """
         gone = None if self.deleted is None else np.asarray(self.deleted(), dtype=np.int64)
         with readable(self.path), self.open() as stream:
             physical = _physical(pq.ParquetFile(stream).schema_arrow)
             names = {column.name: physical.get(column.key) for column in columns if column.name not in self.constants}
             wanted = [name for name in names.values() if name is not None] or list(physical.values())[:1]
-            first = 0
-            for batch in Parquet().batches(stream, wanted, block_bytes):
+            for batch in Parquet().batches(stream, wanted, block_bytes, part):
                 rows = np.arange(first, first + batch.num_rows)
                 table = pa.table([self._values(batch, column, names) for column in columns],
                                  names=[column.name for column in columns])  # fmt: skip
@@ -86,6 +93,69 @@ class DataFile:
         return values if _same(values.type, column.type) else values.cast(column.type)
 
 
+class _Bytes(io.RawIOBase):
+    """A file whose ``stream`` may fall silent: UnreachableError then, where Arrow would take it for a damaged file."""
+
+    def __init__(self, path: str, stream: BinaryIO) -> None:
+        self._path, self._stream = path, stream
+
+    def read(self, size: int | None = -1) -> bytes:
+        """The next ``size`` bytes, or all that are left."""
+        with _answered(self._path):
+            return bytes(self._stream.read(-1 if size is None else size))
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place."""
+        with _answered(self._path):
+            self._stream.seek(offset, whence)
+            return self._stream.tell()
+
+    def tell(self) -> int:
+        """The place."""
+        return self._stream.tell()
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def close(self) -> None:
+        """Close the stream too."""
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+def opened(path: str, open: Callable[[], BinaryIO]) -> BinaryIO:
+    """What ``open`` returns, the bytes of ``path``; an UnreachableError where the store does not answer, then or later.
+
+    A table's own client has tried again by then.
+    """
+    with _answered(path):
+        return cast(BinaryIO, _Bytes(path, open()))
+
+
+@contextmanager
+def _answered(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, PermissionError):
+        raise
+    except OSError as error:
+        raise UnreachableError(
+            f"{path} cannot be read: {said(error)}",
+            hint="run the same command once its store answers",
+        ) from error
+
+
+def said(error: Exception) -> str:
+    """A client's words on one line, without the colours and arrows of a terminal."""
+    return " ".join(_DECORATION.sub(" ", str(error)).split())
+
+
 def _same(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether values of both types become the same rows. What lies in lists is left as the file has it."""
     text = any(kind(one) for kind in _STRINGS) and any(kind(other) for kind in _STRINGS)
@@ -102,19 +172,30 @@ def _physical(schema: pa.Schema) -> dict[str | int, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TableFileSource(Source):
-    """A file of ``version``, a table's snapshot in words."""
+    """A file of ``version``, a table's snapshot in words; or its row groups ``part``, behind ``first`` rows."""
 
     file: DataFile
     columns: tuple[TableColumn, ...]
     spec: DataSpec
     block_bytes: int
     version: str
+    part: Part = WHOLE
+    first: int = 0
+    decodes = True
+
+    def parts(self) -> list[Source]:
+        """Runs of row groups of a large file; the file itself where it is small."""
+        if self.file.bytes <= self.block_bytes:
+            return [self]
+        with present(self.file.path, self.version), readable(self.file.path), self.file.open() as stream:
+            runs = row_groups(stream, PART_BLOCKS * self.block_bytes)
+        return [replace(self, part=(start, stop), first=first) for start, stop, first in runs]
 
     def blocks(self) -> Iterator[Block]:
         """The rows that count; DataError where the file is gone."""
         file = self.file
         with present(file.path, self.version):
-            for table, lines in file.tables(self.columns, self.block_bytes):
+            for table, lines in file.tables(self.columns, self.block_bytes, self.part, self.first):
                 yield RawBlock(
                     frame=frame_of(table, list(self.spec.columns)), file=file.path, lines=lines, place=file.path
                 )

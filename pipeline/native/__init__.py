@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pipeline.compiled import checked, open_installed
 
@@ -64,6 +65,10 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self._library = checked(path, "steps", _VERSION)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Library:
+        """The same library: it has no state, and a copy of a model may have it too."""
+        return self
 
     def limit(self, level: int) -> None:
         """Limit the instruction set: 0 uses no more than every CPU has, 1 AVX2 too, 2 all."""

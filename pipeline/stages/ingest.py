@@ -79,6 +79,9 @@ class Ingest(Stage):
         use("data.sparse", "*.weight_separator *.cross *.bins *.max_ids *.integer *.required", when=_logs),
         use("data.sparse", "*.cross_bins *.bins_by", when=_logs),
         use("data.sparse", "*.mapping *.when_full *.table", when=_logs),
+        use("data.sequences", "*.max_length *.time *.age_bins *.leaks *.separator", when=_logs),
+        use("data.sequences", "*.features.*.column *.features.*.table *.features.*.rows", when=_logs),
+        use("data.sequences", "*.features.*.min_count", when=_logs),
         use("data.sparse_defaults", "mapping rows min_count when_full evict_after_days", when=_logs),
         use("data.sparse_defaults", "separator weight_separator", when=_logs),
         use("data.split", "by test_share test_days test_hours validation_share validation_hours", when=_logs),
@@ -87,6 +90,7 @@ class Ingest(Stage):
         use("data.synthetic", "blocks first_day new_ids popularity_drift id_groups hourly", when=_synthetic),
         use("data.synthetic", "quads quad_effect conversion_rate conversion_missing", when=_synthetic),
         use("data.synthetic", "conversion_effect conversion_overlap", when=_synthetic),
+        use("data.synthetic", "users categories interests history_effect", when=_synthetic),
         use("ingest", "rows_per_group groups_per_file compression", when=_logs),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -17,6 +18,7 @@ from torchrec.distributed.train_pipeline import (
 
 from pipeline.embeddings.learning import keeping_steps
 from pipeline.embeddings.one_rank import without_exchange
+from pipeline.embeddings.pages import use_large_pages
 from pipeline.embeddings.sharding import cached_tables
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
@@ -34,6 +36,9 @@ from pipeline.training.settings import ModelSettings
 from pipeline.training.shared_memory import share_memory
 from pipeline.training.towers import TowerPipeline, gather_towers
 from pipeline.training.update import Optimizers
+from pipeline.units import MIB
+
+log = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -61,6 +66,7 @@ class Trainer:
         self.dense_part = sharded.dense_part
         self.ssd, self._model_config = ssd, settings.model
         self.rows.initialise(settings.seed)
+        self._move_tables(device)
         self.dense = dense_parameters(self.model)
         self.optimizers = Optimizers(self.model, settings.train, total, self._towers)
         self.links = Links(settings.hardware.ranks_per_host)
@@ -75,6 +81,12 @@ class Trainer:
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
+
+    def _move_tables(self, device: torch.device) -> None:
+        """Have the tables in large pages, where Linux has some: see ``use_large_pages``."""
+        moved = use_large_pages(self.rows.local_shards()) if device.type == "cpu" else 0
+        if moved and dist.get_rank() == 0:
+            log.info("tables: %.0f MiB in memory pages of 2 MiB", moved / MIB)
 
     def _make_pipeline(self, device: torch.device, kind: type[Any]) -> Any:
         if self._towers is not None:

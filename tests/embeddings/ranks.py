@@ -13,8 +13,12 @@ from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, Table
 from pipeline.specs import TABLE_OPTIMIZERS
 from tests.waits import no_waits
 
-# What the fork server imports before it forks: seconds, paid once for all tests of a session.
-multiprocessing.set_forkserver_preload(["pipeline.training.loop", "tests.embeddings.cases"])
+# What the fork server imports before it forks: seconds, paid once for all tests of a session. Nothing that imports
+# Polars, which has threads.
+multiprocessing.set_forkserver_preload([
+    "pipeline.training.loop", "tests.embeddings.cases", "pipeline.cli", "pipeline.commands.run", "pipeline.compose",
+    "pipeline.report", "pipeline.launch.chain", "pipeline.stages.promoting", "torch.export._trace", "tests.frozen",
+])  # fmt: skip
 
 ROWS = {"b": 23, "a": 10, "long": 41}
 DIM = 8

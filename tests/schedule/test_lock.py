@@ -5,7 +5,6 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ import pytest
 from pipeline.errors import ArtifactError, LaunchError, LostLeaseError
 from pipeline.launch.signals import Interrupted, handled
 from pipeline.schedule.lock import lease_path, model_lease, night_lock
-from pipeline.store import Store, conditional, lease
+from pipeline.store import Store, conditional, lease, pausing
 from pipeline.store.conditional import Seen
 from pipeline.store.lease import Lease, watched
 from tests.logged import listen
@@ -160,27 +159,25 @@ def hanging(seconds: float = 0.6, outage_seconds: float = 60.0) -> Hanging:
     return lease
 
 
-def stood_still(lease: Hanging, until: Callable[[], None]) -> float:
-    """The longest time that this thread did not get on, seen in small steps, until it was 0.3 s."""
-    longest, last = 0.0, time.monotonic()
-    while longest < 0.3:
-        time.sleep(0.005)
-        now = time.monotonic()
-        longest, last = max(longest, now - last), now
-        if lease._paused:
-            until()
-    return longest
-
-
 def test_a_holder_that_cannot_renew_stands_still_and_goes_on_if_the_lease_is_still_its_own(capfd) -> None:
-    lease = hanging()
-    threading.Timer(1.2, lease.answered.set).start()
+    lease, steps, seen = hanging(), [], []
+
+    def answer() -> None:
+        """A while after the main thread was stopped, which says so itself."""
+        assert pausing._is_held.wait(20)
+        seen.extend([time.monotonic() - began, len(steps)])
+        time.sleep(0.3)
+        seen.append(len(steps))
+        lease.answered.set()
+
     began = time.monotonic()
+    threading.Thread(target=answer).start()
     with handled(), lease.held():
-        while time.monotonic() - began < 0.45:  # before another one may take it
-            assert not lease._paused
-        stood_still(lease, lambda: pytest.fail("it gets on while it is paused"))
-        assert time.monotonic() - began > 1.1
+        while not lease.answered.is_set() and time.monotonic() - began < 20:
+            steps.append(None)
+            time.sleep(0.005)
+    paused_after, before, after = seen
+    assert paused_after > 0.45 and before == after, "it stands still, though not before another one may take it"
     said = capfd.readouterr().err
     assert "a lease was not renewed for" in said and "a lease is renewed: going on" in said
     assert not lease.lost

@@ -1,5 +1,7 @@
 """Linear layers on a CPU: the same function and gradients as PyTorch's, and which layers are replaced."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -132,6 +134,29 @@ def test_the_compiled_head_equals_the_plain_one(level, dtype, width):
     for plain, compiled in zip(*outcomes, strict=True):
         assert compiled.dtype == plain.dtype
         torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(library() is None, reason="the compiled library is not installed")
+def test_a_copy_of_a_model_has_weights_of_its_own_and_the_same_kernels():
+    torch.manual_seed(1)
+    model, x = nn.Sequential(*mlp()[:2], Logit(40)), torch.randn(50, 13)
+    use_cpu_kernels(model)
+    other, before = copy.deepcopy(model), model(x)
+    assert other[2].kernels is model[2].kernels is library()
+    assert torch.equal(other(x), before)
+    other[2].start_at(7.0)
+    assert torch.equal(model(x), before) and not torch.equal(other(x), before)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_gradients_lie_in_memory_as_the_weights_do(dtype):
+    """DDP copies, and warns of, gradients that do not."""
+    model = nn.Sequential(*mlp()[:4], Logit(8))
+    use_cpu_kernels(model)
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        model(torch.randn(60, 13)).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.stride() == parameter.stride(), name
 
 
 def test_what_is_not_a_number_stays_so():

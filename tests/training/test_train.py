@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -123,12 +124,15 @@ def run_case(root, world, rank, *, sharding="table_wise", data=None, then=None, 
         for settings in [changes, *([{**changes, "max_steps": None, **then}] if then else [])]:
             current = config(world, **settings)
             asked = TrainingSettings.of(current)
-            summary = train(asked, store, dataset, plan, "runs/r/checkpoints/k", "key", records.append)
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                summary = train(asked, store, dataset, plan, "runs/r/checkpoints/k", "key", records.append)
         predictions = predict(PredictionSettings.of(current), store, dataset, plan, summary["final"])
     except NightjarError as error:
         return {"error": type(error).__name__, "message": str(error), "records": records}
     final = store.get(summary["final"], "train")
     outcome = {"summary": summary, "records": records, "names": store.names("runs/r/checkpoints/k")}
+    outcome["warned"] = [str(each.message) for each in warned]
     outcome["digests"] = digests(store, final)
     outcome["traces"] = [name for name in store.names("runs/r") if name.startswith("trace")]
     profiles = [name for name in store.names("runs/r") if name.startswith("profile")]
@@ -240,6 +244,12 @@ def test_predicted_stands_beside_measured_where_the_plan_knows(outcomes, world):
 def gradients_in_float32():
     compiled = layers.library()
     return compiled is not None and compiled.able[True]
+
+
+def test_no_gradient_is_laid_out_otherwise_than_ddp_expects(outcomes):
+    """torch warns once a process: in the first case. Such gradients are copied in every step."""
+    for outcome in outcomes[2, "plain"]:
+        assert not [text for text in outcome["warned"] if "stride" in text]
 
 
 @pytest.mark.parametrize("name", ["plain", "data_parallel", "mixed", "ragged", "bf16", "clipped"])

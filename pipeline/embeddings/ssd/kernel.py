@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -29,7 +29,6 @@ from pipeline.embeddings.ssd.files import ScratchFile
 from pipeline.errors import PlanError
 
 _MAP_NORESERVE = 0x4000
-_LARGE_PAGE = 1 << 21
 
 
 class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
@@ -106,17 +105,6 @@ def sparse_memory(count: int) -> Tensor:
         return torch.empty(0)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return torch.frombuffer(mmap.mmap(-1, count * 4, flags=flags), dtype=torch.float32, count=count)
-
-
-def large_pages(count: int) -> Tensor:
-    """float32 zeros [count] in pages of 2 MiB where the kernel has them: rows in no order miss the TLB less."""
-    if count * 4 < _LARGE_PAGE:
-        return torch.zeros(count)
-    memory = mmap.mmap(-1, count * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.float32, count=count)
 
 
 def mapped(file: ScratchFile, count: int) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError
@@ -14,6 +16,9 @@ from pipeline.ingest.formats.lines import BOM, Lines
 from pipeline.ingest.quoted import LONGEST, Layout, records
 from pipeline.ingest.sources import Block, TextBlock
 from pipeline.ingest.spec import CRITEO_COLUMNS, require_columns
+from pipeline.ingest.text import text_blocks
+
+COUNTED_BYTES = 1 << 22  # that are looked at together where records are counted
 
 
 class Delimited(FileFormat):
@@ -56,9 +61,35 @@ class Delimited(FileFormat):
         ends = start + seen.ends + 1
         return next((first + int(end) for end in ends if first + end >= line), None)
 
+    def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
+        """Where the log has quotes: records, which may go over several lines."""
+        if self.quote(data) is None:
+            return super().rows(stream, data, enough)
+        lines = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
+        layout = self.layout(data, lines.readline().removeprefix(BOM) if self.header_lines(data) else None)
+        counted = 0
+        for block, _ in text_blocks(cast(BinaryIO, lines), COUNTED_BYTES, 1, layout):
+            counted += len(records(block, layout).ends)
+            if counted >= enough:
+                break
+        return counted
+
+    def first_cut(self, text: bytes, file: LogFile) -> int | None:
+        """Where the log has quotes: None if a line behind it opens or closes one, for that may be a record's last."""
+        end, quote = super().first_cut(text, file), self.quote(file.data)
+        if end is None or quote is None:
+            return end
+        behind = text[end : end + LONGEST]
+        odd = quote.encode() in behind and any(line.count(quote.encode()) & 1 for line in behind.split(b"\n"))
+        return None if odd else end
+
+    @abstractmethod
     def layout(self, data: DataConfig, header: bytes | None) -> Layout:
         """How the fields of a line lie; ``header``: the file's first line, None if the configuration names columns."""
-        raise NotImplementedError
+
+    def quote(self, data: DataConfig) -> str | None:
+        """What encloses fields; None where nothing does."""
+        return None
 
 
 class Criteo(Delimited):
@@ -79,6 +110,10 @@ class Csv(Delimited):
     def header_lines(self, data: DataConfig) -> int:
         """The line of names, where there is one."""
         return int(data.header)
+
+    def quote(self, data: DataConfig) -> str | None:
+        """The character that the schema names."""
+        return data.quote
 
     def layout(self, data: DataConfig, header: bytes | None) -> Layout:
         """By the header, or by ``data.columns``; ConfigError without either."""

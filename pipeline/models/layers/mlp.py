@@ -79,7 +79,7 @@ class _Head(torch.autograd.Function):
         grad, back, sums = grads[0].contiguous(), torch.empty_like(hidden), torch.empty(hidden.shape[1] + 1)
         places = {"grad": grad.data_ptr(), "grad_hidden": back.data_ptr(), "sums": sums.data_ptr()}
         ctx.kernels.head_back(_head(hidden, weight, **places))
-        return back, sums[None, :-1], sums[-1:], None
+        return back, sums[:-1].view(1, -1), sums[-1:], None  # strides of the weight, as DDP expects
 
 
 def _head(hidden: Tensor, weight: Tensor, **others: float) -> Head:
