@@ -12,6 +12,7 @@ import pytest
 from pipeline.cpus import share_cpus
 
 share_cpus()  # before torch: tests share the cores with each other and with the ranks they start
+gc.disable()  # while everything is imported: see pytest_collection_finish
 
 from tests.cluster_kit import cluster  # noqa: E402, F401 (a fixture)
 
@@ -83,8 +84,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What was imported stays: the garbage collector would look at a million objects of libraries again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
