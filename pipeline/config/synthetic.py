@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.fields import setting
+from pipeline.errors import ConfigError
+
+SECONDS_PER_DAY = 86_400
 
 
 @dataclass(kw_only=True)
@@ -75,3 +78,35 @@ class SyntheticConfig:
         0, low=0, doc="Number of groups of a feature's ids; the ids of a group have the same effects; 0: no groups."
     )
     hourly: bool = setting(False, doc="Rotate the effects every hour instead of every day, by `drift` per day.")
+    users: int = setting(
+        0, low=0, quiet=True,
+        doc="Users of a log with columns user, item and category instead of Criteo's, in which a click depends on the "
+        "last item of the same category that the user saw; 0: a Criteo-like log.",
+    )  # fmt: skip
+    categories: int = setting(
+        20, low=1, quiet=True, doc="With `users`, categories of items; there are `ids_per_feature` items in all."
+    )
+    interests: int = setting(2, low=1, quiet=True, doc="With `users`, categories whose items a user sees.")
+    history_effect: float = setting(
+        1.5, low=0.0, quiet=True, doc="With `users`, the effect of the last item of the same category."
+    )
+
+    def check(self, path: str) -> None:
+        """Users see one row a second at most, of categories that there are."""
+        if not self.users:
+            return
+        if self.interests > self.categories:
+            raise ConfigError(
+                f"{path}.interests is {self.interests}, expected at most {path}.categories={self.categories}",
+                hint=f"{path}.interests={self.categories}",
+            )
+        if self.rows > self.users * SECONDS_PER_DAY:
+            raise ConfigError(
+                f"{path}.rows is {self.rows:,} for {self.users:,} users, expected at most a row a second for each",
+                hint=f"{path}.users={-(-self.rows // SECONDS_PER_DAY)}",
+            )
+        if self.conversion_rate:
+            raise ConfigError(
+                f"{path}.conversion_rate is {self.conversion_rate:g}, but a log of {path}.users has no conversions",
+                hint=f"{path}.conversion_rate=0",
+            )

@@ -57,7 +57,7 @@ def find_repeats(engine: Engine, data: DataConfig, store: Store, spec: DataSpec,
             count += len(own)
         flat = [part for own in parts for part in own]
         for number, events in engine.look(flat, FindEvents(wanted, own_day or 0)):
-            repeats.add(_named(events, data, spec, own_day), ROW, part=first + number, own_day=own_day)
+            repeats.add(of_named_days(events, data, spec, own_day), ROW, part=first + number, own_day=own_day)
     for clicks_day in data.days:
         _add_clicks(engine, repeats, data, wanted, clicks_day)
     history.add_other_days(repeats, data, store)
@@ -66,7 +66,7 @@ def find_repeats(engine: Engine, data: DataConfig, store: Store, spec: DataSpec,
     return FoundRepeats(judged, marks)
 
 
-def _named(events: pl.DataFrame, data: DataConfig, spec: DataSpec, own_day: int | None) -> pl.DataFrame:
+def of_named_days(events: pl.DataFrame, data: DataConfig, spec: DataSpec, own_day: int | None) -> pl.DataFrame:
     """The events of rows that this dataset takes in: of the days that are named, or of all."""
     if not data.days or not spec.has_day:
         return events

@@ -6,23 +6,19 @@ partition is judged by itself. What stays in memory is 8 bytes for each row that
 
 from __future__ import annotations
 
-import io
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
 
 from pipeline.ingest.events import Marks
-from pipeline.ingest.spill import Spill
+from pipeline.ingest.key_partitions import KeyPartitions
 
 # A row of an earlier dataset, a row of this one, a click without a row, a click that an earlier dataset has corrected,
 # and one that a later dataset brought.
 FORMER, ROW, CLICK, KNOWN, LATER = 0, 1, 2, 3, 4
-_LINE_BITS = 40  # of a place: the number of a line, behind that of its part
-_PARTITION_BITS = 8
-_WAITING_ROWS = 1 << 21
+LINE_BITS = 40  # of a place: the number of a line, behind that of its part
 
 
 @dataclass
@@ -46,8 +42,8 @@ class Judged:
 
 
 def _of_part(places: np.ndarray, part: int) -> np.ndarray:
-    low, high = np.searchsorted(places, [part << _LINE_BITS, (part + 1) << _LINE_BITS])
-    lines: np.ndarray = places[low:high] - (part << _LINE_BITS)
+    low, high = np.searchsorted(places, [part << LINE_BITS, (part + 1) << LINE_BITS])
+    lines: np.ndarray = places[low:high] - (part << LINE_BITS)
     return lines
 
 
@@ -56,48 +52,25 @@ class Repeats:
 
     def __init__(self, days: int, window: int) -> None:
         self.days, self.window = max(days, window), window
-        self._spill = Spill()
-        self._blocks: list[list[int]] = [[] for _ in range(1 << _PARTITION_BITS)]
-        self._waiting: list[pl.DataFrame] = []
+        self._partitions = KeyPartitions()
 
     def add(self, events: pl.DataFrame, kind: int, *, part: int = 0, own_day: int | None = None) -> None:
         """Take in ``events`` (``FOUND``, or without lines) of a ``part`` of the logs whose files are of ``own_day``."""
         line = pl.col("line") if "line" in events.columns else pl.lit(0, pl.Int64)
         away = pl.lit(False) if own_day is None else pl.col("day") != own_day
-        self._waiting.append(
+        self._partitions.add(
             events.select(
                 "key", "check", "day", pl.lit(kind, pl.Int8).alias("kind"), away.alias("away"),
-                (line + (part << _LINE_BITS)).alias("place"), "clicked",
+                (line + (part << LINE_BITS)).alias("place"), "clicked",
             )
         )  # fmt: skip
-        if sum(frame.height for frame in self._waiting) >= _WAITING_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        ordered, self._waiting = pl.concat(self._waiting).sort("key"), []
-        bounds = np.arange(1, 1 << _PARTITION_BITS, dtype=np.uint64) << np.uint64(64 - _PARTITION_BITS)
-        cuts = [0, *np.searchsorted(ordered["key"].to_numpy(), bounds).tolist(), ordered.height]
-        for number, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
-            if stop > start:
-                self._blocks[number].append(len(self._spill))
-                part = ordered.slice(start, stop - start).rechunk()
-                self._spill.write(part.write_ipc(None, compression="lz4").getvalue())
-
-    def _partitions(self) -> Iterator[pl.DataFrame]:
-        """The events that come more than once, those of a partition at a time."""
-        self._flush()
-        for numbers in self._blocks:
-            if numbers:
-                whole = pl.concat([pl.read_ipc(io.BytesIO(self._spill.block(number))) for number in numbers])
-                yield whole.filter(pl.len().over("key", "check") > 1)
 
     def judge(self) -> Judged:
         """Which rows stay, once all events are there."""
         verdict = _Verdict(self.days, self.window)
-        for events in self._partitions():
-            verdict.add(events.sort("key", "check", "day", "kind", "away", "place"))
+        for events in self._partitions:
+            more = events.filter(pl.len().over("key", "check") > 1)
+            verdict.add(more.sort("key", "check", "day", "kind", "away", "place"))
         return verdict.done()
 
 

@@ -11,6 +11,7 @@ import xxhash
 from pipeline.config import BINNINGS, PERCENTILE, DataConfig, SamplingConfig, SplitConfig, TaskLabel
 from pipeline.config.features import LIST, MAP, ONE
 from pipeline.errors import ConfigError, DataError
+from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.records import (
     LABEL,
     NEGATIVE_RATE,
@@ -144,7 +145,7 @@ class DataSpec:
     ``hour_column``: where a row's hour is read, None where none is asked for; ``whole_hours``: it holds 0 to 23, no
     times. ``tasks``: those besides the main one; ``row_weight``: the raw column of weights. ``time_zone``: whose days
     and hours are meant. ``sampling``: which rows are or were left out. ``event_key``: the raw
-    column that tells events apart.
+    column that tells events apart. ``histories``: columns of rows that are built from the log.
     """
 
     label: str
@@ -166,6 +167,7 @@ class DataSpec:
     time_zone: str | None = None
     event_key: str | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    histories: tuple[HistoryPlan, ...] = ()
 
     @property
     def owners(self) -> tuple[SparseSpec, ...]:

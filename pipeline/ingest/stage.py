@@ -26,6 +26,8 @@ from pipeline.ingest.engines import Engine, LocalEngine
 from pipeline.ingest.file_source import BLOCK_UNIT, file_sources
 from pipeline.ingest.find_repeats import FoundRepeats, find_repeats
 from pipeline.ingest.fit import Fit
+from pipeline.ingest.histories.build import BuiltHistories, build_histories
+from pipeline.ingest.histories.kept import marks as history_marks
 from pipeline.ingest.output import joined, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
@@ -33,7 +35,7 @@ from pipeline.ingest.quality import Alone, distribution, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.sources import FrameSource, Source, answering
-from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
+from pipeline.ingest.spec import DataSpec, data_spec
 from pipeline.ingest.state import continued_state, dataset_schema, transforms_json
 from pipeline.ingest.transform import State
 from pipeline.records import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
@@ -52,12 +54,13 @@ def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
     ``store``: where the late rows lie that datasets of other days keep for ``data.day``.
     """
     if data.format == "synthetic":
-        return synthetic.VERSION
+        return "-".join([synthetic.VERSION, *history_marks(store, data)])
     if data.format == "tables":
         return table_specs.VERSION
     with answering(data.path, store):
         mark = days.day_fingerprint(data, store)
         others = history.marks(data, store) if mark else []
+        others += history_marks(store, data) if mark else []
         mark += days.LATE + "-".join(others) if others else ""
     if not mark:
         if data.has_file_per_day:
@@ -130,6 +133,7 @@ class _Run:
         self.late: dict[int, dict[date | None, list[pl.DataFrame]]] = {}  # by their day and the one they came with
         self.by_place: list[str] = []
         self.repeats: FoundRepeats | None = None
+        self.histories: BuiltHistories | None = None
         self.kept_events = history.Digest()
         self.again: dict[int, int] = {}
         self.replaces = days.replaced(draft.store, data, draft.key)
@@ -157,6 +161,10 @@ class _Run:
         quarantined = self.quarantine.rows
         if self.spec.event_key is not None and self.repeats is None:
             self.repeats = find_repeats(self.engine, self.data, self.draft.store, self.spec, self._log_sources)
+        if self.spec.histories and self.histories is None:
+            self.histories = build_histories(
+                self.engine, self.data, self.draft, self.spec, self._events_sources, self.settings.compression
+            )
         fit = self._first_pass(day, f"{shown}pass 1 of 2")
         check_day(fit, self.quarantine, self.data, day, self.quarantine.rows - quarantined)
         if not fit.test:
@@ -209,26 +217,24 @@ class _Run:
 
     def _sources(self, day: date | None) -> list[Source]:
         """The sources of the log's blocks, of ``day`` if it has files of its own; counts their bytes on disk."""
-        data = self.data
-        if data.format == "synthetic":
-            planted = [synthetic.CONVERSION] if data.synthetic.conversion_rate else []
-            columns = [*synthetic.COLUMNS, DAY, TIME, *planted]
-            require_columns(self.spec, columns, "the synthetic log", header=False)
-            return [
-                synthetic.SyntheticSource(
-                    data.synthetic, self.seed, day, self.settings.block_mib, data.split.by == "hours"
-                )
-            ]
         sources, size = self._log_sources(day, self.spec)
         self.bytes += size
-        if self.repeats is not None:
-            sources = self.repeats.marked(day, sources)
+        sources = self._without_repeats(day, sources)
+        if self.histories is not None:
+            sources = self.histories.added(day, sources)
         if day is not None:
             early = self.late.pop(days.day_number(day), {})
             sources += [
                 FrameSource(joined(parts), f"rows in files of {before}", OTHER_DAYS) for before, parts in early.items()
             ]
         return sources
+
+    def _events_sources(self, day: date | None, spec: DataSpec) -> list[Source]:
+        """The rows that stay, as users' events are read."""
+        return self._without_repeats(day, self._log_sources(day, spec)[0])
+
+    def _without_repeats(self, day: date | None, sources: list[Source]) -> list[Source]:
+        return sources if self.repeats is None else self.repeats.marked(day, sources)
 
     def _log_sources(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
         """What was delivered for ``day`` (or all there is) and the late rows of it that other datasets keep; bytes."""
@@ -242,6 +248,8 @@ class _Run:
 
     def _delivered(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
         """What was delivered for ``day``, or everything there is, and its bytes."""
+        if self.data.format == "synthetic":
+            return [synthetic.source_of(self.data, self.seed, day, self.settings.block_mib)], 0
         if self.snapshot is not None:
             block_bytes = self.settings.block_mib * BLOCK_UNIT
             return [*self.snapshot.sources(day, spec, block_bytes)], self.snapshot.delivery(day).bytes
@@ -277,8 +285,9 @@ class _Run:
         draft.write_json(TRANSFORMS, transforms_json(self.spec, self.state))
         self.engine.write_mappings(draft, self.spec, self.state, settings.compression, continued=continued)
         kept = {day: joined([each for parts in came.values() for each in parts]) for day, came in self.late.items()}
+        built = [plan.name for plan in self.spec.histories]  # those of late rows are built with their own day
         for day, frame in sorted(kept.items()):
-            write_frame(draft, days.late_name(days.day_of(day)), frame, settings.compression)
+            write_frame(draft, days.late_name(days.day_of(day)), frame.drop(built), settings.compression)
         draft.write_json("schema.json", dataset_schema(self.spec, self.state, written, files, groups).to_json())
         draft.write_json(QUALITY, quality)
         draft.write_json("profile.json", make_profile(self.spec, self.total, self.state).to_json())

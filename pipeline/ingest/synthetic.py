@@ -19,11 +19,13 @@ import fsspec
 import numpy as np
 import polars as pl
 
-from pipeline.config import SyntheticConfig
+from pipeline.config import DataConfig, SyntheticConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest.sources import RawBlock, Source
-from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME
-from pipeline.ingest.truth import DENSE, SPARSE, Truth, aged, planted_truth, quad_logits
+from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME, data_spec, require_columns
+from pipeline.ingest.synthetic_users import COLUMNS as USER_COLUMNS
+from pipeline.ingest.synthetic_users import user_rows
+from pipeline.ingest.truth import DENSE, SPARSE, Truth, aged, planted_truth, quad_logits, sigmoid, with_bias
 from pipeline.ingest.zones import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from pipeline.records import TRUE_PROBABILITY
 from pipeline.units import MIB
@@ -100,44 +102,29 @@ def _conversion_logits(truth: Truth, chunk: _Chunk, config: SyntheticConfig, see
     return logits
 
 
-def _with_bias(logits: np.ndarray, rate: float, weights: np.ndarray | None = None) -> float:
-    """The bias that makes the (weighted) mean of sigmoid(logits + bias) ``rate``, by bisection."""
-    low, high = -50.0, 50.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        rates = _sigmoid(logits + middle)
-        mean = rates.mean() if weights is None else np.average(rates, weights=weights)
-        low, high = (middle, high) if mean < rate else (low, middle)
-    return (low + high) / 2
-
-
 def _conversions(
     truth: Truth, chunk: _Chunk, clicked: np.ndarray, config: SyntheticConfig, bias: float, seeds: list[int]
 ) -> pl.Series:
     """Column ``conversion`` of the rows of a chunk, as text; drawn apart, so that it changes nothing else."""
     rng = np.random.default_rng([seeds[0], 11, *seeds[1:]])
-    rate = _sigmoid(_conversion_logits(truth, chunk, config, seeds[0]) + bias)
+    rate = sigmoid(_conversion_logits(truth, chunk, config, seeds[0]) + bias)
     converted = clicked & (rng.random(len(clicked)) < rate)
     text = pl.Series(CONVERSION, converted.astype(np.int8)).cast(pl.String)
     missing = rng.random(len(clicked)) < config.conversion_missing
     return text.set(pl.Series(missing), "") if missing.any() else text
 
 
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
-    return 1.0 / (1.0 + np.exp(-logits))
-
-
 def _bias(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> float:
     """The bias that makes the mean probability ``base_rate``, by bisection on a sample of all days, or of ``day``."""
     chunk = _sample(truth, config, seed, day)
-    return _with_bias(_logits(truth, chunk, config), config.base_rate)
+    return with_bias(_logits(truth, chunk, config), config.base_rate)
 
 
 def _conversion_bias(truth: Truth, config: SyntheticConfig, seed: int, day: int | None, bias: float) -> float:
     """The bias that makes ``conversion_rate`` of the clicks convert, where clicks have ``bias``."""
     chunk = _sample(truth, config, seed, day)
-    clicks = _sigmoid(_logits(truth, chunk, config) + bias)
-    return _with_bias(_conversion_logits(truth, chunk, config, seed), config.conversion_rate, clicks)
+    clicks = sigmoid(_logits(truth, chunk, config) + bias)
+    return with_bias(_conversion_logits(truth, chunk, config, seed), config.conversion_rate, clicks)
 
 
 def _sample(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> _Chunk:
@@ -167,6 +154,12 @@ def _frame(truth: Truth, chunk: _Chunk, label: np.ndarray, probability: np.ndarr
     return pl.DataFrame(columns)
 
 
+def columns_of(config: SyntheticConfig) -> list[str]:
+    """The columns of the log."""
+    planted = [CONVERSION] if config.conversion_rate else []
+    return [*(USER_COLUMNS if config.users else COLUMNS), DAY, TIME, *planted]
+
+
 def days_after_first(config: SyntheticConfig, day: date) -> int:
     """Which day of the changing truth ``day`` is; ConfigError for one before it begins, or a first one that is none."""
     try:
@@ -189,11 +182,21 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
 
     Of one ``day`` of the changing truth, where it is given; both then count from 1970-01-01, else from 0.
     """
-    truth, number, first_day = planted_truth(config, seed), None, 0
+    number, first_day = None, 0
     if day is not None:
         number = days_after_first(config, day)
         first_day = (day - date(1970, 1, 1)).days - number
-        truth = aged(truth, config, seed, number)
+    if config.users:
+        later = [pl.col(DAY) + first_day, pl.col(TIME) + first_day * SECONDS_PER_DAY]
+        yield from (frame.with_columns(later) for frame in user_rows(config, seed, number, CHUNK_ROWS))
+    else:
+        yield from _criteo_rows(config, seed, number, first_day)
+
+
+def _criteo_rows(config: SyntheticConfig, seed: int, number: int | None, first_day: int) -> Iterator[pl.DataFrame]:
+    """The rows of all days, or of day ``number`` of the changing truth."""
+    truth = planted_truth(config, seed)
+    truth = truth if number is None else aged(truth, config, seed, number)
     bias = _bias(truth, config, seed, number)
     planted = config.conversion_rate > 0
     further = _conversion_bias(truth, config, seed, number, bias) if planted else 0.0
@@ -201,7 +204,7 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
         rng = np.random.default_rng([seed, 2, part] if number is None else [seed, 7, number, part])
         index = np.arange(start, min(start + CHUNK_ROWS, config.rows))
         chunk = _draw_chunk(truth, rng, _times(index, config.rows, config, number))
-        probability = _sigmoid(_logits(truth, chunk, config) + bias)
+        probability = sigmoid(_logits(truth, chunk, config) + bias)
         label = rng.random(len(index)) < probability
         frame = _frame(truth, chunk, label, probability, first_day)
         if planted:
@@ -232,11 +235,18 @@ class SyntheticSource(Source):
 
 def _block(held: list[pl.DataFrame], line: int) -> RawBlock:
     frame = pl.concat(held)
-    lengths = frame.select(pl.col(COLUMNS).str.len_bytes().sum()).row(0)
+    lengths = frame.select(pl.col(pl.String).str.len_bytes().sum()).row(0)
     return RawBlock(
         frame=frame, file="synthetic", lines=np.arange(line, line + frame.height),
-        bytes=int(sum(lengths)) + len(COLUMNS) * frame.height,
+        bytes=int(sum(lengths)) + len(lengths) * frame.height,
     )  # fmt: skip
+
+
+def source_of(data: DataConfig, seed: int, day: date | None, block_mib: int) -> SyntheticSource:
+    """The log that ``data.synthetic`` asks for; DataError where the schema asks for other columns."""
+    config = data.synthetic
+    require_columns(data_spec(data), columns_of(config), "the synthetic log", header=False)
+    return SyntheticSource(config, seed, day, block_mib, data.split.by == "hours" or config.users > 0)
 
 
 def write_tsv(config: SyntheticConfig, seed: int, url: str, day: date | None = None) -> int:

@@ -191,3 +191,19 @@ class _Grower:
                 np.concatenate([effects.turn, *(part.turn for part in new)]),
             )
         return self.grown[id(effects)]
+
+
+def with_bias(logits: np.ndarray, rate: float, weights: np.ndarray | None = None) -> float:
+    """The bias that makes the (weighted) mean of sigmoid(logits + bias) ``rate``, by bisection."""
+    low, high = -50.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        rates = sigmoid(logits + middle)
+        mean = rates.mean() if weights is None else np.average(rates, weights=weights)
+        low, high = (middle, high) if mean < rate else (low, middle)
+    return (low + high) / 2
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Probabilities of log odds."""
+    return 1.0 / (1.0 + np.exp(-logits))

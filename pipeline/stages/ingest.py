@@ -87,6 +87,7 @@ class Ingest(Stage):
         use("data.synthetic", "blocks first_day new_ids popularity_drift id_groups hourly", when=_synthetic),
         use("data.synthetic", "quads quad_effect conversion_rate conversion_missing", when=_synthetic),
         use("data.synthetic", "conversion_effect conversion_overlap", when=_synthetic),
+        use("data.synthetic", "users categories interests history_effect", when=_synthetic),
         use("ingest", "rows_per_group groups_per_file compression", when=_logs),
     )
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.config import DedupeConfig, IngestConfig, LabelConfig, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.ingest import repeats
+from pipeline.ingest import key_partitions
 from pipeline.ingest.blocks import CountJob, count
 from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.event_keys import hashed
@@ -135,7 +135,7 @@ def test_what_is_on_disk_is_judged_as_brute_force_says(entries, days, window, wa
     with pytest.MonkeyPatch.context() as patch:
         outcomes = []
         for rows in (1 << 20, waiting):
-            patch.setattr(repeats, "_WAITING_ROWS", rows)
+            patch.setattr(key_partitions, "_WAITING_ROWS", rows)
             each = Repeats(days, window)
             for line, (key, day, has) in enumerate(entries):
                 hashes = hashed(pl.Series([key]))
@@ -189,9 +189,6 @@ class Parted(LocalEngine):
 
     def parts(self, source):
         return source.parts()
-
-    def count(self, sources, job):
-        return super().count([part for source in sources for part in source.parts()], job)
 
 
 def test_parts_of_files_and_small_blocks_lose_the_same_rows(tmp_path, monkeypatch):

@@ -1,0 +1,119 @@
+"""Histories of the rows of a log, built in a temporary file: by user, then by the place of the row."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import polars as pl
+
+from pipeline.ingest.histories.events import event_schema
+from pipeline.ingest.histories.plan import TIME, HistoryPlan
+from pipeline.ingest.histories.windows import histories
+from pipeline.ingest.key_partitions import KeyPartitions
+from pipeline.ingest.sources import Block, RawBlock, Source
+from pipeline.ingest.spill import Spill
+
+_LINE_BITS = 40  # of a place: the number of a line, behind that of its part
+_PIECE_BITS = 16  # of a place: rows that are kept together
+_WAITING_ROWS = 1 << 18
+NO_PLACE = -1
+
+
+class Builder:
+    """Takes in the events of this log and of the days before, then gives every row its history."""
+
+    def __init__(self, plan: HistoryPlan) -> None:
+        self.plan = plan
+        self._users = KeyPartitions()
+
+    def add(self, events: pl.DataFrame, part: int | None = None) -> None:
+        """Take in ``events``: of a ``part`` of this log with their lines, or (None) of days before."""
+        place = pl.lit(NO_PLACE, pl.Int64) if part is None else pl.col("line") + (part << _LINE_BITS)
+        self._users.add(events.select(*event_schema(self.plan), place.alias("place")))
+
+    def build(self) -> Histories:
+        """The histories of all rows of this log, once all events are there."""
+        built = Histories(self.plan)
+        for events in self._users:
+            for rows in histories(events, self.plan):
+                built.add(rows)
+        built.flush()
+        return built
+
+
+class Histories:
+    """The histories of a log's rows, in pieces of rows that lie together."""
+
+    def __init__(self, plan: HistoryPlan) -> None:
+        self.plan = plan
+        self._spill = Spill()
+        self._pieces: dict[int, list[int]] = {}
+        self._waiting: list[pl.DataFrame] = []
+
+    def add(self, rows: pl.DataFrame) -> None:
+        """Take in rows: ``place`` and history."""
+        self._waiting.append(rows)
+        if sum(frame.height for frame in self._waiting) >= _WAITING_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if not self._waiting:
+            return
+        rows, self._waiting = pl.concat(self._waiting).sort("place"), []
+        places = rows["place"].to_numpy() >> _PIECE_BITS
+        pieces, starts = np.unique(places, return_index=True)
+        for piece, start, stop in zip(pieces.tolist(), starts, [*starts[1:], rows.height], strict=True):
+            block = rows.slice(int(start), int(stop - start)).rechunk().write_ipc(None, compression="lz4").getvalue()
+            self._pieces.setdefault(piece, []).append(self._spill.write(block))
+
+    def of(self, part: int, lines: np.ndarray) -> pl.Series:
+        """The histories of the rows at ``lines`` of ``part``: lists of structs, null where there is none."""
+        places = pl.Series("place", lines.astype(np.int64) + (part << _LINE_BITS))
+        near = pl.concat([self._no_rows(), *self._near(places)])
+        return places.to_frame().join(near, on="place", how="left", maintain_order="left")[self.plan.name]
+
+    def _near(self, places: pl.Series) -> Iterator[pl.DataFrame]:
+        for piece in np.unique(places.to_numpy() >> _PIECE_BITS).tolist():
+            for number in self._pieces.get(piece, []):
+                yield pl.read_ipc(io.BytesIO(self._spill.block(number)))
+
+    def _no_rows(self) -> pl.DataFrame:
+        event = pl.Struct({**dict.fromkeys(self.plan.of, pl.String), TIME: pl.Datetime("us", "UTC")})
+        return pl.DataFrame(schema={"place": pl.Int64, self.plan.name: pl.List(event)})
+
+
+@dataclass(frozen=True)
+class HistoryBlock:
+    """A block of ``part`` whose rows have their histories, a column each."""
+
+    block: Block
+    part: int
+    built: Sequence[Histories]
+
+    @property
+    def file(self) -> str:
+        """As of the block."""
+        return self.block.file
+
+    def read(self) -> RawBlock:
+        """The rows with their histories."""
+        raw = self.block.read()
+        return replace(raw, frame=raw.frame.hstack([each.of(self.part, raw.lines) for each in self.built]))
+
+
+@dataclass(frozen=True)
+class HistorySource(Source):
+    """A source of this process whose rows have their histories; ``part``: its number among the log's sources."""
+
+    source: Source
+    part: int
+    built: Sequence[Histories] = field(repr=False)
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows in order."""
+        for block in self.source.blocks():
+            yield HistoryBlock(block, self.part, self.built)

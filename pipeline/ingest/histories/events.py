@@ -1,0 +1,91 @@
+"""The events of users: who, when, of what, and whether they count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from pipeline.ingest import events
+from pipeline.ingest.event_keys import hashed
+from pipeline.ingest.histories.plan import HistoryPlan
+from pipeline.ingest.parse import parse
+from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.sources import Block
+from pipeline.ingest.spec import DAY, DataSpec
+from pipeline.ingest.values import text_of
+from pipeline.ingest.zones import instants
+from pipeline.records import LABEL
+
+_KEPT = {"key": pl.UInt64, "check": pl.UInt64, "time": pl.Int64, "day": pl.Int32, "counts": pl.Boolean}
+
+
+def value_columns(plan: HistoryPlan) -> list[str]:
+    """The columns of events that hold what they are of, one for each of ``plan.of``."""
+    return [f"value{number}" for number in range(len(plan.of))]
+
+
+def event_schema(plan: HistoryPlan) -> Mapping[str, type[pl.DataType]]:
+    """The columns of events, but for the lines of their rows.
+
+    ``key``, ``check``: hashes of the user. ``time``: microseconds since 1970. ``counts``: whether it is part of
+    histories. Values are text, "" where missing.
+    """
+    return {**_KEPT, **dict.fromkeys(value_columns(plan), pl.String)}
+
+
+def narrow(spec: DataSpec, plan: HistoryPlan) -> DataSpec:
+    """What is read of a row to find its event: label, day, user, time, and what it is of."""
+    own = replace(events.narrow(spec), event_key=None)
+    columns = {name: override for name, override in own.columns.items() if name != spec.event_key or name in plan.read}
+    return replace(own, columns=columns | {name: spec.columns[name] for name in plan.read})
+
+
+@dataclass(frozen=True)
+class ReadEvents:
+    """The events of the rows of a block whose label and day parse and that have a user and a time, with their lines.
+
+    ``spec``: as of ``narrow``. ``day``: of rows that carry none.
+    """
+
+    spec: DataSpec
+    plan: HistoryPlan
+    day: int = 0
+
+    def __call__(self, block: Block) -> pl.DataFrame:
+        """Columns of ``event_schema``, and ``line``."""
+        plan, spec = self.plan, self.spec
+        raw = block.read()
+        parsed = parse(raw.frame.select(list(spec.columns)), raw.lines, spec)
+        frame = raw.frame.filter(pl.Series(np.isin(raw.lines, parsed.lines)))
+        rejected = Rejected(parsed.lines)
+        text = {name: text_of(frame[name], spec, rejected) for name in plan.read if frame[name].dtype != pl.List}
+        present = pl.DataFrame([_present(values, spec).alias(name) for name, values in text.items()])
+        user = present[plan.by]
+        key, check = hashed(user.fill_null(""))
+        time = instants(frame[plan.time], text[plan.time], spec.time_zone or "UTC").dt.timestamp("us")
+        day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([self.day]).new_from_index(0, len(user))
+        values = [present[column] for column in plan.of.values()]
+        # What an event is of comes first; one that is of nothing is none.
+        counts = self._counts(parsed.frame[LABEL], text) & values[0].is_not_null()
+        events = pl.DataFrame({
+            "key": key, "check": check, "time": time, "day": day.cast(pl.Int32), "counts": counts,
+            **{own: each.fill_null("") for own, each in zip(value_columns(plan), values, strict=True)},
+            "line": pl.Series(parsed.lines, dtype=pl.Int64),
+        })  # fmt: skip
+        return events.filter(user.is_not_null() & time.is_not_null() & ~pl.Series(rejected.bad))
+
+    def _counts(self, label: pl.Series, text: Mapping[str, pl.Series]) -> pl.Series:
+        where = self.plan.where
+        if where is None:
+            return pl.Series([True]).new_from_index(0, len(label))
+        if where == self.spec.label:
+            return label > 0
+        return (text[where].cast(pl.Float64, strict=False) > 0).fill_null(False)
+
+
+def _present(text: pl.Series, spec: DataSpec) -> pl.Series:
+    """``text``, null where it stands for a missing value."""
+    return text.set(text.is_in(list(spec.missing)).fill_null(False), None)

@@ -1,0 +1,42 @@
+"""What is kept of a user's events and how a history is cut from them. Light: no polars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+DAY_US = 86_400_000_000  # microseconds, in which times are counted
+MINUTE_US = 60_000_000
+TIME = "time"  # the field of a history's events that tells when they were
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryPlan:
+    """A history, which rows get as column ``name``: of the user in column ``by``, the newest ``most`` events.
+
+    ``of``: the column of the log for each field of an event. ``time``: that of the rows' times. Events are strictly
+    earlier than their row, by ``lag_minutes`` at least, and by no more than ``days``. ``where``: the column that says
+    which events count; None: all do.
+    """
+
+    name: str
+    by: str
+    of: Mapping[str, str]
+    time: str
+    days: int
+    most: int
+    where: str | None = None
+    lag_minutes: float = 0.0
+
+    @property
+    def reach(self) -> int:
+        """Whole days before a row's own that may have events of its history.
+
+        A day more than ``days``: a day of 23 hours, or a day as it is written in another zone, moves its end.
+        """
+        return self.days + 1
+
+    @property
+    def read(self) -> list[str]:
+        """The columns of the log that are read."""
+        return [*dict.fromkeys([self.by, self.time, *self.of.values(), *([self.where] if self.where else [])])]

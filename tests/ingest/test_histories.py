@@ -1,0 +1,94 @@
+"""Histories built from a log: of every row what its user did before, as brute force says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.ingest import key_partitions
+from pipeline.ingest.event_keys import hashed
+from pipeline.ingest.histories import built, windows
+from pipeline.ingest.histories.built import Builder
+from pipeline.ingest.histories.plan import HistoryPlan
+
+MINUTE = 60_000_000
+START = datetime(2026, 1, 5, tzinfo=UTC)
+# user, hours since START, item, whether it counts, the part of the log that has the row (None: of a day before)
+ROW = st.tuples(
+    st.sampled_from("abc"), st.integers(0, 60), st.sampled_from("xyz"), st.booleans(), st.sampled_from([None, 0, 1])
+)
+
+
+def plan_of(days: int, most: int, lag: float = 0.0) -> HistoryPlan:
+    return HistoryPlan(
+        name="history", by="user", of={"item": "item", "kind": "category"}, time="time", days=days, most=most,
+        lag_minutes=lag,
+    )  # fmt: skip
+
+
+def microseconds(hours: int) -> int:
+    return int((START + timedelta(hours=hours)).timestamp()) * 1_000_000
+
+
+def events_of(rows, lines) -> pl.DataFrame:
+    key, check = hashed(pl.Series([user for user, *_ in rows], dtype=pl.String))
+    return pl.DataFrame({
+        "key": key, "check": check, "time": pl.Series([microseconds(at) for _, at, *_ in rows], dtype=pl.Int64),
+        "day": pl.Series([at // 24 for _, at, *_ in rows], dtype=pl.Int32),
+        "counts": pl.Series([row[3] for row in rows], dtype=pl.Boolean),
+        "value0": pl.Series([row[2] for row in rows], dtype=pl.String),
+        "value1": pl.Series([row[2].upper() for row in rows], dtype=pl.String),
+        "line": pl.Series(lines, dtype=pl.Int64),
+    })  # fmt: skip
+
+
+def brute_force(rows, row, days: int, most: int, lag: float):
+    user, at = row[0], row[1]
+    before = [
+        (when, item) for other, when, item, counts, _ in rows
+        if counts and other == user and when < at and when + lag / 60 < at and at - when <= 24 * days
+    ]  # fmt: skip
+    return sorted(before)[-most:]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(ROW, max_size=40), st.integers(1, 2), st.integers(1, 5), st.sampled_from([0.0, 90.0]), st.integers(1, 9)
+)
+def test_histories_are_what_brute_force_says(rows, days, most, lag, small):
+    plan = plan_of(days, most, lag)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_partitions, "_WAITING_ROWS", small)
+        patch.setattr(windows, "_ELEMENTS", small)
+        patch.setattr(built, "_WAITING_ROWS", small)
+        patch.setattr(built, "_PIECE_BITS", 1)
+        builder, lines = Builder(plan), {}
+        for part in (None, 0, 1):
+            lines[part] = [number for number, row in enumerate(rows) if row[4] == part]
+            events = events_of([rows[number] for number in lines[part]], lines[part])
+            for start in range(0, events.height, small):
+                builder.add(events.slice(start, small), part)
+        whole = builder.build()
+        for part in (0, 1):
+            for start in range(0, len(lines[part]), small):
+                some = lines[part][start : start + small]
+                for number, own in zip(some, whole.of(part, np.array(some)), strict=True):
+                    wanted = brute_force(rows, rows[number], days, most, lag)
+                    got = [] if own is None else [(e["time"], e["item"], e["kind"]) for e in own.to_list()]
+                    assert got == [(START + timedelta(hours=at), item, item.upper()) for at, item in wanted]
+                    assert all(at < START + timedelta(hours=rows[number][1]) for at, *_ in got)
+
+
+def test_a_user_who_is_alone_in_the_last_part_sees_no_one_else():
+    rows = [("a", 1, "x", True, 0), ("b", 2, "y", True, 0), ("a", 3, "z", True, 0), ("a", 3, "x", True, 0)]
+    builder = Builder(plan_of(1, 10))
+    builder.add(events_of(rows, [2, 3, 4, 9]), 0)
+    whole = builder.build().of(0, np.array([2, 3, 4, 9, 11]))
+    assert whole[0] is None and whole[1] is None and whole[4] is None  # no one's row, and those that came first
+    for number in (2, 3):  # rows at the same time see none of each other
+        assert [event["item"] for event in whole[number].to_list()] == ["x"]
