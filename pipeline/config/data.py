@@ -21,6 +21,7 @@ from pipeline.config.features import (
 )
 from pipeline.config.fields import setting
 from pipeline.config.rows import DedupeConfig, SamplingConfig
+from pipeline.config.sequences import AGE, SequenceConfig, check_sequences, event_feature
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
 from pipeline.config.values import check_name, check_time_zone
@@ -265,6 +266,9 @@ class DataConfig:
     sparse_defaults: SparseDefaults = setting(factory=SparseDefaults, doc="Defaults of the categorical features.")
     dense: dict[str, DenseFeature] = setting(factory=dict, doc="The numeric features, by name.")
     sparse: dict[str, SparseFeature] = setting(factory=dict, doc="The categorical features, by name.")
+    sequences: dict[str, SequenceConfig] = setting(
+        factory=dict, quiet=True, doc="What a user did before a row: sequences of events, by name."
+    )
     split: SplitConfig = setting(factory=SplitConfig, doc="How rows are split into train and test set.")
     synthetic: SyntheticConfig = setting(factory=SyntheticConfig, doc="What synthetic logs look like.")
     tables: dict[str, TableFigures] = setting(factory=dict, doc="The tables of format tables, by name.")
@@ -285,6 +289,7 @@ class DataConfig:
             )
         self._check_connector(path)
         self._check_features(path)
+        self._check_sequences(path)
         self._check_zone(path)
         self._check_window(path)
         self._check_day(path)
@@ -359,6 +364,29 @@ class DataConfig:
             if feature.table is not None:
                 self._check_shared(f"{path}.sparse.{name}.table", name, feature.table)
 
+    def _check_sequences(self, path: str) -> None:
+        names = set(self.dense) | set(self.sparse) | set(self.tasks)
+        defaults = self.sparse_defaults
+        check_sequences(
+            f"{path}.sequences", self.sequences, self.sparse, names, defaults.mapping, defaults.separator
+        )  # fmt: skip
+        timed = [name for name, each in self.sequences.items() if each.timed]
+        if timed and self.timestamp is None and self.format != "synthetic":
+            own = "history.by" if self.sequences[timed[0]].built else "time"
+            raise ConfigError(
+                f"{path}.sequences.{timed[0]}.{own} is set, but {path}.timestamp names no column with the time of a "
+                "row",
+                hint=f"{path}.timestamp=<column>, or {path}.sequences.{timed[0]}.{own}=null",
+            )
+        for name, each in self.sequences.items():
+            if each.built and each.history.where == self.label.column and self.label.window_days:
+                raise ConfigError(
+                    f"{path}.sequences.{name}.history.where is {self.label.column}, the label, whose clicks may come "
+                    f"{self.label.window_days} days later ({path}.label.window_days): which of them a row could know "
+                    "is not known",
+                    hint=f"{path}.sequences.{name}.history.where=null, or {path}.label.window_days=0",
+                )
+
     def _check_shared(self, path: str, name: str, table: str) -> None:
         """A shared table is that of another feature, whose ids have rows by a mapping that takes any ids."""
         owner = self.sparse.get(table)
@@ -389,6 +417,16 @@ class DataConfig:
         for name in self.sparse:
             by_table.setdefault(self.table_of(name), []).append(name)
         return [names for names in by_table.values() if len(names) > 1]
+
+    @property
+    def event_tables(self) -> tuple[str, ...]:
+        """The tables that columns of sequences have for themselves, by their features' names."""
+        return tuple(
+            event_feature(name, column)
+            for name, sequence in self.sequences.items()
+            for column in (*sequence.features, *((AGE,) if sequence.timed else ()))
+            if column not in sequence.features or sequence.features[column].table is None
+        )
 
     @property
     def max_normed(self) -> frozenset[str]:

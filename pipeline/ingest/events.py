@@ -31,7 +31,7 @@ def narrow(spec: DataSpec) -> DataSpec:
     wanted = {spec.label, spec.event_key, spec.day_column, spec.timestamp}
     columns = {name: override for name, override in spec.columns.items() if name in wanted}
     return replace(spec, dense=(), sparse=(), tasks=(), row_weight=None, sampling=SamplingConfig(), hour_column=None,
-                   true_probability=False, columns=columns)  # fmt: skip
+                   true_probability=False, columns=columns, sequences=(), row_time=None, histories=())  # fmt: skip
 
 
 @dataclass(frozen=True)

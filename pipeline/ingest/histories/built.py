@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
+from pipeline.config.sequences import EVENT_TIME
 from pipeline.ingest.histories.events import event_schema
-from pipeline.ingest.histories.plan import TIME, HistoryPlan
+from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.ingest.histories.windows import histories
 from pipeline.ingest.key_partitions import KeyPartitions
 from pipeline.ingest.sources import Block, RawBlock, Source
@@ -82,7 +83,7 @@ class Histories:
                 yield pl.read_ipc(io.BytesIO(self._spill.block(number)))
 
     def _no_rows(self) -> pl.DataFrame:
-        event = pl.Struct({**dict.fromkeys(self.plan.of, pl.String), TIME: pl.Datetime("us", "UTC")})
+        event = pl.Struct({**dict.fromkeys(self.plan.of, pl.String), EVENT_TIME: pl.Datetime("us", "UTC")})
         return pl.DataFrame(schema={"place": pl.Int64, self.plan.name: pl.List(event)})
 
 
