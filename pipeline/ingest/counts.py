@@ -11,7 +11,7 @@ import polars as pl
 from pipeline.ingest.hashing import estimated_distinct
 from pipeline.ingest.sketch import Sketch
 from pipeline.records import MISSING_ROW
-from pipeline.specs.id_mapping import BINS, Counts, FittedMapping, IdCounts
+from pipeline.specs.id_mapping import BINS, FittedMapping, HeldCounts, IdCounts
 
 SKETCH = 4096  # distinct ids of a hashed feature are exact up to here, then estimated
 
@@ -69,7 +69,7 @@ class HashedCounts(IdCounts):
         return f"{self.mapping} of {self.rows}"
 
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
-        """See ``Counts``."""
+        """See ``HeldCounts``."""
         counts = self.counts.copy()
         counts[MISSING_ROW] = missing
         return counts
@@ -87,7 +87,7 @@ class HashedCounts(IdCounts):
         return shares
 
 
-class BinCounts(Counts):
+class BinCounts(HeldCounts):
     """The values of a feature that is cut into bins."""
 
     kind = BINS
@@ -105,7 +105,7 @@ class BinCounts(Counts):
         self.sketch.merge(other.sketch)
 
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
-        """See ``Counts``."""
+        """See ``HeldCounts``."""
         assert fitted.bounds is not None
         per_bin = (self.sketch.shares(fitted.bounds) * self.sketch.total).round().astype(np.int64)
         return np.concatenate([[missing, 0], per_bin])

@@ -18,7 +18,7 @@ from pipeline.errors import DataError
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import Files, find_files, fingerprint
-from pipeline.ingest.sources import counted_lines, decompressed, readable
+from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.spec import data_spec
 from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day, skipped_hours
 from pipeline.records import dataset_path
@@ -136,12 +136,8 @@ def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
     for path, label in zip(files.paths, files.labels, strict=True):
         with readable(label), files.fs.open(path, "rb") as source:
             kind = format_named(data.format)
-            if not kind.by_line:
-                rows += kind.rows(source)
-            else:
-                with decompressed(source, path) as stream:
-                    header = kind.header_lines(data)
-                    rows += max(counted_lines(stream, enough - rows + header) - header, 0)
+            with decompressed(source, path if kind.by_line else "") as stream:
+                rows += kind.rows(stream, data, enough - rows)
         if rows >= enough:
             break
     return rows

@@ -19,7 +19,9 @@ import polars as pl
 from pipeline.config import IngestConfig
 from pipeline.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, train_rows, transformed
+from pipeline.ingest.dealing import dealt
 from pipeline.ingest.fit import Fit, Partial
+from pipeline.ingest.numbering import Numbering
 from pipeline.ingest.output import PartWriter, write_frame
 from pipeline.ingest.quality import Alone
 from pipeline.ingest.sources import Block, Source
@@ -122,34 +124,37 @@ class LocalEngine(Engine):
         self.callback(self.spill.file.close)
         self._encoders = self.enter_context(ThreadPoolExecutor(self.workers, thread_name_prefix="nightjar-encode"))
         self._fit: Fit | None = None
+        self._numbering = Numbering()
 
     def parts(self, source: Source) -> Sequence[Source]:
-        """The source as it is."""
-        return [source]
+        """Those of a source that takes work to read; any other as it is."""
+        return source.parts() if source.decodes else [source]
 
     def look(
         self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
         """See ``Engine``."""
-        blocks = ((number, block) for number, part in enumerate(parts) for block in part.blocks())
-        return in_order(lambda each: (each[0], work(each[1])), blocks, self.workers)
+        return dealt(parts, work, lambda made: made, self.workers)
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows go to a temporary file."""
         self.spill.clear()
         self.numbers = []
-        self._fit = Fit(job.spec, job.test, by_place=job.by_place)
+        self._fit = fit = Fit(job.spec, job.test, by_place=job.by_place)
+        parts = self._numbering.start([part for source in sources for part in self.parts(source)])
 
         def work(block: Block) -> tuple[Counted, Fit, int | None]:
             counted, fit, typed = count(block, job)
             return counted, fit, self.spill.write(typed) if typed else None
 
-        blocks = (block for source in sources for block in source.blocks())
-        for counted, fit, number in in_order(work, blocks, self.workers):
+        def take(made: tuple[Counted, Fit, int | None]) -> tuple[Counted, int | None]:
+            fit.merge(made[1])
+            return made[0], made[2]
+
+        for part, (counted, number) in dealt(parts, work, take, self.workers):
             if number is not None:
                 self.numbers.append(number)
-            self._fit.merge(fit)
-            yield counted
+            yield self._numbering.numbered(part, parts[part], counted)
 
     def fit(self) -> Fit:
         """Everything, merged as it came."""

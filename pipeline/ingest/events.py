@@ -131,6 +131,11 @@ class MarkedSource(Source):
         """As of the source."""
         return self.source.lines_before
 
+    @property
+    def decodes(self) -> bool:  # type: ignore[override]
+        """As of the source."""
+        return self.source.decodes
+
     def parts(self) -> list[Source]:
         """The source's parts, each with its marks."""
         parts = list(self.source.parts())

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import BinaryIO
 
 from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.config import DataConfig
 from pipeline.ingest.formats import FileFormat, LogFile, format_named
 from pipeline.ingest.hive import PartitionBlock, values_of
+from pipeline.ingest.members import Members, first_line, has_one, members_of, text_of
 from pipeline.ingest.rawfiles import COMPRESSED, Files
-from pipeline.ingest.sources import Block, Source, decompressed, readable
+from pipeline.ingest.sources import PART_BLOCKS, Block, Source, decompressed, readable
 from pipeline.ingest.spec import DataSpec
 from pipeline.units import MIB
 
 BLOCK_UNIT = MIB  # of ingest.block_mib
-PART_BLOCKS = 4  # blocks of a part that another process reads
 
 
 @dataclass(frozen=True)
 class FileSource(Source):
-    """A file, or part of one, on any filesystem, at ``path``."""
+    """A file, or part of one, on any filesystem, at ``path``. ``members``: of a gzip file, those of the part."""
 
     fs: AbstractFileSystem
     path: str
     file: LogFile
+    members: Members | None = None
 
     @property
     def format(self) -> FileFormat:
@@ -34,8 +38,13 @@ class FileSource(Source):
 
     @property
     def is_later(self) -> bool:  # type: ignore[override]
-        """Whether another part comes before it."""
-        return self.file.start > 0
+        """Whether another part comes before it; a format that counts its rows says which are its own."""
+        return self.format.by_line and self.file.start > 0
+
+    @property
+    def decodes(self) -> bool:  # type: ignore[override]
+        """All but plain text."""
+        return not self.format.by_line or self.path.endswith(COMPRESSED)
 
     @property
     def lines_before(self) -> int:  # type: ignore[override]
@@ -47,17 +56,41 @@ class FileSource(Source):
         return replace(self, file=replace(self.file, first_line=before + 1)) if self.is_later else self
 
     def parts(self) -> list[FileSource]:
-        """Ranges of a few blocks of lines, found by a look at where they meet; the file, if not plain text."""
-        if not self.format.by_line or self.path.endswith(COMPRESSED):
+        """Ranges of a few blocks of lines, found by a look at where they meet; row groups; members of a gzip file.
+
+        The file as it is where it is small, or of another kind.
+        """
+        block, size = self.file.block_bytes, PART_BLOCKS * self.file.block_bytes
+        if self.fs.size(self.path) <= (block if self.decodes else size):
             return [self]
-        size = PART_BLOCKS * self.file.block_bytes
-        cuts = [0]
         with readable(self.file.label), self.fs.open(self.path, "rb") as source:
-            for at in range(size, self.fs.size(self.path), size):
-                if (cut := self.format.cut(source, max(at, cuts[-1]), self.file)) is not None:
-                    cuts.append(cut)
+            if not self.format.by_line:
+                return [replace(self, file=part) for part in self.format.parts(source, self.file, size)]
+            if self.path.endswith(COMPRESSED):
+                return self._by_members(source, block) if self.path.endswith(".gz") else [self]
+            return self._by_lines(source, size)
+
+    def _by_lines(self, source: BinaryIO, size: int) -> list[FileSource]:
+        cuts = [0]
+        for at in range(size, self.fs.size(self.path), size):
+            if (cut := self.format.cut(source, max(at, cuts[-1]), self.file)) is not None:
+                cuts.append(cut)
         ranges = zip(cuts, [*cuts[1:], None], strict=True)
         return [replace(self, file=replace(self.file, start=start, stop=stop)) for start, stop in ranges]
+
+    def _by_members(self, source: BinaryIO, size: int) -> list[FileSource]:
+        """A file that is not on this machine's disks is searched for members only where it likely has several."""
+        if not isinstance(self.fs, LocalFileSystem) and has_one(source):
+            return [self]
+        parts = members_of(source, size, lambda text: self.format.first_cut(text, self.file))
+        head = first_line(source) if len(parts) > 1 else b""
+        if not head:
+            return [self]
+        heads = [b"", *[head] * (len(parts) - 1)]
+        return [
+            replace(self, members=part, file=replace(self.file, start=part.start, head=first))
+            for part, first in zip(parts, heads, strict=True)
+        ]
 
     def blocks(self) -> Iterator[Block]:
         """The rows in blocks of about ``block_bytes`` of uncompressed data; DataError where the file is damaged."""
@@ -66,15 +99,20 @@ class FileSource(Source):
 
     def placed_blocks(self) -> Iterator[tuple[Block, int]]:
         """As ``blocks``, each block with where in the file (bytes on disk) its reader has come to."""
-        path = self.path if self.format.by_line else ""  # files of columns compress their own pages
         with (
             readable(self.file.label),
             self.fs.open(self.path, "rb") as source,
-            decompressed(source, path) as stream,
+            self._text(source) as stream,
         ):
             for block in self.format.blocks(stream, self.file):
                 values, columns = self.file.values, list(self.file.spec.columns)
                 yield (PartitionBlock(block=block, values=values, columns=columns) if values else block), source.tell()
+
+    def _text(self, source: BinaryIO) -> AbstractContextManager[BinaryIO]:
+        """Uncompressed bytes; files of columns compress their own pages."""
+        if self.members is not None:
+            return text_of(source, self.members)
+        return decompressed(source, self.path if self.format.by_line else "")
 
 
 def file_sources(data: DataConfig, spec: DataSpec, files: Files, block_mib: int) -> list[FileSource]:

@@ -24,8 +24,8 @@ from pipeline.ingest import ray_work as work
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, train_rows
 from pipeline.ingest.engines import Engine
 from pipeline.ingest.fit import Fit, Partial
+from pipeline.ingest.numbering import Numbering
 from pipeline.ingest.quality import LEAK_ROWS, Alone
-from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.state import fitted_dense
@@ -60,7 +60,7 @@ class RayEngine(Engine):
         self._mergers = [merger.remote() for _ in range(min(self._cores, MOST_RANGES))]
         for each in self._mergers:
             self.callback(ray.kill, each)
-        self._lines: dict[int, int] = {}  # lines of its file before a part, of parts that are counted
+        self._numbering = Numbering()
         self._typed: list[tuple[Any, int]] = []  # of every part, with its rows
         self._fitted: dict[str, Any] = {}  # mappings by table, with the workers
         self._tables: dict[str, Any] = {}  # what pass 2 needs of them
@@ -81,15 +81,12 @@ class RayEngine(Engine):
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1; typed rows and counts of ids stay with Ray."""
-        parts = [
-            part.numbered(self._lines.get(number, 0))
-            for number, part in enumerate(part for source in sources for part in source.parts())
-        ]
+        parts = self._numbering.start([part for source in sources for part in source.parts()])
         self._typed = []
         shared = self._ray.put(job)
         for merger in self._mergers:
             merger.begin.remote(shared)
-        ranges, lines = len(self._mergers), dict[str, int]()
+        ranges = len(self._mergers)
         counting = self._task(work.count_part, 2 + ranges)
         merged: deque[list[Any]] = deque()
         asked = ((part, counting(part, shared, ranges)) for part in parts)
@@ -99,19 +96,9 @@ class RayEngine(Engine):
             if len(merged) > AHEAD * self._cores:
                 self._get(merged.popleft())
             self._typed.append((typed, sum(block.kept for block in blocks)))
-            yield from self._numbered(number, part, blocks, lines)
+            yield from (self._numbering.numbered(number, part, block) for block in blocks)
         for each in merged:
             self._get(each)
-
-    def _numbered(self, number: int, part: Source, blocks: list[Counted], lines: dict[str, int]) -> Iterator[Counted]:
-        """What was counted of a part; ``lines``: how many each file had in the parts before."""
-        for block in blocks[:1]:
-            before = lines.get(block.file, 0) if part.is_later else 0
-            known, self._lines[number] = self._lines.get(number, 0), before
-            blocks = [_renumbered(each, before - known) for each in blocks]
-        for block in blocks:
-            lines[block.file] = lines.get(block.file, part.lines_before) + block.lines
-            yield block
 
     def fit(self) -> Fit:
         """Sums and sketches; the counts of ids answer once they are settled."""
@@ -253,10 +240,6 @@ class RemoteCounts(Counts):
     def merge(self, other: Any) -> None:
         """Nothing: the workers add up their days themselves."""
 
-    def per_row(self, fitted: FittedMapping, missing: int) -> Any:
-        """Not to be had: there are as many as the table has rows."""
-        raise NotImplementedError("the rows of a table stay with the workers; ask for the curve")
-
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
         """See ``Counts``."""
         return self._said.curve
@@ -371,11 +354,3 @@ def _call(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), timeout=CALL_SECONDS).close()
-
-
-def _renumbered(counted: Counted, before: int) -> Counted:
-    """The rejects of a later part of a file, whose lines it counts from 1, with ``before`` lines before it."""
-    if not before or not counted.rejects:
-        return counted
-    rejects: list[Reject] = [replace(reject, line=reject.line + before) for reject in counted.rejects]
-    return replace(counted, rejects=rejects)

@@ -22,6 +22,7 @@ from pipeline.ingest.rejects import Reject
 from pipeline.ingest.text import line_count, read_lines
 from pipeline.store import Store
 
+PART_BLOCKS = 4  # blocks of a part that another process or thread reads
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")
 
 
@@ -119,6 +120,7 @@ class Source(ABC):
 
     lines_before: int = 0  # lines of its file before the first row
     is_later: bool = False  # whether another part of its file comes before it; it then numbers its lines from 1
+    decodes: bool = False  # whether reading it is work, such as decompression, that threads share part by part
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:

@@ -9,7 +9,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any, BinaryIO
 
@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from pipeline.config import DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest.arrow import check_types, frame_of
-from pipeline.ingest.formats.columnar import Parquet
-from pipeline.ingest.sources import Block, RawBlock, Source, readable
+from pipeline.ingest.formats.columnar import WHOLE, Parquet, Part, row_groups
+from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, readable
 from pipeline.ingest.spec import DataSpec, data_spec, require_columns
 from pipeline.specs import Delivery, Excerpt, Snapshot
 
@@ -57,15 +57,19 @@ class DataFile:
     constants: dict[str, Any]
     deleted: Callable[[], np.ndarray] | None = None
 
-    def tables(self, columns: Sequence[TableColumn], block_bytes: int) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """Blocks of the rows that count, as ``columns``, with their numbers in the file, from 1 on."""
+    def tables(
+        self, columns: Sequence[TableColumn], block_bytes: int, part: Part = WHOLE, first: int = 0
+    ) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Blocks of the rows that count, as ``columns``, with their numbers in the file, from 1 on.
+
+        ``part``: of its row groups, with ``first`` rows before them.
+        """
         gone = None if self.deleted is None else np.asarray(self.deleted(), dtype=np.int64)
         with readable(self.path), self.open() as stream:
             physical = _physical(pq.ParquetFile(stream).schema_arrow)
             names = {column.name: physical.get(column.key) for column in columns if column.name not in self.constants}
             wanted = [name for name in names.values() if name is not None] or list(physical.values())[:1]
-            first = 0
-            for batch in Parquet().batches(stream, wanted, block_bytes):
+            for batch in Parquet().batches(stream, wanted, block_bytes, part):
                 rows = np.arange(first, first + batch.num_rows)
                 table = pa.table([self._values(batch, column, names) for column in columns],
                                  names=[column.name for column in columns])  # fmt: skip
@@ -102,19 +106,30 @@ def _physical(schema: pa.Schema) -> dict[str | int, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TableFileSource(Source):
-    """A file of ``version``, a table's snapshot in words."""
+    """A file of ``version``, a table's snapshot in words; or its row groups ``part``, behind ``first`` rows."""
 
     file: DataFile
     columns: tuple[TableColumn, ...]
     spec: DataSpec
     block_bytes: int
     version: str
+    part: Part = WHOLE
+    first: int = 0
+    decodes = True
+
+    def parts(self) -> list[Source]:
+        """Runs of row groups of a large file; the file itself where it is small."""
+        if self.file.bytes <= self.block_bytes:
+            return [self]
+        with present(self.file.path, self.version), readable(self.file.path), self.file.open() as stream:
+            runs = row_groups(stream, PART_BLOCKS * self.block_bytes)
+        return [replace(self, part=(start, stop), first=first) for start, stop, first in runs]
 
     def blocks(self) -> Iterator[Block]:
         """The rows that count; DataError where the file is gone."""
         file = self.file
         with present(file.path, self.version):
-            for table, lines in file.tables(self.columns, self.block_bytes):
+            for table, lines in file.tables(self.columns, self.block_bytes, self.part, self.first):
                 yield RawBlock(
                     frame=frame_of(table, list(self.spec.columns)), file=file.path, lines=lines, place=file.path
                 )

@@ -148,7 +148,7 @@ class VocabCounts(IdCounts):
         return self.IDS
 
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
-        """See ``Counts``; a continued row may have no lookup."""
+        """See ``HeldCounts``; a continued row may have no lookup."""
         known = np.zeros(fitted.rows - RESERVED_ROWS, np.int64)
         if fitted.lookup is not None:
             seen = self.table().join(fitted.lookup, on="hash", how="inner").select("row", "count")

@@ -119,10 +119,6 @@ class Counts(ABC):
         """Add the counts of ``other``, which is of the same class."""
 
     @abstractmethod
-    def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
-        """Lookups of every row of the table, int64 [rows]; ``missing``: those without an id."""
-
-    @abstractmethod
     def distribution(self, ids: int, bins: int) -> dict[str, Any]:
         """``distinct``, and ``shares`` of the most frequent ``ids`` (by ``keys``) or of ``bins`` (by ``bounds``)."""
 
@@ -130,11 +126,12 @@ class Counts(ABC):
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
         """The shares that the keys or bins of another day's ``distribution`` have here."""
 
+    @abstractmethod
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
-        """Log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve."""
-        from pipeline.specs.access import access_histogram
+        """Log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve.
 
-        return access_histogram(self.per_row(fitted, missing))
+        ``missing``: lookups without an id.
+        """
 
     def shares(self, count: int) -> Sequence[Any]:
         """At most ``count`` counts of the same class that merge to these: those that no worker need add up alone."""
@@ -144,7 +141,21 @@ class Counts(ABC):
         """Add up what is on disk so that the ids with the hashes ``wanted`` can be told apart."""
 
 
-class IdCounts(Counts):
+class HeldCounts(Counts):
+    """Counts that lie in this process."""
+
+    @abstractmethod
+    def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
+        """Lookups of every row of the table, int64 [rows]; ``missing``: those without an id."""
+
+    def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
+        """See ``Counts``."""
+        from pipeline.specs.access import access_histogram
+
+        return access_histogram(self.per_row(fitted, missing))
+
+
+class IdCounts(HeldCounts):
     """Counts of hashed ids."""
 
     @abstractmethod

@@ -119,7 +119,6 @@ def test_a_ray_that_runs_already_is_joined_and_tells_how_far_it_is(tmp_path, run
 
     path = awkward(tmp_path / "log.csv")
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 5000)
-    monkeypatch.setattr("pipeline.ingest.ray_engine.PARTS_PER_CORE", 1)
     told = []
     monkeypatch.setattr("pipeline.ingest.stage._Meter.add", lambda meter, rows: told.append((meter.what, rows)))
     local = run_ingest(config_for(path, block_mib=1))

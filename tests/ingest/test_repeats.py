@@ -190,9 +190,6 @@ class Parted(LocalEngine):
     def parts(self, source):
         return source.parts()
 
-    def count(self, sources, job):
-        return super().count([part for source in sources for part in source.parts()], job)
-
 
 def test_parts_of_files_and_small_blocks_lose_the_same_rows(tmp_path, monkeypatch):
     draw = random.Random(7)

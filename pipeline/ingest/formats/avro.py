@@ -14,8 +14,9 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from pipeline.config import DataConfig
 from pipeline.errors import ConfigError
-from pipeline.ingest.formats.columnar import Columnar
+from pipeline.ingest.formats.columnar import WHOLE, Columnar, Part
 
 ROWS = 1 << 14  # of a batch
 _PLAIN = {
@@ -45,7 +46,9 @@ class Avro(Columnar):
         with _decoding():
             return arrow_schema(_reader(stream).writer_schema)
 
-    def batches(self, stream: BinaryIO, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
+    ) -> Iterator[pa.RecordBatch]:
         """Records of as many of the file's blocks as are needed; the file is never in memory as a whole."""
         with _decoding():
             reader = _reader(stream)
@@ -60,7 +63,7 @@ class Avro(Columnar):
             rows = list(itertools.islice(records, ROWS))
             return record_batch(rows, schema) if rows else None
 
-    def rows(self, stream: BinaryIO) -> int:
+    def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
         """As the headers of its blocks say."""
         with _decoding():
             return sum(block.num_records for block in fastavro().block_reader(stream))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import BinaryIO
 
 import numpy as np
@@ -11,11 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
+from pipeline.config import DataConfig
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.spec import require_columns
 
+Part = tuple[int, int | None]  # of row groups: from, to (None: all that follow)
+WHOLE: Part = (0, None)
 LEAST_ROWS = 1024  # of a block: of rows wider than a block's bytes allow, too
 
 
@@ -26,10 +30,10 @@ class Columnar(FileFormat):
 
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
         """Rows as they are typed, numbered from 1."""
-        schema, spec, line = self.schema(stream), file.own, 1
+        schema, spec, line = self.schema(stream), file.own, file.first_line
         require_columns(spec, schema.names, file.label, header=False)
         check_types(spec, schema, file.label)
-        for batch in self.batches(stream, list(spec.columns), file.block_bytes):
+        for batch in self.batches(stream, list(spec.columns), file.block_bytes, (file.start, file.stop)):
             frame = frame_of(batch, list(spec.columns))
             yield RawBlock(
                 frame=frame, file=file.label, lines=np.arange(line, line + frame.height), place=file.place
@@ -41,8 +45,14 @@ class Columnar(FileFormat):
         """Names and types of the columns."""
 
     @abstractmethod
-    def batches(self, stream: BinaryIO, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
-        """The rows in order, about ``block_bytes`` at a time."""
+    def batches(
+        self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows in order, about ``block_bytes`` at a time; of a format that has row groups, those of ``part``."""
+
+    @abstractmethod
+    def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
+        """As the file says of itself."""
 
 
 class Parquet(Columnar):
@@ -54,16 +64,36 @@ class Parquet(Columnar):
         """From the file's last bytes."""
         return pq.ParquetFile(stream).schema_arrow
 
-    def batches(self, stream: BinaryIO, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
+    def parts(self, source: BinaryIO, file: LogFile, part_bytes: int) -> list[LogFile]:
+        """Neighbouring row groups, by their uncompressed bytes."""
+        bounds = row_groups(source, part_bytes)
+        return [replace(file, start=start, stop=stop, first_line=first + 1) for start, stop, first in bounds]
+
+    def batches(
+        self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
+    ) -> Iterator[pa.RecordBatch]:
         """Row groups, cut."""
         file = pq.ParquetFile(stream)
-        size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
-        rows = max(LEAST_ROWS, block_bytes * file.metadata.num_rows // max(1, size))
-        yield from file.iter_batches(batch_size=rows, columns=columns)
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        rows = max(LEAST_ROWS, block_bytes * file.metadata.num_rows // max(1, sum(g.total_byte_size for g in groups)))
+        yield from file.iter_batches(batch_size=rows, columns=columns, row_groups=[*range(len(groups))[slice(*part)]])
 
-    def rows(self, stream: BinaryIO) -> int:
+    def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
         """From the file's last bytes."""
         return int(pq.ParquetFile(stream).metadata.num_rows)
+
+
+def row_groups(stream: BinaryIO, part_bytes: int) -> list[tuple[int, int, int]]:
+    """Runs of a Parquet file's row groups, of about ``part_bytes`` uncompressed: (from, to, rows before them)."""
+    metadata = pq.ParquetFile(stream).metadata
+    parts, start, first, rows, size = [], 0, 0, 0, 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        rows, size = rows + group.num_rows, size + group.total_byte_size
+        if size >= part_bytes or number + 1 == metadata.num_row_groups:
+            parts.append((start, number + 1, first))
+            start, first, size = number + 1, rows, 0
+    return parts or [(0, 0, 0)]
 
 
 class Orc(Columnar):
@@ -75,7 +105,9 @@ class Orc(Columnar):
         """From the file's last bytes."""
         return orc.ORCFile(stream).schema
 
-    def batches(self, stream: BinaryIO, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
+    ) -> Iterator[pa.RecordBatch]:
         """Stripes, cut: Arrow reads each as a whole."""
         file = orc.ORCFile(stream)
         rows = max(LEAST_ROWS, block_bytes * file.nrows // max(1, file.content_length))
@@ -84,6 +116,6 @@ class Orc(Columnar):
             for first in range(0, stripe.num_rows, rows):
                 yield stripe.slice(first, rows)
 
-    def rows(self, stream: BinaryIO) -> int:
+    def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
         """From the file's last bytes."""
         return int(orc.ORCFile(stream).nrows)

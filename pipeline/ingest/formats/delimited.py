@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import BinaryIO
@@ -56,9 +57,22 @@ class Delimited(FileFormat):
         ends = start + seen.ends + 1
         return next((first + int(end) for end in ends if first + end >= line), None)
 
+    def first_cut(self, text: bytes, file: LogFile) -> int | None:
+        """Where the log has quotes: None if a line behind it opens or closes one, for that may be a record's last."""
+        end, quote = super().first_cut(text, file), self.quote(file.data)
+        if end is None or quote is None:
+            return end
+        behind = text[end : end + LONGEST]
+        odd = quote.encode() in behind and any(line.count(quote.encode()) & 1 for line in behind.split(b"\n"))
+        return None if odd else end
+
+    @abstractmethod
     def layout(self, data: DataConfig, header: bytes | None) -> Layout:
         """How the fields of a line lie; ``header``: the file's first line, None if the configuration names columns."""
-        raise NotImplementedError
+
+    def quote(self, data: DataConfig) -> str | None:
+        """What encloses fields; None where nothing does."""
+        return None
 
 
 class Criteo(Delimited):
@@ -79,6 +93,10 @@ class Csv(Delimited):
     def header_lines(self, data: DataConfig) -> int:
         """The line of names, where there is one."""
         return int(data.header)
+
+    def quote(self, data: DataConfig) -> str | None:
+        """The character that the schema names."""
+        return data.quote
 
     def layout(self, data: DataConfig, header: bytes | None) -> Layout:
         """By the header, or by ``data.columns``; ConfigError without either."""

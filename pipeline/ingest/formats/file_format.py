@@ -10,16 +10,19 @@ from typing import BinaryIO
 
 from pipeline.config import DataConfig
 from pipeline.errors import DataError
-from pipeline.ingest.sources import Block
+from pipeline.ingest.sources import Block, counted_lines
 from pipeline.ingest.spec import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """One file of a log, or its lines from byte ``start`` to ``stop``, the first of them ``first_line``.
+    """One file of a log, or a part of it, whose first line, or row, is number ``first_line``.
 
-    ``first_line`` is 1 until the lines before it are counted. ``label``: the file in messages. ``place``: as of
-    ``Files``. ``block_bytes``: uncompressed bytes of a block. ``values``: of columns that its path tells.
+    ``start``, ``stop``: of plain text the part's bytes; of a Parquet file its row groups; of a later part of compressed
+    text, ``start`` is the byte of its first member, and ``head`` the first line of the file, for its stream begins with
+    the part. ``first_line`` of text is 1 until the lines before it are counted. ``label``: the file in messages.
+    ``place``: as of ``Files``. ``block_bytes``: uncompressed bytes of a block. ``values``: of columns that its path
+    tells.
     """
 
     label: str
@@ -29,6 +32,7 @@ class LogFile:
     start: int = 0
     stop: int | None = None
     first_line: int = 1
+    head: bytes = b""
     place: str = ""
     values: dict[str, str | None] = field(default_factory=dict)
 
@@ -57,22 +61,40 @@ class FileFormat(ABC):
         Raises DataError where the file is of another kind or lacks columns of ``file.spec``.
         """
 
-    def cut(self, source: BinaryIO, at: int, file: LogFile) -> int | None:
-        """A place of plain text from ``at`` on where a part of ``file`` may end; None where none is near.
+    def parts(self, source: BinaryIO, file: LogFile, part_bytes: int) -> list[LogFile]:
+        """Parts of ``file``, whose bytes are ``source``, of about ``part_bytes`` each, in order."""
+        return [file]
 
-        Behind a line that is not blank, so only the file's own end can have blank lines that are no rows.
-        """
+    def cut(self, source: BinaryIO, at: int, file: LogFile) -> int | None:
+        """A place of plain text from ``at`` on where a part of ``file`` may end; None where none is near."""
         source.seek(at)
-        line_end = _LINE_END.search(source.read(SEEN))
-        return at + line_end.end() if line_end else None
+        end = line_end(source.read(SEEN))
+        return None if end is None else at + end
+
+    def first_cut(self, text: bytes, file: LogFile) -> int | None:
+        """The same of ``text`` that follows what nobody has read: how many of its bytes the part before takes.
+
+        ``text``: SEEN bytes, LONGEST more, and fewer only at the end of the file.
+        """
+        return line_end(text[:SEEN])
 
     def header_lines(self, data: DataConfig) -> int:
         """Lines before the first row."""
         return 0
 
-    def rows(self, stream: BinaryIO) -> int:
-        """Rows of a file whose rows are no lines, from what it says of itself."""
-        raise NotImplementedError(f"rows of {self.name} are lines")
+    def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
+        """Rows of a file, whose uncompressed bytes are ``stream``; lines are counted until there are ``enough``."""
+        header = self.header_lines(data)
+        return max(counted_lines(stream, enough + header) - header, 0)
+
+
+def line_end(text: bytes) -> int | None:
+    """Bytes of ``text`` up to the end of its first line that is not blank; None where no such line ends in it.
+
+    Parts end there, so only the file's own end can have blank lines that are no rows.
+    """
+    end = _LINE_END.search(text)
+    return end.end() if end else None
 
 
 SEEN = 1 << 20  # bytes in which a line must end where parts meet

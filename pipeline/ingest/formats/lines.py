@@ -14,19 +14,23 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Lines:
-    """The text of ``file`` in ``stream``: ``header()`` first where it has one, then ``blocks``."""
+    """The text of ``file`` in ``stream``: ``header()`` first where it has one, then ``blocks``.
+
+    ``stream`` is that of the part alone where the file has a ``head``.
+    """
 
     def __init__(self, stream: BinaryIO, file: LogFile) -> None:
         self._file, self._stream, self._headers = file, io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20), 0
-        start = self._stream.peek(8)[:8]
+        self._first = io.BufferedReader(io.BytesIO(file.head)) if file.head else self._stream
+        start = self._first.peek(8)[:8]
         require_text(start, file.label)
         if start.startswith(BOM):
-            self._stream.read(len(BOM))
+            self._first.read(len(BOM))
 
     def header(self) -> bytes:
         """The next line, which is no row."""
         self._headers += 1
-        return self._stream.readline()
+        return self._first.readline()
 
     def start(self) -> bytes:
         """Some bytes that come next."""
@@ -36,8 +40,9 @@ class Lines:
         """Blocks of whole lines of the file's part, each with its first line's number; ``layout``: of whole records."""
         file, first_line = self._file, 1 + self._headers
         if file.start:
-            self._stream.seek(file.start)
             first_line = file.first_line
+        if file.start and not file.head:
+            self._stream.seek(file.start)
         rest = cast(BinaryIO, self._stream)
         if file.stop is not None:
             rest = cast(BinaryIO, _Limited(rest, file.stop - self._stream.tell()))
