@@ -113,7 +113,11 @@ class WatermarkConfig:
         "24 hours.",
     )
     min_partitions: int | None = setting(None, low=1, doc="Smallest number of folders with files; null: any number.")
-    min_rows: int = setting(1, low=1, doc="Smallest number of rows in the files.")
+    min_rows: int = setting(
+        1, low=1,
+        doc="Smallest number of rows of a day as they are delivered: repeated rows, rows that go to quarantine and "
+        "rows that `data.sampling` leaves out count too.",
+    )  # fmt: skip
     max_age_hours: float | None = setting(
         None,
         low=0.0,

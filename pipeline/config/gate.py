@@ -84,6 +84,12 @@ class GateConfig:
     max_rows: int = setting(
         2_000_000, low=1, doc="Largest number of rows to score, spread evenly over the held-out rows."
     )
+    importance_rows: int = setting(
+        4096,
+        low=0,
+        quiet=True,
+        doc="Number of rows that the importance of every feature is measured on; 0: it is not measured.",
+    )
 
     tasks: dict[str, TaskLimits] = setting(factory=dict, quiet=True, doc="Limits of further tasks, by name.")
 

@@ -22,7 +22,7 @@ from pyarrow.fs import PyFileSystem
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_number
-from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, days_between
+from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, days_between, opened, said
 from pipeline.specs.connector import newest
 
 MOST_BACK = 1000  # versions that are looked through for one that has the files of a key
@@ -42,7 +42,7 @@ class _Open:
 
     def __call__(self) -> BinaryIO:
         files: Any = DeltaStorageHandler(self.uri, dict(self.options))
-        return PyFileSystem(files).open_input_file(self.path)
+        return opened(self.path, lambda: PyFileSystem(files).open_input_file(self.path))
 
 
 @dataclass(frozen=True)
@@ -213,12 +213,11 @@ def answering(data: DataConfig) -> Iterator[None]:
             hint="data.path=<the table's folder>, or data.format=parquet for plain files",
         ) from None
     except DeltaError as error:
-        reason = str(error).splitlines()[0]
         raise DataError(
-            f"{data.path} cannot be read as a Delta Lake table: {reason}", hint="repair the table"
+            f"{data.path} cannot be read as a Delta Lake table: {said(error)}", hint="repair the table"
         ) from None
     except OSError as error:
         raise UnreachableError(
-            f"{data.path} does not answer: {str(error).splitlines()[0]}",
+            f"{data.path} does not answer: {said(error)}",
             hint="run the same command once it answers; data.options are the storage options of deltalake",
         ) from error

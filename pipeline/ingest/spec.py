@@ -18,6 +18,7 @@ from pipeline.records import (
     NEGATIVE_RATE,
     RESERVED_ROWS,
     ROW_WEIGHT,
+    SPLIT_HOUR,
     TRUE_PROBABILITY,
     task_column,
     vector_columns,
@@ -460,7 +461,7 @@ def _columns(
 
 
 def _check_names(spec: DataSpec) -> None:
-    taken = {LABEL, TRUE_PROBABILITY, *((DAY,) if spec.has_day else ())}
+    taken = {LABEL, TRUE_PROBABILITY, *((DAY,) if spec.has_day else ()), *((SPLIT_HOUR,) if spec.hour_column else ())}
     taken |= {weight_column(feature.name) for feature in spec.sparse if feature.weighted}
     taken |= {task_column(task.name) for task in spec.tasks} | ({ROW_WEIGHT} if spec.row_weight else set())
     taken |= {NEGATIVE_RATE} if spec.sampling.active else set()

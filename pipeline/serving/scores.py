@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from pipeline.towers.modules import joined, projected_tower
 if TYPE_CHECKING:
     from pipeline.training.parquet import Columns, SplitReader
 
+NONE: Mapping[str, np.ndarray] = MappingProxyType({})
 _RANKING, _TOWERS, _NORMALISE, _PROJECT = "head.ranking.", "towers.tower.", "head.normalise.", "head.project."
 _HISTORIES = "head.histories.vectors."
 
@@ -242,18 +244,18 @@ def score_dataset(
         for name, (model, translation) in models.items():
             raw = split.raw(group, translation.raw) if translation is not None and translation.raw else {}
             unseen = split.unseen(group, translation.unseen) if translation is not None and translation.unseen else {}
-            scores.logits[name].append(_score(split, columns, model, translation, raw, unseen))
+            scores.logits[name].append(score_columns(split, columns, model, translation, raw, unseen))
         for name in slices:
             scores.codes[name].append(_codes(split, columns, name))
         _count_served(split, columns, trained, scores)
     return scores
 
 
-def _score(
-    split: SplitReader, columns: Columns, model: ServedModel, translation: Translation | None,
-    raw: Mapping[str, np.ndarray], unseen: Mapping[str, np.ndarray],
+def score_columns(
+    split: SplitReader, columns: Columns, model: ServedModel, translation: Translation | None = None,
+    raw: Mapping[str, np.ndarray] = NONE, unseen: Mapping[str, np.ndarray] = NONE,
 ) -> np.ndarray:  # fmt: skip
-    """Logits of the rows, as the other model would have seen them where there is a ``translation``.
+    """Logits of decoded rows, as the other model would have seen them where there is a ``translation``.
 
     ``raw``: numbers of the features that are translated from these; ``unseen``: hashes of the ids without a row.
     """

@@ -24,6 +24,7 @@ from pipeline.records import (
     Former,
     GateRecord,
     IngestPart,
+    Towers,
     read,
 )
 from pipeline.records.step import Step
@@ -63,6 +64,7 @@ def judged(
         looked_up = owners | {column.name: column.owner for column in split.schema.event_columns}
         trained = {name: written.tables[table].trained for name, table in looked_up.items()}
         scores = score_dataset(split, opened.models, trained, features)
+        worth = _importance(config, store, inputs, split, opened.models["candidate"][0])
     whole = {name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in scores.logits.items()}
     fitted = calibrator_of(config, split, whole["candidate"], scores.codes)
     raw = _main(whole["candidate"])
@@ -86,7 +88,7 @@ def judged(
     known = dataclasses.replace(
         record, best=best, incumbent_version=incumbent, weights_not_finite=written.not_finite,
         coverage=scores.coverage(), former=_former(config, store, incumbent), not_comparable=opened.problem or None,
-        young_labels=_young(inputs["ingest"]),
+        young_labels=_young(inputs["ingest"]), **worth,
     )  # fmt: skip
     return judge(known, config.gate)
 
@@ -103,6 +105,24 @@ def _scored_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarr
             theirs = logits["incumbent"][:, 1 + list(known).index(task.name)]
         scored[task.name] = ScoredTask(task.kind, labels[task.name], logits["candidate"][:, place], theirs, weights)
     return scored
+
+
+def _importance(
+    config: Config, store: Store, inputs: dict[str, Artifact], split: Any, candidate: Any
+) -> dict[str, Any]:
+    """The candidate's features and towers by importance, as entries of the record; none where it is not asked for."""
+    from pipeline.serving.importance import importance
+
+    rows, schema = config.gate.importance_rows, split.schema
+    if not rows or not split.rows:
+        return {}
+    features = [*schema.dense, *(column.name for column in schema.sparse)]
+    worth = {"importance": importance(split, candidate, {name: [name] for name in features}, rows, config.seed)}
+    towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
+    if not towers.is_flat:
+        groups = {f"tower {number}": tower.features for number, tower in enumerate(towers.towers)}
+        worth["tower_importance"] = importance(split, candidate, groups, rows, config.seed)
+    return worth
 
 
 def _main(logits: Any) -> Any:

@@ -158,7 +158,11 @@ class BatchReader:
         self.wait_seconds = 0.0
         self._announce, self._pin = announce, pin
         self._builder = _Builder(split, order)
-        self._widest = EventCounts(split.schema, order, split.rows) if order.world_size > 1 else None
+        self._widest = None
+        if order.world_size > 1:
+            self._widest = EventCounts(
+                split.schema, split.rows, size=order.global_batch, local=order.local_batch, ranks=order.world_size
+            )
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=prefetch)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="nightjar-reader", daemon=True)

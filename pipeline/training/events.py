@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,9 +12,6 @@ from pipeline.embeddings.event_lookups import EventLookups, Segment, event_looku
 from pipeline.records import DatasetSchema
 from pipeline.training.parquet import Columns
 from pipeline.training.windows import Window
-
-if TYPE_CHECKING:
-    from pipeline.training.data import Order
 
 Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # lengths int32, values int32, weights of the values
 
@@ -68,11 +64,12 @@ class EventBuilder:
 class EventCounts:
     """How many rows of events each rank has in the coming global batches, which every rank knows: it decodes all rows.
 
-    TorchRec's exchange wants a batch of one size on all ranks.
+    TorchRec's exchange wants a batch of one size on all ranks. ``size``: of a global batch of ``rows`` in all, of which
+    each of the ``ranks`` takes ``local``.
     """
 
-    def __init__(self, schema: DatasetSchema, order: Order, rows: int) -> None:
-        self._order, self._rows = order, rows
+    def __init__(self, schema: DatasetSchema, rows: int, *, size: int, local: int, ranks: int) -> None:
+        self._rows, self._size, self._local, self._ranks = rows, size, local, ranks
         lookups = event_lookups(schema)
         self._columns = [] if lookups is None else [_first_columns(schema)[each.sequence] for each in lookups.events]
         self._counts: dict[int, np.ndarray] = {}
@@ -87,18 +84,18 @@ class EventCounts:
         if not self._columns:
             return
         lengths = sum(np.diff(window.columns.ragged[name].offsets) for name in self._columns)[order]  # type: ignore[index]
-        size, local = self._order.global_batch, self._order.local_batch
+        size, local = self._size, self._local
         end = window.start + window.rows
         for batch in range(max(first, window.start // size), -(-end // size)):
             start = batch * size
             low, high = max(start, window.start), min(start + size, end)
             ranks = (np.arange(low, high) - start) // local
-            counts = self._counts.setdefault(batch, np.zeros(self._order.world_size, np.int64))
+            counts = self._counts.setdefault(batch, np.zeros(self._ranks, np.int64))
             own = lengths[low - window.start : high - window.start]
-            counts += np.bincount(ranks, own, self._order.world_size).astype(np.int64)
+            counts += np.bincount(ranks, own, self._ranks).astype(np.int64)
             if low == start:  # padding repeats the global batch's first row
                 total = min(size, self._rows - start)
-                real = np.clip(total - np.arange(self._order.world_size) * local, 0, local)
+                real = np.clip(total - np.arange(self._ranks) * local, 0, local)
                 counts += (local - real) * int(own[0])
 
     def take(self, batch: int) -> int:

@@ -13,7 +13,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.transforms import IdentityTransform
 
 from pipeline.config import SparseFeature, WatermarkConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
 from pipeline.ingest.stage import raw_fingerprint
 from tests.ingest import test_delta
@@ -244,3 +244,13 @@ def test_what_is_not_there_is_told(run_ingest, warehouse):
         run_ingest(config(warehouse, path="clicks"))
     with pytest.raises(DataError, match=r"has no column 'u' \(data.sparse.u.column\)"):
         run_ingest(config(warehouse, sparse={"u": SparseFeature()}))
+
+
+@pytest.mark.parametrize(
+    "options", [{"type": "rest", "uri": "http://127.0.0.1:9"}, {"type": "sql", "uri": "sqlite:////nowhere/at/all.db"}]
+)
+def test_a_catalog_that_does_not_answer_is_told(run_ingest, monkeypatch, options):
+    monkeypatch.setattr("pipeline.store.retrying.FIRST_SECONDS", 0.01)
+    with pytest.raises(UnreachableError, match="the catalog of lake.ads.clicks does not answer: ") as told:
+        run_ingest(config(options))
+    assert told.value.exit_code == 8

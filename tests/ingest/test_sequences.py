@@ -79,7 +79,9 @@ def test_events_have_the_rows_of_their_table_and_the_newest_are_taken(run_ingest
 def test_the_profile_has_the_lengths_of_the_train_rows(run_ingest, tmp_path):
     dataset = run_ingest(config_of(written(tmp_path, rows_of(200))))
     profile = dataset.json("profile.json")["sequences"]["history"]
-    lengths = [len([each for each in h if each is not None]) for h in histories(dataset)][: dataset.schema.rows["train"]]
+    lengths = [len([each for each in h if each is not None]) for h in histories(dataset)][
+        : dataset.schema.rows["train"]
+    ]
     assert profile["mean"] == pytest.approx(np.mean(lengths)) and profile["longest"] == profile["p99"] == 4
     assert profile["empty_share"] == pytest.approx(np.mean([not n for n in lengths]))
 

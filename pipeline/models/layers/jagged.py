@@ -79,4 +79,5 @@ def _summed(values: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
     """[B, D], every sample's events in their order."""
     if torch.compiler.is_exporting() or values.is_meta:  # embedding_bag would fix the number of samples
         return values.new_zeros(offsets.shape[0], values.shape[1]).index_add(0, rows, values)
-    return torch.nn.functional.embedding_bag(torch.arange(rows.shape[0], device=rows.device), values, offsets, mode="sum")
+    places = torch.arange(rows.shape[0], device=rows.device)
+    return torch.nn.functional.embedding_bag(places, values, offsets, mode="sum")
