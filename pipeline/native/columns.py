@@ -16,9 +16,12 @@ import pyarrow as pa
 
 from pipeline.compiled import checked, open_installed
 
-_VERSION = 1  # of the functions, as rows.c has it
+_VERSION = 2  # of the functions, as rows.c has it
 _NAN = 0x7FF8000000000000  # the bits of a float64 that is no number
 _BUCKETS = 1 << 16  # of a sketch
+_EXPONENTS = 1 << 11  # of a float64
+_SUMMED = 1 << 20  # values whose sums by exponent fit into 128 bits
+Counts = tuple[np.ndarray, np.ndarray, np.ndarray]  # of a sketch: buckets, rows and clicks
 
 
 class _Column(ctypes.Structure):
@@ -38,7 +41,8 @@ def library() -> ctypes.CDLL | None:
 
     def opened(path: Path) -> ctypes.CDLL:
         rows = checked(path, "rows", _VERSION)
-        rows.rows_code.restype = rows.rows_sketch.restype = ctypes.c_int64
+        for function in (rows.rows_code, rows.rows_sketch, rows.rows_exact, rows.rows_merge):
+            function.restype = ctypes.c_int64
         return rows
 
     return open_installed(__file__, "rows", opened, "columns are worked on without the compiled steps")
@@ -114,7 +118,30 @@ def whole_sums(values: np.ndarray) -> tuple[float, float, tuple[int, int] | None
     return float(bounds[0]), float(bounds[1]), (int(sums[0]), int(sums[1])) if whole else None
 
 
-def sketched(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+def exact_sums(values: np.ndarray) -> tuple[int, int] | None:
+    """The sum of finite float64 ``values``, and that of their squares, exactly, in units of 2^-1075 and 2^-2150.
+
+    None without the library, and where a value that is not 0 is below 2^-480 or above 2^480.
+    """
+    rows = library()
+    if rows is None:
+        return None
+    values, exponents = np.ascontiguousarray(values, np.float64), np.empty(_EXPONENTS, np.int32)
+    words, total, squares = np.empty((_EXPONENTS, 4), np.uint64), 0, 0
+    for start in range(0, len(values), _SUMMED):
+        part = values[start : start + _SUMMED]
+        count = rows.rows_exact(_at(part), _size(part), _at(exponents), _at(words))
+        if count < 0:
+            return None
+        for exponent, (low, high, square, above) in zip(
+            exponents[:count].tolist(), words[:count].tolist(), strict=True
+        ):
+            total += (low + (high << 64) - (high >> 63 << 128)) << exponent
+            squares += (square + (above << 64)) << 2 * exponent
+    return total, squares
+
+
+def sketched(values: np.ndarray, labels: np.ndarray) -> Counts | None:
     """The buckets (``ingest.sketch``) of finite float64 ``values``, their counts and clicks.
 
     None without the library.
@@ -126,6 +153,18 @@ def sketched(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nda
     most = min(len(values), _BUCKETS)
     used, counts, clicks = np.empty(most, np.uint16), np.empty(most, np.int64), np.empty(most, np.int64)
     count = _some(rows.rows_sketch(_at(values), _at(labels), _size(values), _at(used), _at(counts), _at(clicks)))
+    return used[:count].copy(), counts[:count].copy(), clicks[:count].copy()
+
+
+def merged(one: Counts, other: Counts) -> Counts | None:
+    """The sums of two sketches' counts; None without the library."""
+    rows = library()
+    if rows is None:
+        return None
+    most = len(one[0]) + len(other[0])
+    used, counts, clicks = np.empty(most, np.uint16), np.empty(most, np.int64), np.empty(most, np.int64)
+    given = [*map(_at, one), _size(one[0]), *map(_at, other), _size(other[0])]
+    count = rows.rows_merge(*given, _at(used), _at(counts), _at(clicks))
     return used[:count].copy(), counts[:count].copy(), clicks[:count].copy()
 
 

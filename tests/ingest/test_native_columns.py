@@ -1,5 +1,7 @@
 """The compiled steps on columns give what NumPy and Arrow give, to the bit."""
 
+from fractions import Fraction
+
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -123,3 +125,33 @@ def test_numbers_are_narrowed_where_none_of_them_changes(without):
         assert (ours is not None) == (numpys is not None) == fits
         if fits:
             np.testing.assert_array_equal(ours, numpys)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e140, 1e-140, 5e-324])
+def test_sums_of_any_numbers_are_exact(without, scale):
+    rng = np.random.default_rng(8)
+    values = rng.normal(size=3000) * scale * 10.0 ** rng.integers(-3, 3, 3000)
+    values[::7], values[5] = 0.0, -0.0
+    frame = pl.DataFrame({"x": values})
+    ours, numpys = measure(frame, [pl.col("x")]), without(lambda: measure(frame, [pl.col("x")]))
+    assert ours == numpys
+    assert ours[0].total == sum(Fraction(value) for value in values.tolist()) * 2**2200
+
+
+@pytest.mark.parametrize("rows", [1, 500, 16_383, 16_384, 40_000])
+def test_sketches_are_counted_and_merged(without, rows):
+    rng = np.random.default_rng(9)
+    values, labels = rng.normal(size=(2, rows)) * 1e3, rng.integers(0, 2, rows).astype(np.float32)
+    values[:, ::5], values[0, 0] = np.nan, -0.0
+
+    def both():
+        sketches = Sketch(), Sketch()
+        for sketch, column in zip(sketches, values, strict=True):
+            sketch.add(column, labels)
+        sketches[0].merge(sketches[1])
+        return sketches[0]
+
+    ours, numpys = both(), without(both)
+    for name in ("used", "rows", "clicks"):
+        assert getattr(ours, name).dtype == getattr(numpys, name).dtype
+        np.testing.assert_array_equal(getattr(ours, name), getattr(numpys, name))
