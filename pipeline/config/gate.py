@@ -67,7 +67,9 @@ class GateConfig:
         0.005, low=0.0, doc="Largest rise of NE of the model as served over the model as trained, as a share."
     )
     slices: list[str] = setting(
-        factory=list, doc="Categorical features, or day, by whose values the rows are judged too."
+        factory=list,
+        doc="Categorical features, or day, by whose values the rows are judged too, and sequences, by their number of "
+        "events.",
     )
     slice_values: int = setting(
         10, low=1, high=1000, doc="Number of most frequent values that become slices; the others form one more."
@@ -83,6 +85,12 @@ class GateConfig:
     min_rows: int = setting(1000, low=1, doc="Smallest number of scored rows.")
     max_rows: int = setting(
         2_000_000, low=1, doc="Largest number of rows to score, spread evenly over the held-out rows."
+    )
+    importance_rows: int = setting(
+        4096,
+        low=0,
+        quiet=True,
+        doc="Number of rows that the importance of every feature is measured on; 0: it is not measured.",
     )
 
     tasks: dict[str, TaskLimits] = setting(factory=dict, quiet=True, doc="Limits of further tasks, by name.")

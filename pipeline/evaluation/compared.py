@@ -237,7 +237,7 @@ def former_figures(record: GateRecord) -> Former | None:
         calibration=own.calibration.point, calibration_error=error_of(own.calibration, confidence),
         calibration_by_prediction=own.calibration_by_prediction,
         calibration_by_prediction_error=own.calibration_by_prediction_error,
-        click_rate=record.click_rate, coverage=record.coverage,
+        click_rate=record.click_rate, coverage=record.coverage, importance=record.importance,
     )  # fmt: skip
 
 

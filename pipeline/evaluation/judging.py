@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from pipeline.config import GateConfig
 from pipeline.evaluation.beside import against_baseline, against_best, against_incumbent, labels, power_of
+from pipeline.evaluation.carried import ask_importance
 from pipeline.evaluation.check import WHEN, above, calibration, not_worse, percent, place
 from pipeline.evaluation.gate_tasks import ask_tasks
 from pipeline.records import HOLD, PASS, Check, GateRecord, ModelFigures
@@ -33,7 +34,7 @@ def judge(record: GateRecord, settings: GateConfig) -> GateRecord:
         checks += [*against_incumbent(record, settings), *against_best(record, record.candidate, settings)]
         checks += [*labels(record, settings), *_slices(record, settings), *ask_tasks(record, settings)]
         checks += _serving(record, record.candidate, settings)
-    checks += _coverage(record, settings)
+    checks += [*_coverage(record, settings), *ask_importance(record)]
     if record.young_labels:
         checks = [Check(AGE, "data.label.window_days", True, record.young_labels, warned=True), *map(_waiting, checks)]
     failed = [check for check in checks if not check.passed]

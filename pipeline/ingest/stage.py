@@ -167,7 +167,8 @@ class _Run:
                 self.engine, self.data, self.draft, self.spec, self._events_sources, self.settings.compression
             )
         fit = self._first_pass(day, f"{shown}pass 1 of 2")
-        check_day(fit, self.quarantine, self.data, day, self.quarantine.rows - quarantined)
+        repeated = self.repeats.judged.repeated.get(number or 0, 0) if self.repeats is not None else 0
+        check_day(fit, self.quarantine, self.data, day, self.quarantine.rows - quarantined, repeated)
         if not fit.test:
             self.engine.leaks(self.alone, fit.first_test_day)
             fitting = FittingDay(

@@ -16,12 +16,14 @@ from pipeline.ingest.moments import prepared
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.tasks import stored_columns
+from pipeline.ingest.times import HOUR
 from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.ingest.vectors import scaled
 from pipeline.native.columns import taken, unseen
 from pipeline.records import (
     LABEL,
     MISSING_ROW,
+    SPLIT_HOUR,
     TRUE_PROBABILITY,
     UNSEEN_ROW,
     raw_column,
@@ -55,7 +57,7 @@ class State:
 def transform(
     frame: pl.DataFrame, spec: DataSpec, state: State, coded: Mapping[str, Coded] = MappingProxyType({})
 ) -> pl.DataFrame:
-    """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day, further labels.
+    """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day, hour, other labels.
 
     ``coded``: the ids of some features, which ``frame`` then need not hold.
     """
@@ -75,6 +77,7 @@ def transform(
         ids = coded.get(sparse.name) or Coded.of(frame, sparse)
         columns += _sparse(frame, sparse, state.sparse[sparse.name], ids)
     columns += [frame[name] for name in (TRUE_PROBABILITY, DAY) if name in frame.columns]
+    columns += [frame[HOUR].cast(pl.Int8).alias(SPLIT_HOUR)] if HOUR in frame.columns else []
     columns += stored_columns(frame, spec)
     return pl.DataFrame(columns)
 

@@ -160,6 +160,14 @@ class Calibrated(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Importance(Record):
+    """By how much NE rises where the values of a feature, or of a tower's, change places between rows; its error."""
+
+    rise: float
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Former(Record):
     """What the incumbent's own gate record says of it, with standard errors."""
 
@@ -171,6 +179,7 @@ class Former(Record):
     calibration_by_prediction_error: float = 0.0
     click_rate: float = 0.0
     coverage: dict[str, float] = field(default_factory=dict)
+    importance: dict[str, Importance] | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +221,8 @@ class GateRecord(Record):
     incumbent could not be scored; ``forced``: why a person let the version through. ``version``: of ``model``.
     ``tasks``: those besides the main one. ``young_labels``: in words, that clicks of the scored rows may still come;
     calibration then holds nothing. ``calibrated``: where the version has a calibrator; then all other figures
-    of the candidate are with it, on rows that it was not fitted on, but for ``serving``.
+    of the candidate are with it, on rows that it was not fitted on, but for ``serving``. ``importance``: of the
+    candidate's features, by name, and of its towers.
     """
 
     FILE: ClassVar[str] = GATE
@@ -235,6 +245,8 @@ class GateRecord(Record):
     slices: tuple[Slice, ...] | None = absent()
     tasks: dict[str, TaskComparison] | None = absent()
     calibrated: Calibrated | None = absent()
+    importance: dict[str, Importance] | None = absent()
+    tower_importance: dict[str, Importance] | None = absent()
     young_labels: str | None = absent()
     incumbent_version: str | None = None
     weights_not_finite: dict[str, int] = field(default_factory=dict)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records import HOLD, Check, GateRecord, Interval, RowsPower, Slice
+from pipeline.records import HOLD, Check, GateRecord, Importance, Interval, RowsPower, Slice
 from pipeline.report.gateplots import gate_figures
 from pipeline.report.page import Table, from_template, pill
 
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
 FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
 _SLICE = "slice: "
+MOST_FEATURES = 50  # in the table of importance, which begins with the largest
 LEAST_CHANGE = 0.01  # smallest change of coverage that is shown
 # Pill, Markdown and word of an answer, by the index that ``_answer`` returns.
 _ANSWERS = (("failed", "**no**", "no"), ("skipped", "warned", "warned"), ("done", "yes", "yes"))
@@ -26,7 +27,8 @@ def gate_page(record: GateRecord) -> str:
         about=_sentence(record), verdict=pill(verdict, verdict), held=verdict == HOLD, reasons=record.reasons,
         warnings=record.warnings, summary=_cards(record), compared=_compared_models(record),
         plots=gate_figures(record), questions=_questions(_checks(record)), slices=_slices(record.slices or ()),
-        tasks=_tasks(record),
+        tasks=_tasks(record), importance=_importance(record, record.importance, "Feature"),
+        towers=_importance(record, record.tower_importance, "Tower"),
         coverage=_coverage(record),
     )  # fmt: skip
 
@@ -49,6 +51,9 @@ def gate_markdown(record: GateRecord) -> str:
         lines += [*_markdown_table(("other model", "NE", "change to the candidate"), others), ""]
     rows = [[_ANSWERS[_answer(check)][1], check.name, check.words] for check in _checks(record)]
     lines += [*_markdown_table(("passed", "question", "answer"), rows), ""]
+    if record.importance:
+        worth = _importance(record, record.importance, "feature")
+        lines += [*_markdown_table([name.rstrip("*").lower() for name in worth.head], worth.rows), ""]
     if record.slices:
         compared = _compared(record.slices)
         head = ("slice", "rows", "NE", *(("incumbent", "change of NE") if compared else ()), "calibration")
@@ -198,6 +203,26 @@ def _tasks(record: GateRecord) -> Table:
         for name, each in (record.tasks or {}).items()
     ]  # fmt: skip
     return Table(head, rows)
+
+
+def _importance(record: GateRecord, worth: Mapping[str, Importance] | None, what: str) -> Table:
+    """The features, or towers, by importance; beside the incumbent's when it was published, by the change."""
+    before = (record.former.importance if record.former is not None else None) or {}
+    compared = any(name in before for name in worth or ())
+    head = (what, "NE rises by*", *(("When the incumbent was published*", "Change*") if compared else ()))
+    changes = {name: each.rise - before[name].rise for name, each in (worth or {}).items() if name in before}
+    order = sorted((worth or {}).items(), key=lambda item: -abs(changes.get(item[0], item[1].rise)))
+    rows = []
+    for name, each in order:
+        cells = [name, _rise(each)]
+        if compared:
+            cells += [_rise(before[name]), f"{changes[name]:+.4f}"] if name in changes else ["", ""]
+        rows.append(cells)
+    return Table(head, rows[:MOST_FEATURES])
+
+
+def _rise(each: Importance) -> str:
+    return f"{each.rise:+.4f} ± {each.error:.4f}"
 
 
 def _coverage(record: GateRecord) -> list[tuple[str, str]]:

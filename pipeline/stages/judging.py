@@ -21,9 +21,11 @@ from pipeline.records import (
     MISSING_ROW,
     UNSEEN_ROW,
     Best,
+    DatasetSchema,
     Former,
     GateRecord,
     IngestPart,
+    Towers,
     read,
 )
 from pipeline.records.step import Step
@@ -56,12 +58,15 @@ def judged(
     split = SplitReader(store, inputs["ingest"], "test")
     spread_groups(split, config.gate.max_rows)
     owners = {column.name: column.owner for column in split.schema.sparse}
+    lengths = {sequence.name for sequence in split.schema.sequences}
     wanted = dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices])
-    features = [name for name in wanted if name in owners]
+    features = [name for name in wanted if name in owners or name in lengths]
     incumbent = cast(str | None, step.config.get("incumbent"))
     with _opened(config, store, draft.path, inputs["ingest"], incumbent) as opened:
-        trained = {name: written.tables[table].trained for name, table in owners.items()}
+        looked_up = owners | {column.name: column.owner for column in split.schema.event_columns}
+        trained = {name: written.tables[table].trained for name, table in looked_up.items()}
         scores = score_dataset(split, opened.models, trained, features)
+        worth = _importance(config, store, inputs, split, opened.models["candidate"][0])
     whole = {name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in scores.logits.items()}
     fitted = calibrator_of(config, split, whole["candidate"], scores.codes)
     raw = _main(whole["candidate"])
@@ -85,7 +90,7 @@ def judged(
     known = dataclasses.replace(
         record, best=best, incumbent_version=incumbent, weights_not_finite=written.not_finite,
         coverage=scores.coverage(), former=_former(config, store, incumbent), not_comparable=opened.problem or None,
-        young_labels=_young(inputs["ingest"]),
+        young_labels=_young(inputs["ingest"]), **worth,
     )  # fmt: skip
     return judge(known, config.gate)
 
@@ -102,6 +107,26 @@ def _scored_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarr
             theirs = logits["incumbent"][:, 1 + list(known).index(task.name)]
         scored[task.name] = ScoredTask(task.kind, labels[task.name], logits["candidate"][:, place], theirs, weights)
     return scored
+
+
+def _importance(
+    config: Config, store: Store, inputs: dict[str, Artifact], split: Any, candidate: Any
+) -> dict[str, Any]:
+    """The candidate's features and towers by importance, as entries of the record; none where it is not asked for."""
+    from pipeline.serving.importance import importance
+
+    rows, schema = config.gate.importance_rows, split.schema
+    if not rows or not split.rows:
+        return {}
+    features = [*schema.dense, *(column.name for column in schema.sparse)]
+    alone = {name: [name] for name in features}
+    alone |= {each.name: [column.name for column in each.columns] for each in split.schema.sequences}
+    worth = {"importance": importance(split, candidate, alone, rows, config.seed)}
+    towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
+    if not towers.is_flat:
+        groups = {f"tower {number}": tower.features for number, tower in enumerate(towers.towers)}
+        worth["tower_importance"] = importance(split, candidate, groups, rows, config.seed)
+    return worth
 
 
 def _main(logits: Any) -> Any:
@@ -214,12 +239,11 @@ def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: 
     """The columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their numbers."""
     from pipeline.evaluation import SliceColumn
 
-    columns, owners = {}, {column.name: column.owner for column in split.schema.sparse}
+    columns = {}
     for name in config.gate.slices:
         if name in codes:
-            columns[name] = SliceColumn(
-                codes=np.concatenate(codes[name]), names=id_names(store, dataset, owners.get(name, name))
-            )
+            names = slice_names(store, dataset, split.schema, name)
+            columns[name] = SliceColumn(codes=np.concatenate(codes[name]), names=names)
             continue
         try:
             columns[name] = SliceColumn(codes=split.column(name).astype(np.int64))
@@ -229,6 +253,17 @@ def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: 
                 hint=f"gate.slices=[{next(iter(config.data.sparse))}]",
             ) from None
     return columns
+
+
+def slice_names(store: Store, dataset: Artifact, schema: DatasetSchema, name: str) -> dict[int, str]:
+    """What the values of a slice of feature ``name``, or of a sequence's lengths, are called."""
+    from pipeline.serving.lengths import length_names
+
+    for sequence in schema.sequences:
+        if sequence.name == name:
+            return length_names(sequence)
+    owners = {column.name: column.owner for column in schema.sparse}
+    return id_names(store, dataset, owners.get(name, name))
 
 
 def id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:

@@ -249,11 +249,13 @@ PORT = f"launch.port={20000 + os.getpid() % 9000}"
 SETTINGS = [*CLUSTER, *TRAINING, "launch.namespace=training", "launch.lease_seconds=3", PORT]
 
 
-def start(cluster, store: Path) -> subprocess.Popen:
-    """The launcher, outside the cluster, as the account with the launcher's role."""
+def start(cluster, store: Path, *changes: str) -> subprocess.Popen:
+    """The launcher with changed settings, outside the cluster, as the account with the launcher's role."""
+    changed = {each.partition("=")[0] for each in changes}
+    settings = [each for each in SETTINGS if each.partition("=")[0] not in changed]
     volume = f"launch.pods.volumes={{store:{{claim:store,path:{store}}}}}"
     return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", "run", *SETTINGS, volume, f"store={store}"],
+        [sys.executable, "-m", "pipeline.cli", "run", *settings, *changes, volume, f"store={store}"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "KUBECONFIG": str(cluster.launcher)},
     )  # fmt: skip

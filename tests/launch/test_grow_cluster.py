@@ -1,18 +1,14 @@
 """Against a real API server: a run that shrank for a quota takes its host back when the quota is gone."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.store import Store
 from tests.cluster_kit import PODS
-from tests.conftest import ROOT
-from tests.launch.test_cluster import SETTINGS, VOLCANO, read_until, wait_for
+from tests.launch.test_cluster import VOLCANO, read_until, start, wait_for
 from tests.launch.test_shrink_cluster import QUOTA, QUOTAS
 
 pytestmark = [pytest.mark.k8s, pytest.mark.slow]
@@ -26,16 +22,9 @@ def pods_of(cluster, stage: str) -> list[str]:
 
 
 def test_a_run_takes_the_host_back_that_it_gave_up(cluster, tmp_path: Path) -> None:
-    settings = ["run=grown" if each == "run=nightly" else each for each in SETTINGS]
-    settings = ["train.epochs=150" if each == "train.epochs=40" else each for each in settings]
-    settings += [
-        "launch.min_hosts=1", "launch.shrink_after_minutes=0.1", "launch.grow=true", "launch.grow_minutes=0.05",
-        f"store={tmp_path}", f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}",
-    ]  # fmt: skip
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", "run", *settings],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "KUBECONFIG": str(cluster.launcher)},
+    launcher = start(
+        cluster, tmp_path, "run=grown", "train.epochs=150", "launch.min_hosts=1", "launch.shrink_after_minutes=0.1",
+        "launch.grow=true", "launch.grow_minutes=0.05",
     )  # fmt: skip
     admin = cluster.api("admin")
     try:

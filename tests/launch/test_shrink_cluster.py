@@ -1,17 +1,13 @@
 """Against a real API server: a trainer pod is killed, and the namespace has room for one pod alone from then on."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.store import Store
-from tests.conftest import ROOT
-from tests.launch.test_cluster import SETTINGS, VOLCANO, read_until, wait_for
+from tests.launch.test_cluster import VOLCANO, read_until, start, wait_for
 
 pytestmark = [pytest.mark.k8s, pytest.mark.slow]
 QUOTAS = "/api/v1/namespaces/training/resourcequotas"
@@ -19,14 +15,7 @@ QUOTA = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"
 
 
 def test_a_run_goes_on_with_the_pod_that_has_room(cluster, tmp_path: Path) -> None:
-    settings = ["run=shrunk" if each == "run=nightly" else each for each in SETTINGS]
-    settings += ["launch.min_hosts=1", "launch.shrink_after_minutes=0.1", f"store={tmp_path}"]
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", "run", *settings,
-         f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "KUBECONFIG": str(cluster.launcher)},
-    )  # fmt: skip
+    launcher = start(cluster, tmp_path, "run=shrunk", "launch.min_hosts=1", "launch.shrink_after_minutes=0.1")
     admin = cluster.api("admin")
     try:
         read_until(launcher, r"\bstep +\d+/")
