@@ -10,13 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
 
 from pipeline.ingest.spec import DenseSpec
-from pipeline.native.columns import exact_sums, whole_sums
+from pipeline.native.columns import exact_sums, looked_up_sums, whole_sums
 
+SMALL = 1024  # whole numbers below are looked up where they would be taken the logarithm of
+_TABLES = 4096  # that are kept
+_MOST_ROWS = 1 << 20  # whose squares fit into 63 bits
 LOG_QUANTUM = 1.0 / 65536
 _SHIFT = 2200  # below the exponent of the square of the smallest float64
 _ULP = 1075  # of a float64: mantissa * 2^(exponent - 1075)
@@ -136,6 +140,30 @@ def prepared(feature: DenseSpec) -> pl.Expr:
     if feature.clip:
         value = value.clip(*feature.clip)
     return value.sign() * value.abs().log1p() if feature.logarithmic else value
+
+
+def quantised_moments(frame: pl.DataFrame, feature: DenseSpec) -> Moments:
+    """Moments of the ``quantised`` values of typed rows; of small whole numbers, which counts mostly are, looked up."""
+    column = frame[f"dense:{feature.name}"]
+    known = looked_up_sums(column.to_arrow(), _quanta(feature)) if feature.logarithmic else None
+    if known is None or frame.height > _MOST_ROWS:
+        return measure(frame, [quantised(feature)])[0]
+    (low, high), (total, squares), rest = known
+    count = frame.height - len(rest)
+    moments = Moments(count, float(low), float(high), total << _SHIFT, squares << _SHIFT) if count else Moments()
+    moments.merge(measure(column.gather(rest).to_frame(), [quantised(feature)])[0])
+    return moments
+
+
+@lru_cache(_TABLES)
+def _quanta(feature: DenseSpec) -> np.ndarray:
+    """``quantised`` values of the whole numbers below SMALL, int32: of the very expression, so bits are the same."""
+    return small_numbers(feature).select(quantised(feature)).to_series().to_numpy().astype(np.int32)
+
+
+def small_numbers(feature: DenseSpec) -> pl.DataFrame:
+    """The whole numbers below SMALL as typed rows."""
+    return pl.DataFrame({f"dense:{feature.name}": np.arange(SMALL, dtype=np.float64)})
 
 
 def quantised(feature: DenseSpec) -> pl.Expr:

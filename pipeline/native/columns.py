@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from pipeline.compiled import checked, open_installed
 
-_VERSION = 2  # of the functions, as rows.c has it
+_VERSION = 3  # of the functions, as rows.c has it
 _NAN = 0x7FF8000000000000  # the bits of a float64 that is no number
 _BUCKETS = 1 << 16  # of a sketch
 _EXPONENTS = 1 << 11  # of a float64
+_OTHERS = 4  # one in so many values may be looked up elsewhere
 _SUMMED = 1 << 20  # values whose sums by exponent fit into 128 bits
 Counts = tuple[np.ndarray, np.ndarray, np.ndarray]  # of a sketch: buckets, rows and clicks
 
@@ -41,8 +42,8 @@ def library() -> ctypes.CDLL | None:
 
     def opened(path: Path) -> ctypes.CDLL:
         rows = checked(path, "rows", _VERSION)
-        for function in (rows.rows_code, rows.rows_sketch, rows.rows_exact, rows.rows_merge):
-            function.restype = ctypes.c_int64
+        for name in ("code", "sketch", "exact", "merge", "look_up", "look_up_sums"):
+            getattr(rows, f"rows_{name}").restype = ctypes.c_int64
         return rows
 
     return open_installed(__file__, "rows", opened, "columns are worked on without the compiled steps")
@@ -116,6 +117,35 @@ def whole_sums(values: np.ndarray) -> tuple[float, float, tuple[int, int] | None
     values, bounds, sums = np.ascontiguousarray(values), np.empty(2), np.empty(2, np.int64)
     whole = rows.rows_sums(_at(values), _size(values), _at(bounds), _at(sums))
     return float(bounds[0]), float(bounds[1]), (int(sums[0]), int(sums[1])) if whole else None
+
+
+def looked_up(values: pa.Array, table: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """``table[values]`` (float32) where float64 ``values`` are whole and in range, and the places of all others.
+
+    None without the library, and where there are many others.
+    """
+    rows, most = library(), len(values) // _OTHERS
+    if rows is None:
+        return None
+    out, rest, column = np.empty(len(values), np.float32), np.empty(most, np.int64), _column(values)
+    given = ctypes.byref(column), _size(values), _at(table), _size(table), ctypes.c_int64(most)
+    count = rows.rows_look_up(*given, _at(out), _at(rest))
+    return (out, rest[:count]) if count >= 0 else None
+
+
+def looked_up_sums(values: pa.Array, table: np.ndarray) -> tuple[list[int], list[int], np.ndarray] | None:
+    """Least and largest of ``table[values]`` (int32), their sum and that of their squares; else as ``looked_up``.
+
+    The squares of all values must fit into 63 bits.
+    """
+    rows, most = library(), len(values) // _OTHERS
+    if rows is None:
+        return None
+    bounds, sums, rest = np.empty(2, np.int32), np.empty(2, np.int64), np.empty(most, np.int64)
+    column = _column(values)
+    given = ctypes.byref(column), _size(values), _at(table), _size(table), ctypes.c_int64(most)
+    count = rows.rows_look_up_sums(*given, _at(bounds), _at(sums), _at(rest))
+    return (bounds.tolist(), sums.tolist(), rest[:count]) if count >= 0 else None
 
 
 def exact_sums(values: np.ndarray) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ typedef struct {
     int64_t code; /* -1: nothing here */
 } Slot;
 
-int32_t rows_version(void) { return 2; }
+int32_t rows_version(void) { return 3; }
 
 static inline int there(const uint8_t *present, int64_t i) {
     return !present || (present[i >> 3] >> (i & 7) & 1);
@@ -178,6 +178,58 @@ int32_t rows_sums(const double *values, int64_t n, double *bounds, int64_t *sums
     sums[0] = total;
     sums[1] = squares;
     return whole;
+}
+
+/* The whole number below `size` that is at i, -1 where there is none: 0 is not -0. */
+static inline int64_t small_at(const Column *column, int64_t i, int64_t size) {
+    if (!there(column->present, column->offset + i)) return -1;
+    double value;
+    memcpy(&value, column->values + column->offset + i, sizeof value);
+    if (!(value >= 0.0 && value < (double)size)) return -1;
+    int64_t whole = (int64_t)value;
+    return (double)whole == value && (whole || !column->values[column->offset + i]) ? whole : -1;
+}
+
+/* out[i] = table[value] of n numbers that are whole and below `size`; `rest` gets the places of the others. Returns how
+ * many these are, -1 where they are more than `most`. */
+int64_t rows_look_up(const Column *column, int64_t n, const float *table, int64_t size, int64_t most, float *out,
+                     int64_t *rest) {
+    int64_t others = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t whole = small_at(column, i, size);
+        if (whole >= 0)
+            out[i] = table[whole];
+        else if (others == most)
+            return -1;
+        else
+            rest[others++] = i;
+    }
+    return others;
+}
+
+/* Likewise smallest and largest of the table's values, their sum and that of their squares. */
+int64_t rows_look_up_sums(const Column *column, int64_t n, const int32_t *table, int64_t size, int64_t most,
+                          int32_t *bounds, int64_t *sums, int64_t *rest) {
+    int64_t others = 0, total = 0, squares = 0;
+    bounds[0] = INT32_MAX;
+    bounds[1] = INT32_MIN;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t whole = small_at(column, i, size);
+        if (whole >= 0) {
+            int64_t value = table[whole];
+            bounds[0] = value < bounds[0] ? (int32_t)value : bounds[0];
+            bounds[1] = value > bounds[1] ? (int32_t)value : bounds[1];
+            total += value;
+            squares += value * value;
+        } else if (others == most) {
+            return -1;
+        } else {
+            rest[others++] = i;
+        }
+    }
+    sums[0] = total;
+    sums[1] = squares;
+    return others;
 }
 
 #define EXPONENTS 2048 /* of a float64 */

@@ -1,5 +1,6 @@
 """The compiled steps on columns give what NumPy and Arrow give, to the bit."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -8,9 +9,13 @@ import pyarrow as pa
 import pytest
 
 from pipeline.ingest.contents import row_hashes
-from pipeline.ingest.moments import measure
+from pipeline.ingest.moments import measure, quantised_moments
 from pipeline.ingest.sketch import Sketch
+from pipeline.ingest.spec import DenseSpec, data_spec
+from pipeline.ingest.transform import DenseTransform, State, transform
 from pipeline.native import columns
+
+from .conftest import csv_config, write_rows
 
 pytestmark = pytest.mark.skipif(columns.library() is None, reason="there is no C compiler")
 
@@ -82,10 +87,6 @@ def test_rows_are_hashed_alike(without, one_feature_of_each):
 
 @pytest.fixture
 def one_feature_of_each(tmp_path):
-    from pipeline.ingest.spec import data_spec
-
-    from .conftest import csv_config, write_rows
-
     spec = data_spec(csv_config(write_rows(tmp_path / "log.csv")).data)
     rng = np.random.default_rng(4)
     frame = {f"dense:{f.name}": pl.Series([None, -0.0, 0.0, *rng.normal(size=5000)]) for f in spec.dense}
@@ -155,3 +156,25 @@ def test_sketches_are_counted_and_merged(without, rows):
     for name in ("used", "rows", "clicks"):
         assert getattr(ours, name).dtype == getattr(numpys, name).dtype
         np.testing.assert_array_equal(getattr(ours, name), getattr(numpys, name))
+
+
+@pytest.mark.parametrize("clip", [(), (-1.0, 300.0)])
+@pytest.mark.parametrize("odd", [0.01, 0.9])
+def test_logarithms_that_are_looked_up_have_the_same_bits(without, clip, odd):
+    rng = np.random.default_rng(10)
+    values = np.floor(rng.exponential(40, 5000))
+    few = rng.random(5000) < odd
+    values[few] = rng.choice([-3.0, 0.5, 1e6, 1024.0, 1023.0, -0.0], few.sum())
+    values[:7] = [0.0, -0.0, 1023.0, 1024.0, 2.5, -1.0, 1e30]
+    feature = DenseSpec(name="x", column="x", transform="log1p_standard", clip=clip)
+    numbers = pl.Series("dense:x", values, dtype=pl.Float64).set(pl.Series(rng.random(5000) < 0.05), None)
+    frame = pl.DataFrame({"label": pl.Series(np.zeros(5000, np.float32)), "dense:x": numbers})[9:]
+    fitted = DenseTransform(mean=0.0, std=0.7, missing=-0.1)
+
+    spec = replace(data_spec(csv_config("log.csv").data), dense=(feature,), sparse=())
+
+    def both():
+        made = transform(frame, spec, State(dense={"x": fitted}, sparse={}))["x"]
+        return quantised_moments(frame, feature), made.to_numpy().view(np.uint32).tolist()
+
+    assert both() == without(both)
