@@ -149,9 +149,10 @@ def quantised_moments(frame: pl.DataFrame, feature: DenseSpec) -> Moments:
     if known is None or frame.height > _MOST_ROWS:
         return measure(frame, [quantised(feature)])[0]
     (low, high), (total, squares), rest = known
-    count = frame.height - len(rest)
+    count = frame.height - column.null_count() - len(rest)
     moments = Moments(count, float(low), float(high), total << _SHIFT, squares << _SHIFT) if count else Moments()
-    moments.merge(measure(column.gather(rest).to_frame(), [quantised(feature)])[0])
+    if len(rest):
+        moments.merge(measure(column.gather(rest).to_frame(), [quantised(feature)])[0])
     return moments
 
 

@@ -136,7 +136,8 @@ def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
 def _looked_up(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series | None:
     """The same of a column that mostly holds small whole numbers; None of any other."""
     column = frame[f"dense:{feature.name}"]
-    known = looked_up(column.to_arrow(), _values(feature, fitted.mean, fitted.std, fitted.missing))
+    table = _values(feature, fitted.mean, fitted.std, fitted.missing)
+    known = looked_up(column.to_arrow(), table, fitted.missing)
     if known is None:
         return None
     values, rest = known

@@ -119,24 +119,24 @@ def whole_sums(values: np.ndarray) -> tuple[float, float, tuple[int, int] | None
     return float(bounds[0]), float(bounds[1]), (int(sums[0]), int(sums[1])) if whole else None
 
 
-def looked_up(values: pa.Array, table: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+def looked_up(values: pa.Array, table: np.ndarray, none: float) -> tuple[np.ndarray, np.ndarray] | None:
     """``table[values]`` (float32) where float64 ``values`` are whole and in range, and the places of all others.
 
-    None without the library, and where there are many others.
+    ``none``: for nulls. None without the library, and where there are many others.
     """
     rows, most = library(), len(values) // _OTHERS
     if rows is None:
         return None
     out, rest, column = np.empty(len(values), np.float32), np.empty(most, np.int64), _column(values)
     given = ctypes.byref(column), _size(values), _at(table), _size(table), ctypes.c_int64(most)
-    count = rows.rows_look_up(*given, _at(out), _at(rest))
+    count = rows.rows_look_up(*given, ctypes.c_float(none), _at(out), _at(rest))
     return (out, rest[:count]) if count >= 0 else None
 
 
 def looked_up_sums(values: pa.Array, table: np.ndarray) -> tuple[list[int], list[int], np.ndarray] | None:
     """Least and largest of ``table[values]`` (int32), their sum and that of their squares; else as ``looked_up``.
 
-    The squares of all values must fit into 63 bits.
+    Nulls are left out. The squares of all values must fit into 63 bits.
     """
     rows, most = library(), len(values) // _OTHERS
     if rows is None:

@@ -182,7 +182,6 @@ int32_t rows_sums(const double *values, int64_t n, double *bounds, int64_t *sums
 
 /* The whole number below `size` that is at i, -1 where there is none: 0 is not -0. */
 static inline int64_t small_at(const Column *column, int64_t i, int64_t size) {
-    if (!there(column->present, column->offset + i)) return -1;
     double value;
     memcpy(&value, column->values + column->offset + i, sizeof value);
     if (!(value >= 0.0 && value < (double)size)) return -1;
@@ -190,12 +189,16 @@ static inline int64_t small_at(const Column *column, int64_t i, int64_t size) {
     return (double)whole == value && (whole || !column->values[column->offset + i]) ? whole : -1;
 }
 
-/* out[i] = table[value] of n numbers that are whole and below `size`; `rest` gets the places of the others. Returns how
- * many these are, -1 where they are more than `most`. */
-int64_t rows_look_up(const Column *column, int64_t n, const float *table, int64_t size, int64_t most, float *out,
-                     int64_t *rest) {
+/* out[i] = table[value] of n numbers that are whole and below `size`, `none` where there is no number; `rest` gets the
+ * places of the others. Returns how many these are, -1 where they are more than `most`. */
+int64_t rows_look_up(const Column *column, int64_t n, const float *table, int64_t size, int64_t most, float none,
+                     float *out, int64_t *rest) {
     int64_t others = 0;
     for (int64_t i = 0; i < n; i++) {
+        if (!there(column->present, column->offset + i)) {
+            out[i] = none;
+            continue;
+        }
         int64_t whole = small_at(column, i, size);
         if (whole >= 0)
             out[i] = table[whole];
@@ -207,13 +210,15 @@ int64_t rows_look_up(const Column *column, int64_t n, const float *table, int64_
     return others;
 }
 
-/* Likewise smallest and largest of the table's values, their sum and that of their squares. */
+/* Likewise smallest and largest of the table's values, their sum and that of their squares. What is not there is left
+ * out. */
 int64_t rows_look_up_sums(const Column *column, int64_t n, const int32_t *table, int64_t size, int64_t most,
                           int32_t *bounds, int64_t *sums, int64_t *rest) {
     int64_t others = 0, total = 0, squares = 0;
     bounds[0] = INT32_MAX;
     bounds[1] = INT32_MIN;
     for (int64_t i = 0; i < n; i++) {
+        if (!there(column->present, column->offset + i)) continue;
         int64_t whole = small_at(column, i, size);
         if (whole >= 0) {
             int64_t value = table[whole];
