@@ -152,9 +152,9 @@ def _check_alone(config: Config) -> None:
 def _check_features(data: DataConfig, gate: GateConfig, checkpoint: CheckpointConfig) -> None:
     """Slices and tables must be sparse features."""
     for name in gate.slices:
-        if name not in data.sparse and name != "day":
+        if name not in data.sparse and name not in data.sequences and name != "day":
             raise ConfigError(
-                f"gate.slices names {name!r}, expected sparse features or day",
+                f"gate.slices names {name!r}, expected sparse features{', sequences' * bool(data.sequences)} or day",
                 hint=f"gate.slices=[{next(iter(data.sparse), 'day')}]",
             )
     for table in checkpoint.tables:

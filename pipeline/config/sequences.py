@@ -98,6 +98,8 @@ class SequenceOptions:
 
     hidden: list[int] | None = setting(None, doc="Hidden widths of the MLP by which din weighs an event.")
     softmax: bool | None = setting(None, doc="Whether din's weights are shares of one.")
+    layers: int | None = setting(None, low=1, high=64, doc="Layers of sasrec, bst or hstu.")
+    heads: int | None = setting(None, low=1, high=256, doc="Heads of their attention.")
 
     def check(self, path: str) -> None:
         """ConfigError for a layer without width."""

@@ -40,7 +40,7 @@ from pyiceberg.types import DateType, IntegerType, LongType, StringType, Timesta
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.ingest.days import day_number
-from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, opened, said
+from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, opened, said, snapshot_number
 from pipeline.ingest.zones import end_of_day
 from pipeline.specs.connector import newest
 from pipeline.store.retrying import passes, retried
@@ -264,18 +264,14 @@ def _history(table: Table) -> list[int]:
 
 
 def _number(table: Table, data: DataConfig) -> int:
-    text = data.snapshot or ""
-    if not text.isdigit():
-        raise ConfigError(
-            f"data.snapshot is {text!r}, expected the id of a snapshot of an Iceberg table",
-            hint=f"data.snapshot={getattr(table.current_snapshot(), 'snapshot_id', 'null')}, or null for the newest",
-        )
-    if table.snapshot_by_id(int(text)) is None:
+    newest = getattr(table.current_snapshot(), "snapshot_id", "null")
+    number = snapshot_number(data, "the id of a snapshot of an Iceberg table", newest)
+    if table.snapshot_by_id(number) is None:
         raise DataError(
-            f"{data.path} has no snapshot {text}, or none any more: it expired",
+            f"{data.path} has no snapshot {number}, or none any more: it expired",
             hint="data.snapshot=null reads the newest",
         )
-    return int(text)
+    return number
 
 
 @contextmanager

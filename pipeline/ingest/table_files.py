@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import DataConfig
-from pipeline.errors import DataError, UnreachableError
+from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.formats.columnar import WHOLE, Parquet, Part, row_groups
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, readable
@@ -102,7 +102,7 @@ class _Bytes(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         """The next ``size`` bytes, or all that are left."""
         with _answered(self._path):
-            return bytes(self._stream.read(-1 if size is None else size))
+            return bytes(self._stream.read() if size is None or size < 0 else self._stream.read(size))
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a place."""
@@ -149,6 +149,16 @@ def _answered(path: str) -> Iterator[None]:
             f"{path} cannot be read: {said(error)}",
             hint="run the same command once its store answers",
         ) from error
+
+
+def snapshot_number(data: DataConfig, what: str, newest: object) -> int:
+    """The number that ``data.snapshot`` is; ConfigError, which names the ``newest``, where it is not ``what``."""
+    text = data.snapshot or ""
+    if not text.isdigit():
+        raise ConfigError(
+            f"data.snapshot is {text!r}, expected {what}", hint=f"data.snapshot={newest}, or null for the newest"
+        )
+    return int(text)
 
 
 def said(error: Exception) -> str:

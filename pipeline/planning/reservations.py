@@ -31,7 +31,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     the rest. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
     hardware, schema, world = inputs.hardware, inputs.schema, inputs.world_size
-    batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema)
+    batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema, inputs.lengths)
     pooled = batch * FLOAT * sum(len(table.features) * inputs.model.dim_of(table.name) for table in schema.tables)
     pooled += int(batch * event_bytes(inputs))
     per_parameter = PER_PARAMETER + max(ORDINARY_STATE, inputs.train.dense_state_values)
