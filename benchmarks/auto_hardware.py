@@ -54,14 +54,15 @@ def _run(name: str, threads: int) -> dict[str, Any]:
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )  # fmt: skip
-        result = json.loads(Path(folder, "store/runs/first/result.json").read_text())
+        trained = json.loads(Path(folder, "store/runs/first/result.json").read_text())["train"]
         (kept,) = Path(folder, "cache/nightjar/machines").glob("*.json")
         calibration = json.loads(kept.read_text())
-    step, memory = result["step"], result["memory"]
+    step, memory = trained["step"], trained["memory"]
     case = {
-        "step_ms": step["ms"], "predicted_ms": step["predicted_ms"],
-        "step_error": abs(step["predicted_ms"] / step["ms"] - 1),
-        "memory_error": abs(memory["predicted_bytes"] / memory["bytes"] - 1),
+        "step_ms": step["measured_ms"], "predicted_ms": step["predicted_ms"],
+        "step_error": abs(step["predicted_ms"] / step["measured_ms"] - 1),
+        "memory_mib": memory["measured_bytes"] / 2**20, "predicted_mib": memory["predicted_bytes"] / 2**20,
+        "memory_error": abs(memory["predicted_bytes"] / memory["measured_bytes"] - 1),
         "calibration_s": calibration["seconds"],
     }  # fmt: skip
     print(f"{name}, {threads} threads: {case}", flush=True)

@@ -8,6 +8,7 @@ import multiprocessing
 import queue
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,12 @@ def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments:
 
 
 def _can_fork(device: str) -> bool:
-    """Whether ranks may be forked, which saves them the import of torch: a fork has no CUDA and only one thread."""
+    """Whether ranks may be forked, which saves them the import of torch: a fork has no CUDA and no pools of threads."""
     try:
         threads = len(list(Path("/proc/self/task").iterdir()))
     except OSError:
         return False
-    return device == "cpu" and threads == 1 and "torchrec" in sys.modules
+    return device == "cpu" and threads == threading.active_count() and "torchrec" in sys.modules
 
 
 def _collect(ranks: list[Any], messages: Any) -> list[Any]:
