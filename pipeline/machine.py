@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -92,11 +93,17 @@ def _built_for_cuda() -> bool:
 
 def pinned_figures() -> Path:
     """The file of ``conf/hardware`` that ``hardware=auto`` stands for on this machine, where it exists."""
-    folder = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(folder) if folder else Path.home() / ".config") / "nightjar" / "hardware.yaml"
+    return _own_folder(os.environ.get("XDG_CONFIG_HOME"), ".config") / "hardware.yaml"
 
 
 def kept_figures(key: str) -> Path:
     """Where the figures that were measured for ``key`` are kept: in the user's cache folder."""
-    folder = os.environ.get("XDG_CACHE_HOME")
-    return (Path(folder) if folder else Path.home() / ".cache") / "nightjar" / "machines" / f"{key}.json"
+    return _own_folder(os.environ.get("XDG_CACHE_HOME"), ".cache") / "machines" / f"{key}.json"
+
+
+def _own_folder(given: str | None, usual: str) -> Path:
+    """Our folder in the user's; a user without a home, as in containers, has one among temporary files."""
+    try:
+        return (Path(given) if given else Path.home() / usual) / "nightjar"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"nightjar-{os.getuid()}" / usual

@@ -11,6 +11,7 @@ from pipeline.compose import hardware as auto
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.machine import Gpu, kept_figures, pinned_figures, usable_memory
+from pipeline.planning.hardware import check_hardware
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 
@@ -101,6 +102,25 @@ def test_a_folder_that_cannot_be_written_costs_the_next_plan_a_measurement(machi
     (machine / "cache").write_text("")
     assert keep(composed(), {"lookup_ns": 1.0}, 0.1).figures == {"lookup_ns": 1.0}
     assert "are not kept" in caplog.text and find_kept(composed()) is None
+
+
+def test_where_nothing_can_be_measured_plans_assume_usual_figures(machine, monkeypatch, caplog):
+    def fail(config: Config) -> dict[str, float]:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(quick, "quick_figures", fail)
+    assert with_figures(composed()).hardware == composed().hardware and find_kept(composed()) is None
+    assert "cannot be measured, so plans assume usual figures: no such device" in caplog.text
+    monkeypatch.setattr(auto, "gpus", lambda: (Gpu("H", 80 * GIB),))
+    check_hardware(with_figures(composed()).hardware)
+
+
+def test_a_user_without_a_home_has_folders_among_temporary_files(monkeypatch):
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a user that the system does not know
+    assert pinned_figures().is_absolute() and kept_figures("k").name == "k.json"
 
 
 def test_kept_figures_that_cannot_be_read_are_measured_again(machine):
