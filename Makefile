@@ -98,8 +98,9 @@ bench-pages: install ## lookups and updates of tables in memory pages of 2 MiB, 
 bench-ssd: install ## samples/s with tables on SSD, 8, 4 and 2 times the memory limit, against all in memory
 	@.venv/bin/python -m benchmarks.ssd
 
-bench-ingest: install ## rows/s of ingestion against a plain Polars script and NumPy, memory at 4 times the rows; the reader
+bench-ingest: install ## rows/s of ingestion against a plain Polars script and NumPy, memory at 4 times the rows and with 1,024 columns; the reader
 	@.venv/bin/python -m benchmarks.ingest
+	@.venv/bin/python -m benchmarks.ingest --columns 1024 --rows 20000000 --times 2
 	@.venv/bin/python -m benchmarks.reader
 
 .PHONY: bench-ingest-scale
