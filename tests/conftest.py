@@ -30,7 +30,8 @@ def _stand_for_laptop() -> None:
     """
     former = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     folder = Path(tempfile.mkdtemp(prefix="nightjar-tests-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    owner = os.getpid()  # what is forked leaves the folder alone
+    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
     for entry in former.iterdir() if former.is_dir() else ():
         if entry.name != "nightjar":
             (folder / entry.name).symlink_to(entry)
