@@ -44,7 +44,7 @@ def with_figures(config: Config) -> Config:
     if not names:
         return config
     kept = find_kept(config) or _measured(config)
-    figures = {name: kept.figures[name] for name in names if name in kept.figures}
+    figures: dict[str, Any] = {name: kept.figures[name] for name in names if name in kept.figures}
     return replace(config, hardware=replace(config.hardware, **figures))
 
 

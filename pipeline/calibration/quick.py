@@ -47,7 +47,7 @@ def quick_figures(config: Config) -> dict[str, float]:
     timed = run_ranks(config.machine_ranks, hardware.device, _measure, host)
     # Few times tell the terms of a CPU apart only roughly: its figures are the usual ones, scaled.
     usual = HardwareConfig(name="usual") if hardware.device == "cpu" else None
-    figures = fit_alone(timed, hardware.device, usual) | timed[0]["copies"]
+    figures: dict[str, Any] = fit_alone(timed, hardware.device, usual) | timed[0]["copies"]
     hardware = replace(hardware, **figures)
     steps = []
     for trial, ms in zip(TRIALS, timed[0]["steps"], strict=True):

@@ -37,7 +37,7 @@ def with_machine(config: Config) -> Config:
     if pinned := _pinned():
         return replace(config, hardware=_completed(hardware, pinned))
     cards = gpus()
-    ranks = {"device": "cuda" if cards else "cpu", "ranks_per_host": len(cards) or 1}
+    ranks: dict[str, Any] = {"device": "cuda" if cards else "cpu", "ranks_per_host": len(cards) or 1}
     hardware = replace(hardware, **{name: ranks[name] for name in ranks if name in _left_open(hardware)})
     sizes = _memory(replace(config, hardware=hardware), cards)
     measured = [name for name in _left_open(hardware) if name not in sizes]
