@@ -173,6 +173,13 @@ bench-tasks: install ## test NE of a rare label, learnt alone or with the click 
 bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row updates of lazy Adam
 	@.venv/bin/python -m benchmarks.optimizers
 
+.PHONY: bench-sequences bench-sequences-speed
+bench-sequences: install ## share of the reachable gain of DIN, HSTU and a sum where the last similar item decides (20 minutes)
+	@.venv/bin/python -m benchmarks.sequences_quality
+
+bench-sequences-speed: install ## CPU seconds of sequences' blocks against padded samples, and against samples of one length
+	@.venv/bin/python -m benchmarks.sequences_speed
+
 bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
 	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))
 
