@@ -84,8 +84,9 @@ def runs(tmp_path_factory):
     publish = "stages=[ingest,plan,partition,train,evaluate,publish]"
     commands = [
         ["run", *BASE, "run=one", publish, "publish.quantise=fp32", "gate.min_baseline_gain=null", "gate.min_rows=100",
-         "gate.slices=[history]"],
-        ["run", *BASE, "run=split", "hardware.ranks_per_host=2", *SPLIT],
+         "gate.slices=[history]", "gate.slice_min_rows=20"],
+        ["run", *BASE, "run=begun", "train.max_steps=3"],
+        ["run", *BASE, "run=split", "hardware.ranks_per_host=2", *SPLIT, "train.max_steps=3"],
         ["run", *BASE, "run=disk", "hardware.ssd_gib=1", "+plan.tables.item.tier=ssd",
          "+plan.tables.item.cache_rows=20"],
         ["run", *BASE, "run=cut", "train.max_steps=20"],
@@ -127,10 +128,10 @@ def test_a_table_of_events_is_that_of_the_feature(runs):
 
 def test_ranks_train_the_same_model(runs):
     """Two ranks, with a table cut by rows, some whole and some on both."""
-    one, two = (result(runs, name)["eval"] for name in ("one", "split"))
-    assert two["ne"] == pytest.approx(one["ne"], rel=1e-3)
+    one, two = (result(runs, name)["eval"] for name in ("begun", "split"))
+    assert two["ne"] == pytest.approx(one["ne"], rel=1e-5)
     for name, rows in final_rows(runs, "split").items():
-        torch.testing.assert_close(rows, final_rows(runs, "one")[name], atol=2e-3, rtol=1e-2)
+        torch.testing.assert_close(rows, final_rows(runs, "begun")[name], atol=1e-5, rtol=1e-4)
 
 
 def test_a_table_on_disk_ends_with_the_same_bits(runs):
