@@ -184,6 +184,10 @@ bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's pla
 bench-plan-random: install ## 200 random planning cases against TorchRec's planner, in both cost models (10 minutes)
 	@.venv/bin/python -m benchmarks.plan_random
 
+.PHONY: bench-plan-mlperf
+bench-plan-mlperf: install ## predicted steps of MLPerf's DLRM-DCNv2 on 8, 16 and 128 H100s beside published ones
+	@.venv/bin/python -m benchmarks.plan_mlperf
+
 # WHEELS: the folder of an earlier `python -m benchmarks.gpu_check pack FOLDER`, on a machine without a package index.
 gpu-check: ## the tests and runs that need a GPU, and one JSON line (PYTHON needs torch for CUDA)
 	@$(PYTHON) -m benchmarks.gpu_check run $(if $(WHEELS),--wheels $(WHEELS))

@@ -104,7 +104,7 @@ def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
     samples = local_batch(batch, hardware.world_size)
     compute = samples * costs.flop / hardware.dense_gflop_per_s / 1e6
     memory = samples * costs.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
-    gradients = 2 * _all_to_all_ms(hardware, costs.parameters * FLOAT)  # a ring: reduce-scatter, then all-gather
+    gradients = _all_reduce_ms(hardware, costs.parameters * FLOAT)
     return compute + memory + gradients + (_latency_ms(hardware) if hardware.world_size > 1 else 0.0)
 
 
@@ -187,7 +187,7 @@ def _replica_ms(hardware: HardwareConfig, load: ShardLoad) -> dict[str, float]:
     """A data-parallel table: its whole gradient is reduced over the ranks and applied by dense passes."""
     size = load.rows * load.columns * FLOAT
     return {
-        "gradient_exchange": 2 * _all_to_all_ms(hardware, size),
+        "gradient_exchange": _all_reduce_ms(hardware, size),
         "update": hardware.table_overhead_us / 1e3
         + load.optimizer.replica_passes * size / _gb_per_s(hardware, "") / BYTES_PER_MS,
     }
@@ -208,6 +208,18 @@ def _all_to_all_ms(hardware: HardwareConfig, size: float) -> float:
     world, local = hardware.world_size, hardware.ranks_per_host
     within = size * (local - 1) / world / hardware.intra_host_gb_per_s if local > 1 else 0.0
     between = size * (world - local) / world / hardware.inter_host_gb_per_s if world > local else 0.0
+    return max(within, between) / BYTES_PER_MS
+
+
+def _all_reduce_ms(hardware: HardwareConfig, size: float) -> float:
+    """Ms to add up ``size`` bytes over all ranks in rings: a reduce-scatter, then an all-gather.
+
+    Every rank sends to the next; where that one is on another host, the rings share the links of all the host's ranks.
+    """
+    world, local = hardware.world_size, hardware.ranks_per_host
+    moved = 2 * size * (world - 1) / world
+    within = moved / hardware.intra_host_gb_per_s if local > 1 else 0.0
+    between = moved / (local * hardware.inter_host_gb_per_s) if world > local else 0.0
     return max(within, between) / BYTES_PER_MS
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
+from pipeline.compose import compose
 from pipeline.config import Config, HardwareConfig
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
@@ -17,7 +18,12 @@ PRESETS = sorted(path.stem for path in (ROOT / "conf/hardware").glob("*.yaml"))
 
 
 def preset(name: str) -> HardwareConfig:
-    return HardwareConfig(**OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/hardware/{name}.yaml")))
+    return replace(_composed(name))
+
+
+@lru_cache
+def _composed(name: str) -> HardwareConfig:
+    return compose([f"hardware={name}"]).hardware
 
 
 def cpu(hosts: int, ranks: int, ddr: float = 8.0) -> HardwareConfig:

@@ -16,6 +16,7 @@ from plan_cases import PRESETS, ROOT, check_plan, configure, cpu, criteo, datase
 from pipeline.config import TablePin
 from pipeline.errors import PlanError
 from pipeline.planning import PlanInputs, make_plan, plan_summary, render_plan
+from pipeline.planning.setting import SEARCH_PAIRS, settle
 from pipeline.records import Plan
 
 
@@ -209,6 +210,14 @@ def test_a_thousand_tables_on_128_ranks():
     text = render_plan(plan)
     assert "... and 960 smaller tables" in text
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_a_search_of_very_many_pairs_offers_copies_where_they_cost_all_ranks_less():
+    hardware = preset("h100x16x8")
+    rows, pooling = {f"T{i}": 600 for i in range(40)}, {f"T{i}": 1.0 + 200 * (i == 7) for i in range(40)}
+    setting = settle(PlanInputs.of(configure(hardware, dim=64, batch=65_536), *dataset(rows, pooling)))
+    assert len(rows) * hardware.world_size > SEARCH_PAIRS and rows["T7"] > 65_536 // hardware.world_size
+    assert [name for name, choice in setting.offered.items() if "data_parallel" in choice.sharding] == ["T7"]
 
 
 def test_nothing_is_printed_or_warned(capfd, recwarn):

@@ -22,6 +22,8 @@ from pipeline.stages.calibrating import chosen_rows
 from pipeline.store import Artifact, Store
 from pipeline.training.parquet import SplitReader
 
+pytestmark = pytest.mark.slow
+
 DAYS = [date(2026, 1, day) for day in (1, 2, 3)]
 ROWS, HELD, JUDGED = 2400, 18, 21  # rows a day; the hours from which on rows are held out, and judged
 SETTINGS = (
