@@ -84,7 +84,8 @@ def runs(tmp_path_factory):
     publish = "stages=[ingest,plan,partition,train,evaluate,publish]"
     commands = [
         ["run", *BASE, "run=one", publish, "publish.quantise=fp32", "gate.min_baseline_gain=null", "gate.min_rows=100",
-         "gate.slices=[history]", "gate.slice_min_rows=20"],
+         "gate.slices=[history]", "gate.slice_min_clicks=5",
+         "gate.slice_max_calibration_error=null"],
         ["run", *BASE, "run=begun", "train.max_steps=3"],
         ["run", *BASE, "run=split", "hardware.ranks_per_host=2", *SPLIT, "train.max_steps=3"],
         ["run", *BASE, "run=disk", "hardware.ssd_gib=1", "+plan.tables.item.tier=ssd",
