@@ -98,8 +98,9 @@ bench-pages: install ## lookups and updates of tables in memory pages of 2 MiB, 
 bench-ssd: install ## samples/s with tables on SSD, 8, 4 and 2 times the memory limit, against all in memory
 	@.venv/bin/python -m benchmarks.ssd
 
-bench-ingest: install ## rows/s of ingestion against a plain Polars script and NumPy, memory at 4 times the rows; the reader
+bench-ingest: install ## rows/s of ingestion against a plain Polars script and NumPy, memory at 4 times the rows and with 1,024 columns; the reader
 	@.venv/bin/python -m benchmarks.ingest
+	@.venv/bin/python -m benchmarks.ingest --columns 1024 --rows 20000000 --times 2
 	@.venv/bin/python -m benchmarks.reader
 
 .PHONY: bench-ingest-scale
@@ -171,6 +172,13 @@ bench-tasks: install ## test NE of a rare label, learnt alone or with the click 
 .PHONY: bench-optimizers
 bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row updates of lazy Adam
 	@.venv/bin/python -m benchmarks.optimizers
+
+.PHONY: bench-sequences bench-sequences-speed
+bench-sequences: install ## share of the reachable gain of DIN, HSTU and a sum where the last similar item decides (20 minutes)
+	@.venv/bin/python -m benchmarks.sequences_quality
+
+bench-sequences-speed: install ## CPU seconds of sequences' blocks against padded samples, and against samples of one length
+	@.venv/bin/python -m benchmarks.sequences_speed
 
 bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
 	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,12 @@ import pytest
 
 from pipeline.cpus import share_cpus
 
-share_cpus()  # before torch: tests share the cores with each other and with the ranks they start
+# Before torch: tests share the cores with each other and with the ranks they start. Threads that wait for each other on
+# cores that others use take many times as long as one.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+share_cpus()
+gc.disable()  # while everything is imported: see pytest_collection_finish
 
 from tests.cluster_kit import cluster  # noqa: E402, F401 (a fixture)
 
@@ -83,8 +89,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What was imported stays: the garbage collector would look at a million objects of libraries again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

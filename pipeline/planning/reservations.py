@@ -69,7 +69,9 @@ def host_bytes(inputs: PlanInputs) -> dict[str, int]:
     """Bytes that one rank needs in host memory on any device: the process, rows read ahead, a checkpoint's copy."""
     schema, train, world = inputs.schema, inputs.train, inputs.world_size
     row = _row_bytes(schema, inputs.profile)
-    window = min(train.shuffle_window_groups * inputs.ingest.rows_per_group, max(schema.rows.get("train", 0), 1))
+    groups = [rows for file in schema.groups.get("train", []) for rows in file]
+    largest = max(groups, default=inputs.ingest.rows_per_group)
+    window = min(train.shuffle_window_groups * largest, max(schema.rows.get("train", 0), 1))
     # One window is cut into batches while the next is decoded, and the rank copies its own part of the first.
     windows = (2 + 1 / world) * window * row
     batches = int(train.prefetch_batches * local_batch(train.batch, world) * row)

@@ -48,7 +48,6 @@ def commit(path, frame: pl.DataFrame, **options) -> DeltaTable:
 
 def test_the_dataset_is_that_of_the_same_rows_in_parquet(run_ingest, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 2000)
-    monkeypatch.setattr("pipeline.ingest.stage.BLOCK_UNIT", 2000)
     monkeypatch.setattr("pipeline.ingest.formats.columnar.LEAST_ROWS", 50)
     commit(tmp_path / "table", log())
     log().write_parquet(tmp_path / "log.parquet")

@@ -49,7 +49,6 @@ def config(options, **changes):
 
 def test_the_dataset_is_that_of_the_same_rows_in_parquet(run_ingest, tmp_path, monkeypatch, warehouse):
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 2000)
-    monkeypatch.setattr("pipeline.ingest.stage.BLOCK_UNIT", 2000)
     monkeypatch.setattr("pipeline.ingest.formats.columnar.LEAST_ROWS", 50)
     table = create(warehouse, log())
     log().write_parquet(tmp_path / "log.parquet")

@@ -94,7 +94,7 @@ def encoded(frame: pl.DataFrame, kind: str) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "avro"])
 def test_the_dataset_is_that_of_the_same_rows_in_parquet(run_ingest, tmp_path, monkeypatch, cluster, kind):
-    monkeypatch.setattr("pipeline.ingest.stage.BLOCK_UNIT", 2000)  # many blocks
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 2000)  # many blocks
     log().write_parquet(tmp_path / "log.parquet")
     (tmp_path / "click.avsc").write_text(json.dumps(SCHEMA))
     cluster.send(encoded(log(), kind), partition=1)

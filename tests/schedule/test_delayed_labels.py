@@ -30,6 +30,7 @@ SETTINGS = (
     "data=csv", "data.name=shop", "data.label.column=click", "data.timestamp=time", "data.dedupe.key=event",
     "data.label.window_days=2", "+data.dense.price={}", "+data.sparse.user={rows: 60}", "+data.sparse.ad={rows: 30}",
     "+data.tasks.buy={given: click}", "data.split.by=hours", "data.split.test_hours=6",
+    "train.threads_per_rank=1",
     "model.embedding_dim=4", "model.bottom_mlp=[8]", "model.top_mlp=[8]", "train.global_batch=128", "train.epochs=2",
     "train.warmup_steps=2", "train.precision=fp32", "train.lr=0.01", "train.sparse_lr=0.1",
     "launch.inline=[ingest,plan,partition,train,evaluate,publish]", "nightly.wait_minutes=0", "gate.replicates=50",
