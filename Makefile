@@ -192,6 +192,10 @@ bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's pla
 bench-plan-random: install ## 200 random planning cases against TorchRec's planner, in both cost models (10 minutes)
 	@.venv/bin/python -m benchmarks.plan_random
 
+.PHONY: bench-auto
+bench-auto: install ## predicted and measured steps of first runs with hardware=auto, 1, 2 and 4 threads (3 minutes)
+	@.venv/bin/python -m benchmarks.auto_hardware
+
 .PHONY: bench-plan-mlperf
 bench-plan-mlperf: install ## predicted steps of MLPerf's DLRM-DCNv2 on 8, 16 and 128 H100s beside published ones
 	@.venv/bin/python -m benchmarks.plan_mlperf

@@ -11,7 +11,7 @@ from pipeline.specs import ORDINARY_STATE
 from pipeline.units import GIB
 
 # Thread stacks, allocator arenas, compiled kernels and decoder buffers of a training run, measured on a CPU.
-RUNTIME = 64 << 20
+RUNTIME = 56 << 20
 # The offset at which the ids of a sample with several ids begin.
 OFFSET = 8
 # Pairs, buffers and threads' arenas of three process groups, where there are other ranks.

@@ -14,7 +14,8 @@ from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, Spars
 ROOT = Path(__file__).parents[2]
 CRITEO = [40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10]
 CRITEO += [2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36]
-PRESETS = sorted(path.stem for path in (ROOT / "conf/hardware").glob("*.yaml"))
+# All but the one that stands for the machine at hand.
+PRESETS = sorted(path.stem for path in (ROOT / "conf/hardware").glob("*.yaml") if path.stem != "auto")
 
 
 def preset(name: str) -> HardwareConfig:
