@@ -33,7 +33,7 @@ _ALLOWED = (
     "train.weight_decay", "train.warmup_steps", "train.schedule", "train.decay_ratio", "train.min_lr_factor",
     "train.clip.*", "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*", "data.tasks.*",
     "train.tasks.*", "data.weight",
-    "data.dense_transform", "data.dense.*", "data.missing", "dataset",
+    "data.dense_transform", "data.dense.*", "data.missing", "data.sequences.*", "dataset",
 )  # fmt: skip
 _BEFORE_SCHEDULES = {"schedule": "constant", "decay_ratio": 1.0, "min_lr_factor": 0.0}
 DATASET, RENAMED = "dataset", "checkpoint.rename."
@@ -179,7 +179,9 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 def _has_vocab(data: DataConfig) -> bool:
     default = data.sparse_defaults.mapping
-    return any(ID_MAPPINGS.get(feature.mapping or default).vocabulary for feature in data.sparse.values())
+    return bool(data.event_tables) or any(
+        ID_MAPPINGS.get(feature.mapping or default).vocabulary for feature in data.sparse.values()
+    )
 
 
 def _is_allowed(path: str, allow: list[str]) -> bool:

@@ -12,7 +12,16 @@ from pipeline.config.renamed import RENAMED
 from pipeline.config.validate import ValidateConfig
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
-from pipeline.specs import ID_MAPPINGS, LABEL_KINDS, MAIN_TASK, STAGES, TASK_ARCHITECTURES, default_stages, mapping_of
+from pipeline.specs import (
+    ID_MAPPINGS,
+    LABEL_KINDS,
+    MAIN_TASK,
+    SEQUENCE_BLOCKS,
+    STAGES,
+    TASK_ARCHITECTURES,
+    default_stages,
+    mapping_of,
+)
 
 
 def check(config: Config) -> None:
@@ -25,6 +34,7 @@ def check(config: Config) -> None:
     _check_features(config.data, config.gate, config.checkpoint)
     _check_calibrator(config)
     _check_tasks(config)
+    _check_sequences(config)
     _check_tables(config)
     _check_allowed(config)
     if config.launch.name == "kubernetes":
@@ -148,7 +158,7 @@ def _check_features(data: DataConfig, gate: GateConfig, checkpoint: CheckpointCo
                 hint=f"gate.slices=[{next(iter(data.sparse), 'day')}]",
             )
     for table in checkpoint.tables:
-        if table not in data.sparse or data.sparse[table].table:
+        if table not in data.event_tables and (table not in data.sparse or data.sparse[table].table):
             near = ", ".join([name for name, feature in data.sparse.items() if not feature.table][:5])
             raise ConfigError(
                 f"checkpoint.tables names {table!r}, expected a table of data.sparse: {near}, ...",
@@ -201,10 +211,41 @@ def _check_tasks(config: Config) -> None:
                 )
 
 
+def _check_sequences(config: Config) -> None:
+    """``model.sequences`` names sequences, a block that compares has a target, and the model is flat."""
+    known = config.data.sequences
+    for name in config.model.sequences:
+        if name not in known:
+            near = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.0)), None)
+            raise ConfigError(
+                f"model.sequences names {name!r}, expected a sequence of data.sequences: {', '.join(known) or 'none'}",
+                hint=f"~model.sequences.{name}" + (f" +model.sequences.{near}={{...}}" if near else ""),
+            )
+    for name, sequence in known.items():
+        path = f"model.sequences.{name}"
+        block = config.model.sequence(name).block_at(path)
+        if block.targeted and sequence.target is None:
+            tables = [each.table for each in sequence.features.values() if each.table]
+            others = [each.name for each in SEQUENCE_BLOCKS if not each.targeted]
+            raise ConfigError(
+                f"{path}.block is {block.name}, which compares events with a target, but data.sequences.{name}.target "
+                "is null",
+                hint=(f"data.sequences.{name}.target={tables[0]}, or " if tables else "")
+                + f"'+{path}={{block: {others[0]}}}'",
+            )
+    if known and config.partition.name != "flat":
+        raise ConfigError(
+            f"data.sequences has {', '.join(known)}, but partition.name is {config.partition.name}: towers do not take "
+            "sequences",
+            hint="partition=flat",
+        )
+
+
 def _check_tables(config: Config) -> None:
     """``model.tables`` names tables; a GPU's kernels take widths that are multiples of 4."""
     data = config.data
     tables = list(data.tables) if data.format == "tables" else [name for name, f in data.sparse.items() if not f.table]
+    tables += data.event_tables
     for name, table in config.model.tables.items():
         path = f"model.tables.{name}"
         if name in data.sparse and name not in tables:

@@ -21,6 +21,7 @@ from pipeline.config.features import (
 )
 from pipeline.config.fields import setting
 from pipeline.config.rows import DedupeConfig, SamplingConfig
+from pipeline.config.sequences import AGE, SequenceConfig, check_sequences, event_feature
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
 from pipeline.config.values import check_name, check_time_zone
@@ -265,6 +266,9 @@ class DataConfig:
     sparse_defaults: SparseDefaults = setting(factory=SparseDefaults, doc="Defaults of the categorical features.")
     dense: dict[str, DenseFeature] = setting(factory=dict, doc="The numeric features, by name.")
     sparse: dict[str, SparseFeature] = setting(factory=dict, doc="The categorical features, by name.")
+    sequences: dict[str, SequenceConfig] = setting(
+        factory=dict, quiet=True, doc="What a user did before a row: sequences of events, by name."
+    )
     split: SplitConfig = setting(factory=SplitConfig, doc="How rows are split into train and test set.")
     synthetic: SyntheticConfig = setting(factory=SyntheticConfig, doc="What synthetic logs look like.")
     tables: dict[str, TableFigures] = setting(factory=dict, doc="The tables of format tables, by name.")
@@ -285,6 +289,7 @@ class DataConfig:
             )
         self._check_connector(path)
         self._check_features(path)
+        self._check_sequences(path)
         self._check_zone(path)
         self._check_window(path)
         self._check_day(path)
@@ -359,6 +364,16 @@ class DataConfig:
             if feature.table is not None:
                 self._check_shared(f"{path}.sparse.{name}.table", name, feature.table)
 
+    def _check_sequences(self, path: str) -> None:
+        names = set(self.dense) | set(self.sparse) | set(self.tasks)
+        check_sequences(f"{path}.sequences", self.sequences, self.sparse, names, self.sparse_defaults.mapping)
+        timed = [name for name, each in self.sequences.items() if each.time is not None]
+        if timed and self.timestamp is None:
+            raise ConfigError(
+                f"{path}.sequences.{timed[0]}.time is set, but {path}.timestamp names no column with the time of a row",
+                hint=f"{path}.timestamp=<column>, or {path}.sequences.{timed[0]}.time=null",
+            )
+
     def _check_shared(self, path: str, name: str, table: str) -> None:
         """A shared table is that of another feature, whose ids have rows by a mapping that takes any ids."""
         owner = self.sparse.get(table)
@@ -389,6 +404,16 @@ class DataConfig:
         for name in self.sparse:
             by_table.setdefault(self.table_of(name), []).append(name)
         return [names for names in by_table.values() if len(names) > 1]
+
+    @property
+    def event_tables(self) -> tuple[str, ...]:
+        """The tables that columns of sequences have for themselves, by their features' names."""
+        return tuple(
+            event_feature(name, column)
+            for name, sequence in self.sequences.items()
+            for column in (*sequence.features, *((AGE,) if sequence.time is not None else ()))
+            if column not in sequence.features or sequence.features[column].table is None
+        )
 
     @property
     def max_normed(self) -> frozenset[str]:

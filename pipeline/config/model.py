@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from pipeline.config.fields import setting
+from pipeline.config.sequences import SequenceModel
 from pipeline.config.tables import TableConfig
 from pipeline.config.tasks import TaskOptions
 from pipeline.errors import ConfigError
@@ -34,6 +35,9 @@ class ModelConfig:
         "esmm: as shared_bottom, but a task that is `given` another predicts the probability of both.",
     )
     task_options: TaskOptions = setting(factory=TaskOptions, quiet=True, doc="Options of `model.tasks`.")
+    sequences: dict[str, SequenceModel] = setting(
+        factory=dict, quiet=True, doc="What becomes of single sequences of `data.sequences`, by name."
+    )
 
     @property
     def task_architecture(self) -> TaskArchitecture:
@@ -52,6 +56,10 @@ class ModelConfig:
     def table(self, name: str) -> TableConfig:
         """The settings of table ``name``."""
         return self.tables.get(name) or TableConfig()
+
+    def sequence(self, name: str) -> SequenceModel:
+        """What becomes of sequence ``name``."""
+        return self.sequences.get(name) or SequenceModel()
 
     def dim_of(self, table: str) -> int:
         """The width of the rows of ``table``."""

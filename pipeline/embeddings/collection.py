@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from pipeline.config import ModelConfig
-from pipeline.records import DatasetSchema
+from pipeline.records import DatasetSchema, EmbeddedTable
 
 _POOLINGS = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 
@@ -24,22 +24,32 @@ def build_collection(
     """The float32 tables of the sparse features, of the widths and poolings that ``model`` says.
 
     ``device`` may be meta: sharding allocates the real storage and ``RowAccess.initialise`` fills it. ``weighted``:
-    lookups carry weights (None: where any feature has them).
+    lookups carry weights (None: where any feature has them). Tables of sequences are those of ``event_collection``.
     """
-    tables = [
-        EmbeddingBagConfig(
-            name=table.name,
-            embedding_dim=model.dim_of(table.name),
-            num_embeddings=table.rows,
-            feature_names=[*table.features],
-            pooling=_POOLINGS[model.table(table.name).pooling],
-            weight_init_max=model.table(table.name).init_bound,
-        )
-        for table in schema.tables
-    ]
+    tables = [_bag(table, table.features, model) for table in schema.tables if not table.events]
     any_weighted = any(column.weighted for column in schema.sparse)
     return EmbeddingBagCollection(
         tables=tables, device=device, is_weighted=any_weighted if weighted is None else weighted
+    )
+
+
+def event_collection(schema: DatasetSchema, model: ModelConfig, device: torch.device) -> EmbeddingBagCollection:
+    """The tables of sequences, looked up as ``event_lookups`` says: a key a table, which has the table's name."""
+    tables = [table for table in schema.tables if table.events]
+    return EmbeddingBagCollection(
+        tables=[_bag(table, (table.name,), model) for table in tables], device=device,
+        is_weighted=any(table.weighted for table in tables),
+    )  # fmt: skip
+
+
+def _bag(table: EmbeddedTable, keys: Sequence[str], model: ModelConfig) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(
+        name=table.name,
+        embedding_dim=model.dim_of(table.name),
+        num_embeddings=table.rows,
+        feature_names=[*keys],
+        pooling=_POOLINGS[model.table(table.name).pooling],
+        weight_init_max=model.table(table.name).init_bound,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -167,7 +167,10 @@ def to_sharding_plan(
     return ShardingPlan(plan={module_path: module_plan})
 
 
-def _check_model(model: nn.Module, plan: Plan, module_path: str, device: torch.device) -> EmbeddingBagCollection:
+def _check_model(
+    model: nn.Module, plan: Plan, paths: Sequence[str], device: torch.device
+) -> dict[str, EmbeddingBagCollection]:
+    """The collections of ``model`` by path; PlanError where ``plan`` is for other tables, ranks or devices."""
     if plan.world_size != dist.get_world_size():
         raise PlanError(
             f"the plan is for {plan.world_size} ranks, but {dist.get_world_size()} are running",
@@ -178,10 +181,14 @@ def _check_model(model: nn.Module, plan: Plan, module_path: str, device: torch.d
             f"the plan is for device {plan.device!r}, but the run is on {device.type!r}",
             hint=f"hardware.device={device.type}",
         )
-    collection = model.get_submodule(module_path)
-    if not isinstance(collection, EmbeddingBagCollection):
-        raise TypeError(f"{module_path} is a {type(collection).__name__}, expected an EmbeddingBagCollection")
-    built = {c.name: (c.num_embeddings, c.embedding_dim) for c in collection.embedding_bag_configs()}
+    collections: dict[str, EmbeddingBagCollection] = {}
+    for path in paths:
+        collection = model.get_submodule(path)
+        if not isinstance(collection, EmbeddingBagCollection):
+            raise TypeError(f"{path} is a {type(collection).__name__}, expected an EmbeddingBagCollection")
+        collections[path] = collection
+    configs = [c for collection in collections.values() for c in collection.embedding_bag_configs()]
+    built = {c.name: (c.num_embeddings, c.embedding_dim) for c in configs}
     planned = {name: (table.rows, table.dim) for name, table in plan.tables.items()}
     for name in [*built, *planned]:
         if built.get(name) != planned.get(name):
@@ -189,13 +196,24 @@ def _check_model(model: nn.Module, plan: Plan, module_path: str, device: torch.d
                 f"table {name!r} is (rows, dim) {planned.get(name)} in the plan, but {built.get(name)} in the model",
                 hint=_REPLAN,
             )
-    return collection
+    return collections
+
+
+def _plans(
+    plan: Plan, collections: dict[str, EmbeddingBagCollection], ranks: Sequence[int] | None, prefetch: bool
+) -> ShardingPlan:
+    """TorchRec's form of ``plan`` for several collections, each with its own tables."""
+    whole = ShardingPlan(plan={})
+    for path, collection in collections.items():
+        own = {config.name: plan.tables[config.name] for config in collection.embedding_bag_configs()}
+        whole.plan |= to_sharding_plan(replace(plan, tables=own), path, ranks, prefetch=prefetch).plan
+    return whole
 
 
 def shard_model(
     model: nn.Module,
     plan: Plan,
-    module_path: str,
+    module_path: str | Sequence[str],
     device: torch.device,
     optimizer: TableOptimizer | TableRules,
     among: TableRanks | None = None,
@@ -203,7 +221,7 @@ def shard_model(
     ssd: SsdStore | None = None,
     prefetch: bool = False,
 ) -> DistributedModelParallel:
-    """Shard the collection at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
+    """Shard the collections at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
 
     One rank alone gets no DDP. TorchRec fills the shards anew on CPU: initialise or restore them afterwards.
     ``optimizer``: of all tables, or rules for each; the learning rate is 0 until ``set_sparse_lr``. ``among``: the
@@ -212,15 +230,18 @@ def shard_model(
     ``prefetch``: see ``to_sharding_plan``. PlanError where plan, model and ranks do not match, or ``optimizer`` cannot
     train a table on its tier.
     """
-    collection = _check_model(model, plan, module_path, device)
+    paths = [module_path] if isinstance(module_path, str) else [*module_path]
+    collections = _check_model(model, plan, paths, device)
     if ssd_tables(plan) and ssd is None:
         raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
     rules = as_rules(optimizer)
     _check_optimizer(plan, rules)
-    fuse_optimizer(collection, rules, plan.device)
+    for collection in collections.values():
+        fuse_optimizer(collection, rules, plan.device)
     alone = plan.world_size == 1 and device.type == "cpu" and ssd is None
     if alone and not compiled_on(rules.common, plan.device) and rules.all_fused(plan.device):
-        divide_tables(list(collection.parameters()), torch.get_num_threads())
+        for collection in collections.values():
+            divide_tables(list(collection.parameters()), torch.get_num_threads())
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
         # Behind the reader's check of row numbers: by default the kernels read row 0 for a wrong row number.
@@ -228,12 +249,13 @@ def shard_model(
         qcomm_codecs_registry=codecs,
     )
     if ssd is not None:
-        ssd.give(collection, rules)
+        for collection in collections.values():
+            ssd.give(collection, rules)
     with kernels_on_ssd() if ssd is not None else nullcontext():
         dmp = DistributedModelParallel(
             module=model,
             device=device,
-            plan=to_sharding_plan(plan, module_path, among.ranks if among else None, prefetch=prefetch),
+            plan=_plans(plan, collections, among.ranks if among else None, prefetch),
             sharders=[sharder],  # type: ignore[list-item]
             env=_env(among) if among else None,
             init_data_parallel=plan.world_size > 1,

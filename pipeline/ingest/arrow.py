@@ -39,10 +39,14 @@ def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
     """Raise DataError for a column of the file ``label`` that holds neither values, lists of such nor maps."""
     maps = {feature.column: feature for feature in spec.sparse if feature.maps}
     several = {feature.column: feature for feature in spec.sparse if feature.multi}
+    events = {source.column: source for sequence in spec.sequences for source in sequence.sources if source.field}
     for column, override in spec.columns.items():
         kind = schema.field(column).type
         if pa.types.is_map(kind) or (is_list(kind) and pa.types.is_struct(kind.value_type)):
             if column in maps:
+                continue
+            if column in events and is_list(kind):
+                _check_fields(spec, column, kind.value_type, label)
                 continue
             of_ids = override.startswith("data.sparse.")
             raise DataError(
@@ -62,3 +66,16 @@ def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
                 f"{label}: column {column!r} ({override}) holds {kind}, expected a map of ids to weights",
                 hint=f"data.sparse.{maps[column].name}.holds=list",
             )
+
+
+def _check_fields(spec: DataSpec, column: str, kind: pa.DataType, label: str) -> None:
+    """Raise DataError for a field of the structs in ``column`` that they do not have."""
+    names = [kind.field(number).name for number in range(kind.num_fields)]
+    for sequence in spec.sequences:
+        for source in sequence.sources:
+            if source.column == column and source.field and source.field not in names:
+                raise DataError(
+                    f"{label}: column {column!r} (data.sequences.{sequence.name}) holds structs of {', '.join(names)}, "
+                    f"expected a field {source.field!r}",
+                    hint=f"data.sequences.{sequence.name}.features.<name>.column={column}.{names[0]}",
+                )

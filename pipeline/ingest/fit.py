@@ -17,6 +17,7 @@ from pipeline.config import SplitConfig
 from pipeline.ingest.coded import Coded, without_hashes
 from pipeline.ingest.contents import Contents, row_hashes
 from pipeline.ingest.counts import BinCounts
+from pipeline.ingest.event_columns import Lengths, left_out_column
 from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import Moments, measure, quantised
 from pipeline.ingest.sampling import kept, sums
@@ -46,6 +47,7 @@ class Partial:
         self.labels |= {name: Moments() for name in self.sums}
         self.missing = {feature.name: 0 for feature in spec.sparse}
         self.lookups = {feature.name: 0 for feature in spec.sparse}
+        self.lengths = {each.name: Lengths() for each in spec.sequences}
         vocabularies = sum(feature.mapping.vocabulary for feature in spec.sparse)
         self.counts: dict[str, Counts] = {
             feature.name: feature.mapping.counts(feature, vocabularies) for feature in spec.sparse
@@ -72,6 +74,14 @@ class Partial:
                 counts.sketch.add(of_bits(chosen[f"hash:{feature.name}"]), labels)
             else:
                 self._add_ids(feature, coded[feature.name], frame[f"id:{feature.name}"], keep)
+
+        for sequence in self.spec.sequences:
+            ids = frame[f"id:{sequence.features[0]}"]
+            left = left_out_column(sequence.name)
+            self.lengths[sequence.name].add(
+                ids if keep is None else ids.filter(pl.Series(keep)),
+                int(chosen[left].sum()) if left in chosen.columns else 0,
+            )
 
     def _add_ids(self, feature: SparseSpec, coded: Coded, ids: pl.Series, keep: np.ndarray | None) -> None:
         counts, first, missing = coded.counts(keep)
@@ -116,6 +126,8 @@ class Partial:
             moments.merge(other.labels[name])
         for name, sketch in self.sketches.items():
             sketch.merge(other.sketches[name])
+        for name, lengths in self.lengths.items():
+            lengths.merge(other.lengths[name])
         for name, counts in self.counts.items():
             self.missing[name] += other.missing[name]
             self.lookups[name] += other.lookups[name]

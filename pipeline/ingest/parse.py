@@ -3,7 +3,7 @@
 A pure function of the frame and the schema. Typed columns: ``label`` (Float32), ``dense:<name>`` (Float64,
 null = missing; of a vector Array(Float32)), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing),
 ``id:<name>`` (the raw strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32),
-``true_probability``, and what ``tasks`` adds.
+``true_probability``, and what ``tasks`` and ``event_columns`` add.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.crosses import cross_text
+from pipeline.ingest.event_columns import event_columns as sequence_columns
 from pipeline.ingest.event_keys import event_columns
 from pipeline.ingest.ids import check_ids, ids_of, plain_hashes
 from pipeline.ingest.rejects import Reject, Rejected, shown
@@ -79,7 +80,7 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         _check_values(values, dense, rejected)
         columns.append(values.alias(f"dense:{dense.name}"))
     hashes = plain_hashes(texts, spec)
-    for sparse in spec.sparse:
+    for sparse in (each for each in spec.sparse if not each.sequence):
         if sparse.name in hashes:
             columns += [hashes[sparse.name], texts[sparse.column].alias(f"id:{sparse.name}")]
             continue
@@ -91,6 +92,7 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         columns += ids_of(raw[sparse.column], text, sparse, spec, rejected, weights, beside)
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
+    columns += sequence_columns(raw, texts, spec, rejected)
     zone = spec.time_zone
     if spec.has_day:
         column = spec.day_column or spec.timestamp or ""

@@ -22,6 +22,7 @@ def make_profile(spec: DataSpec, fit: Fit, state: State) -> Profile:
         tasks={t.name: _dense(fit.train.labels[typed(t.name)], fit.train.rows) for t in spec.tasks} or None,
         row_weight=_dense(fit.train.labels[ROW_WEIGHT], fit.train.rows) if spec.row_weight else None,
         base_rate=_base_rate(fit.train),
+        sequences={name: lengths.profile() for name, lengths in fit.train.lengths.items()} or None,
     )
 
 
@@ -48,8 +49,9 @@ def _sparse(feature: SparseSpec, train: Partial, state: State) -> FeatureProfile
     counts, missing = train.counts[feature.name], train.missing[feature.name]
     fitted = state.sparse[feature.name]
     hot_rows, hot_share = counts.curve(fitted, missing)
+    of = train.rows if not feature.sequence else max(train.lookups[feature.name], 1)
     lookups = missing + feature.mapping.rows_per_id * (train.lookups[feature.name] - missing)
     return FeatureProfile(
-        rows=fitted.rows, distinct=counts.distinct, missing_share=missing / train.rows,
+        rows=fitted.rows, distinct=counts.distinct, missing_share=missing / of,
         pooling=lookups / train.rows, hot_rows=hot_rows, hot_share=hot_share,
     )  # fmt: skip

@@ -48,6 +48,7 @@ class RecordTransform:
     def __init__(self, spec: DataSpec, state: State) -> None:
         self.spec, self.state = spec, state
         self._maps = {feature.column for feature in spec.sparse if feature.maps}
+        self._structs = {source.column for each in spec.sequences for source in each.sources if source.field}
         self._vectors = {feature.column for feature in spec.dense if feature.vector}
 
     @staticmethod
@@ -115,7 +116,7 @@ class RecordTransform:
         except (ValueError, TypeError, OverflowError, pl.exceptions.PolarsError) as error:
             raise _UnreadableError(f"{name} cannot be read: {error}") from None
         inner = made.dtype.inner if isinstance(made.dtype, pl.List) else made.dtype
-        if name in self._maps and inner == pl.Struct:
+        if name in self._maps | self._structs and inner == pl.Struct:
             return made
         if inner.is_nested() or inner == pl.Object:
             raise _UnreadableError(f"{name} holds {inner}, expected a number, a text or a list of such")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import xxhash
 
 from pipeline.config import BINNINGS, PERCENTILE, DataConfig, SamplingConfig, SplitConfig, TaskLabel
 from pipeline.config.features import LIST, MAP, ONE
+from pipeline.config.sequences import AGE, DROP, EventColumn, SequenceConfig, event_feature
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.records import (
@@ -84,7 +85,7 @@ class SparseSpec:
     ``table``: the feature whose table this one shares; "" where it has its own. ``mapping``, ``rows`` and what else
     is of a table are then those of that feature. ``holds``: one, list or map; "" where the separator tells.
     ``weights``: the column with the weights of a list's ids. ``cross_bins``: bounds of numbers of ``cross``; of a cross
-    with several values, the first column holds them.
+    with several values, the first column holds them. ``sequence``: the one whose events it is a column of.
     """
 
     name: str
@@ -106,6 +107,7 @@ class SparseSpec:
     holds: str = ""
     weights: str | None = None
     cross_bins: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    sequence: str = ""
 
     @property
     def owner(self) -> str:
@@ -139,13 +141,64 @@ class SparseSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EventSource:
+    """Where values of events are: a raw ``column``, a ``field`` of its structs ("": it holds the values themselves)."""
+
+    column: str
+    field: str = ""
+    separator: str | None = None
+
+    @staticmethod
+    def of(path: str, separator: str | None) -> EventSource:
+        """The source that a dotted ``path`` names."""
+        column, _, inside = path.partition(".")
+        return EventSource(column=column, field=inside, separator=separator)
+
+    @property
+    def shown(self) -> str:
+        """Its name in messages."""
+        return f"{self.column}.{self.field}" if self.field else self.column
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceSpec:
+    """A sequence: the sources of its ``columns`` by feature, and of its events' times.
+
+    ``drop_leaks``: events that are not before their row are left out, else such a row is rejected.
+    """
+
+    name: str
+    columns: dict[str, EventSource]
+    max_length: int
+    time: EventSource | None = None
+    age_bins: int = 64
+    drop_leaks: bool = False
+
+    @property
+    def age(self) -> str:
+        """The feature with the bins of the events' ages."""
+        return event_feature(self.name, AGE)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features that hold its columns in the dataset."""
+        return (*self.columns, *((self.age,) if self.time is not None else ()))
+
+    @property
+    def sources(self) -> tuple[EventSource, ...]:
+        """All that is read."""
+        return (*self.columns.values(), *((self.time,) if self.time is not None else ()))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSpec:
     """The whole schema of a log. ``columns``: raw column -> the override that names it.
 
     ``hour_column``: where a row's hour is read, None where none is asked for; ``whole_hours``: it holds 0 to 23, no
     times. ``tasks``: those besides the main one; ``row_weight``: the raw column of weights. ``time_zone``: whose days
     and hours are meant. ``sampling``: which rows are or were left out. ``event_key``: the raw
-    column that tells events apart. ``histories``: columns of rows that are built from the log.
+    column that tells events apart. ``histories``: columns of rows that are built from the log. ``sequences``: their
+    columns are in ``sparse``; ``row_time``: the raw column with the time that their events must lie before.
     """
 
     label: str
@@ -167,6 +220,8 @@ class DataSpec:
     time_zone: str | None = None
     event_key: str | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sequences: tuple[SequenceSpec, ...] = ()
+    row_time: str | None = None
     histories: tuple[HistoryPlan, ...] = ()
 
     @property
@@ -195,6 +250,7 @@ class DataSpec:
         read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
         read |= {feature.weights for feature in self.sparse}
         read |= {feature.column for feature in self.dense if feature.vector}
+        read |= {source.column for sequence in self.sequences for source in sequence.sources}
         return frozenset(feature.column for feature in self.dense) - read
 
 
@@ -241,6 +297,8 @@ def data_spec(data: DataConfig) -> DataSpec:
         for name, feature in data.dense.items()
     )
     sparse = tuple(_sparse_spec(data, name) for name in data.sparse)
+    sequences = tuple(_sequence_spec(name, each) for name, each in data.sequences.items())
+    events = tuple(_event_spec(data, sequence, feature) for sequence in sequences for feature in sequence.features)
     tasks = tuple(
         TaskSpec(
             name=name, column=task.column or name, kind=LABEL_KINDS.get(task.kind), positive=task.positive,
@@ -253,9 +311,11 @@ def data_spec(data: DataConfig) -> DataSpec:
     hour = told if data.split.by == "hours" else None
     spec = DataSpec(
         label=data.label.column, positive=data.label.positive, negative=data.label.negative,
-        dense=dense, sparse=sparse, day_column=day, timestamp=None if day else data.timestamp,
+        dense=dense, sparse=(*sparse, *events), day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
-        split=data.split, columns=_columns(data, dense, sparse, day, hour), hour_column=hour, tasks=tasks,
+        split=data.split, columns=_with_events(_columns(data, dense, sparse, day, hour), sequences),
+        hour_column=hour, tasks=tasks, sequences=sequences,
+        row_time=data.timestamp if any(each.time for each in sequences) else None,
         whole_hours=data.hour_column is not None, row_weight=data.weight, time_zone=data.time_zone,
         sampling=data.sampling, event_key=data.dedupe.key,
     )  # fmt: skip
@@ -288,6 +348,56 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         weights=feature.weights,
         cross_bins={column: [float(each) for each in bounds] for column, bounds in feature.cross_bins.items()},
     )  # fmt: skip
+
+
+def _sequence_spec(name: str, sequence: SequenceConfig) -> SequenceSpec:
+    def source(column: str | None, default: str) -> EventSource:
+        return EventSource.of(column or default, sequence.separator)
+
+    return SequenceSpec(
+        name=name,
+        columns={
+            event_feature(name, each): source(column.column, f"{name}.{each}")
+            for each, column in sequence.features.items()
+        },
+        max_length=sequence.max_length,
+        time=None if sequence.time is None else source(sequence.time, ""),
+        age_bins=sequence.age_bins,
+        drop_leaks=sequence.leaks == DROP,
+    )
+
+
+def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> SparseSpec:
+    """The column ``feature`` of ``sequence`` as a feature of lists, which shares a table or has its own."""
+    named = {event_feature(sequence.name, name): each for name, each in data.sequences[sequence.name].features.items()}
+    column, source = named.get(feature, EventColumn()), sequence.columns.get(feature, sequence.time)
+    assert source is not None
+    if column.table is not None:
+        shared = _sparse_spec(data, column.table)
+        return replace(
+            shared, name=feature, column=source.column, table=column.table, sequence=sequence.name, holds=LIST,
+            separator=source.separator, cross=(), cross_bins={}, weights=None, weight_separator=None, max_ids=None,
+            integer=False, required=False,
+        )  # fmt: skip
+    ages, defaults = feature not in named, data.sparse_defaults
+    return SparseSpec(
+        name=feature, column=source.column, mapping=mapping_of("vocab", "vocab", None),
+        rows=RESERVED_ROWS + sequence.age_bins if ages else column.rows or defaults.rows,
+        min_count=1 if ages else column.min_count or defaults.min_count,
+        when_full=defaults.when_full, evict_after_days=None if ages else defaults.evict_after_days,
+        separator=source.separator, weight_separator=None, holds=LIST, sequence=sequence.name,
+    )  # fmt: skip
+
+
+def _with_events(columns: dict[str, str], sequences: Sequence[SequenceSpec]) -> dict[str, str]:
+    """``columns`` and those of the events, which are named by their own settings."""
+    for sequence in sequences:
+        for feature, source in sequence.columns.items():
+            name = feature.removeprefix(event_feature(sequence.name, ""))
+            columns.setdefault(source.column, f"data.sequences.{sequence.name}.features.{name}.column")
+        if sequence.time is not None:
+            columns.setdefault(sequence.time.column, f"data.sequences.{sequence.name}.time")
+    return columns
 
 
 def _columns(

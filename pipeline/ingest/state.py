@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,16 @@ from pipeline.errors import ArtifactError, ConfigError
 from pipeline.ingest.binning import bin_bounds
 from pipeline.ingest.fit import Partial
 from pipeline.ingest.moments import LOG_QUANTUM
-from pipeline.ingest.spec import DataSpec, DenseSpec, SparseSpec
+from pipeline.ingest.spec import DataSpec, DenseSpec, EventSource, SequenceSpec, SparseSpec
 from pipeline.ingest.transform import DenseTransform, State, binned, with_vocabulary
-from pipeline.records import TRANSFORMS, DatasetSchema, SparseColumn, TaskColumn
+from pipeline.records import TRANSFORMS, DatasetSchema, SequenceColumn, SequenceGroup, SparseColumn, TaskColumn
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import Counts, FittingDay
 from pipeline.store import Artifact, Store
 
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
 _DENSE = {name: name for name in ("column", "transform", "clip", "bins", "required")} | {"min": "low", "max": "high"}
-_QUIET = ("table", "holds", "weights", "cross_bins")  # of a sparse feature, where they are set
+_QUIET = ("table", "holds", "weights", "cross_bins", "sequence")  # of a sparse feature, where they are set
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
 
 
@@ -74,12 +75,24 @@ def dataset_schema(
     sparse = tuple(
         SparseColumn(name=f.name, rows=state.sparse[f.name].rows, multi=f.lists, weighted=f.weighted, table=f.table)
         for f in spec.sparse
+        if not f.sequence
     )
+    sequences = tuple(_sequence_columns(each, spec, state) for each in spec.sequences)
     return DatasetSchema(
         dense=tuple(name for feature in spec.dense for name in feature.columns), sparse=sparse, rows=rows,
         files=files, groups=groups, true_probability=spec.true_probability, tasks=_task_columns(spec),
-        row_weights=spec.row_weight is not None,
+        row_weights=spec.row_weight is not None, sequences=sequences,
         sampled=spec.sampling.correct if spec.sampling.active else "",
+    )  # fmt: skip
+
+
+def _sequence_columns(sequence: SequenceSpec, spec: DataSpec, state: State) -> SequenceGroup:
+    tables = {f.name: f.table for f in spec.sparse}
+    return SequenceGroup(
+        name=sequence.name, max_length=sequence.max_length,
+        columns=tuple(
+            SequenceColumn(name=name, rows=state.sparse[name].rows, table=tables[name]) for name in sequence.features
+        ),
     )  # fmt: skip
 
 
@@ -115,8 +128,36 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
         for f in spec.sparse
     }  # fmt: skip
     label = {"column": spec.label, "positive": spec.positive, "negative": spec.negative}
+    sequences = {"sequences": _sequences_json(spec)} if spec.sequences else {}
     return {"label": label, "missing": list(spec.missing), "strip": spec.strip, "dense": dense, "sparse": sparse,
-            "raw": binned(state), "unseen": with_vocabulary(state)}  # fmt: skip
+            "raw": binned(state), "unseen": with_vocabulary(state), **sequences}  # fmt: skip
+
+
+def _sequences_json(spec: DataSpec) -> dict[str, Any]:
+    """What parsing needs of the sequences beside their features."""
+    return {
+        "row_time": spec.row_time, "time_zone": spec.time_zone,
+        "groups": {
+            each.name: {
+                "columns": {name: asdict(source) for name, source in each.columns.items()},
+                "time": None if each.time is None else asdict(each.time),
+                "max_length": each.max_length, "age_bins": each.age_bins, "drop_leaks": each.drop_leaks,
+            }
+            for each in spec.sequences
+        },
+    }  # fmt: skip
+
+
+def _sequences_of(record: Mapping[str, Any]) -> tuple[SequenceSpec, ...]:
+    return tuple(
+        SequenceSpec(
+            name=name,
+            columns={feature: EventSource(**source) for feature, source in each["columns"].items()},
+            time=None if each["time"] is None else EventSource(**each["time"]),
+            max_length=each["max_length"], age_bins=each["age_bins"], drop_leaks=each["drop_leaks"],
+        )
+        for name, each in record.get("groups", {}).items()
+    )  # fmt: skip
 
 
 def spec_of(record: dict[str, Any]) -> DataSpec:
@@ -147,10 +188,14 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
     label = record["label"]
     columns = [label["column"], *(f.column for f in dense), *(c for f in sparse for c in (f.cross or (f.column,)))]
     columns += [f.weights for f in sparse if f.weights]
+    timed = record.get("sequences", {})
+    sequences, row_time = _sequences_of(timed), timed.get("row_time")
+    columns += [source.column for each in sequences for source in each.sources] + ([row_time] if row_time else [])
     return DataSpec(
         label=label["column"], positive=label["positive"], negative=label["negative"], dense=dense, sparse=sparse,
         day_column=None, timestamp=None, true_probability=False, missing=tuple(record["missing"]),
-        strip=record["strip"], split=SplitConfig(), columns=dict.fromkeys(columns, ""),
+        strip=record["strip"], split=SplitConfig(), columns=dict.fromkeys(columns, ""), sequences=sequences,
+        row_time=row_time, time_zone=timed.get("time_zone"),
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def model_costs(config: ModelConfig, inputs: ModelInputs) -> ModelCosts:
     pass reads: the outputs of all operations but views, without inputs and parameters. An element-wise operation whose
     input no gradient needs counts as working in place.
     """
-    key = json.dumps(asdict(replace(config, tables={})), sort_keys=True)
+    key = json.dumps(asdict(replace(config, tables={}, sequences={})), sort_keys=True)
     return _counted(key, replace(inputs, seed=0))
 
 

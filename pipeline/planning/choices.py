@@ -7,6 +7,7 @@ offered; ``pins`` turns the user's pins of single tables into choices, or into e
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,8 +36,8 @@ COLUMN_STEP = 4
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table as the planner sees it; ``pooling``: mean ids per sample, of all its ``features``
-    (names; none: one of its own). Bytes are fp32 weights and the state of the
-    ``optimizer``.
+    (names; none: one of its own). ``events``: how many of these are looked up one by one.
+    Bytes are fp32 weights and the state of the ``optimizer``.
 
     ``curve``: share of its lookups by hottest rows; ``ranked``: whether rows are numbered in falling frequency, so
     that the hottest ones are the first.
@@ -51,11 +52,12 @@ class Table:
     weighted: bool = False
     ranked: bool = False
     features: tuple[str, ...] = ()
+    events: float = 0.0
 
     @property
     def outputs(self) -> int:
-        """Embeddings that a sample gets of it: one for each of its features."""
-        return len(self.features) or 1
+        """Embeddings that a sample gets of it: one for each of its features, and one for each event."""
+        return (len(self.features) or 1) + math.ceil(self.events)
 
     @property
     def bytes(self) -> int:
@@ -81,7 +83,7 @@ class Choice:
 def tables_of(inputs: PlanInputs) -> list[Table]:
     """The tables in schema order; raises ArtifactError where ``profile.json`` lacks a feature of ``schema.json``."""
     tables, profile = [], inputs.profile
-    for column in inputs.schema.sparse:
+    for column in inputs.schema.id_columns:
         if column.name not in profile.sparse:
             raise ArtifactError(
                 f"profile.json has no figures for feature {column.name!r}, expected one entry for every sparse "
@@ -90,7 +92,7 @@ def tables_of(inputs: PlanInputs) -> list[Table]:
             )
     rules = table_rules(inputs.model, inputs.train)
     for each in inputs.schema.tables:
-        measured = profile.table(each.features)
+        measured = profile.table(each.columns)
         table = Table(
             name=each.name,
             rows=each.rows,
@@ -101,6 +103,7 @@ def tables_of(inputs: PlanInputs) -> list[Table]:
             weighted=each.weighted,
             ranked=_ranked(inputs.data, each.name),
             features=each.features,
+            events=sum(profile.sparse[name].pooling for name in each.events),
         )
         tables.append(table)
     return tables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.embeddings.rules import table_rules
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.planning.inputs import PlanInputs
@@ -32,6 +33,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     hardware, schema, world = inputs.hardware, inputs.schema, inputs.world_size
     batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema)
     pooled = batch * FLOAT * sum(len(table.features) * inputs.model.dim_of(table.name) for table in schema.tables)
+    pooled += int(batch * event_bytes(inputs))
     per_parameter = PER_PARAMETER + max(ORDINARY_STATE, inputs.train.dense_state_values)
     reserved = {
         "dense": int(per_parameter * FLOAT * costs.parameters),
@@ -48,6 +50,19 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
         rest = hardware.ddr_gib * GIB - sum(reserved.values())
         reserved["staging"] = int(min(host["staging"], max(rest, 0) / 2))
     return reserved
+
+
+def event_bytes(inputs: PlanInputs) -> float:
+    """Mean bytes of the embeddings of a sample's events: every table of sequences has a value for each row of events.
+
+    Rows are those of ``embeddings.event_lookups``.
+    """
+    lookups = event_lookups(inputs.schema)
+    if lookups is None:
+        return 0.0
+    profile = inputs.profile.sparse
+    rows = sum(profile[next(iter(segment.columns.values()))].pooling for segment in lookups.events)
+    return rows * FLOAT * sum(inputs.model.dim_of(table) for table in lookups.tables)
 
 
 def host_bytes(inputs: PlanInputs) -> dict[str, int]:
@@ -76,4 +91,6 @@ def _row_bytes(schema: DatasetSchema, profile: Profile) -> float:
     for column in schema.sparse:
         each = FLOAT * (2 if column.weighted else 1)
         size += profile.sparse[column.name].pooling * each + OFFSET if column.multi else FLOAT
+    for event in schema.event_columns:
+        size += profile.sparse[event.name].pooling * (FLOAT + OFFSET) + OFFSET
     return size

@@ -56,7 +56,7 @@ def _table(plan: Plan, schema: DatasetSchema, profile: Profile) -> str:
     if other := names ^ plan.tables.keys():
         return f"table {min(other)} is {'new' if min(other) in names else 'gone'}"
     for column in schema.tables:
-        then, pooling = plan.tables[column.name], profile.table(column.features).pooling
+        then, pooling = plan.tables[column.name], profile.table(column.columns).pooling
         if then.rows != column.rows:
             return f"table {column.name} had {then.rows:,} rows, has {column.rows:,}"
         if abs(pooling - then.pooling) > MOST_CHANGE * then.pooling:

@@ -56,7 +56,7 @@ def widths(inputs: PlanInputs, share: float) -> Widths:
     """
     widest = inputs.model.embedding_dim
     rows = {table.name: table.rows for table in inputs.schema.tables}
-    reads = {t.name: max(inputs.profile.table(t.features).pooling, 1e-9) / t.rows for t in inputs.schema.tables}
+    reads = {t.name: max(inputs.profile.table(t.columns).pooling, 1e-9) / t.rows for t in inputs.schema.tables}
     even = FLOAT * widest * sum(rows.values())
 
     def at(exponent: float) -> Widths:

@@ -10,9 +10,10 @@ import io
 import json
 import logging
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,15 +23,28 @@ from pipeline.store import Draft
 
 PROGRAM = "dense.pt2"
 _EXAMPLE_ROWS = 3  # not 0 or 1, which torch would specialise on
-Program = Callable[[Tensor, Tensor], Tensor]
+Program = Callable[..., Tensor]
 
 
-def write_program(draft: Draft, module: nn.Module, dense: int, embeddings: tuple[int, ...]) -> None:
-    """Write ``module``: (dense [b, n] float32, ``embeddings`` [b, ...] float32) -> logits [b] or [b, T]."""
+def write_program(
+    draft: Draft, module: nn.Module, dense: int, embeddings: tuple[int, ...], events: Sequence[int] = ()
+) -> None:
+    """Write ``module``: (dense [b, n] float32, ``embeddings`` [b, ...] float32) -> logits [b] or [b, T].
+
+    ``events``: the width of each sequence's events. The program then takes for each of them the embeddings of all
+    events [n, width], sample by sample, and the sample of each, [n] int64.
+    """
     rows = torch.export.Dim("rows")
-    example = (torch.zeros(_EXAMPLE_ROWS, dense), torch.zeros(_EXAMPLE_ROWS, *embeddings))
+    example = [torch.zeros(_EXAMPLE_ROWS, dense), torch.zeros(_EXAMPLE_ROWS, *embeddings)]
+    shapes: list[dict[int, Any]] = [{0: rows}, {0: rows}]
+    for number, width in enumerate(events):
+        count = torch.export.Dim(f"events{number}")
+        own = torch.arange(_EXAMPLE_ROWS).repeat_interleave(number + 2)
+        example += [torch.zeros(len(own), width), own]
+        shapes += [{0: count}, {0: count}]
     with torch.no_grad(), _quiet():
-        program = torch.export.export(module.eval(), example, dynamic_shapes=({0: rows}, {0: rows}))
+        taken = (*shapes[:2], tuple(shapes[2:])) if events else tuple(shapes)  # those of ``*events`` are one argument
+        program = torch.export.export(module.eval(), tuple(example), dynamic_shapes=taken)
     program.example_inputs = None  # it would be pickled
     buffer = io.BytesIO()
     torch.export.save(program, buffer)

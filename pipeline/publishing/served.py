@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,21 +74,32 @@ class ServedModel:
 
     @torch.no_grad()
     def score(self, dense: NDArray[np.float32], ids: Ids) -> NDArray[np.float32]:
-        """Logits [b] for ``dense`` features [b, n] and the ``ids`` of every sparse feature.
+        """Logits [b] for ``dense`` features [b, n] and the ``ids`` of every sparse feature and column of a sequence.
 
         Calibrated where the version has a calibrator. Of a model of several tasks [b, T]: the main task's, then those
         of ``description.tasks`` in order.
         """
-        parts = []
+        parts, sequences = [], (self.description.sequences or {}).values()
         for start in range(0, len(dense), SCORE_ROWS):
             stop = min(start + SCORE_ROWS, len(dense))
             vectors = [self._pooled(name, ids[name], start, stop) for name in self.description.sparse]
             embeddings = torch.stack(vectors, dim=1) if self.description.even else torch.cat(vectors, dim=1)
-            parts.append(self._program(torch.from_numpy(dense[start:stop]), embeddings).numpy())
+            events = [part for columns in sequences for part in self._events(columns, ids, start, stop)]
+            parts.append(self._program(torch.from_numpy(dense[start:stop]), embeddings, *events).numpy())
         tasks = self.description.tasks
         none = np.zeros((0, 1 + len(tasks)) if tasks else 0, np.float32)
         logits = np.concatenate(parts) if parts else none
         return logits if self.calibrator is None else calibrated(self.calibrator, tasks, logits, ids)
+
+    def _events(self, columns: Sequence[str], ids: Ids, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """The embeddings of the events of samples [start, stop), and the sample of each."""
+        vectors = []
+        for name in columns:
+            lists: Any = ids[name]
+            low, high = int(lists.offsets[start]), int(lists.offsets[stop])
+            vectors.append(self.tables[self.description.table_of(name)].lookup(lists.values[low:high]))
+        lengths = np.diff(lists.offsets[start : stop + 1])
+        return torch.cat(vectors, dim=1), torch.from_numpy(np.repeat(np.arange(stop - start), lengths))
 
     def _pooled(self, name: str, ids: Any, start: int, stop: int) -> Tensor:
         """The embeddings of samples [start, stop): for several ids, the weighted sum, or the mean of these."""

@@ -79,16 +79,48 @@ class SparseColumn(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequenceColumn(Record):
+    """A column of a sequence: list<int32> of row numbers in [0, rows), one an event; a row without events has one, 0.
+
+    ``table``: the feature whose table it shares; "" where it has its own, which has its name.
+    """
+
+    name: str
+    rows: int
+    table: str = absent("")
+
+    @property
+    def owner(self) -> str:
+        """The name of its table."""
+        return self.table or self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceGroup(Record):
+    """A sequence: its ``columns`` are lists of one length in every row, 1 to ``max_length``, the oldest event first."""
+
+    name: str
+    columns: tuple[SequenceColumn, ...]
+    max_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class EmbeddedTable:
     """A table of ``rows`` rows and the ``features`` that it embeds, in the order of the schema.
 
-    ``weighted``: whether ids of any of them have weights.
+    ``weighted``: whether ids of any of them have weights. ``events``: columns of sequences whose rows it has.
     """
 
     name: str
     rows: int
     features: tuple[str, ...]
     weighted: bool = False
+    events: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All that looks rows up in it."""
+        return (*self.features, *self.events)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +141,7 @@ class DatasetSchema(Record):
     ``true_probability``: a float32 column of that name holds the probability the label was drawn from. ``tasks``:
     those besides the main one, whose labels are in ``task_column``; ``row_weights``: column ``ROW_WEIGHT`` has weights.
     ``sampled``: rows without a click were left out, ``NEGATIVE_RATE`` has the share that was kept, and the loss makes
-    up for them by the logit or by weights ("": all rows are there).
+    up for them by the logit or by weights ("": all rows are there). ``sequences``: of events.
     """
 
     FILE: ClassVar[str] = "schema.json"
@@ -125,6 +157,7 @@ class DatasetSchema(Record):
     tasks: tuple[TaskColumn, ...] = absent(())
     row_weights: bool = absent(False)
     sampled: str = absent("")
+    sequences: tuple[SequenceGroup, ...] = absent(())
 
     @property
     def counted(self) -> bool:
@@ -137,13 +170,27 @@ class DatasetSchema(Record):
         sharing: dict[str, list[SparseColumn]] = {c.name: [] for c in self.sparse if not c.table}
         for column in self.sparse:
             sharing[column.owner].append(column)
+        events: dict[str, list[SequenceColumn]] = {}
+        for event in self.event_columns:
+            sharing.setdefault(event.owner, [])
+            events.setdefault(event.owner, []).append(event)
         return tuple(
             EmbeddedTable(
-                name=name, rows=columns[0].rows, features=tuple(c.name for c in columns),
-                weighted=any(c.weighted for c in columns),
+                name=name, rows=[*columns, *events.get(name, ())][0].rows, features=tuple(c.name for c in columns),
+                weighted=any(c.weighted for c in columns), events=tuple(c.name for c in events.get(name, ())),
             )
             for name, columns in sharing.items()
         )  # fmt: skip
+
+    @property
+    def id_columns(self) -> tuple[SparseColumn | SequenceColumn, ...]:
+        """The sparse features, and the columns of all sequences."""
+        return (*self.sparse, *self.event_columns)
+
+    @property
+    def event_columns(self) -> tuple[SequenceColumn, ...]:
+        """The columns of all sequences."""
+        return tuple(column for sequence in self.sequences for column in sequence.columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,11 +221,23 @@ class DenseProfile(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequenceProfile(Record):
+    """What ingestion measured of a sequence over the train rows: events a row, and how many were left out as leaks."""
+
+    mean: float
+    p99: int
+    longest: int
+    empty_share: float
+    left_out: int = absent(0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile(Record):
     """``profile.json``: rows and label rate per split, and every feature's figures.
 
     ``tasks``: figures of the train rows' labels, by further task; ``row_weight``: of their weights. ``base_rate``: the
     click rate of the rows that the train rows stand for, where these have weights or were sampled before.
+    ``sparse`` has the columns of ``sequences``, too.
     """
 
     FILE: ClassVar[str] = "profile.json"
@@ -192,6 +251,7 @@ class Profile(Record):
     tasks: dict[str, DenseProfile] | None = absent()
     row_weight: DenseProfile | None = absent()
     base_rate: float | None = absent()
+    sequences: dict[str, SequenceProfile] | None = absent()
 
     def table(self, features: tuple[str, ...]) -> FeatureProfile:
         """The figures of a table that the sparse ``features`` share: of one feature its own.

@@ -42,6 +42,8 @@ class Description(Record):
     ``model``, ``package``: where an installed package adds the ranking model, its name and the package's with version.
     ``calibrator``: the file with the curves from the program's logits to calibrated ones, if there is one.
     ``tasks``: kinds of the labels of tasks besides the main one, in the order of the program's columns.
+    ``sequences``: their columns; the program takes for each, behind the embeddings, those of its events' columns side
+    by side, [n, sum of widths], sample by sample, and the sample of each event, [n] int64.
     """
 
     FILE: ClassVar[str] = SERVING
@@ -61,20 +63,27 @@ class Description(Record):
     even: bool = absent(True)
     tasks: dict[str, str] | None = absent()
     calibrator: str | None = absent()
+    sequences: dict[str, tuple[str, ...]] | None = absent()
 
     @staticmethod
     def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout], mean: tuple[str, ...] = ()) -> Description:
         """The description of a model of the dataset ``schema``."""
         return Description(
             dense=schema.dense, sparse={column.name: column.multi for column in schema.sparse}, dim=dim, tables=tables,
-            shared={column.name: column.table for column in schema.sparse if column.table} or None, mean=mean,
-            even=all(layout.dim == dim for layout in tables.values()),
+            shared={c.name: c.table for c in schema.id_columns if c.table} or None, mean=mean,
+            even=all(tables[column.owner].dim == dim for column in schema.sparse),
+            sequences={each.name: tuple(c.name for c in each.columns) for each in schema.sequences} or None,
             tasks={task.name: task.kind for task in schema.tasks} or None,
         )  # fmt: skip
 
     def table_of(self, feature: str) -> str:
         """The name of the table that embeds ``feature``."""
         return (self.shared or {}).get(feature, feature)
+
+    @property
+    def event_columns(self) -> tuple[str, ...]:
+        """The columns of all sequences."""
+        return tuple(name for columns in (self.sequences or {}).values() for name in columns)
 
     def built_by(self, model: str, package: str) -> Description:
         """The description with the ranking model's name and package; as it is where ``package`` is empty."""

@@ -234,7 +234,7 @@ def _spec(data: DataConfig, labelled: bool) -> DataSpec:
     data = dataclasses.replace(data, dedupe=DedupeConfig())
     spec = data_spec(data if labelled else dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig()))
     unused = ("data.day_column", "data.timestamp", "data.hour_column", *(() if labelled else ("data.label.column",)))
-    columns = {name: option for name, option in spec.columns.items() if option not in unused}
+    columns = {name: option for name, option in spec.columns.items() if option not in unused or name == spec.row_time}
     return dataclasses.replace(spec, day_column=None, timestamp=None, hour_column=None, true_probability=False,
                                columns=columns)  # fmt: skip
 
@@ -251,6 +251,7 @@ def _score(
     columns = transform(parsed.frame, spec, state)
     dense = columns.select(served.description.dense).to_numpy().astype(np.float32)
     ids = {name: _ids(columns, name, multi) for name, multi in served.description.sparse.items()}
+    ids |= {name: _ids(columns, name, True) for name in served.description.event_columns}
     logits = served.score(np.ascontiguousarray(dense), ids)
     labels = labels_of(columns, spec) if labelled else {}
     weights = rows_counted_for(columns, spec) if labelled else None

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from pipeline.config import DataConfig, HardwareConfig, ModelConfig
@@ -16,6 +17,7 @@ from pipeline.errors import ArtifactError
 from pipeline.evaluation.baseline import RowBlock
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm
+from pipeline.models.sequences.build import build_sequences
 from pipeline.publishing.served import ServedModel
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.serving.translate import Translation
@@ -28,6 +30,16 @@ if TYPE_CHECKING:
 
 NONE: Mapping[str, np.ndarray] = MappingProxyType({})
 _RANKING, _TOWERS, _NORMALISE, _PROJECT = "head.ranking.", "towers.tower.", "head.normalise.", "head.project."
+_HISTORIES = "head.histories.vectors."
+
+
+@dataclass(frozen=True)
+class EventInputs:
+    """A sequence: its ``vector`` module, widths of its columns, and the feature (by place) that each shares with."""
+
+    vector: nn.Module
+    widths: list[int]
+    candidates: list[int | None]
 
 
 class DensePart(nn.Module):
@@ -46,16 +58,20 @@ class DensePart(nn.Module):
         normalise: MaxNorm | None = None,
         widths: list[int] | None = None,
         project: Projections | None = None,
+        sequences: list[EventInputs] | None = None,
     ) -> None:
         super().__init__()
         self.ranking = ranking
+        self.vectors = nn.ModuleList(each.vector for each in sequences or ())
+        self._events = sequences or []
         self.normalise, self.widths, self.project = normalise, widths, project
         self.towers = nn.ModuleList(module for _, module in towers)
         self._places = [places for places, _ in towers]
         self._order = order
 
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """The logits, as the class says."""
+    def forward(self, dense: Tensor, embeddings: Tensor, *events: Tensor) -> Tensor:
+        """The logits, as the class says. ``events``: of each sequence embeddings [n, w] and samples [n] of events."""
+        pooled = embeddings
         if len(self.towers):
             parts = [
                 module(self._taken(embeddings, places))
@@ -66,6 +82,18 @@ class DensePart(nn.Module):
                 embeddings = embeddings[:, self._order]
         elif self.project is not None:
             embeddings = self.project(embeddings)
+        if self._events:
+            own = [
+                vector(
+                    values.split(each.widths, dim=1), rows,
+                    [None if place is None else self._taken(pooled, [place]).flatten(1) for place in each.candidates],
+                    dense.shape[0],
+                )
+                for vector, each, values, rows in zip(
+                    self.vectors, self._events, events[::2], events[1::2], strict=True
+                )
+            ]  # fmt: skip
+            embeddings = torch.cat([embeddings, torch.stack(own, dim=1)], dim=1)
         if self.normalise is not None:
             dense = self.normalise(dense)
         logits: Tensor = self.ranking(dense, embeddings)
@@ -105,7 +133,9 @@ def dense_part(
             dim = module.dim
         vectors = vectors if towers.module.by_feature else layout.vectors
     tasks = task_inputs(schema.tasks)
+    vectors = (*vectors, *(sequence.name for sequence in schema.sequences))
     ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed, tasks=tasks))
+    sequences = _sequences(schema, weights, model, seed)
     _load(ranking, weights, _RANKING)
     columns = [column for column, name in enumerate(schema.dense) if name in data.max_normed]
     normalise = MaxNorm(columns) if columns else None
@@ -116,8 +146,27 @@ def dense_part(
     order = [in_towers.index(name) for name in features] if modules and towers.module.by_feature else []
     apart = None if project is None else list(widths.values())
     return DensePart(
-        ranking, modules, [] if order == sorted(order) else order, normalise, apart, None if modules else project
-    ).eval()
+        ranking, modules, [] if order == sorted(order) else order, normalise, apart, None if modules else project,
+        sequences,
+    ).eval()  # fmt: skip
+
+
+def _sequences(
+    schema: DatasetSchema, weights: Mapping[str, Tensor], model: ModelConfig, seed: int
+) -> list[EventInputs]:
+    if not schema.sequences:
+        return []
+    modules = build_sequences(model, schema, seed)
+    _load(modules, weights, _HISTORIES)
+    places = {column.name: place for place, column in enumerate(schema.sparse)}
+    return [
+        EventInputs(
+            modules[sequence.name],
+            [model.dim_of(column.owner) for column in sequence.columns],
+            [places[column.table] if column.table else None for column in sequence.columns],
+        )
+        for sequence in schema.sequences
+    ]
 
 
 def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> None:
@@ -161,7 +210,7 @@ def row_blocks(split: SplitReader) -> Iterator[RowBlock]:
         columns = split.allocate(group.rows)
         columns.ragged = split.read(group, columns, 0)
         ids: dict[str, Any] = {name: columns.single[place] for place, name in enumerate(split.single)}
-        for name, each in columns.ragged.items():
+        for name, each in ((column.name, columns.ragged[column.name]) for column in split.multi):
             ids[name] = (each.values, np.repeat(np.arange(group.rows), np.diff(each.offsets)), each.weights)
         yield RowBlock(columns.labels, columns.dense.T, ids, split.counted_for(columns))
 
@@ -213,7 +262,8 @@ def score_columns(
     names, wanted = split.schema.dense, model.description.dense
     dense = [raw[name] if name in raw else columns.dense[names.index(name)] for name in wanted]
     ids: dict[str, Any] = {
-        name: raw[name] if name in raw else _ids(split, columns, name) for name in model.description.sparse
+        name: raw[name] if name in raw else _ids(split, columns, name)
+        for name in (*model.description.sparse, *model.description.event_columns)
     }
     if translation is not None:
         dense = [translation.values(name, values) for name, values in zip(wanted, dense, strict=True)]

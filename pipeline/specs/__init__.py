@@ -11,6 +11,7 @@ from pipeline.specs.id_mapping import BINS, IdMapping
 from pipeline.specs.label_kind import MAIN_TASK, LabelKind, TaskSpec, TaskSums
 from pipeline.specs.model import Model, ModelCosts, ModelInputs, model_problem
 from pipeline.specs.registry import Registry
+from pipeline.specs.sequence_block import BlockInputs, SequenceBlock
 from pipeline.specs.stage import Stage
 from pipeline.specs.table_optimizer import TableOptimizer
 from pipeline.specs.task_architecture import TaskArchitecture, TaskInput, all_tasks, task_inputs
@@ -18,9 +19,11 @@ from pipeline.specs.tracker import Tracker
 
 __all__ = [
     "CALIBRATORS", "CONNECTORS", "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS",
-    "ORDINARY_STATE", "REGISTRIES", "STAGES", "TABLE_OPTIMIZERS", "TASK_ARCHITECTURES", "TRACKERS", "Calibrator",
+    "ORDINARY_STATE", "REGISTRIES", "SEQUENCE_BLOCKS", "STAGES", "TABLE_OPTIMIZERS",
+    "TASK_ARCHITECTURES", "TRACKERS", "BlockInputs", "Calibrator",
     "Connector", "Delivery", "DenseOptimizer", "Excerpt", "IdMapping", "LabelKind", "Model", "ModelCosts",
-    "ModelInputs", "Registry", "Snapshot", "Stage", "TableOptimizer", "TaskArchitecture", "TaskInput", "TaskSpec",
+    "ModelInputs", "Registry", "SequenceBlock", "Snapshot", "Stage", "TableOptimizer", "TaskArchitecture",
+    "TaskInput", "TaskSpec",
     "TaskSums", "Tracker", "all_tasks", "calibrator_docs", "default_stages", "id_mapping_docs", "id_mapping_names",
     "mapping_of", "task_inputs",
 ]  # fmt: skip
@@ -44,6 +47,9 @@ LABEL_KINDS: Registry[LabelKind] = Registry(
 TASK_ARCHITECTURES: Registry[TaskArchitecture] = Registry(
     "task architecture", setting="model.tasks", home="pipeline.models.tasks"
 )
+SEQUENCE_BLOCKS: Registry[SequenceBlock] = Registry(
+    "sequence block", setting="model.sequences.<name>.block", home="pipeline.models.sequences"
+)
 TRACKERS: Registry[Tracker] = Registry("tracker", setting="track.to", home="pipeline.trackers")
 CONNECTORS: Registry[Connector] = Registry("connector", setting="data.format", home="pipeline.ingest.connectors")
 CALIBRATORS: Registry[Calibrator] = Registry(
@@ -52,7 +58,7 @@ CALIBRATORS: Registry[Calibrator] = Registry(
 # All registries, for ``nightjar doctor``.
 REGISTRIES: tuple[Registry[Any], ...] = (
     STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES,
-    CALIBRATORS, CONNECTORS, TRACKERS,
+    SEQUENCE_BLOCKS, CALIBRATORS, CONNECTORS, TRACKERS,
 )  # fmt: skip
 
 

@@ -61,7 +61,8 @@ def judged(
     features = [name for name in wanted if name in owners]
     incumbent = cast(str | None, step.config.get("incumbent"))
     with _opened(config, store, draft.path, inputs["ingest"], incumbent) as opened:
-        trained = {name: written.tables[table].trained for name, table in owners.items()}
+        looked_up = owners | {column.name: column.owner for column in split.schema.event_columns}
+        trained = {name: written.tables[table].trained for name, table in looked_up.items()}
         scores = score_dataset(split, opened.models, trained, features)
         worth = _importance(config, store, inputs, split, opened.models["candidate"][0])
     whole = {name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in scores.logits.items()}

@@ -162,7 +162,8 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
         description = dataclasses.replace(description, calibrator=CALIBRATOR)
     widths = [layouts[column.owner].dim for column in schema.sparse]
     shape = (len(widths), dim) if description.even else (sum(widths),)
-    write_program(draft, module, len(schema.dense), shape)
+    events = [sum(layouts[column.owner].dim for column in each.columns) for each in schema.sequences]
+    write_program(draft, module, len(schema.dense), shape, events)
     draft.write_json(SERVING, description.to_json())
     for name in _mappings(inputs["ingest"]):
         store.verify(inputs["ingest"], name)

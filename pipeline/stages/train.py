@@ -59,6 +59,7 @@ CONTINUATION = (
     use("partition", "probe probe_rows imbalance", when=compares),
     use("partition", "probe_steps", when=probes),
     use("model", "*"),
+    use("data.sequences", "*.target"),
     use("train", "global_batch lr sparse_lr dense_optimizer sparse_optimizer weight_decay"),
     *optimizer_options(),
     use("train.average", "kind decay start every use", when=_averages),

@@ -21,8 +21,10 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.errors import DataError
 from pipeline.training.counted import RowCounts
+from pipeline.training.events import EventBuilder, EventCounts
 from pipeline.training.parquet import Columns, Group, SplitReader, join, take_each
 from pipeline.training.windows import Window, WindowReader
 
@@ -34,7 +36,8 @@ class Batch(Pipelineable):
     A row's weight is W / (real rows of the global batch), 0 for padding, so that sum(weights * loss), averaged over
     the W ranks as DDP and TorchRec do, is the mean over the global batch. It is times what the row counts for in
     the loss (``RowCounts``) where rows have weights or were left out; ``extra`` [b, k] is as in ``Columns`` then, and
-    with further tasks, else None.
+    with further tasks, else None. With sequences, ``lookups`` has the ids of their tables (``EventLookups``), which
+    ``sparse`` then lacks, and ``events`` the sample of each event, int64 [n] rising, by sequence.
     """
 
     dense: torch.Tensor
@@ -42,26 +45,29 @@ class Batch(Pipelineable):
     labels: torch.Tensor
     weights: torch.Tensor
     extra: torch.Tensor | None = None
+    lookups: KeyedJaggedTensor | None = None
+    events: tuple[torch.Tensor, ...] = ()
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The batch on ``device``; the batch itself where it is there already."""
         if self.dense.device == device:
             return self
-        return Batch(*(part.to(device, non_blocking=non_blocking) for part in self._parts()))
+        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory, for asynchronous copies to an accelerator."""
-        return Batch(*(part.pin_memory() for part in self._parts()))
+        return self._each(lambda part: part.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that ``stream`` uses this batch; nothing to do on a CPU."""
         if self.dense.device.type != "cpu":
-            for part in self._parts():
-                part.record_stream(stream)
+            self._each(lambda part: part.record_stream(stream))
 
-    def _parts(self) -> tuple[Any, ...]:
-        parts = (self.dense, self.sparse, self.labels, self.weights)
-        return parts if self.extra is None else (*parts, self.extra)
+    def _each(self, apply: Callable[[Any], Any]) -> Batch:
+        """What ``apply`` makes of every part."""
+        some = (None if part is None else apply(part) for part in (self.extra, self.lookups))
+        whole = (apply(part) for part in (self.dense, self.sparse, self.labels, self.weights))
+        return Batch(*whole, *some, tuple(apply(part) for part in self.events))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +158,11 @@ class BatchReader:
         self.wait_seconds = 0.0
         self._announce, self._pin = announce, pin
         self._builder = _Builder(split, order)
+        self._widest = None
+        if order.world_size > 1:
+            self._widest = EventCounts(
+                split.schema, split.rows, size=order.global_batch, local=order.local_batch, ranks=order.world_size
+            )
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=prefetch)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="nightjar-reader", daemon=True)
@@ -216,16 +227,19 @@ class BatchReader:
         """Walk over the windows; a batch is complete with the window that has its last position.
 
         With ``announce`` that is the last position of the global batch, so that every batch is announced once and whole
-        before any rank looks it up, wherever windows end.
+        before any rank looks it up, wherever windows end. With sequences on several ranks it is so, too: ranks pad
+        their lookups to the one with most events.
         """
         parts: list[tuple[np.ndarray, Columns]] = []
         pieces: list[dict[str, np.ndarray]] = []
         groups = self.order.windows(self.split.groups, epoch)
         for window in reader.windows(groups, batch * self.order.global_batch):
             cuts = self._cuts(batch, window.start, window.start + window.rows)
-            if self._announce is None and not any(len(cut.inside) for cut in cuts):
+            if not self._needs_all and not any(len(cut.inside) for cut in cuts):
                 continue
             order = self.order.rows(window.rows, epoch, window.number)
+            if self._widest is not None:
+                self._widest.add(window, order, batch)
             mine = take_each(window.columns, [order[cut.positions[cut.inside] - window.start] for cut in cuts])
             for cut, part in zip(cuts, mine, strict=True):
                 pieces.append(self._piece(window, order, batch))
@@ -233,8 +247,14 @@ class BatchReader:
                     parts.append((cut.inside, part))
                 if cut.complete:
                     self._announce_batch(pieces)
-                    yield self._builder.build(parts, cut.own, cut.total)
+                    most = self._widest.take(batch) if self._widest is not None else 0
+                    yield self._builder.build(parts, cut.own, cut.total, most)
                     parts, pieces, batch = [], [], batch + 1
+
+    @property
+    def _needs_all(self) -> bool:
+        """Whether a batch is complete only with the last row of the global batch."""
+        return self._announce is not None or (self._widest is not None and self._widest.active)
 
     def _piece(self, window: Window, order: np.ndarray, batch: int) -> dict[str, np.ndarray]:
         """The ids to announce of the rows of a batch, of all ranks, that are in ``window``."""
@@ -264,7 +284,7 @@ class BatchReader:
         while batch < self.batches_per_epoch and batch * self.order.global_batch < stop:
             positions, own, total = self.order.positions(batch, self.split.rows)
             inside = np.flatnonzero((positions >= start) & (positions < stop))
-            last = positions.max() if self._announce is None else batch * self.order.global_batch + total - 1
+            last = batch * self.order.global_batch + total - 1 if self._needs_all else positions.max()
             cuts.append(_Cut(positions, inside, own, total, bool(last < stop)))
             batch += 1
         return cuts
@@ -286,18 +306,26 @@ class _Builder:
 
     def __init__(self, split: SplitReader, order: Order) -> None:
         self.order = order
-        self.keys = [column.name for column in split.schema.sparse]
+        events = event_lookups(split.schema)
+        apart = set(events.features) if events is not None else set()
+        columns = [column for column in split.schema.sparse if column.name not in apart]
+        self.keys = [column.name for column in columns]
         self.multi = {column.name for column in split.multi}
-        self.weighted = any(column.weighted for column in split.schema.sparse)
+        self.ragged = bool(apart) or bool(self.multi)
+        self.weighted = any(column.weighted for column in columns)
         self.single_at = {name: row for row, name in enumerate(split.single)}
+        self.events = None if events is None else EventBuilder(events, split.schema, self.single_at)
         count = len(self.keys) * order.local_batch
         self.ones = torch.ones(count, dtype=torch.int32)
         self.offsets = torch.arange(count + 1, dtype=torch.int32)
         self.counts = RowCounts.of(split.schema)
         self.full_weights = torch.full((order.local_batch,), order.world_size / order.global_batch)
 
-    def build(self, parts: list[tuple[np.ndarray, Columns]], own: int, total: int) -> Batch:
-        """The batch of ``own`` real rows of a global batch of ``total``, each part with its places in the batch."""
+    def build(self, parts: list[tuple[np.ndarray, Columns]], own: int, total: int, most: int = 0) -> Batch:
+        """The batch of ``own`` real rows of a global batch of ``total``, each part with its places in the batch.
+
+        ``most``: rows for events on the rank that has most of them.
+        """
         rows = parts[0][1] if len(parts) == 1 else _merge(parts)
         labels = torch.from_numpy(rows.labels)
         weights = self.full_weights
@@ -305,11 +333,13 @@ class _Builder:
             weights = torch.zeros(self.order.local_batch)
             weights[:own] = self.order.world_size / total
             labels[own:] = 0.0
-        sparse = self._ragged(rows) if self.multi else self._single(rows)
+        sparse = self._ragged(rows) if self.ragged else self._single(rows)
+        lookups, events = (None, ()) if self.events is None else self.events.build(rows, most)
         extra = torch.from_numpy(np.ascontiguousarray(rows.extra.T)) if len(rows.extra) else None
         if (factors := self.counts.in_loss(labels, extra)) is not None:
             weights = weights * factors
-        return Batch(torch.from_numpy(np.ascontiguousarray(rows.dense.T)), sparse, labels, weights, extra)
+        dense = torch.from_numpy(np.ascontiguousarray(rows.dense.T))
+        return Batch(dense, sparse, labels, weights, extra, lookups, events)
 
     def _single(self, rows: Columns) -> KeyedJaggedTensor:
         return KeyedJaggedTensor(
@@ -335,8 +365,8 @@ class _Builder:
                 weights.append(np.ones(len(value), np.float32) if weight is None else weight)
         return KeyedJaggedTensor(
             keys=self.keys,
-            values=torch.from_numpy(np.concatenate(values)),
-            lengths=torch.from_numpy(np.concatenate(lengths)),
+            values=torch.from_numpy(np.concatenate([*values, np.zeros(0, np.int32)])),
+            lengths=torch.from_numpy(np.concatenate([*lengths, np.zeros(0, np.int32)])),
             weights=torch.from_numpy(np.concatenate(weights)) if self.weighted else None,
             stride=self.order.local_batch,
         )

@@ -199,7 +199,7 @@ class _Run:
         ssd = self.trainer.ssd
         if ssd is None:
             return None
-        here = {table.name: table.features for table in self.split.schema.tables if table.name in ssd.tables}
+        here = {table.name: table.columns for table in self.split.schema.tables if table.name in ssd.tables}
         return Announce(here, ssd.prefetch)
 
     def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:

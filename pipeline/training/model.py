@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.config import DataConfig, ModelConfig, TrainConfig
-from pipeline.embeddings.collection import build_collection, pooled_stack, side_by_side
+from pipeline.embeddings.collection import build_collection, event_collection, pooled_stack, side_by_side
 from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.rules import table_rules
@@ -33,12 +33,14 @@ from pipeline.towers.transform import TowerEmbeddings, make_groups
 from pipeline.training.counted import RowCounts
 from pipeline.training.data import Batch
 from pipeline.training.faults import Fault, FaultFinder
+from pipeline.training.histories import Histories, histories_of
 from pipeline.training.linear import use_cpu_kernels
 from pipeline.training.regularise import largest_of_ranks, synchronise
 from pipeline.training.settings import ModelSettings
 from pipeline.training.tasks import TaskLoss, join_labels
 
 TABLES = "collection"
+EVENT_TABLES = "event_tables"
 TOWERS = "towers"
 Output = tuple[Tensor, Tensor, Tensor]
 
@@ -48,17 +50,30 @@ class ClickModel(nn.Module):
 
     With further tasks, logits and labels are [b, T], the main task's first. The tables take their ids straight from the
     batch, so that TorchRec's pipeline can fetch them ahead. The dense part is at path ``head``, by which checkpoints
-    name its parameters.
+    name its parameters. ``event_tables``: those of sequences, at path ``EVENT_TABLES``; a collection without tables is
+    left out.
     """
 
-    def __init__(self, collection: EmbeddingBagCollection, head: DensePart) -> None:
+    def __init__(
+        self, collection: EmbeddingBagCollection, head: DensePart, event_tables: EmbeddingBagCollection | None = None
+    ) -> None:
         super().__init__()
-        self.collection = collection
+        self.collection = collection if len(collection.embedding_bags) else None
         self.head = head
+        self.event_tables = event_tables
 
     def forward(self, batch: Batch) -> tuple[Tensor, Output]:
         """The rank's loss as ``Batch`` defines it, and what metrics need."""
-        return self.head(self.collection(batch.sparse), batch.dense, batch.labels, batch.weights, batch.extra)
+        pooled = self.collection(batch.sparse) if self.collection is not None else None
+        if self.event_tables is None:
+            return self.head(pooled, batch.dense, batch.labels, batch.weights, batch.extra)
+        looked_up = self.event_tables(batch.lookups)
+        return self.head(pooled, batch.dense, batch.labels, batch.weights, batch.extra, looked_up, batch.events)
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of its collections."""
+        return [path for path in (TABLES, EVENT_TABLES) if getattr(self, path) is not None]
 
 
 class TowerClickModel(nn.Module):
@@ -85,9 +100,15 @@ class Pooled(nn.Module):
         super().__init__()
         self.features, self.even = features, even
 
-    def forward(self, pooled: KeyedTensor | Tensor) -> Tensor:
+    def forward(self, pooled: KeyedTensor | Tensor | None, apart: Mapping[str, Tensor] | None = None) -> Tensor:
+        """``apart``: embeddings [b, w] of the features that ``pooled`` lacks."""
         if isinstance(pooled, Tensor):
             return pooled
+        if apart:
+            every = {**({} if pooled is None else pooled.to_dict()), **apart}
+            vectors = [every[name] for name in self.features]
+            return torch.stack(vectors, dim=1) if self.even else torch.cat(vectors, dim=1)
+        assert pooled is not None
         return pooled_stack(pooled, self.features) if self.even else side_by_side(pooled, self.features)
 
 
@@ -107,6 +128,7 @@ class DensePart(nn.Module):
         normalise: MaxNorm | None = None,
         train: TrainConfig | None = None,
         project: Projections | None = None,
+        histories: Histories | None = None,
     ) -> None:
         super().__init__()
         train = train or TrainConfig()
@@ -115,11 +137,12 @@ class DensePart(nn.Module):
         self.tasks, self.counts = len(schema.tasks), RowCounts.of(schema)
         self.task_loss = TaskLoss.of(schema, train)
         self._batch_norms = batch_norms(ranking)
-        self.normalise, self.project = normalise, project
+        self.normalise, self.project, self.histories = normalise, project, histories
         self.tables = [column.name for column in schema.sparse]
         self.pooled = Pooled(self.tables, even=project is None)
         self.dtype = dtype
         vectors = names or [f"table {name!r}" for name in self.tables]
+        vectors += [f"sequence {sequence.name!r}" for sequence in schema.sequences]
         self.faults = FaultFinder(schema.dense, vectors, ranking, self._rank)
         self._embeddings: Tensor | None = None
         self.inputs: ModelInputs | None = None  # what the ranking model was built for
@@ -127,22 +150,32 @@ class DensePart(nn.Module):
 
     def forward(
         self,
-        pooled: KeyedTensor | Tensor,
+        pooled: KeyedTensor | Tensor | None,
         dense: Tensor,
         labels: Tensor,
         weights: Tensor,
         extra: Tensor | None = None,
+        looked_up: KeyedTensor | None = None,
+        events: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Output]:
         """Loss sum(weights * log loss), logits float32; of ``pooled`` embeddings, or of vectors [b, V, D] in order.
 
         ``extra``: see ``Batch``. Where rows without a click were left out, the loss is of the logits that the rest has,
         and the logits are those of all rows. The weights that come out say how many rows each row stands for.
+        ``looked_up``: the embeddings of the tables of sequences; ``events``: see ``Batch``.
         """
-        embeddings = self.pooled(pooled)
+        taken = None
+        if looked_up is not None and self.histories is not None:
+            taken = self.histories.take(looked_up, len(labels), events)
+        embeddings = self.pooled(pooled, None if taken is None else taken.pooled)
         if self.penalty and not isinstance(pooled, Tensor):  # towers penalise what their tables give
             embeddings = penalised(embeddings, self.penalty * weights)
         if self.project is not None:
             embeddings = self.project(embeddings)
+        features = embeddings
+        if taken is not None and self.histories is not None:
+            with torch.autocast(dense.device.type, self.dtype, enabled=self.dtype is not None):
+                embeddings = torch.cat([embeddings, self.histories(taken, events)], dim=1)
         if self.normalise is not None:
             dense = self.normalise(dense)
         logits = self.rank(dense, embeddings, weights > 0)
@@ -159,8 +192,8 @@ class DensePart(nn.Module):
             loss = functional.binary_cross_entropy_with_logits(kept, targets, weights, reduction="sum")
         if (counted := self.counts.in_figures(labels[:, 0] if labels.dim() > 1 else labels, extra)) is not None:
             weights = counted * (weights > 0)
-        self._embeddings = embeddings.detach()
-        self.faults.look(dense.detach(), self._embeddings, loss.detach())
+        self._embeddings = features.detach()
+        self.faults.look(dense.detach(), embeddings.detach(), loss.detach())
         return loss, (logits.detach(), labels, weights)
 
     def rank(self, dense: Tensor, embeddings: Tensor, real: Tensor) -> Tensor:
@@ -234,8 +267,11 @@ def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, 
     collection = build_collection(schema, settings.model, torch.device("meta"))
     names = tuple(column.name for column in schema.sparse)
     project = projections(widths_of(settings.model, schema), width, settings.seed)
-    part = _dense_part(settings, schema, names, width, device, project=project, trained=trained)
-    return ClickModel(collection, part)
+    histories = histories_of(settings.model, schema, settings.seed)
+    names += tuple(sequence.name for sequence in schema.sequences)
+    part = _dense_part(settings, schema, names, width, device, project=project, histories=histories, trained=trained)
+    events = event_collection(schema, settings.model, torch.device("meta")) if schema.sequences else None
+    return ClickModel(collection, part, events)
 
 
 def widths_of(model: ModelConfig, schema: DatasetSchema) -> dict[str, int]:
@@ -275,7 +311,8 @@ def _max_norm(data: DataConfig, schema: DatasetSchema, device: torch.device) -> 
 
 def _dense_part(
     settings: ModelSettings, schema: DatasetSchema, vectors: tuple[str, ...], dim: int, device: torch.device,
-    names: list[str] | None = None, project: Projections | None = None, *, trained: bool,
+    names: list[str] | None = None, project: Projections | None = None, histories: Histories | None = None,
+    *, trained: bool,
 ) -> DensePart:  # fmt: skip
     """The dense part for the embedding ``vectors`` of width ``dim``."""
     tasks = task_inputs(schema.tasks)
@@ -292,7 +329,8 @@ def _dense_part(
     dtype = compute_dtype(settings.train.precision, device)
     normalise = _max_norm(settings.data, schema, device)
     project = project.to(device) if project is not None else None
-    part = DensePart(ranking, schema, dtype, names, normalise, settings.train, project)
+    histories = histories.to(device) if histories is not None else None
+    part = DensePart(ranking, schema, dtype, names, normalise, settings.train, project, histories)
     part.inputs, part.replayed = inputs, graphs
     return part
 
@@ -335,7 +373,7 @@ def assemble(
         flat = build(settings, schema, device, trained=trained)
         exchange = flat_codecs(settings.partition.exchange, plan)
         prefetch = trained and settings.train.pipeline == "prefetch"
-        model = shard_model(flat, plan, TABLES, device, rules, codecs=exchange, ssd=ssd, prefetch=prefetch)
+        model = shard_model(flat, plan, flat.paths, device, rules, codecs=exchange, ssd=ssd, prefetch=prefetch)
         return Sharded(model, flat.head, RowAccess(model))
     features = [column.name for column in schema.sparse]
     layout = layout_of(towers, features, settings.hardware.hosts, settings.hardware.ranks_per_host)

@@ -66,6 +66,8 @@ class Ragged:
 class Columns:
     """Decoded rows, feature-major: labels [N], dense [n, N], single-valued ids [s, N] int32, ragged by feature name.
 
+    Columns of a sequence are ragged, too.
+
     ``extra`` [k, N] float32: labels of further tasks, NaN where missing, then row weights and the shares of kept
     rows without a click, if the dataset has them.
     """
@@ -142,7 +144,7 @@ class SplitReader:
         self.extra += [ROW_WEIGHT] if self.schema.row_weights else []
         self.extra += [NEGATIVE_RATE] if self.schema.sampled else []
         self.groups_read = 0
-        self._table_rows = {column.name: column.rows for column in self.schema.sparse}
+        self._table_rows = {column.name: column.rows for column in self.schema.id_columns}
         self._footers: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -160,6 +162,7 @@ class SplitReader:
         """Decode ``group`` into rows [at, at + group.rows) of ``into``; returns its multi-valued columns."""
         names = [LABEL, *self.schema.dense, *(column.name for column in self.schema.sparse)]
         names += [weight_column(column.name) for column in self.multi if column.weighted] + self.extra
+        names += [column.name for column in self.schema.event_columns]
         table = self._table(group, names)
         end = at + group.rows
         into.labels[at:end] = _flat(table, LABEL)
@@ -171,7 +174,23 @@ class SplitReader:
             ids = _flat(table, name)
             self._check(name, ids, group, None)
             into.single[row, at:end] = ids
-        return {column.name: self._ragged(table, column.name, column.weighted, group) for column in self.multi}
+        ragged = {column.name: self._ragged(table, column.name, column.weighted, group) for column in self.multi}
+        return ragged | self._events(table, group)
+
+    def _events(self, table: pa.Table, group: Group) -> dict[str, Ragged]:
+        """The columns of all sequences; ArtifactError where those of one differ in length."""
+        ragged: dict[str, Ragged] = {}
+        for sequence in self.schema.sequences:
+            own = {column.name: self._ragged(table, column.name, False, group) for column in sequence.columns}
+            first, *others = own.values()
+            if any(not np.array_equal(first.offsets, other.offsets) for other in others):
+                raise ArtifactError(
+                    f"the columns of sequence {sequence.name!r} differ in length in {group.file} row group "
+                    f"{group.index}",
+                    hint="nightjar ingest with force=true writes the dataset again",
+                )
+            ragged |= {name: replace(each, offsets=first.offsets) for name, each in own.items()}
+        return ragged
 
     def column(self, name: str) -> np.ndarray:
         """A whole float column of the split in row order, for example its labels; float32 [rows]."""

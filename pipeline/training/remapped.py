@@ -36,7 +36,7 @@ def remapped_rows(
     former = {now: old for old, now in checkpoint.rename.items()}
     changed = {}
     sizes = {} if then is None else _table_rows(store, then)
-    for name in (column for column in data.sparse if _vocab(column) in dataset.files):
+    for name in (column for column in (*data.sparse, *data.event_tables) if _vocab(column) in dataset.files):
         old = former.get(name, name)
         if then is not None and _vocab(old) in then.files:
             column = "hash" if old == name else "id"  # the hash's seed is the feature's name
@@ -60,7 +60,7 @@ def _vocab(feature: str) -> str:
 def _table_rows(store: Store, dataset: Artifact) -> dict[str, int]:
     """Rows of every table of ``dataset``."""
     schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
-    return {column.name: column.rows for column in schema.sparse}
+    return {column.name: column.rows for column in schema.id_columns}
 
 
 def _by_row(store: Store, dataset: Artifact, feature: str, column: str, size: int = 0) -> np.ndarray:

@@ -62,6 +62,7 @@ def list_columns(spec: DataSpec) -> dict[str, Several]:
     }
     several |= {each.weights: Several(each.separator) for each in spec.sparse if each.weights}
     several |= {each.column: Several(each.separator) for each in spec.dense if each.vector}
+    several |= {each.column: Several(each.separator) for group in spec.sequences for each in group.sources}
     one = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.row_weight}
     one |= {each.column for each in spec.dense if not each.vector} | {task.column for task in spec.tasks}
     one |= {name for each in spec.sparse for name in (each.cross[1:] if each.multi else (each.column, *each.cross))}

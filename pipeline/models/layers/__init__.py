@@ -5,9 +5,11 @@ from __future__ import annotations
 from pipeline.models.layers.attention import SelfAttention
 from pipeline.models.layers.bilinear import BilinearLogit
 from pipeline.models.layers.cross import CrossNet
+from pipeline.models.layers.events import SequenceVector
 from pipeline.models.layers.factors import pair_products, with_own_weights
 from pipeline.models.layers.gates import FeatureGate, MaskBlock
 from pipeline.models.layers.interaction import DotInteraction
+from pipeline.models.layers.jagged import Jagged
 from pipeline.models.layers.mlp import (
     HeadedRanker,
     Logit,
@@ -29,11 +31,13 @@ __all__ = [
     "DotInteraction",
     "FeatureGate",
     "HeadedRanker",
+    "Jagged",
     "Logit",
     "MaskBlock",
     "MaxNorm",
     "Ranker",
     "SelfAttention",
+    "SequenceVector",
     "VectorLinear",
     "Vectors",
     "batch_norms",

@@ -1,0 +1,177 @@
+"""Sequences: what a user did before a row, as aligned columns of events."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.config.features import MOST_ROWS, TAKEN_NAMES, SparseFeature
+from pipeline.config.fields import setting
+from pipeline.errors import ConfigError
+from pipeline.specs import SEQUENCE_BLOCKS, SequenceBlock, mapping_of
+from pipeline.specs.options import with_options
+
+AGE = "age"  # the column of a sequence that its times give
+QUARANTINE, DROP = "quarantine", "drop"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+@dataclass(kw_only=True)
+class EventColumn:
+    """One thing that the events of a sequence have, such as an item or a category: an id an event."""
+
+    column: str | None = setting(
+        None,
+        doc="Column of the events' ids, the oldest event's first: a column of lists, a JSON array, or text with "
+        "`separator`. With a dot, the field of a column of lists of structs: history.item. null: the field of this "
+        "name of the column with the sequence's name.",
+    )
+    table: str | None = setting(
+        None,
+        doc="Categorical feature whose ids and table rows the events have; null: a table of its own, by mapping vocab.",
+    )
+    rows: int | None = setting(
+        None, low=3, high=MOST_ROWS, doc="Largest number of rows of an own table; null: `data.sparse_defaults.rows`."
+    )
+    min_count: int | None = setting(
+        None,
+        low=1,
+        doc="Lookups after which an id gets a row of an own table; null: `data.sparse_defaults.min_count`.",
+    )
+
+    def check(self, path: str) -> None:
+        """The rows of a shared table are set where the table is."""
+        own = [name for name in ("rows", "min_count") if getattr(self, name) is not None]
+        if self.table is not None and own:
+            raise ConfigError(
+                f"{path} shares the table of {self.table} and sets {' and '.join(own)}, expected them there",
+                hint=" ".join(f"{path}.{name}=null" for name in own),
+            )
+
+
+@dataclass(kw_only=True)
+class SequenceConfig:
+    """Events of a row in the order of time, the oldest first. Its columns are as long as each other in every row."""
+
+    features: dict[str, EventColumn] = setting(factory=dict, doc="What an event has, by name.")
+    max_length: int = setting(
+        100, low=1, high=100_000, doc="Largest number of events of a row; of more, the newest are taken."
+    )
+    target: str | None = setting(
+        None,
+        doc="Categorical feature of the row that attention compares the events with, one whose table they have; "
+        "null: none.",
+    )
+    time: str | None = setting(
+        None,
+        doc="Column of the events' times, as `data.timestamp` is written; with a dot a field, as of `column`. An "
+        "event's age, the time from it to the row's own, becomes one more column of the events, `age`, in bins of its "
+        "logarithm. null: times are not known.",
+    )
+    age_bins: int = setting(64, low=2, high=1000, doc="Bins of the ages, from a second to 16 years.")
+    leaks: str = setting(
+        QUARANTINE,
+        choices=(QUARANTINE, DROP),
+        doc="What becomes of events at or after the row's own time. quarantine: the row is invalid. drop: these events "
+        "are left out, and counted.",
+    )
+    separator: str | None = setting(None, doc="Text between the values of a field of text.")
+
+    def check(self, path: str) -> None:
+        """There is a column, and its name is free."""
+        if not self.features:
+            raise ConfigError(f"{path}.features is empty, expected what an event has",
+                              hint=f"'+{path}.features.item={{table: item}}'")  # fmt: skip
+        for name in self.features:
+            if not _NAME.fullmatch(name) or (name == AGE and self.time is not None):
+                raise ConfigError(
+                    f"{path}.features has {name!r}, expected a name of letters, digits and _"
+                    + (f", and another one than {AGE}, which comes from {path}.time" if name == AGE else ""),
+                    hint=f"~{path}.features.{name} +{path}.features.event_{_safe(name)}={{...}}",
+                )
+
+
+@dataclass(kw_only=True)
+class SequenceOptions:
+    """Options of a sequence's block; null: its own value. An option that it lacks is refused."""
+
+    hidden: list[int] | None = setting(None, doc="Hidden widths of the MLP by which din weighs an event.")
+    softmax: bool | None = setting(None, doc="Whether din's weights are shares of one.")
+
+    def check(self, path: str) -> None:
+        """ConfigError for a layer without width."""
+        if any(width < 1 for width in self.hidden or ()):
+            raise ConfigError(f"{path}.hidden is {self.hidden}, expected widths of at least 1",
+                              hint=f"{path}.hidden=[32,16]")  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class SequenceModel:
+    """How the events of a sequence become a vector of the ranking model."""
+
+    block: str = setting(
+        "din", choices=SEQUENCE_BLOCKS.names, doc="What looks at the events.",
+        more=lambda: " ".join(f"{each.name}: {each.doc}" for each in SEQUENCE_BLOCKS),
+    )  # fmt: skip
+    places: bool = setting(True, doc="Add a learned vector of its place, counted from the newest event, to each event.")
+    options: SequenceOptions = setting(factory=SequenceOptions, doc="Options of `block`.")
+
+    def check(self, path: str) -> None:
+        """The block must have its options."""
+        self.block_at(path)
+
+    def block_at(self, path: str) -> SequenceBlock:
+        """The block with its options; ConfigError, naming ``path``, for an option that it lacks."""
+        return with_options(SEQUENCE_BLOCKS, self.block, self.options, f"{path}.options")
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]", "_", name)
+
+
+def event_feature(sequence: str, column: str) -> str:
+    """The name of a column of a sequence in the dataset, and of its table where it has its own."""
+    return f"{sequence}__{column}"
+
+
+def check_sequences(
+    path: str, sequences: Mapping[str, SequenceConfig], sparse: Mapping[str, SparseFeature], taken: set[str],
+    default_mapping: str,
+) -> None:  # fmt: skip
+    """ConfigError for a name that is ``taken``, and for tables and targets that no feature of ``sparse`` has."""
+    for name, sequence in sequences.items():
+        columns = {event_feature(name, column) for column in (*sequence.features, AGE)}
+        if not _NAME.fullmatch(name) or name in taken | TAKEN_NAMES or columns & taken:
+            raise ConfigError(
+                f"{path} has a sequence {name!r}, expected a name of letters, digits and _ that no feature has",
+                hint=f"~{path}.{name}, and the same as {path}.{_safe(name)}_events",
+            )
+        for column, each in sequence.features.items():
+            if each.table is not None:
+                _check_table(f"{path}.{name}.features.{column}.table", each.table, sparse, default_mapping)
+        tables = list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
+        if sequence.target is not None and sequence.target not in tables:
+            raise ConfigError(
+                f"{path}.{name}.target is {sequence.target!r}, expected a feature whose table the events have: "
+                f"{', '.join(tables) or 'there is none'}",
+                hint=f"{path}.{name}.target={tables[0] if tables else 'null'}",
+            )
+
+
+def _check_table(path: str, table: str, sparse: Mapping[str, SparseFeature], default_mapping: str) -> None:
+    owner = sparse.get(table)
+    if owner is None or owner.table is not None:
+        others = [name for name, each in sparse.items() if each.table is None]
+        wrong = "is no categorical feature" if owner is None else f"shares the table of {owner.table}"
+        raise ConfigError(
+            f"{path} is {table!r}, which {wrong}, expected one with a table of its own",
+            hint=f"{path}={owner.table if owner is not None else next(iter(others), 'null')}",
+        )
+    mapping = mapping_of(owner.mapping, default_mapping, owner.bins)
+    if not mapping.shareable or mapping.rows_per_id > 1:
+        what = "has bins of numbers" if owner.bins else f"has mapping {mapping.name}"
+        raise ConfigError(
+            f"{path} is {table!r}, which {what}: events cannot have its rows",
+            hint=f"{path}=null" + ("" if owner.bins else f", or data.sparse.{table}.mapping=vocab"),
+        )

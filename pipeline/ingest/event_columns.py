@@ -1,0 +1,215 @@
+"""Sequences of raw rows as typed columns: aligned lists of ids, the oldest event's first, and the events' ages.
+
+A typed row's lists of a sequence are equally long; an event without an id has a null. Rows whose lists differ in
+length, whose times fall, or whose events do not all lie before the row itself are rejected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+
+from pipeline.ingest.hashing import hash_ids
+from pipeline.ingest.ids import as_lists
+from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.spec import DataSpec, EventSource, SequenceSpec, SparseSpec
+from pipeline.ingest.values import absent_in, nulls, strings_of
+from pipeline.ingest.zones import instants
+from pipeline.records import SequenceProfile
+
+OLDEST = 16 * 365.25 * 86_400  # seconds; events before that are in the last bin of ages
+_NO_NULLS = {"empty_as_null": False, "keep_nulls": False}
+
+
+class Lengths:
+    """How many rows have how many events: ``rows`` int64 by length, 0 first. ``left_out``: events that were."""
+
+    def __init__(self) -> None:
+        self.rows = np.zeros(1, np.int64)
+        self.left_out = 0
+
+    def add(self, lists: pl.Series, left_out: int) -> None:
+        """Take in rows with these lists of ids."""
+        counts = np.bincount(lists.list.len().fill_null(0).to_numpy())
+        self._take_in(counts.astype(np.int64), left_out)
+
+    def merge(self, other: Lengths) -> None:
+        """Take in what ``other`` counted."""
+        self._take_in(other.rows, other.left_out)
+
+    def _take_in(self, rows: np.ndarray, left_out: int) -> None:
+        size = max(len(rows), len(self.rows))
+        self.rows = np.pad(self.rows, (0, size - len(self.rows))) + np.pad(rows, (0, size - len(rows)))
+        self.left_out += left_out
+
+    def profile(self) -> SequenceProfile:
+        """The figures of ``profile.json``."""
+        total, lengths = max(int(self.rows.sum()), 1), np.arange(len(self.rows))
+        below = np.searchsorted(np.cumsum(self.rows), 0.99 * total)
+        return SequenceProfile(
+            mean=float((self.rows * lengths).sum() / total), p99=int(below),
+            longest=int(lengths[self.rows > 0].max(initial=0)),
+            empty_share=float(self.rows[0] / total), left_out=self.left_out,
+        )  # fmt: skip
+
+
+def left_out_column(sequence: str) -> str:
+    """The typed column with the number of a row's events that were left out because they are not before it."""
+    return f"events:{sequence}"
+
+
+def event_columns(
+    raw: pl.DataFrame, texts: Mapping[str, pl.Series], spec: DataSpec, rejected: Rejected
+) -> list[pl.Series]:
+    """Hashes and ids (lists) of every column of every sequence, and how many events were left out."""
+    if not spec.sequences:
+        return []
+    times, column = None, spec.row_time
+    if column is not None:
+        times, written = _seconds(raw[column], spec), raw[column]
+        rejected.add(
+            times.is_null().to_numpy(), f"{column} is no time",
+            lambda i: f"{column} is {written[i]!r}, expected the time of the row", column,
+        )  # fmt: skip
+    features = {each.name: each for each in spec.sparse if each.sequence}
+    columns: list[pl.Series] = []
+    for sequence in spec.sequences:
+        columns += _sequence(sequence, features, raw, texts, times, spec, rejected)
+    return columns
+
+
+def _sequence(
+    sequence: SequenceSpec, features: Mapping[str, SparseSpec], raw: pl.DataFrame, texts: Mapping[str, pl.Series],
+    times: pl.Series | None, spec: DataSpec, rejected: Rejected,
+) -> list[pl.Series]:  # fmt: skip
+    sources = dict(sequence.columns)
+    lists = {name: _lists(raw, texts, source, spec) for name, source in sources.items()}
+    lengths = _lengths(lists, sources, sequence, rejected)
+    row = np.repeat(np.arange(raw.height), lengths)
+    flat = {name: _flat(each, lengths) for name, each in lists.items()}
+    keep = _newest(lengths, sequence.max_length)
+    made: list[pl.Series] = []
+    if sequence.time is not None and times is not None:
+        came = _seconds(_flat(_lists(raw, texts, sequence.time, spec), lengths), spec)
+        ages = times.gather(row) - came
+        late = _check_times(sequence, came, ages, row, raw.height, rejected)
+        if sequence.drop_leaks:
+            keep = _newest(lengths, sequence.max_length, ~late)
+            left = np.bincount(row[late], minlength=raw.height).astype(np.int32)
+            made.append(pl.Series(left_out_column(sequence.name), left))
+        flat[sequence.age] = _age_ids(ages.fill_null(0.0).to_numpy(), sequence.age_bins)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(row[keep], minlength=raw.height))])
+    for name, values in flat.items():
+        ids = values.filter(pl.Series(keep))
+        if spec.strip:
+            ids = ids.str.strip_chars()
+        ids = ids.set(absent_in(ids, spec) | (ids == "").fill_null(False), None)
+        feature = features[name]
+        made += [
+            as_lists(hash_ids(ids, feature.seed), offsets).alias(f"hash:{name}"),
+            as_lists(ids, offsets).alias(f"id:{name}"),
+        ]
+    return made
+
+
+def _lists(raw: pl.DataFrame, texts: Mapping[str, pl.Series], source: EventSource, spec: DataSpec) -> pl.Series:
+    """A list of the events' values for each row: of a field of structs where ``source`` names one."""
+    values = raw[source.column]
+    if values.dtype != pl.List:
+        text = texts[source.column]
+        divided = text.str.split(source.separator) if source.separator else text.reshape((-1, 1)).arr.to_list()
+        values = divided.zip_with(~absent_in(text, spec), nulls(pl.List(pl.String), len(text)))
+    if not source.field:
+        return values
+    lengths = values.list.len().fill_null(0).to_numpy()
+    each = values.explode(**_NO_NULLS)
+    if isinstance(each.dtype, pl.Struct):
+        known = source.field in [field.name for field in each.dtype.fields]
+        each = each.struct.field(source.field) if known else nulls(pl.String, len(each))
+    else:  # objects of JSON, as text
+        each = strings_of(each).str.json_path_match(f"$.{source.field}")
+    return as_lists(each, np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def _lengths(
+    lists: Mapping[str, pl.Series], sources: Mapping[str, EventSource], sequence: SequenceSpec, rejected: Rejected
+) -> np.ndarray:
+    """Events of each row, int64: 0 where its lists differ in length, which rejects the row."""
+    by_column = {name: each.list.len().fill_null(0).to_numpy().astype(np.int64) for name, each in lists.items()}
+    first, lengths = next(iter(by_column.items()))
+    lengths, wrong = lengths.copy(), np.zeros(len(lengths), bool)
+    for name, other in by_column.items():
+        differ = other != by_column[first]
+        wrong |= differ
+        rejected.add(
+            differ, f"columns of sequence {sequence.name} differ in length",
+            lambda i, other=other, name=name: (  # type: ignore[misc]
+                f"{sources[first].shown} has {by_column[first][i]} events, and {sources[name].shown} has {other[i]}"
+            ),
+            sources[name].column,
+        )  # fmt: skip
+    lengths[wrong] = 0
+    return lengths
+
+
+def _flat(lists: pl.Series, lengths: np.ndarray) -> pl.Series:
+    """The elements of the rows that have ``lengths`` events; of rejected rows none."""
+    own = lists.list.len().fill_null(0).to_numpy() == lengths
+    values = lists.filter(pl.Series(own)).explode(**_NO_NULLS)
+    return values if values.dtype.is_temporal() else strings_of(values)
+
+
+def _newest(lengths: np.ndarray, most: int, kept: np.ndarray | None = None) -> np.ndarray:
+    """Which events are among the ``most`` newest of their row, of those ``kept``: bool [events]."""
+    kept = np.ones(int(lengths.sum()), bool) if kept is None else kept
+    ends = np.cumsum(lengths)
+    so_far = np.concatenate([[0], np.cumsum(kept)])
+    behind = np.repeat(so_far[ends], lengths) - so_far[1:]  # kept ones of the row that are newer
+    return kept & (behind < most)
+
+
+def _seconds(values: pl.Series, spec: DataSpec) -> pl.Series:
+    """Seconds since 1970 (Float64) of times as ``data.timestamp`` is written; null for what is none."""
+    return instants(values, strings_of(values), spec.time_zone or "UTC").dt.timestamp("us") / 1e6
+
+
+def _check_times(
+    sequence: SequenceSpec, came: pl.Series, ages: pl.Series, row: np.ndarray, rows: int, rejected: Rejected
+) -> np.ndarray:
+    """Which events are not before their row; rejects rows with a wrong time, and, unless they are dropped, with such.
+
+    Equal times are in order.
+    """
+    assert sequence.time is not None
+    shown, name = sequence.time.shown, sequence.name
+    unknown = came.is_null().to_numpy()
+    seconds = came.fill_null(0.0).to_numpy()
+    falls = np.zeros(len(row), bool)
+    falls[1:] = (row[1:] == row[:-1]) & (seconds[1:] < seconds[:-1])
+    late = (ages <= 0).fill_null(False).to_numpy()
+
+    def of_rows(events: np.ndarray) -> np.ndarray:
+        return np.bincount(row[events], minlength=rows)
+
+    missing, falling, leaking = of_rows(unknown), of_rows(falls), of_rows(late)
+    column = sequence.time.column
+    rejected.add(missing > 0, f"an event of {name} has no time",
+                 lambda i: f"{shown} tells no time of {missing[i]} events", column)  # fmt: skip
+    rejected.add(falling > 0, f"events of {name} are out of order",
+                 lambda i: f"{shown} falls {falling[i]} times, expected the oldest event first", column)  # fmt: skip
+    if not sequence.drop_leaks:
+        rejected.add(
+            leaking > 0, f"events of {name} are not before their row",
+            lambda i: f"{shown} has {leaking[i]} events at or after the row's own time; "
+            f"data.sequences.{name}.leaks=drop leaves such events out", column,
+        )  # fmt: skip
+    return late
+
+
+def _age_ids(seconds: np.ndarray, bins: int) -> pl.Series:
+    """The number of each age's bin as an id: bins of log(1 + seconds) up to ``OLDEST``."""
+    place = np.log1p(np.maximum(seconds, 0.0)) * (bins / math.log1p(OLDEST))
+    return pl.Series(np.minimum(place, bins - 1).astype(np.int64)).cast(pl.String)

@@ -1,0 +1,51 @@
+"""The columns of a sequence's events as one vector an event, and the block on them as one vector a sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.models.layers.jagged import Jagged
+
+
+class SequenceVector(nn.Module):
+    """forward(columns [n, w] each, rows [n], candidates [B, w] or None each, B) -> [B, ``dim``] float32.
+
+    An event's columns, side by side, are brought to width ``dim``; to this comes a vector of its place, counted from
+    the newest event. The target is what the same projection makes of the candidate's embeddings in the tables that the
+    events share; columns without such have zeros.
+    """
+
+    def __init__(
+        self, widths: Sequence[int], dim: int, max_length: int, block: nn.Module, *, targeted: bool, places: bool
+    ) -> None:
+        super().__init__()
+        self.project = nn.Identity() if list(widths) == [dim] else nn.Linear(sum(widths), dim, bias=False)
+        self.places = nn.Parameter(torch.zeros(max_length, dim)) if places else None
+        self.block, self.targeted = block, targeted
+
+    def start(self, seed: int) -> None:
+        """Draw the vectors of the places from ``seed``: as large as those of events."""
+        if self.places is not None and not self.places.is_meta:
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                drawn = torch.randn(self.places.shape, generator=generator)
+                self.places.copy_(drawn / (10 * math.sqrt(self.places.shape[1])))
+
+    def forward(
+        self, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], samples: int
+    ) -> Tensor:
+        jagged = Jagged.of(rows, samples)
+        events = self.project(torch.cat([*columns], dim=1)).float()
+        if self.places is not None:
+            events = events + self.places[jagged.ages]
+        target = None
+        if self.targeted:
+            zeros = [each.new_zeros(samples, each.shape[1]) for each in columns]
+            known = [zero if each is None else each for each, zero in zip(candidates, zeros, strict=True)]
+            target = self.project(torch.cat(known, dim=1)).float()
+        vectors: Tensor = self.block(events, jagged, target).float()
+        return vectors

@@ -1,0 +1,8 @@
+"""Blocks that make a vector of a sample's events: ``SPECS`` lists them. No torch at import."""
+
+from __future__ import annotations
+
+from pipeline.models.sequences import din, pooled
+from pipeline.specs.sequence_block import SequenceBlock
+
+SPECS: tuple[SequenceBlock, ...] = (din.SPEC, pooled.SPEC)

@@ -1,0 +1,41 @@
+"""The protocol of a block for sequences: what makes one vector a sample of its events.
+
+A spec is a frozen dataclass, whose fields are the options of ``model.sequences.<name>.options`` that it uses. Its
+module must not import torch at its top.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockInputs:
+    """``dim``: width of the events' vectors, and of what comes out. ``max_length``: events of a sample at most."""
+
+    dim: int
+    max_length: int
+
+
+class SequenceBlock(Protocol):
+    """A block, one file in ``models/sequences/``.
+
+    ``doc``: one sentence. ``targeted``: it compares the events with the sequence's target.
+    """
+
+    name: str
+    doc: str
+    targeted: bool
+
+    @abstractmethod
+    def build(self, inputs: BlockInputs) -> nn.Module:
+        """The module: forward(events [n, D], ``layers.Jagged``, target [B, D] or None) -> vectors [B, D].
+
+        Its values are float32 or, in products under autocast, bf16. It must run under ``torch.export``, where
+        ``Jagged`` has the places of a padded grid.
+        """

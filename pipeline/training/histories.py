@@ -1,0 +1,69 @@
+"""From the embeddings of events to the vectors of sequences, beside the pooled embeddings of their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from pipeline.config import ModelConfig
+from pipeline.embeddings.event_lookups import EventLookups, event_lookups
+from pipeline.models.sequences.build import build_sequences
+from pipeline.records import DatasetSchema
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Embeddings by name: ``pooled`` [b, w] of features, ``events`` [n, w] of columns; b is ``samples``."""
+
+    samples: int
+    pooled: Mapping[str, Tensor]
+    events: Mapping[str, Tensor]
+
+
+class Histories(nn.Module):
+    """forward(embeddings, events) -> the vectors of all sequences, [b, S, ``dim``] float32.
+
+    ``vectors``: the modules of ``build_sequences``, by sequence.
+    """
+
+    def __init__(self, schema: DatasetSchema, lookups: EventLookups, vectors: nn.ModuleDict) -> None:
+        super().__init__()
+        self._lookups, self.vectors = lookups, vectors
+        self._columns = {each.name: [column.name for column in each.columns] for each in schema.sequences}
+        self._candidates = {each.name: [column.table or None for column in each.columns] for each in schema.sequences}
+
+    def take(self, looked_up: KeyedTensor, samples: int, events: Sequence[Tensor]) -> Taken:
+        """The embeddings that the lookup of ``Batch.lookups`` gave, by what they are of."""
+        counts = dict(zip(self._columns, (len(each) for each in events), strict=True))
+        tables, start = looked_up.to_dict(), 0
+        pooled: dict[str, Tensor] = {}
+        single: dict[str, Tensor] = {}
+        for segment in self._lookups.segments:
+            stop = start + counts.get(segment.sequence, samples)
+            into = single if segment.sequence else pooled
+            into |= {name: tables[table][start:stop] for table, name in segment.columns.items()}
+            start = stop
+        return Taken(samples, pooled, single)
+
+    def forward(self, taken: Taken, events: Sequence[Tensor]) -> Tensor:
+        vectors = [
+            self.vectors[name](
+                [taken.events[column] for column in columns], rows,
+                [None if each is None else taken.pooled[each] for each in self._candidates[name]],
+                taken.samples,
+            )
+            for (name, columns), rows in zip(self._columns.items(), events, strict=True)
+        ]  # fmt: skip
+        return torch.stack(vectors, dim=1)
+
+
+def histories_of(model: ModelConfig, schema: DatasetSchema, seed: int) -> Histories | None:
+    """The module of the sequences of ``schema``; None where it has none."""
+    lookups = event_lookups(schema)
+    if lookups is None:
+        return None
+    return Histories(schema, lookups, build_sequences(model, schema, seed))

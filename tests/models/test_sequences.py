@@ -1,0 +1,135 @@
+"""Blocks over events that differ in number: gradients, no padding between samples, exported programs, precision."""
+
+import copy
+
+import pytest
+import torch
+
+from pipeline.models.layers import Jagged, SequenceVector
+from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
+from pipeline.specs.options import with_options
+
+DIM, LENGTHS = 8, [3, 1, 5, 2]
+BLOCKS = [("sum", {}), ("din", {}), ("din", {"softmax": True, "hidden": [6]})]
+
+
+def rows_of(lengths):
+    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+
+
+def block_of(name, options, dim=DIM):
+    from pipeline.config.sequences import SequenceOptions
+
+    spec = with_options(SEQUENCE_BLOCKS, name, SequenceOptions(**options), "here")
+    torch.manual_seed(0)
+    return spec, spec.build(BlockInputs(dim=dim, max_length=6))
+
+
+def vector_of(name, options, widths=(4, DIM)):
+    spec, block = block_of(name, options)
+    vector = SequenceVector(list(widths), DIM, 6, block, targeted=spec.targeted, places=True)
+    vector.start(1)
+    return vector
+
+
+def inputs(lengths=LENGTHS, widths=(4, DIM), dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    columns = [torch.randn(sum(lengths), w, generator=generator, dtype=dtype) for w in widths]
+    candidates = [torch.randn(len(lengths), w, generator=generator, dtype=dtype) for w in widths]
+    return columns, rows_of(lengths), candidates, len(lengths)
+
+
+def test_sums_and_places_are_those_of_each_sample():
+    rows = rows_of(LENGTHS)
+    jagged, values = Jagged.of(rows, 4), torch.randn(11, 3)
+    parts = values.split(LENGTHS)
+    torch.testing.assert_close(jagged.sum(values), torch.stack([part.sum(0) for part in parts]))
+    assert jagged.ages.tolist() == [2, 1, 0, 0, 4, 3, 2, 1, 0, 1, 0]
+    shares = jagged.softmax(values[:, :1])
+    torch.testing.assert_close(shares, torch.cat([part[:, :1].softmax(0) for part in parts]))
+
+
+@pytest.mark.parametrize(("name", "options"), BLOCKS)
+def test_gradients_are_those_of_finite_differences(name, options):
+    spec, block = block_of(name, options, dim=3)
+    block = block.double()
+    generator = torch.Generator().manual_seed(3)
+    events = torch.randn(11, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    target = torch.randn(4, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    jagged = Jagged.of(rows_of(LENGTHS), 4)
+    given = (events, target) if spec.targeted else (events,)
+    if name == "sum":
+        block.forward = lambda events, jagged, target: jagged.sum(events)  # which is in float32 otherwise
+    assert torch.autograd.gradcheck(
+        lambda events, target=None: block(events, jagged, target), given, eps=1e-6, atol=1e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("name", "options"), BLOCKS)
+def test_a_sample_does_not_depend_on_the_others(name, options):
+    vector = vector_of(name, options)
+    columns, rows, candidates, samples = inputs()
+    together = vector(columns, rows, candidates, samples)
+    assert together.shape == (4, DIM) and together.dtype == torch.float32
+    start = 0
+    for sample, length in enumerate(LENGTHS):
+        own = slice(start, start + length)
+        alone = vector(
+            [each[own] for each in columns], torch.zeros(length, dtype=torch.int64),
+            [each[sample : sample + 1] for each in candidates], 1,
+        )  # fmt: skip
+        torch.testing.assert_close(alone[0], together[sample])
+        start += length
+
+
+@pytest.mark.parametrize(("name", "options"), BLOCKS)
+def test_bf16_is_near_float32(name, options):
+    vector = vector_of(name, options)
+    given = inputs()
+    exact = vector(*given)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = vector(*given)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(("name", "options"), BLOCKS)
+def test_an_exported_block_scores_any_number_of_samples_and_events(name, options):
+    vector = vector_of(name, options).eval()
+
+    class Whole(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vector = vector
+
+        def forward(self, candidates, events, rows):
+            parts = candidates.split([4, DIM], dim=1)
+            return self.vector(events.split([4, DIM], dim=1), rows, parts, candidates.shape[0])
+
+    samples, events = torch.export.Dim("samples"), torch.export.Dim("events")
+    example = (torch.zeros(3, 4 + DIM), torch.zeros(6, 4 + DIM), rows_of([2, 2, 2]))
+    with torch.no_grad():
+        program = torch.export.export(Whole(), example, dynamic_shapes=({0: samples}, {0: events}, {0: events}))
+        for lengths in (LENGTHS, [6], [1] * 9):
+            columns, rows, candidates, count = inputs(lengths)
+            given = torch.cat(candidates, 1), torch.cat(columns, 1), rows
+            torch.testing.assert_close(program.module()(*given), vector(columns, rows, candidates, count))
+
+
+def test_a_target_is_what_its_events_would_be():
+    vector = vector_of("din", {}, widths=(4, 4))
+    columns, rows, candidates, samples = inputs(widths=(4, 4))
+    zeros = [candidates[0], torch.zeros_like(candidates[1])]
+    torch.testing.assert_close(
+        vector(columns, rows, [candidates[0], None], samples), vector(columns, rows, zeros, samples)
+    )
+
+
+def test_the_place_of_an_event_counts_from_the_newest():
+    vector = vector_of("sum", {})
+    columns, rows, candidates, samples = inputs()
+    plain = copy.deepcopy(vector)
+    plain.places = None
+    difference = vector(columns, rows, candidates, samples) - plain(columns, rows, candidates, samples)
+    torch.testing.assert_close(difference[1], vector.places[0])
+    torch.testing.assert_close(difference[0], vector.places[:3].sum(0))
