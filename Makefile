@@ -98,8 +98,9 @@ bench-pages: install ## lookups and updates of tables in memory pages of 2 MiB, 
 bench-ssd: install ## samples/s with tables on SSD, 8, 4 and 2 times the memory limit, against all in memory
 	@.venv/bin/python -m benchmarks.ssd
 
-bench-ingest: install ## rows/s of ingestion against a plain Polars script and NumPy, memory at 4 times the rows; the reader
+bench-ingest: install ## rows/s of ingestion against a plain Polars script and NumPy, memory at 4 times the rows and with 1,024 columns; the reader
 	@.venv/bin/python -m benchmarks.ingest
+	@.venv/bin/python -m benchmarks.ingest --columns 1024 --rows 20000000 --times 2
 	@.venv/bin/python -m benchmarks.reader
 
 .PHONY: bench-ingest-scale
@@ -172,6 +173,13 @@ bench-tasks: install ## test NE of a rare label, learnt alone or with the click 
 bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row updates of lazy Adam
 	@.venv/bin/python -m benchmarks.optimizers
 
+.PHONY: bench-sequences bench-sequences-speed
+bench-sequences: install ## share of the reachable gain of DIN, HSTU and a sum where the last similar item decides (20 minutes)
+	@.venv/bin/python -m benchmarks.sequences_quality
+
+bench-sequences-speed: install ## CPU seconds of sequences' blocks against padded samples, and against samples of one length
+	@.venv/bin/python -m benchmarks.sequences_speed
+
 bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
 	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))
 
@@ -183,6 +191,14 @@ bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's pla
 
 bench-plan-random: install ## 200 random planning cases against TorchRec's planner, in both cost models (10 minutes)
 	@.venv/bin/python -m benchmarks.plan_random
+
+.PHONY: bench-auto
+bench-auto: install ## predicted and measured steps of first runs with hardware=auto, 1, 2 and 4 threads (3 minutes)
+	@.venv/bin/python -m benchmarks.auto_hardware
+
+.PHONY: bench-plan-mlperf
+bench-plan-mlperf: install ## predicted steps of MLPerf's DLRM-DCNv2 on 8, 16 and 128 H100s beside published ones
+	@.venv/bin/python -m benchmarks.plan_mlperf
 
 # WHEELS: the folder of an earlier `python -m benchmarks.gpu_check pack FOLDER`, on a machine without a package index.
 gpu-check: ## the tests and runs that need a GPU, and one JSON line (PYTHON needs torch for CUDA)

@@ -48,14 +48,18 @@ def available_cpus(root: Path | None = None) -> int:
 def cpu_quota(root: Path | None = None) -> float | None:
     """The smallest CPU quota of this process's cgroup and its parents; None if there is none."""
     try:
-        quotas = [quota for folder in _cgroups(root or _ROOT) if (quota := _quota_of(folder)) is not None]
+        folders = cgroup_folders("cpu", root or _ROOT)
+        quotas = [quota for folder in folders if (quota := _quota_of(folder)) is not None]
     except (OSError, ValueError):  # no cgroups here, or files of another form
         return None
     return min(quotas, default=None)
 
 
-def _cgroups(root: Path) -> Iterator[Path]:
-    """Folders of this process's cgroups that may have a CPU quota, from its own up to the mounted root."""
+def cgroup_folders(controller: str, root: Path = _ROOT) -> Iterator[Path]:
+    """Folders of this process's cgroups that may limit ``controller`` (cpu, memory), from its own up to the root.
+
+    Raises OSError where there are no cgroups, ValueError where files have another form.
+    """
     owns: dict[str, str] = {}
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -67,8 +71,8 @@ def _cgroups(root: Path) -> Iterator[Path]:
         kind, options = about.split(maxsplit=1)[0], about.rsplit(maxsplit=1)[-1]  # what is mounted may have no name
         if kind == "cgroup2":
             own = owns.get("")
-        elif kind == "cgroup" and "cpu" in options.split(","):
-            own = owns.get("cpu")
+        elif kind == "cgroup" and controller in options.split(","):
+            own = owns.get(controller)
         else:
             continue
         if own is not None:

@@ -1,8 +1,12 @@
 """What all tests share: where the real data lies, and the line that says what to look at."""
 
+import atexit
 import gc
 import logging
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +15,32 @@ import pytest
 
 from pipeline.cpus import share_cpus
 
-share_cpus()  # before torch: tests share the cores with each other and with the ranks they start
+# Before torch: tests share the cores with each other and with the ranks they start. Threads that wait for each other on
+# cores that others use take many times as long as one.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+share_cpus()
+gc.disable()  # while everything is imported: see pytest_collection_finish
+
+
+def _stand_for_laptop() -> None:
+    """``hardware=auto``, the default, stands for the laptop's file, here and in child processes: no test is about it.
+
+    What else lies in the user's configuration folder stays where programs look for it.
+    """
+    former = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    folder = Path(tempfile.mkdtemp(prefix="nightjar-tests-"))
+    owner = os.getpid()  # what is forked leaves the folder alone
+    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+    for entry in former.iterdir() if former.is_dir() else ():
+        if entry.name != "nightjar":
+            (folder / entry.name).symlink_to(entry)
+    (folder / "nightjar").mkdir()
+    shutil.copy(Path(__file__).parents[1] / "conf/hardware/laptop.yaml", folder / "nightjar" / "hardware.yaml")
+    os.environ["XDG_CONFIG_HOME"] = str(folder)
+
+
+_stand_for_laptop()
 
 from tests.cluster_kit import cluster  # noqa: E402, F401 (a fixture)
 
@@ -83,8 +112,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What was imported stays: the garbage collector would look at a million objects of libraries again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

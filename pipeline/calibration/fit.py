@@ -13,6 +13,9 @@ from pipeline.planning.cost import BYTES_PER_MS, FLOAT, LINE
 
 # Bounds of the figures of terms that no measurement shows: a cost too small to see is no cost.
 LARGEST_RATE, LEAST_COST = 1e6, 1e-3
+# Weight of usual costs beside one time; how much longer kernels usually take in a step than alone, a share.
+PRIOR, USUALLY_LONGER = 0.5, 0.3
+LEAST_SHARE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +52,11 @@ class StepTime:
     megabytes: float
 
 
-def fit_kernels(times: Sequence[KernelTime], device: str) -> dict[str, float]:
-    """Memory bandwidth and the fixed costs of a table and of an id, from times of the lookup and update kernel."""
+def fit_kernels(times: Sequence[KernelTime], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
+    """Memory bandwidth and the fixed costs of a table and of an id, from times of the lookup and update kernel.
+
+    ``usual``: figures that the few times of a quick measurement scale; None: only the times count.
+    """
     design, spent = [], []
     for t in times:
         row = -(-t.columns * FLOAT // LINE) * LINE
@@ -58,8 +64,11 @@ def fit_kernels(times: Sequence[KernelTime], device: str) -> dict[str, float]:
         design.append([t.tables / 2, ids, 0.0, moved + ids * t.columns * FLOAT])
         design.append([t.tables / 2, 0.0, ids, 2 * moved])
         spent += [t.lookup_ms, t.update_ms]
-    table, lookup, update, megabyte = _fit(design, spent)
     memory = "ddr_gb_per_s" if device == "cpu" else "hbm_gb_per_s"
+    prior = None if usual is None else [
+        usual.table_overhead_us / 1e3, usual.lookup_ns, usual.update_ns, 1e6 / BYTES_PER_MS / getattr(usual, memory)
+    ]  # fmt: skip
+    table, lookup, update, megabyte = _fit(design, spent, prior)
     return {memory: _rate(megabyte), "lookup_ns": lookup, "update_ns": update, "table_overhead_us": 1e3 * table}
 
 
@@ -71,14 +80,18 @@ def fit_links(times: Sequence[LinkTime]) -> dict[str, float]:
     return {"intra_host_latency_us": max(1e3 * latency, LEAST_COST), "intra_host_gb_per_s": _rate(megabyte)}
 
 
-def fit_steps(times: Sequence[StepTime]) -> tuple[dict[str, float], float]:
+def fit_steps(times: Sequence[StepTime], usual: HardwareConfig | None = None) -> tuple[dict[str, float], float]:
     """Rates of the dense part and the overhead of a step, from the time that whole steps take beyond their known part.
 
-    Also the factor, at least 1, by which kernels are slower in a step than alone: its dense part empties the caches.
+    ``usual``: as in ``fit_kernels``. Also the factor, at least 1, by which kernels are slower in a step than alone: its
+    dense part empties the caches.
     """
     rest = [max(t.ms - t.known_ms, 0.05 * t.ms) for t in times]
     design = [[t.gflop, t.megabytes, 1.0, t.kernels_ms] for t in times]
-    gflop, megabyte, overhead, longer = _fit(design, rest)
+    prior = None if usual is None else [
+        1e3 / usual.dense_gflop_per_s, 1e6 / BYTES_PER_MS / usual.dense_gb_per_s, usual.step_overhead_ms, USUALLY_LONGER
+    ]  # fmt: skip
+    gflop, megabyte, overhead, longer = _fit(design, rest, prior)
     rates = {
         "dense_gflop_per_s": min(1e3 / max(gflop, 1e-9), LARGEST_RATE),
         "dense_gb_per_s": _rate(megabyte),
@@ -96,13 +109,24 @@ def slower_kernels(figures: Mapping[str, float], factor: float) -> dict[str, flo
     }
 
 
-def _fit(design: Sequence[Sequence[float]], spent: Sequence[float]) -> NDArray[np.float64]:
-    """Costs of the terms, none negative, with the least squares of relative errors."""
+def _fit(
+    design: Sequence[Sequence[float]], spent: Sequence[float], prior: Sequence[float] | None = None
+) -> NDArray[np.float64]:
+    """Costs of the terms, none negative, with the least squares of relative errors.
+
+    ``prior``: usual costs. Scaled to the times, each counts like an observation of weight PRIOR: terms that the times
+    hardly tell apart keep their usual proportions, and none falls below LEAST_SHARE of its own.
+    """
     from scipy.optimize import nnls
 
     terms, ms = np.asarray(design), np.asarray(spent)
-    costs: NDArray[np.float64] = nnls(terms / ms[:, None], np.ones(len(ms)))[0]
-    return costs
+    rows, ones = terms / ms[:, None], np.ones(len(ms))
+    if prior is None:
+        costs: NDArray[np.float64] = nnls(rows, ones)[0]
+        return costs
+    usual = np.asarray(prior) * float(np.median(ms / (terms @ np.asarray(prior))))
+    rows, ones = np.vstack([rows, PRIOR * np.diag(1 / usual)]), np.append(ones, np.full(len(usual), PRIOR))
+    return np.maximum(nnls(rows, ones)[0], usual * LEAST_SHARE)
 
 
 def _rate(ms_per_megabyte: float) -> float:

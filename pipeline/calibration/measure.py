@@ -26,9 +26,8 @@ from pipeline.calibration.trial import Trial, make_dataset, measure_training, sp
 from pipeline.config import Config, HardwareConfig
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.predict import Prediction, predict
+from pipeline.planning.predict import predict
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
-from pipeline.specs import ModelCosts
 from pipeline.store import Store
 from pipeline.units import GIB
 
@@ -66,7 +65,7 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
     Capacities and the links between hosts, which one machine cannot show, keep their figures. Raises ConfigError where
     the device or the ranks are missing, LaunchError where a rank dies, OSError where the disk cannot be read.
     """
-    hardware = replace(config.hardware, hosts=1)
+    hardware = replace(config.hardware, hosts=1, measured=[])
     world = hardware.ranks_per_host
     host = replace(config, hardware=hardware)
     log.info("kernels and links on %d %s rank(s) at the same time ...", world, hardware.device)
@@ -75,15 +74,20 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
     if disk is not None:
         log.info("disk of %s ...", disk)
         figures |= {name: value / world for name, value in time_disk(disk).items()}  # a host's ranks share its disk
-    kernels = [KernelTime(**_median(times)) for times in zip(*(rank["kernels"] for rank in timed), strict=True)]
-    figures |= fit_kernels(kernels, hardware.device) | fit_links([LinkTime(**t) for t in timed[0]["links"]])
-    hardware = replace(hardware, **figures)
-    steps = _steps(replace(host, hardware=hardware))
+    figures |= fit_alone(timed, hardware.device)
+    steps = _steps(replace(host, hardware=replace(hardware, **figures)))
     rates, slowdown = fit_steps(steps)
     figures |= rates | slower_kernels(figures, slowdown)
-    figures["process_gib"] = max(rank["process_bytes"] for rank in timed) / GIB
-    final = replace(config.hardware, **figures)
-    return Calibration(hardware=final, measured=tuple(figures), error=_error(steps, final, slowdown))
+    final = replace(config.hardware, **figures, measured=[])
+    return Calibration(hardware=final, measured=tuple(figures), error=fit_error(steps, final, slowdown))
+
+
+def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
+    """Figures of kernels, links and processes from what each rank measured; ``usual``: as in ``fit_kernels``."""
+    kernels = [KernelTime(**_median(times)) for times in zip(*(rank["kernels"] for rank in timed), strict=True)]
+    links = [LinkTime(**time) for time in timed[0]["links"]]
+    process = max(rank["process_bytes"] for rank in timed) / GIB
+    return fit_kernels(kernels, device, usual) | fit_links(links) | {"process_gib": process}
 
 
 def _time_rank(config: Config) -> dict[str, Any]:
@@ -107,22 +111,16 @@ def _median(records: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def _steps(config: Config) -> list[StepTime]:
     """Whole steps of every trial by the training loop, and the part of them that the cost model knows."""
-    blind = replace(config.hardware, dense_gflop_per_s=1e12, dense_gb_per_s=1e12, step_overhead_ms=0.0)
-    jobs, costs, known = [], [], []
+    jobs, drawn = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number, trial in enumerate(TRIALS):
-            trained = trial.config(config.hardware, STEPS)
+            trained = trial.config(config.hardware, STEPS, config.train)
             schema, profile = make_dataset(Store(f"{folder}/{number}"), trial, STEPS)
-            plan = whole_tables(trained, schema, profile)
-            jobs.append((trained, f"{folder}/{number}", plan))
-            costs.append(dense_costs(trained.model, schema))
-            known.append(predict(plan, PlanInputs.of(replace(trained, hardware=blind), schema, profile)))
+            jobs.append((trained, f"{folder}/{number}", whole_tables(trained, schema, profile)))
+            drawn.append((schema, profile))
         world = config.hardware.ranks_per_host
         times = run_ranks(world, config.hardware.device, _train_all, jobs)[0]
-    return [
-        _step_time(ms, part, counted, local_batch(job[0].train.batch, job[0].world_size))
-        for job, counted, ms, part in zip(jobs, costs, times, known, strict=True)
-    ]
+    return [step_time(job[0], *each, ms) for job, each, ms in zip(jobs, drawn, times, strict=True)]
 
 
 def _train_all(jobs: list[tuple[Config, str, Plan]]) -> list[float]:
@@ -135,11 +133,15 @@ def _train_all(jobs: list[tuple[Config, str, Plan]]) -> list[float]:
     return times
 
 
-def _step_time(ms: float, known: Prediction, costs: ModelCosts, batch: int) -> StepTime:
-    kernels = max(phases["lookup"] + phases["update"] for phases in known.phases)
+def step_time(config: Config, schema: DatasetSchema, profile: Profile, ms: float) -> StepTime:
+    """The ``ms`` of a step of a trial with whole tables, and what the cost model knows of it without the dense part."""
+    blind = replace(config.hardware, dense_gflop_per_s=1e12, dense_gb_per_s=1e12, step_overhead_ms=0.0)
+    inputs = PlanInputs.of(replace(config, hardware=blind), schema, profile)
+    known, costs = predict(whole_tables(config, schema, profile), inputs), dense_costs(config.model, schema)
+    batch = local_batch(config.train.batch, config.world_size)
     return StepTime(
-        ms=ms, known_ms=known.step_ms, kernels_ms=kernels, gflop=batch * costs.flop / 1e9,
-        megabytes=batch * costs.activations * FLOAT / 1e6,
+        ms=ms, known_ms=known.step_ms, kernels_ms=max(phases["lookup"] + phases["update"] for phases in known.phases),
+        gflop=batch * costs.flop / 1e9, megabytes=batch * costs.activations * FLOAT / 1e6,
     )  # fmt: skip
 
 
@@ -161,7 +163,7 @@ def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Pla
     )  # fmt: skip
 
 
-def _error(steps: Sequence[StepTime], hardware: HardwareConfig, slowdown: float) -> float:
+def fit_error(steps: Sequence[StepTime], hardware: HardwareConfig, slowdown: float) -> float:
     """The median relative error of the fitted figures for the steps they were fitted to."""
     off = []
     for step in steps:

@@ -6,8 +6,11 @@ import logging
 import logging.handlers
 import multiprocessing
 import queue
+import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import LaunchError, NightjarError
@@ -21,7 +24,7 @@ def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments:
     What rank 0 logs is logged here at once. Raises the NightjarError of a rank, or LaunchError where one died without
     an error.
     """
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context("fork" if _can_fork(device) else "spawn")
     with tempfile.TemporaryDirectory() as folder:
         messages = context.Queue()
         meeting = (f"{folder}/group", world, device)
@@ -36,6 +39,15 @@ def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments:
             for process in ranks:
                 process.terminate()  # after another's failure
                 process.join()
+
+
+def _can_fork(device: str) -> bool:
+    """Whether ranks may be forked, which saves them the import of torch: a fork has no CUDA and no pools of threads."""
+    try:
+        threads = len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return False
+    return device == "cpu" and threads == threading.active_count() and "torchrec" in sys.modules
 
 
 def _collect(ranks: list[Any], messages: Any) -> list[Any]:

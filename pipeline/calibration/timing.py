@@ -10,7 +10,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,10 +36,12 @@ DEPTH = 32  # random reads in flight
 BLOCK = 1 << 22  # bytes of a sequential read
 
 
-def time_kernels(device: torch.device, meet: Callable[[], None]) -> list[KernelTime]:
-    """Time the fused kernel over KERNEL_SHAPES; ``meet`` is called before each, so that ranks start together."""
+def time_kernels(
+    device: torch.device, meet: Callable[[], None], shapes: Sequence[tuple[int, int, int, int]] = KERNEL_SHAPES
+) -> list[KernelTime]:
+    """Time the fused kernel over ``shapes``; ``meet`` is called before each, so that ranks start together."""
     times = []
-    for shape in KERNEL_SHAPES:
+    for shape in shapes:
         meet()
         times.append(_time_kernel(device, *shape))
     return times
@@ -96,23 +98,39 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def time_links(device: torch.device) -> list[LinkTime]:
-    """Time all-to-alls of LINK_BYTES between the ranks of the process group; [] for one rank."""
+def time_links(device: torch.device, sizes: Sequence[int] = LINK_BYTES, repeats: int = 3 * REPEATS) -> list[LinkTime]:
+    """Time all-to-alls of ``sizes`` bytes between the ranks of the process group; [] for one rank."""
     import torch
     import torch.distributed as dist
 
     world = dist.get_world_size()
     times = []
-    for size in LINK_BYTES if world > 1 else ():
+    for size in sizes if world > 1 else ():
         sent = torch.zeros(size // 4 * world, device=device)
         got = torch.empty_like(sent)
         spent = []
-        for _ in range(WARM_UP + 3 * REPEATS):
+        for _ in range(WARM_UP + repeats):
             began = _now(device)
             dist.all_to_all_single(got, sent)
             spent.append(_now(device) - began)
         times.append(LinkTime(bytes_away=size * (world - 1), ms=1e3 * statistics.median(spent[WARM_UP:])))
     return times
+
+
+def time_copies(device: torch.device, size: int = 1 << 28) -> float:
+    """GB/s of copies of ``size`` bytes from page-locked memory to the GPU."""
+    import torch
+
+    host, there = (
+        torch.empty(size, dtype=torch.uint8, pin_memory=True),
+        torch.empty(size, dtype=torch.uint8, device=device),
+    )
+    spent = []
+    for _ in range(WARM_UP + REPEATS):
+        began = _now(device)
+        there.copy_(host)
+        spent.append(_now(device) - began)
+    return size / statistics.median(spent[WARM_UP:]) / 1e9
 
 
 def time_disk(folder: Path, size: int = 1 << 28, seconds: float = 2.0) -> dict[str, float]:

@@ -31,14 +31,15 @@ class Trial:
         widths = f"{'-'.join(map(str, self.bottom))} / {'-'.join(map(str, self.top))}"
         return f"{len(self.rows)} tables, {sum(self.rows):,} rows, D {self.dim}, B {self.batch}, {widths}"
 
-    def config(self, hardware: HardwareConfig, steps: int) -> Config:
-        """The configuration that trains it for ``steps`` steps."""
+    def config(self, hardware: HardwareConfig, steps: int, train: TrainConfig | None = None) -> Config:
+        """The configuration that trains it for ``steps`` steps, with the precision and threads of ``train``."""
+        like = train or TrainConfig()
         sparse = {f"C{i}": SparseFeature(mapping="vocab") for i in range(len(self.rows))}  # hottest rows first
         data = DataConfig(name="trial", format="synthetic", sparse=sparse)
         model = DlrmConfig(embedding_dim=self.dim, bottom_mlp=list(self.bottom), top_mlp=list(self.top))
         train = TrainConfig(
             global_batch=self.batch, max_steps=steps, epochs=steps, log_every_steps=INTERVAL, warmup_steps=0,
-            lr=1e-4, sparse_lr=1e-3, shuffle=False,
+            lr=1e-4, sparse_lr=1e-3, shuffle=False, precision=like.precision, threads_per_rank=like.threads_per_rank,
         )  # fmt: skip
         return Config(run="trial", data=data, hardware=hardware, model=model, train=train)
 
@@ -48,14 +49,17 @@ def spread_rows(tables: int) -> tuple[int, ...]:
     return tuple(round(10 ** (3 + 3 * index / max(tables - 1, 1))) for index in range(tables))
 
 
-def make_dataset(store: Store, trial: Trial, batches: int, seed: int = 1) -> tuple[DatasetSchema, Profile]:
-    """Write ``batches`` batches of ``trial``, the hottest rows first, as artifact ``datasets/trial``.
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Rows of a trial: its schema, the profile that ingestion would measure, and the ids by column, int32 [rows]."""
 
-    Returns its schema, and the profile that ingestion would measure.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    schema: DatasetSchema
+    profile: Profile
+    ids: dict[str, np.ndarray]
 
+
+def draw(trial: Trial, batches: int, seed: int = 1) -> Drawn:
+    """``batches`` batches of ``trial``, the hottest rows first."""
     rng, count = np.random.default_rng(seed), trial.batch * batches
     schema = DatasetSchema(
         dense=tuple(f"I{i}" for i in range(DENSE)),
@@ -65,15 +69,26 @@ def make_dataset(store: Store, trial: Trial, batches: int, seed: int = 1) -> tup
         groups={"train": [[min(GROUP, count - at) for at in range(0, count, GROUP)]], "test": []},
     )
     ids = {column.name: _zipf_ids(rng, column.rows, trial.zipf, count) for column in schema.sparse}
+    sparse = {column.name: _profile(ids[column.name], column.rows) for column in schema.sparse}
+    profile = Profile(rows=schema.rows, label_rate={"train": 0.25}, dense={}, sparse=sparse)
+    return Drawn(schema=schema, profile=profile, ids=ids)
+
+
+def make_dataset(store: Store, trial: Trial, batches: int, seed: int = 1) -> tuple[DatasetSchema, Profile]:
+    """Write ``batches`` batches of ``trial`` as artifact ``datasets/trial``; its schema and profile."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    drawn, rng = draw(trial, batches, seed), np.random.default_rng(seed)
+    schema, count = drawn.schema, trial.batch * batches
     columns = {"label": (rng.random(count) < 0.25).astype(np.float32)}
     columns |= {name: rng.normal(size=count).astype(np.float32) for name in schema.dense}
     with store.draft("datasets/trial", kind="dataset", key=f"{seed:032x}", config={}, inputs={}) as draft:
         with draft.open(schema.files["train"][0]) as sink:
-            pq.write_table(pa.table(columns | ids), sink, row_group_size=GROUP, compression="lz4")
+            pq.write_table(pa.table(columns | drawn.ids), sink, row_group_size=GROUP, compression="lz4")
         draft.write_json("schema.json", schema.to_json())
         draft.commit({})
-    sparse = {column.name: _profile(ids[column.name], column.rows) for column in schema.sparse}
-    return schema, Profile(rows=schema.rows, label_rate={"train": 0.25}, dense={}, sparse=sparse)
+    return schema, drawn.profile
 
 
 def _zipf_ids(rng: np.random.Generator, rows: int, exponent: float, count: int) -> np.ndarray:

@@ -13,9 +13,11 @@ from pipeline.commands.console import show
 from pipeline.config import Config, HardwareConfig
 from pipeline.errors import ConfigError
 from pipeline.logs import add_level
+from pipeline.machine import pinned_figures
 
 EPILOG = """\
-  nightjar calibrate                                  the laptop preset: one rank on the CPU
+  nightjar calibrate                                  this machine; writes conf_here/hardware/measured_auto.yaml
+  nightjar calibrate --pin                            this machine, from now on by hardware=auto
   nightjar calibrate hardware=laptop2 -o my_conf      two ranks; writes my_conf/hardware/measured_laptop2.yaml
   nightjar run -cd my_conf hardware=measured_laptop2  uses the measured figures
 """
@@ -40,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out = "configuration directory, or <directory>/hardware/<name>.yaml (default: conf_here)"
     parser.add_argument("-o", "--out", default="conf_here", metavar="DIR|FILE", help=out)
     parser.add_argument("--ssd", metavar="DIR", help="a directory on the disk to measure (default: the store's)")
+    pin = "write the file that hardware=auto stands for on this machine from now on, in place of what plans measure"
+    parser.add_argument("--pin", action="store_true", help=pin)
     add_config_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON, progress on standard error")
     add_level(parser)
@@ -82,14 +86,14 @@ def _calibrate(options: argparse.Namespace) -> int:
     from pipeline.compose import compose
 
     config = compose(options.overrides, options.config_dir)
-    target = target_of(options.out, config.hardware.name)
+    target = target_of(options.out, config.hardware.name) if not options.pin else Target(pinned_figures(), Path())
     _check_device(config.hardware)
     _written(target.path)  # a folder that cannot be is better known before the minute of measuring
     calibration = calibrate(config, disk_of(config, options.ssd))
-    hardware = replace(calibration.hardware, name=target.name)
+    hardware = replace(calibration.hardware, name=config.hardware.name if options.pin else target.name)
     about = f"Measured on this machine by nightjar calibrate, from hardware={config.hardware.name}."
     _written(target.path, hardware_yaml(hardware, calibration.measured, about))
-    use = f"nightjar run -cd {target.directory} hardware={target.name}"
+    use = f"nightjar run -cd {target.directory} hardware={target.name}" if not options.pin else "nightjar run"
     if options.json:
         show(json.dumps({**calibration.to_json(), "file": str(target.path), "use": use}))
         return 0

@@ -26,8 +26,9 @@ from pipeline.commands.console import show
 from pipeline.cpus import available_cpus, cpu_quota
 from pipeline.embeddings import native as rowsteps
 from pipeline.errors import ConfigError
+from pipeline.machine import pinned_figures
 from pipeline.specs import REGISTRIES
-from pipeline.units import GIB
+from pipeline.units import GIB, plural
 
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
 TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8")}
@@ -99,6 +100,7 @@ def examine(store: str) -> list[Finding]:
         memory(),
         disk(store),
         shared_memory(),
+        auto_hardware(),
     ]
     broken = any(finding.level == "fail" and finding.name == "torch" for finding in findings)
     return [*findings, *([] if broken else lookup(store))]
@@ -239,6 +241,25 @@ def shared_memory() -> Finding:
     if size >= GIB // 2:
         return Finding("ok", "/dev/shm", text)
     return Finding("warn", "/dev/shm", text, "containers: --shm-size=1g, or a memory emptyDir at /dev/shm")
+
+
+def auto_hardware() -> Finding:
+    """What ``hardware=auto`` stands for here, and where its speeds come from."""
+    from pipeline.calibration.kept import find_kept
+    from pipeline.compose import compose
+
+    try:
+        config = compose(["hardware=auto"])
+    except ConfigError as error:
+        return Finding("fail", "hardware", error.message, error.hint)
+    hardware, kept = config.hardware, find_kept(config)
+    gib = f"{hardware.hbm_gib:g} GiB HBM and " if hardware.device == "cuda" else ""
+    text = f"auto: {plural(hardware.ranks_per_host, f'{hardware.device} rank')}, {gib}{hardware.ddr_gib:g} GiB for each"
+    if not hardware.measured:
+        return Finding("ok", "hardware", f"{text}; all figures from {pinned_figures()}")
+    if kept is None:
+        return Finding("ok", "hardware", f"{text}; the first plan measures its speed, in a few seconds")
+    return Finding("ok", "hardware", f"{text}; its speed was measured on {kept.day}, in {kept.seconds:g} s")
 
 
 def lookup(store: str) -> list[Finding]:

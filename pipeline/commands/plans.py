@@ -11,6 +11,7 @@ from pipeline.commands.console import progress, tell
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 
 if TYPE_CHECKING:
+    from pipeline.planning import PlanInputs
     from pipeline.planning.whatif import Case, Refused
 
 WHAT_IF = """\
@@ -72,7 +73,7 @@ def add_widths(parser: argparse.ArgumentParser) -> None:
 def _widths(options: argparse.Namespace) -> int:
     from pipeline.planning.widths import shown, widths
 
-    inputs = _case(options.overrides, {}, options).inputs
+    inputs = _inputs(options.overrides, options)
     chosen = widths(inputs, options.share)
     rows = {table.name: table.rows for table in inputs.schema.tables}
     tell(options.json, {**asdict(chosen), "override": chosen.override}, lambda _: "\n".join(shown(chosen, rows)))
@@ -94,12 +95,12 @@ def _what_if(options: argparse.Namespace) -> int:
 
 def _cases(jobs: list[list[str]], options: argparse.Namespace) -> list[Case | Refused]:
     """Every combination, those that are no valid configuration as such; where none is valid, the first one's error."""
-    from pipeline.planning.whatif import Refused, varying
+    from pipeline.planning.whatif import Case, Refused, varying
 
     cases: list[Case | Refused] = []
     for job, settings in zip(jobs, varying(jobs), strict=True):
         try:
-            cases.append(_case(job, settings, options))
+            cases.append(Case(settings=settings, inputs=_inputs(job, options, timed=True)))
         except ConfigError as error:
             cases.append(Refused(settings=settings, error=error))
     refused = [case for case in cases if isinstance(case, Refused)]
@@ -111,11 +112,14 @@ def _cases(jobs: list[list[str]], options: argparse.Namespace) -> list[Case | Re
     return cases
 
 
-def _case(job: list[str], settings: dict[str, str], options: argparse.Namespace) -> Case:
-    """One combination with the dataset it plans for; where that is missing the error names the command that helps."""
+def _inputs(job: list[str], options: argparse.Namespace, *, timed: bool = False) -> PlanInputs:
+    """One combination with the dataset it plans for; where that is missing the error names the command that helps.
+
+    ``timed``: the speeds of the hardware matter, so those of this machine are measured where they are not known.
+    """
+    from pipeline.calibration.kept import with_figures
     from pipeline.compose import compose
     from pipeline.planning import PlanInputs
-    from pipeline.planning.whatif import Case
     from pipeline.stages.batch import with_batch, with_former_batch
     from pipeline.stages.read import planning_inputs
     from pipeline.store import Store
@@ -127,7 +131,7 @@ def _case(job: list[str], settings: dict[str, str], options: argparse.Namespace)
     except ArtifactError as error:
         raise ArtifactError(error.message, hint=_ingest_command(job)) from None
     config = with_batch(with_former_batch(config, store), schema.rows.get("train", 0))
-    return Case(settings=settings, inputs=PlanInputs.of(config, schema, profile))
+    return PlanInputs.of(with_figures(config) if timed else config, schema, profile)
 
 
 def _ingest_command(job: list[str]) -> str:

@@ -24,6 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipeline.compose import overrides as complaints
+from pipeline.compose.hardware import with_machine
 from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
@@ -132,6 +133,7 @@ def _resolve(tree: DictConfig) -> Config:
     except complaints.config_errors() as error:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)
+    config = with_machine(config)
     check(config)
     check_mapping_settings(config.data)
     check_validation_settings(config)

@@ -152,9 +152,9 @@ def _check_alone(config: Config) -> None:
 def _check_features(data: DataConfig, gate: GateConfig, checkpoint: CheckpointConfig) -> None:
     """Slices and tables must be sparse features."""
     for name in gate.slices:
-        if name not in data.sparse and name != "day":
+        if name not in data.sparse and name not in data.sequences and name != "day":
             raise ConfigError(
-                f"gate.slices names {name!r}, expected sparse features or day",
+                f"gate.slices names {name!r}, expected sparse features{', sequences' * bool(data.sequences)} or day",
                 hint=f"gate.slices=[{next(iter(data.sparse), 'day')}]",
             )
     for table in checkpoint.tables:
@@ -222,6 +222,12 @@ def _check_sequences(config: Config) -> None:
                 hint=f"~model.sequences.{name}" + (f" +model.sequences.{near}={{...}}" if near else ""),
             )
     for name, sequence in known.items():
+        if sequence.built and config.ingest.engine != "local":
+            raise ConfigError(
+                f"data.sequences.{name}.history builds histories on one machine, but ingest.engine is "
+                f"{config.ingest.engine}",
+                hint=f"ingest.engine=local, or data.sequences.{name}.history.by=null with a log that has them",
+            )
         path = f"model.sequences.{name}"
         block = config.model.sequence(name).block_at(path)
         if block.targeted and sequence.target is None:

@@ -113,7 +113,11 @@ class WatermarkConfig:
         "24 hours.",
     )
     min_partitions: int | None = setting(None, low=1, doc="Smallest number of folders with files; null: any number.")
-    min_rows: int = setting(1, low=1, doc="Smallest number of rows in the files.")
+    min_rows: int = setting(
+        1, low=1,
+        doc="Smallest number of rows of a day as they are delivered: repeated rows, rows that go to quarantine and "
+        "rows that `data.sampling` leaves out count too.",
+    )  # fmt: skip
     max_age_hours: float | None = setting(
         None,
         low=0.0,
@@ -366,13 +370,26 @@ class DataConfig:
 
     def _check_sequences(self, path: str) -> None:
         names = set(self.dense) | set(self.sparse) | set(self.tasks)
-        check_sequences(f"{path}.sequences", self.sequences, self.sparse, names, self.sparse_defaults.mapping)
-        timed = [name for name, each in self.sequences.items() if each.time is not None]
-        if timed and self.timestamp is None:
+        defaults = self.sparse_defaults
+        check_sequences(
+            f"{path}.sequences", self.sequences, self.sparse, names, defaults.mapping, defaults.separator
+        )  # fmt: skip
+        timed = [name for name, each in self.sequences.items() if each.timed]
+        if timed and self.timestamp is None and self.format != "synthetic":
+            own = "history.by" if self.sequences[timed[0]].built else "time"
             raise ConfigError(
-                f"{path}.sequences.{timed[0]}.time is set, but {path}.timestamp names no column with the time of a row",
-                hint=f"{path}.timestamp=<column>, or {path}.sequences.{timed[0]}.time=null",
+                f"{path}.sequences.{timed[0]}.{own} is set, but {path}.timestamp names no column with the time of a "
+                "row",
+                hint=f"{path}.timestamp=<column>, or {path}.sequences.{timed[0]}.{own}=null",
             )
+        for name, each in self.sequences.items():
+            if each.built and each.history.where == self.label.column and self.label.window_days:
+                raise ConfigError(
+                    f"{path}.sequences.{name}.history.where is {self.label.column}, the label, whose clicks may come "
+                    f"{self.label.window_days} days later ({path}.label.window_days): which of them a row could know "
+                    "is not known",
+                    hint=f"{path}.sequences.{name}.history.where=null, or {path}.label.window_days=0",
+                )
 
     def _check_shared(self, path: str, name: str, table: str) -> None:
         """A shared table is that of another feature, whose ids have rows by a mapping that takes any ids."""
@@ -411,7 +428,7 @@ class DataConfig:
         return tuple(
             event_feature(name, column)
             for name, sequence in self.sequences.items()
-            for column in (*sequence.features, *((AGE,) if sequence.time is not None else ()))
+            for column in (*sequence.features, *((AGE,) if sequence.timed else ()))
             if column not in sequence.features or sequence.features[column].table is None
         )
 

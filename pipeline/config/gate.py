@@ -67,7 +67,9 @@ class GateConfig:
         0.005, low=0.0, doc="Largest rise of NE of the model as served over the model as trained, as a share."
     )
     slices: list[str] = setting(
-        factory=list, doc="Categorical features, or day, by whose values the rows are judged too."
+        factory=list,
+        doc="Categorical features, or day, by whose values the rows are judged too, and sequences, by their number of "
+        "events.",
     )
     slice_values: int = setting(
         10, low=1, high=1000, doc="Number of most frequent values that become slices; the others form one more."

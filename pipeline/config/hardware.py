@@ -13,11 +13,17 @@ from pipeline.config.fields import setting
 class HardwareConfig:
     """The hosts, their memory and their speed. The world size is ``hosts * ranks_per_host``.
 
-    ``nightjar calibrate`` measures the bandwidths, rates and costs on this machine.
+    ``nightjar calibrate`` measures the bandwidths, rates and costs on this machine. In a file, ``device: auto``, no
+    ranks and a figure of ``.nan`` stand for what this machine has (``compose.hardware``).
     """
 
     name: str = setting(MISSING, doc="Name of this hardware in messages and reports.")
     device: str = setting("cpu", choices=("cpu", "cuda"), doc="Device that ranks train on.")
+    measured: list[str] = setting(
+        factory=list, quiet=True,
+        doc="Figures that the plan stage measures on its machine, once, and keeps; their values here are not used. "
+        "`hardware=auto` sets it.",
+    )  # fmt: skip
     hosts: int = setting(1, low=1, doc="Number of hosts.")
     ranks_per_host: int = setting(1, low=1, doc="Number of ranks on each host; with cuda, of GPUs.")
     hbm_gib: float = setting(0.0, low=0.0, doc="GPU memory of a rank, in GiB; 0: none.")

@@ -23,6 +23,8 @@ class IngestConfig:
     )
     ray: RayConfig = setting(factory=RayConfig, doc="Settings of engine ray.")
     block_mib: int = setting(16, low=1, high=4096, doc="Size of the blocks in which logs are read, in MiB.")
-    rows_per_group: int = setting(65_536, low=1, doc="Rows per row group of the Parquet files.")
+    rows_per_group: int = setting(
+        65_536, low=1, doc="Rows per row group of the Parquet files; fewer if rows have over 128 columns."
+    )
     groups_per_file: int = setting(16, low=1, doc="Row groups per Parquet file.")
     compression: str = setting("lz4", choices=("zstd", "lz4", "snappy"), doc="Codec of the Parquet files.")

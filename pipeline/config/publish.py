@@ -30,8 +30,8 @@ class CalibratorConfig:
     )
     share: float = setting(
         0.5, low=0.01, high=0.99,
-        doc="Share of the held-out rows, by a hash of their number, that the curve is fitted on; the gate judges the "
-        "others.",
+        doc="Share of the held-out rows that the curve is fitted on; the gate judges the others. They are chosen by a "
+        "hash of their number; with `data.split.by=hours` they are those of the first test hours.",
     )  # fmt: skip
     slices: str | None = setting(
         None,

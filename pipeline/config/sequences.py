@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.config.features import MOST_ROWS, TAKEN_NAMES, SparseFeature
 from pipeline.config.fields import setting
@@ -13,6 +13,7 @@ from pipeline.specs import SEQUENCE_BLOCKS, SequenceBlock, mapping_of
 from pipeline.specs.options import with_options
 
 AGE = "age"  # the column of a sequence that its times give
+EVENT_TIME = "time"  # the field of the times of events that are built from the log
 QUARANTINE, DROP = "quarantine", "drop"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -51,6 +52,29 @@ class EventColumn:
 
 
 @dataclass(kw_only=True)
+class HistoryConfig:
+    """How a sequence is built from the log itself: of each row, what its user did in earlier rows, newest last."""
+
+    by: str | None = setting(
+        None,
+        doc="Column of the user; null: the log has the sequence. With it, `features.<name>.column` is the column of a "
+        "row (null: that of the feature `table`, else of the same name), and the times are those of the rows.",
+    )
+    days: int = setting(7, low=1, high=366, doc="Age, in days of 24 hours, above which events are left out.")
+    where: str | None = setting(
+        None,
+        doc="Column that says which rows are events: the label's where it is a click, any other where it is a number "
+        "above 0; null: all rows are.",
+    )
+    lag_minutes: float = setting(
+        0.0,
+        low=0.0,
+        doc="Age, in minutes, from which on events are known; 0: from the next moment on. As long as it takes until "
+        "an event, and the label that `where` names, is in the histories of the server that asks the model.",
+    )
+
+
+@dataclass(kw_only=True)
 class SequenceConfig:
     """Events of a row in the order of time, the oldest first. Its columns are as long as each other in every row."""
 
@@ -77,17 +101,38 @@ class SequenceConfig:
         "are left out, and counted.",
     )
     separator: str | None = setting(None, doc="Text between the values of a field of text.")
+    history: HistoryConfig = setting(
+        factory=HistoryConfig, quiet=True, doc="Builds the sequence from the log, which then needs no column of it."
+    )
+
+    @property
+    def built(self) -> bool:
+        """Whether it is built from the log."""
+        return self.history.by is not None
+
+    @property
+    def timed(self) -> bool:
+        """Whether its events have times, and so ages."""
+        return self.built or self.time is not None
 
     def check(self, path: str) -> None:
         """There is a column, and its name is free."""
+        if self.built and (self.time is not None or self.separator is not None):
+            what = "time" if self.time is not None else "separator"
+            raise ConfigError(
+                f"{path}.history builds the sequence from the log, but {path}.{what} is set: rows have times of their "
+                "own and no lists",
+                hint=f"{path}.{what}=null",
+            )
         if not self.features:
             raise ConfigError(f"{path}.features is empty, expected what an event has",
                               hint=f"'+{path}.features.item={{table: item}}'")  # fmt: skip
         for name in self.features:
-            if not _NAME.fullmatch(name) or (name == AGE and self.time is not None):
+            taken = (AGE, EVENT_TIME) if self.built else (AGE,) if self.time is not None else ()
+            if not _NAME.fullmatch(name) or name in taken:
                 raise ConfigError(
                     f"{path}.features has {name!r}, expected a name of letters, digits and _"
-                    + (f", and another one than {AGE}, which comes from {path}.time" if name == AGE else ""),
+                    + (f", and another one than {name}, which the events' times give" if name in taken else ""),
                     hint=f"~{path}.features.{name} +{path}.features.event_{_safe(name)}={{...}}",
                 )
 
@@ -98,6 +143,8 @@ class SequenceOptions:
 
     hidden: list[int] | None = setting(None, doc="Hidden widths of the MLP by which din weighs an event.")
     softmax: bool | None = setting(None, doc="Whether din's weights are shares of one.")
+    layers: int | None = setting(None, low=1, high=64, doc="Layers of sasrec, bst or hstu.")
+    heads: int | None = setting(None, low=1, high=256, doc="Heads of their attention.")
 
     def check(self, path: str) -> None:
         """ConfigError for a layer without width."""
@@ -130,6 +177,19 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", name)
 
 
+def given_sequences(sequences: Mapping[str, SequenceConfig]) -> dict[str, SequenceConfig]:
+    """The same ``sequences``, of rows that come with those that ingestion builds: column ``<name>``, of structs."""
+    return {
+        name: each
+        if not each.built
+        else replace(
+            each, history=HistoryConfig(), time=f"{name}.{EVENT_TIME}",
+            features={event: replace(column, column=None) for event, column in each.features.items()},
+        )
+        for name, each in sequences.items()
+    }  # fmt: skip
+
+
 def event_feature(sequence: str, column: str) -> str:
     """The name of a column of a sequence in the dataset, and of its table where it has its own."""
     return f"{sequence}__{column}"
@@ -137,7 +197,7 @@ def event_feature(sequence: str, column: str) -> str:
 
 def check_sequences(
     path: str, sequences: Mapping[str, SequenceConfig], sparse: Mapping[str, SparseFeature], taken: set[str],
-    default_mapping: str,
+    default_mapping: str, default_separator: str | None,
 ) -> None:  # fmt: skip
     """ConfigError for a name that is ``taken``, and for tables and targets that no feature of ``sparse`` has."""
     for name, sequence in sequences.items():
@@ -150,6 +210,12 @@ def check_sequences(
         for column, each in sequence.features.items():
             if each.table is not None:
                 _check_table(f"{path}.{name}.features.{column}.table", each.table, sparse, default_mapping)
+                if sequence.built and sparse[each.table].several(default_separator):
+                    raise ConfigError(
+                        f"{path}.{name}.features.{column}.table is {each.table!r}, whose rows have several ids or are "
+                        "made of several columns: an event that is built from a row has one id of one column",
+                        hint=f"{path}.{name}.features.{column}.table=null",
+                    )
         tables = list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
         if sequence.target is not None and sequence.target not in tables:
             raise ConfigError(

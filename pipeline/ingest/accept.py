@@ -16,14 +16,17 @@ from pipeline.ingest.times import test_hours_from
 from pipeline.records import BY_LOGIT, ROW_WEIGHT, VALIDATION
 
 
-def check_day(fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | None, quarantined: int) -> None:
-    """Raise DataError unless there is something to train on; ``quarantined``: rows of ``day``."""
+def check_day(
+    fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | None, quarantined: int, repeated: int = 0
+) -> None:
+    """Raise DataError unless there is something to train on; ``quarantined``, ``repeated``: rows of ``day``."""
     where = data.path or "the synthetic log"
     rows, clicks = fit.rows, fit.positives["train"]
     kept = sum(rows.values())
     seen = kept + quarantined
-    if day is not None and seen < data.watermark.min_rows:
-        lacks = f"{where} holds {seen:,} rows of it, expected at least {data.watermark.min_rows:,}"
+    told = data.has_file_per_day and data.connector is None  # files were counted before they were read
+    if day is not None and not told and seen + repeated < data.watermark.min_rows:
+        lacks = f"{where} holds {seen + repeated:,} rows of it, expected at least {data.watermark.min_rows:,}"
         raise days.incomplete(day, [lacks])
     if not kept:
         if not quarantined:

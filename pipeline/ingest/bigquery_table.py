@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 from google.api_core import exceptions
 from google.api_core.retry import Retry, if_exception_type
-from google.auth.exceptions import DefaultCredentialsError, TransportError
+from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 from google.cloud.bigquery_storage_v1 import BigQueryReadClient
 from google.cloud.bigquery_storage_v1.services.big_query_read.transports import BigQueryReadGrpcTransport
 from google.cloud.bigquery_storage_v1.types import DataFormat, ReadSession
@@ -38,8 +38,7 @@ from pipeline.specs import Delivery, Excerpt, Snapshot
 SECONDS = 60.0  # that the service may take to answer
 MOST_STREAMS = 16
 _MESSAGE = [("grpc.max_receive_message_length", -1)]
-_PASSING = (exceptions.ServiceUnavailable, exceptions.DeadlineExceeded, exceptions.InternalServerError,
-            exceptions.TooManyRequests, exceptions.RetryError, TransportError)  # fmt: skip
+_PASSING = (exceptions.ServerError, exceptions.TooManyRequests, exceptions.RetryError, TransportError)
 
 
 def client_of(data: DataConfig) -> BigQueryReadClient:
@@ -56,9 +55,9 @@ def answering(data: DataConfig) -> Iterator[None]:
     """Turn what the client raises into errors that say what to do."""
     try:
         yield
-    except DefaultCredentialsError as error:
+    except (DefaultCredentialsError, RefreshError) as error:
         raise ConfigError(
-            f"there are no credentials for {data.path}: {error}", hint="gcloud auth application-default login"
+            f"there are no valid credentials for {data.path}: {error}", hint="gcloud auth application-default login"
         ) from None
     except (exceptions.NotFound, exceptions.PermissionDenied, exceptions.Unauthenticated) as error:
         raise DataError(

@@ -1,7 +1,8 @@
 """Rows of earlier days whose click came later, taken from their own day's dataset to be trained on once more.
 
 The rows lie there as they were transformed that day. Ids are brought to the rows that today's mapping has for them, by
-their hashes; an id that had no row then has none now.
+their hashes; an id that had no row then has none now. Labels of tasks that cannot happen without a click are missing:
+the 0 that they had was of a row without one.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from pipeline.ingest.history import events_of
 from pipeline.ingest.parse import parse
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.state import read_state
+from pipeline.ingest.tasks import after_click
 from pipeline.ingest.transform import State, transform
-from pipeline.records import LABEL, MISSING_ROW, UNSEEN_ROW, DatasetSchema, read
+from pipeline.records import LABEL, MISSING_ROW, UNSEEN_ROW, DatasetSchema, read, task_column
 from pipeline.specs.id_mapping import FittedMapping
 from pipeline.store import Artifact, Store
 
@@ -39,7 +41,8 @@ def corrected_rows(
         return None
     rows = _taken(store, dataset, schema, _places(store, dataset, events, day))
     moved = [_moved(rows[f.name], before.sparse[f.name], state.sparse[f.name]) for f in spec.sparse]
-    return rows.select(now.columns).with_columns(pl.lit(1.0, pl.Float32).alias(LABEL), *moved)
+    unknown = [pl.lit(np.nan, pl.Float32).alias(task_column(name)) for name in after_click(spec)]
+    return rows.select(now.columns).with_columns(pl.lit(1.0, pl.Float32).alias(LABEL), *unknown, *moved)
 
 
 def _no_rows(spec: DataSpec, state: State) -> pl.DataFrame:

@@ -131,13 +131,12 @@ def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -
 
 
 def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
-    """Rows of ``files`` (text: lines), counted until there are ``enough``."""
-    rows = 0
+    """Rows of ``files`` as they were delivered, counted until there are ``enough``."""
+    kind, rows = format_named(data.format), 0
     for path, label in zip(files.paths, files.labels, strict=True):
-        with readable(label), files.fs.open(path, "rb") as source:
-            kind = format_named(data.format)
-            with decompressed(source, path if kind.by_line else "") as stream:
-                rows += kind.rows(stream, data, enough - rows)
+        packed = path if kind.by_line else ""  # files of columns compress their own pages
+        with readable(label), files.fs.open(path, "rb") as source, decompressed(source, packed) as stream:
+            rows += kind.rows(stream, data, enough - rows)
         if rows >= enough:
             break
     return rows

@@ -1,7 +1,8 @@
 """Blocks of the parts of a log, dealt to threads: one thread at a time reads a part, several read several.
 
 Whoever is free takes the next block of the first part that nobody reads at the moment, so a part that is slow to decode
-holds nobody up, and a second one is opened only where the first cannot keep all threads busy.
+holds nobody up, and a second one is opened only where the first cannot keep all threads busy. Each open part takes
+memory: of a Parquet file a row group.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Generic, TypeVar
 
 from pipeline.ingest.sources import Block, Source
 
+_BY_EACH_READER = 3  # threads that one reader keeps busy: a block takes less to be read than to be worked on
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -70,6 +72,7 @@ class _Deal(Generic[A]):
 
     def __init__(self, parts: Sequence[Source], work: Callable[[Block], A], workers: int) -> None:
         self._parts, self._work, self._workers = parts, work, workers
+        self._most_open = -(-workers // _BY_EACH_READER)
         self._open: list[_Open] = []
         self._opened = 0
         self._changed, self._stopped = threading.Condition(), False
@@ -110,7 +113,7 @@ class _Deal(Generic[A]):
         with self._changed:
             while not self._stopped:
                 part = next((each for each in self._open if not each.is_read), None)
-                if part is None and self._opened < len(self._parts) and len(self._open) < self._workers:
+                if part is None and self._opened < len(self._parts) and len(self._open) < self._most_open:
                     part = _Open(self._opened, self._parts[self._opened])
                     self._open.append(part)
                     self._opened += 1

@@ -20,9 +20,17 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import PyFileSystem
 
 from pipeline.config import DataConfig
-from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.errors import DataError, UnreachableError
 from pipeline.ingest.days import day_number
-from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, days_between
+from pipeline.ingest.table_files import (
+    DataFile,
+    TableColumn,
+    TableSnapshot,
+    days_between,
+    opened,
+    said,
+    snapshot_number,
+)
 from pipeline.specs.connector import newest
 
 MOST_BACK = 1000  # versions that are looked through for one that has the files of a key
@@ -42,7 +50,7 @@ class _Open:
 
     def __call__(self) -> BinaryIO:
         files: Any = DeltaStorageHandler(self.uri, dict(self.options))
-        return PyFileSystem(files).open_input_file(self.path)
+        return opened(self.path, lambda: PyFileSystem(files).open_input_file(self.path))
 
 
 @dataclass(frozen=True)
@@ -186,18 +194,12 @@ def open_table(data: DataConfig, mark: str) -> DeltaSnapshot:
 
 
 def _load(table: DeltaTable, data: DataConfig) -> None:
-    text = data.snapshot or ""
-    if not text.isdigit():
-        raise ConfigError(
-            f"data.snapshot is {text!r}, expected the number of a version of a Delta Lake table",
-            hint=f"data.snapshot={table.version()}, or null for the newest",
-        )
+    number = snapshot_number(data, "the number of a version of a Delta Lake table", table.version())
     try:
-        table.load_as_version(int(text))
+        table.load_as_version(number)
     except DeltaError as error:
         raise DataError(
-            f"{data.path} has no version {text}, or none any more; the newest is {table.version()}: "
-            f"{str(error).splitlines()[0]}",
+            f"{data.path} has no version {number}, or none any more; the newest is {table.version()}: {said(error)}",
             hint="data.snapshot=null reads the newest",
         ) from None
 
@@ -213,12 +215,13 @@ def answering(data: DataConfig) -> Iterator[None]:
             hint="data.path=<the table's folder>, or data.format=parquet for plain files",
         ) from None
     except DeltaError as error:
-        reason = str(error).splitlines()[0]
         raise DataError(
-            f"{data.path} cannot be read as a Delta Lake table: {reason}", hint="repair the table"
+            f"{data.path} cannot be read as a Delta Lake table: {said(error)}", hint="repair the table"
         ) from None
+    except PermissionError:
+        raise
     except OSError as error:
         raise UnreachableError(
-            f"{data.path} does not answer: {str(error).splitlines()[0]}",
+            f"{data.path} does not answer: {said(error)}",
             hint="run the same command once it answers; data.options are the storage options of deltalake",
         ) from error

@@ -16,7 +16,7 @@ from pipeline.config import SamplingConfig
 from pipeline.ingest.event_keys import hashed
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import Rejected
-from pipeline.ingest.sources import Block, RawBlock, Source
+from pipeline.ingest.sources import Block, RawBlock, Source, WrappedSource
 from pipeline.ingest.spec import CLICKED_LATER, DAY, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.values import text_of
 from pipeline.records import LABEL
@@ -31,7 +31,7 @@ def narrow(spec: DataSpec) -> DataSpec:
     wanted = {spec.label, spec.event_key, spec.day_column, spec.timestamp}
     columns = {name: override for name, override in spec.columns.items() if name in wanted}
     return replace(spec, dense=(), sparse=(), tasks=(), row_weight=None, sampling=SamplingConfig(), hour_column=None,
-                   true_probability=False, columns=columns)  # fmt: skip
+                   true_probability=False, columns=columns, sequences=(), row_time=None, histories=())  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,37 +114,15 @@ class MarkedBlock:
 
 
 @dataclass(frozen=True)
-class MarkedSource(Source):
+class MarkedSource(WrappedSource):
     """A source without the rows that are dropped; ``marks``: of its parts, or of all its rows."""
 
-    source: Source
     marks: Sequence[Marks]
-    before: int = 0
-
-    @property
-    def is_later(self) -> bool:  # type: ignore[override]
-        """As of the source."""
-        return self.source.is_later
-
-    @property
-    def lines_before(self) -> int:  # type: ignore[override]
-        """As of the source."""
-        return self.source.lines_before
-
-    @property
-    def decodes(self) -> bool:  # type: ignore[override]
-        """As of the source."""
-        return self.source.decodes
 
     def parts(self) -> list[Source]:
         """The source's parts, each with its marks."""
         parts = list(self.source.parts())
         return [MarkedSource(part, [mark]) for part, mark in zip(parts, self.marks, strict=True)]
-
-    def numbered(self, before: int) -> Source:
-        """The same part, with ``before`` lines of its file before it."""
-        shift = before if self.source.is_later else 0
-        return replace(self, source=self.source.numbered(before), before=shift)
 
     def blocks(self) -> Iterator[Block]:
         """The rows that stay, in order."""

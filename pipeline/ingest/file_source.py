@@ -20,6 +20,7 @@ from pipeline.ingest.spec import DataSpec
 from pipeline.units import MIB
 
 BLOCK_UNIT = MIB  # of ingest.block_mib
+WIDE = 512  # columns; with twice as many, blocks are half as large
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,14 @@ class FileSource(Source):
         return decompressed(source, self.path if self.format.by_line else "")
 
 
+def block_bytes(block_mib: int, spec: DataSpec) -> int:
+    """Uncompressed bytes of a block: fewer where rows have very many columns, each of which has counts of its own."""
+    return max(block_mib * BLOCK_UNIT // max(len(spec.columns) // WIDE, 1), 1)
+
+
 def file_sources(data: DataConfig, spec: DataSpec, files: Files, block_mib: int) -> list[FileSource]:
     """Every file of a log, in order, to be read in blocks of ``block_mib``."""
-    size = block_mib * BLOCK_UNIT
+    size = block_bytes(block_mib, spec)
     named = zip(files.paths, files.labels, files.places, strict=True)
     return [
         FileSource(

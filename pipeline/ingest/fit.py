@@ -19,7 +19,7 @@ from pipeline.ingest.contents import Contents, row_hashes
 from pipeline.ingest.counts import BinCounts
 from pipeline.ingest.event_columns import Lengths, left_out_column
 from pipeline.ingest.ids import of_bits
-from pipeline.ingest.moments import Moments, measure, quantised
+from pipeline.ingest.moments import Moments, measure, quantised_moments
 from pipeline.ingest.sampling import kept, sums
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
@@ -99,11 +99,11 @@ class Partial:
             if vector.name in self.prepared:
                 self.prepared[vector.name].merge(prepared)
         numbers = [each for each in self.spec.dense if not each.vector]
-        pairs = [(self.raw[each.name], pl.col(f"dense:{each.name}")) for each in numbers]
-        pairs += [(self.prepared[each.name], quantised(each)) for each in numbers if each.name in self.prepared]
-        if pairs:
-            for (target, _), moments in zip(pairs, measure(frame, [value for _, value in pairs]), strict=True):
-                target.merge(moments)
+        raw = measure(frame, [pl.col(f"dense:{each.name}") for each in numbers])
+        for each, moments in zip(numbers, raw, strict=True):
+            self.raw[each.name].merge(moments)
+            if each.name in self.prepared:
+                self.prepared[each.name].merge(quantised_moments(frame, each))
 
     def _add_labels(self, frame: pl.DataFrame) -> None:
         moments = (

@@ -10,27 +10,44 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import orc
 from pyiceberg import expressions
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, RESTError
+from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
+    ForbiddenError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    NotInstalledError,
+    OAuthError,
+    RESTError,
+    UnauthorizedError,
+)
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import _read_deletes, schema_to_pyarrow
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import FileFormat
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+from pyiceberg.table.puffin import PuffinFile
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DateType, IntegerType, LongType, StringType, TimestampType, TimestamptzType
 
 from pipeline.config import DataConfig
-from pipeline.errors import ConfigError, DataError, UnreachableError
+from pipeline.errors import ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.ingest.days import day_number
-from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot
+from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, opened, said, snapshot_number
 from pipeline.ingest.zones import end_of_day
 from pipeline.specs.connector import newest
+from pipeline.store.retrying import passes, retried
 
 _where: Any = expressions  # its own annotations leave out the forms that its documentation has
+_REFUSALS = (UnauthorizedError, ForbiddenError, OAuthError, AuthorizationExpiredError)
+_CLIENTS = ("sqlalchemy", "thrift")  # of catalogs, besides those of a store
 MOST_BACK = 1000  # snapshots that are looked through for one that has the files of a key
 
 
@@ -42,7 +59,7 @@ class _Open:
     path: str
 
     def __call__(self) -> BinaryIO:
-        return cast(BinaryIO, self.io.new_input(self.path).open())
+        return opened(self.path, lambda: cast(BinaryIO, self.io.new_input(self.path).open()))
 
 
 @dataclass(frozen=True)
@@ -54,9 +71,27 @@ class _Deleted:
     files: tuple[IcebergFile, ...]
 
     def __call__(self) -> np.ndarray:
-        parts = [_read_deletes(self.io, file).get(self.path) for file in self.files]
-        rows = [np.asarray(part, dtype=np.int64) for part in parts if part is not None]
-        return np.unique(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
+        rows = [self._rows(file) for file in self.files]
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *rows]))
+
+    def _rows(self, file: IcebergFile) -> np.ndarray:
+        """Those that one of the delete files takes out: columns of the format's specification, "Delete Formats"."""
+        with _Open(self.io, file.file_path)() as stream:
+            if file.file_format == FileFormat.PUFFIN:
+                vectors = deletion_vectors_from_puffin_file(PuffinFile(stream.read()))
+                own = [each.to_vector().to_numpy() for each in vectors if each.referenced_data_file == self.path]
+                return np.concatenate([np.zeros(0, np.int64), *own]).astype(np.int64)
+            if file.file_format == FileFormat.PARQUET:
+                table = pq.read_table(stream, columns=["file_path", "pos"])
+            elif file.file_format == FileFormat.ORC:
+                table = orc.read_table(stream, columns=["file_path", "pos"])
+            else:
+                raise DataError(
+                    f"{file.file_path}, which deletes rows of {self.path}, is {file.file_format.name}, expected "
+                    "Parquet, ORC or Puffin",
+                    hint="rewrite the position deletes: CALL <catalog>.system.rewrite_position_delete_files(...)",
+                )
+        return table.filter(pc.field("file_path") == self.path).column("pos").to_numpy().astype(np.int64)
 
 
 class IcebergSnapshot(TableSnapshot):
@@ -90,7 +125,8 @@ class IcebergSnapshot(TableSnapshot):
 
     def _tasks(self, where: BooleanExpression) -> list[FileScanTask]:
         try:
-            return list(self._scan(where).plan_files())
+            with answering(self.data):
+                return retried(lambda: list(self._scan(where).plan_files()), f"planning {self.version}")
         except (NotImplementedError, ValueError) as error:
             if "equality deletes" not in str(error):
                 raise
@@ -184,7 +220,7 @@ def _columns(schema: Schema) -> list[TableColumn]:
 def open_table(data: DataConfig, mark: str) -> IcebergSnapshot:
     """The snapshot that ``data.snapshot`` names, else the newest; with ``mark``, the newest that has its files."""
     with answering(data):
-        table = _table(data)
+        table = retried(lambda: _table(data), f"opening {data.path}")
         numbers = _history(table) if data.snapshot is None else [_number(table, data)]
         current = IcebergSnapshot(data, table, next(iter(numbers), None))
 
@@ -228,29 +264,41 @@ def _history(table: Table) -> list[int]:
 
 
 def _number(table: Table, data: DataConfig) -> int:
-    text = data.snapshot or ""
-    if not text.isdigit():
-        raise ConfigError(
-            f"data.snapshot is {text!r}, expected the id of a snapshot of an Iceberg table",
-            hint=f"data.snapshot={getattr(table.current_snapshot(), 'snapshot_id', 'null')}, or null for the newest",
-        )
-    if table.snapshot_by_id(int(text)) is None:
+    newest = getattr(table.current_snapshot(), "snapshot_id", "null")
+    number = snapshot_number(data, "the id of a snapshot of an Iceberg table", newest)
+    if table.snapshot_by_id(number) is None:
         raise DataError(
-            f"{data.path} has no snapshot {text}, or none any more: it expired",
+            f"{data.path} has no snapshot {number}, or none any more: it expired",
             hint="data.snapshot=null reads the newest",
         )
-    return int(text)
+    return number
 
 
 @contextmanager
 def answering(data: DataConfig) -> Iterator[None]:
-    """Turn what catalogs raise when they do not answer into an UnreachableError."""
+    """Turn what catalogs raise into errors that say what to do; an UnreachableError where they do not answer."""
     try:
         yield
-    except (DataError, ConfigError, FileNotFoundError, PermissionError):
+    except (NightjarError, FileNotFoundError, PermissionError):
         raise
-    except (RESTError, OSError) as error:
+    except NotInstalledError as error:
+        raise ConfigError(
+            f"the catalog of {data.path} needs a package: {error}", hint="pip install what the message names"
+        ) from None
+    except _REFUSALS as error:
+        raise DataError(
+            f"the catalog of {data.path} refuses: {_said(error)}",
+            hint="its credentials are in .pyiceberg.yaml: token or credential, and the rights of that account",
+        ) from None
+    except Exception as error:
+        client = type(error).__module__.partition(".")[0] in _CLIENTS and not isinstance(error, ValueError)
+        if not (isinstance(error, RESTError | OSError) or client or passes(error)):
+            raise
         raise UnreachableError(
-            f"the catalog of {data.path} does not answer: {type(error).__name__}: {str(error).splitlines()[0]}",
+            f"the catalog of {data.path} does not answer: {_said(error)}",
             hint="run the same command once it answers; its address is in .pyiceberg.yaml or data.options",
         ) from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {said(error)}"

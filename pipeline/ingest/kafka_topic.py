@@ -34,6 +34,8 @@ PART_MESSAGES = 1_000_000  # of a part that another process reads
 _RANGE = re.compile(r"(\d+):(\d+)-(\d+)")
 _OURS = {CONFIG_FILE, SCHEMA_FILE, REGISTRY}
 _EXCERPT_PARTS = 8
+_REFUSALS = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED,
+             KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,13 @@ def consumer_of(data: DataConfig) -> Iterator[Any]:
     try:
         yield consumer
     except KafkaException as error:
-        raise _silent(data, str(error.args[0] if error.args else error)) from error
+        told = error.args[0] if error.args else error
+        if isinstance(told, KafkaError) and told.code() in _REFUSALS:
+            raise DataError(
+                f"the brokers of topic {data.path} refuse: {told}",
+                hint="the rights of that account; its credentials are in data.options.config.file",
+            ) from None
+        raise _silent(data, str(told)) from error
     finally:
         consumer.close()
 

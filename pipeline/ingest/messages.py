@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
 import json
 import struct
+import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ from pipeline.ingest.formats.json_lines import TELLING_LINES, json_frame, object
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import RawBlock
 from pipeline.ingest.spec import DataSpec, require_columns
+from pipeline.store.retrying import retried
 
 REGISTRY_SECONDS = 10.0
 # The rows, of which of the values (from 0 on) each is, and the values that are none, so numbered.
@@ -95,7 +98,7 @@ class AvroDecoder(Decoder):
                 records.append(self._record(value))
                 good.append(at)
             except _WRONG as error:
-                rejects.append(Reject(at, "no Avro record", f"the message is no record of its schema: {error!r}"))
+                rejects.append(Reject(at, "no Avro record", f"the message is no record of its schema: {_said(error)}"))
         if records:
             require_columns(spec, list(records[0]), label, header=False)
         columns = [
@@ -120,7 +123,11 @@ class AvroDecoder(Decoder):
         if self.registry:
             if value[:1] != b"\0" or len(value) < 5:
                 raise ValueError("it does not begin with the number of a schema")
-            schema, value = registered(self.registry, int.from_bytes(value[1:5], "big")), value[5:]
+            number, value = int.from_bytes(value[1:5], "big"), value[5:]
+            known = registered(self.registry, number)
+            if known is None:
+                raise ValueError(f"the registry has no Avro schema of number {number}")
+            schema = known
         stream = io.BytesIO(value)
         record: Any = schemaless_reader(stream, _parsed(schema), None)
         if stream.tell() != len(value):
@@ -128,6 +135,11 @@ class AvroDecoder(Decoder):
         if not isinstance(record, dict):
             raise ValueError("it is no record")
         return record
+
+
+def _said(error: Exception) -> str:
+    """A decoder's own words, or those of Python where it raises of itself."""
+    return str(error) if type(error) is ValueError else repr(error)
 
 
 def _pairs(value: Any) -> Any:
@@ -166,17 +178,41 @@ def _schema_of(file: str) -> str:
     return schema
 
 
-@lru_cache(maxsize=64)
-def registered(registry: str, number: int) -> str:
-    """The schema of that number; UnreachableError where the registry does not answer."""
-    url = f"{registry.rstrip('/')}/schemas/ids/{number}"
+@lru_cache(maxsize=1024)
+def registered(registry: str, number: int) -> str | None:
+    """The Avro schema of that number; None where the registry has none, or one of another kind.
+
+    UnreachableError where the registry does not answer, DataError where it refuses.
+    """
+    url, hint = f"{registry.rstrip('/')}/schemas/ids/{number}", f"data.options.{REGISTRY}=<its address>"
+    try:
+        answer = retried(lambda: _fetched(url), f"asking for {url}")
+        if answer is None:
+            return None
+        schema = str(json.loads(answer)["schema"])
+        _parsed(schema)
+        return schema
+    except ConnectionError as error:
+        raise UnreachableError(f"the schema registry does not answer at {url}: {error}", hint=hint) from error
+    except PermissionError as error:
+        raise DataError(f"the schema registry refuses {url}: {error}", hint=hint) from None
+    except (LookupError, TypeError, ValueError, DataError):
+        return None
+
+
+def _fetched(url: str) -> bytes | None:
+    """What is at ``url``; None where the server has nothing there. ConnectionError, PermissionError."""
     try:
         with urllib.request.urlopen(url, timeout=REGISTRY_SECONDS) as answer:
-            return str(json.loads(answer.read())["schema"])
-    except (OSError, KeyError, json.JSONDecodeError) as error:
-        raise UnreachableError(
-            f"the schema registry has no schema at {url}: {error}", hint=f"data.options.{REGISTRY}=<its address>"
-        ) from error
+            return bytes(answer.read())
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise PermissionError(str(error)) from None
+        if 400 <= error.code < 500 and error.code not in (408, 429):
+            return None
+        raise ConnectionError(str(error)) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionError(str(error)) from error
 
 
 def decoder_of(data: DataConfig) -> Decoder:

@@ -10,16 +10,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
 
 from pipeline.ingest.spec import DenseSpec
-from pipeline.native.columns import whole_sums
+from pipeline.native.columns import exact_sums, looked_up_sums, whole_sums
 
+SMALL = 1024  # whole numbers below are looked up where they would be taken the logarithm of
+_TABLES = 4096  # that are kept
+_MOST_ROWS = 1 << 20  # whose squares fit into 63 bits
 LOG_QUANTUM = 1.0 / 65536
 _SHIFT = 2200  # below the exponent of the square of the smallest float64
+_ULP = 1075  # of a float64: mantissa * 2^(exponent - 1075)
 _SPLIT = 2.0**27 + 1.0  # cuts a float64 into halves whose products are exact
+_TOGETHER = 64  # columns measured together: of a wide log, all at once would be a copy of the block
 _NOISE = 2.0**-48  # of the largest value: 0.3 and 0.1 + 0.2 differ by less
 
 
@@ -59,8 +65,17 @@ class Moments:
 
 def measure(frame: pl.DataFrame, expressions: list[pl.Expr]) -> list[Moments]:
     """Moments of each expression (float64, nulls left out) over ``frame``."""
+    return [
+        moments
+        for start in range(0, len(expressions), _TOGETHER)
+        for moments in _measured(frame, expressions[start : start + _TOGETHER])
+    ]
+
+
+def _measured(frame: pl.DataFrame, expressions: list[pl.Expr]) -> list[Moments]:
     values = frame.select(value.alias(str(i)) for i, value in enumerate(expressions))
-    return [_moments(column.drop_nulls().to_numpy()) for column in values.get_columns()]
+    columns = (each.drop_nulls() if each.null_count() else each for each in values.get_columns())
+    return [_moments(column.to_numpy()) for column in columns]
 
 
 def _moments(values: np.ndarray) -> Moments:
@@ -80,6 +95,8 @@ def _moments(values: np.ndarray) -> Moments:
     elif moments.minimum == moments.maximum:
         one = values[:1]
         moments.total, moments.squares = exact_sum(one) * len(values), exact_squares(one) * len(values)
+    elif (exact := exact_sums(values)) is not None:
+        moments.total, moments.squares = exact[0] << _SHIFT - _ULP, exact[1] << _SHIFT - 2 * _ULP
     else:
         moments.total, moments.squares = exact_sum(values), exact_squares(values)
     return moments
@@ -123,6 +140,31 @@ def prepared(feature: DenseSpec) -> pl.Expr:
     if feature.clip:
         value = value.clip(*feature.clip)
     return value.sign() * value.abs().log1p() if feature.logarithmic else value
+
+
+def quantised_moments(frame: pl.DataFrame, feature: DenseSpec) -> Moments:
+    """Moments of the ``quantised`` values of typed rows; of small whole numbers, which counts mostly are, looked up."""
+    column = frame[f"dense:{feature.name}"]
+    known = looked_up_sums(column.to_arrow(), _quanta(feature)) if feature.logarithmic else None
+    if known is None or frame.height > _MOST_ROWS:
+        return measure(frame, [quantised(feature)])[0]
+    (low, high), (total, squares), rest = known
+    count = frame.height - column.null_count() - len(rest)
+    moments = Moments(count, float(low), float(high), total << _SHIFT, squares << _SHIFT) if count else Moments()
+    if len(rest):
+        moments.merge(measure(column.gather(rest).to_frame(), [quantised(feature)])[0])
+    return moments
+
+
+@lru_cache(_TABLES)
+def _quanta(feature: DenseSpec) -> np.ndarray:
+    """``quantised`` values of the whole numbers below SMALL, int32: of the very expression, so bits are the same."""
+    return small_numbers(feature).select(quantised(feature)).to_series().to_numpy().astype(np.int32)
+
+
+def small_numbers(feature: DenseSpec) -> pl.DataFrame:
+    """The whole numbers below SMALL as typed rows."""
+    return pl.DataFrame({f"dense:{feature.name}": np.arange(SMALL, dtype=np.float64)})
 
 
 def quantised(feature: DenseSpec) -> pl.Expr:

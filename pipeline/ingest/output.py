@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 import polars as pl
 import pyarrow as pa
@@ -17,6 +18,17 @@ from pipeline.records import TRUE_PROBABILITY
 from pipeline.store import Draft
 
 _TOGETHER = 10  # columns that are encoded together
+_GROUP_BYTES = 32 << 20  # of a row group in memory, a value a column
+_LEAST_ROWS = 1024  # of a row group, however wide
+
+
+def narrowed_groups(config: IngestConfig, columns: int) -> IngestConfig:
+    """``config`` with smaller row groups where a row has many ``columns``.
+
+    One row group of each split is in memory, and training shuffles within several of them.
+    """
+    rows = max(_GROUP_BYTES // (4 * columns) // _LEAST_ROWS * _LEAST_ROWS, _LEAST_ROWS)
+    return replace(config, rows_per_group=min(config.rows_per_group, rows))
 
 
 class PartWriter:

@@ -71,12 +71,11 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
     if spec.sampling.column is not None:
         columns.append(read_rates(raw, texts, spec, rejected))
     for dense in spec.dense:
-        values = raw[dense.column]
         if dense.vector:
-            columns.append(vector_of(values, texts.get(dense.column), dense, spec, rejected))
+            columns.append(vector_of(raw[dense.column], texts.get(dense.column), dense, spec, rejected))
             continue
-        if dense.column not in plain:
-            values = number_of(values, texts.get(dense.column), dense.column, spec, rejected)
+        if (values := plain.get(dense.column)) is None:
+            values = number_of(raw[dense.column], texts.get(dense.column), dense.column, spec, rejected)
         _check_values(values, dense, rejected)
         columns.append(values.alias(f"dense:{dense.name}"))
     hashes = plain_hashes(texts, spec)

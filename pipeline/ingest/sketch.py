@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.native.columns import sketched
+from pipeline.native.columns import merged, sketched
 
 BUCKETS = 1 << 16
 _HALF = 1 << 15
@@ -74,6 +74,14 @@ class Sketch:
         self._take_in(other.used, other.rows, other.clicks)
 
     def _take_in(self, used: np.ndarray, rows: np.ndarray, clicks: np.ndarray) -> None:
+        if not len(self.used):
+            self.used, self.rows, self.clicks = used, rows, clicks
+        elif (sums := merged((self.used, self.rows, self.clicks), (used, rows, clicks))) is not None:
+            self.used, self.rows, self.clicks = sums
+        else:
+            self._add_up(used, rows, clicks)
+
+    def _add_up(self, used: np.ndarray, rows: np.ndarray, clicks: np.ndarray) -> None:
         self.used, self.rows, self.clicks = added_up((self.used, used), (self.rows, rows), (self.clicks, clicks))
 
     def bounds(self, bins: int) -> np.ndarray:

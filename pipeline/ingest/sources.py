@@ -136,6 +136,34 @@ class Source(ABC):
 
 
 @dataclass(frozen=True)
+class WrappedSource(Source):
+    """A source whose blocks are changed by what is known of its rows, by line; ``before``: lines before the part."""
+
+    source: Source
+    before: int = field(default=0, kw_only=True)
+
+    @property
+    def is_later(self) -> bool:  # type: ignore[override]
+        """As of the source."""
+        return self.source.is_later
+
+    @property
+    def lines_before(self) -> int:  # type: ignore[override]
+        """As of the source."""
+        return self.source.lines_before
+
+    @property
+    def decodes(self) -> bool:  # type: ignore[override]
+        """As of the source."""
+        return self.source.decodes
+
+    def numbered(self, before: int) -> Source:
+        """The same part, with ``before`` lines of its file before it."""
+        shift = before if self.source.is_later else 0
+        return replace(self, source=self.source.numbered(before), before=shift)
+
+
+@dataclass(frozen=True)
 class FrameSource(Source):
     """Raw rows that are there already: rows of a day that came with the files of another, ``place``."""
 

@@ -10,7 +10,7 @@ import xxhash
 
 from pipeline.config import BINNINGS, PERCENTILE, DataConfig, SamplingConfig, SplitConfig, TaskLabel
 from pipeline.config.features import LIST, MAP, ONE
-from pipeline.config.sequences import AGE, DROP, EventColumn, SequenceConfig, event_feature
+from pipeline.config.sequences import AGE, DROP, EVENT_TIME, EventColumn, SequenceConfig, event_feature
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.records import (
@@ -18,6 +18,7 @@ from pipeline.records import (
     NEGATIVE_RATE,
     RESERVED_ROWS,
     ROW_WEIGHT,
+    SPLIT_HOUR,
     TRUE_PROBABILITY,
     task_column,
     vector_columns,
@@ -197,8 +198,8 @@ class DataSpec:
     ``hour_column``: where a row's hour is read, None where none is asked for; ``whole_hours``: it holds 0 to 23, no
     times. ``tasks``: those besides the main one; ``row_weight``: the raw column of weights. ``time_zone``: whose days
     and hours are meant. ``sampling``: which rows are or were left out. ``event_key``: the raw
-    column that tells events apart. ``histories``: columns of rows that are built from the log. ``sequences``: their
-    columns are in ``sparse``; ``row_time``: the raw column with the time that their events must lie before.
+    column that tells events apart. ``sequences``: their columns are in ``sparse``; ``row_time``: the raw column with
+    the time that their events must lie before. ``histories``: raw columns of sequences that are built from the log.
     """
 
     label: str
@@ -251,6 +252,7 @@ class DataSpec:
         read |= {feature.weights for feature in self.sparse}
         read |= {feature.column for feature in self.dense if feature.vector}
         read |= {source.column for sequence in self.sequences for source in sequence.sources}
+        read |= {column for plan in self.histories for column in plan.read}
         return frozenset(feature.column for feature in self.dense) - read
 
 
@@ -309,13 +311,15 @@ def data_spec(data: DataConfig) -> DataSpec:
     day = data.day_column or (DAY if synthetic else None)
     told = data.hour_column or data.timestamp or (TIME if synthetic else None)
     hour = told if data.split.by == "hours" else None
+    row_time = data.timestamp or (TIME if synthetic else None)
+    histories = tuple(_history(data, name, row_time or "") for name, each in data.sequences.items() if each.built)
     spec = DataSpec(
         label=data.label.column, positive=data.label.positive, negative=data.label.negative,
         dense=dense, sparse=(*sparse, *events), day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
-        split=data.split, columns=_with_events(_columns(data, dense, sparse, day, hour), sequences),
+        split=data.split, columns=_with_events(_columns(data, dense, sparse, day, hour), sequences, histories),
         hour_column=hour, tasks=tasks, sequences=sequences,
-        row_time=data.timestamp if any(each.time for each in sequences) else None,
+        row_time=row_time if any(each.time for each in sequences) else None, histories=histories,
         whole_hours=data.hour_column is not None, row_weight=data.weight, time_zone=data.time_zone,
         sampling=data.sampling, event_key=data.dedupe.key,
     )  # fmt: skip
@@ -354,17 +358,31 @@ def _sequence_spec(name: str, sequence: SequenceConfig) -> SequenceSpec:
     def source(column: str | None, default: str) -> EventSource:
         return EventSource.of(column or default, sequence.separator)
 
+    features = sequence.features if not sequence.built else dict.fromkeys(sequence.features, EventColumn())
+    time = f"{name}.{EVENT_TIME}" if sequence.built else sequence.time
     return SequenceSpec(
         name=name,
         columns={
-            event_feature(name, each): source(column.column, f"{name}.{each}")
-            for each, column in sequence.features.items()
+            event_feature(name, each): source(column.column, f"{name}.{each}") for each, column in features.items()
         },
         max_length=sequence.max_length,
-        time=None if sequence.time is None else source(sequence.time, ""),
+        time=None if time is None else source(time, ""),
         age_bins=sequence.age_bins,
         drop_leaks=sequence.leaks == DROP,
     )
+
+
+def _history(data: DataConfig, name: str, time: str) -> HistoryPlan:
+    """How the sequence ``name`` is built; its events are of the columns of the log that ``features`` name."""
+    sequence = data.sequences[name]
+    history, columns = sequence.history, dict[str, str]()
+    for each, column in sequence.features.items():
+        shared = data.sparse[column.table].column or column.table if column.table else each
+        columns[each] = column.column or shared
+    return HistoryPlan(
+        name=name, by=history.by or "", of=columns, time=time, days=history.days, most=sequence.max_length,
+        where=history.where, lag_minutes=history.lag_minutes,
+    )  # fmt: skip
 
 
 def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> SparseSpec:
@@ -389,9 +407,22 @@ def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> Spars
     )  # fmt: skip
 
 
-def _with_events(columns: dict[str, str], sequences: Sequence[SequenceSpec]) -> dict[str, str]:
+def _with_events(
+    columns: dict[str, str], sequences: Sequence[SequenceSpec], histories: Sequence[HistoryPlan]
+) -> dict[str, str]:
     """``columns`` and those of the events, which are named by their own settings."""
+    for plan in histories:
+        path = f"data.sequences.{plan.name}"
+        columns.setdefault(plan.by, f"{path}.history.by")
+        columns.setdefault(plan.time, "data.timestamp")
+        for feature, column in plan.of.items():
+            columns.setdefault(column, f"{path}.features.{feature}.column")
+        if plan.where:
+            columns.setdefault(plan.where, f"{path}.history.where")
+    built = {plan.name for plan in histories}
     for sequence in sequences:
+        if sequence.name in built:
+            continue
         for feature, source in sequence.columns.items():
             name = feature.removeprefix(event_feature(sequence.name, ""))
             columns.setdefault(source.column, f"data.sequences.{sequence.name}.features.{name}.column")
@@ -430,7 +461,7 @@ def _columns(
 
 
 def _check_names(spec: DataSpec) -> None:
-    taken = {LABEL, TRUE_PROBABILITY, *((DAY,) if spec.has_day else ())}
+    taken = {LABEL, TRUE_PROBABILITY, *((DAY,) if spec.has_day else ()), *((SPLIT_HOUR,) if spec.hour_column else ())}
     taken |= {weight_column(feature.name) for feature in spec.sparse if feature.weighted}
     taken |= {task_column(task.name) for task in spec.tasks} | ({ROW_WEIGHT} if spec.row_weight else set())
     taken |= {NEGATIVE_RATE} if spec.sampling.active else set()

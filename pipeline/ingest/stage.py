@@ -23,12 +23,12 @@ from pipeline.ingest.accept import check_day, check_kept, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.corrected import corrected_rows
 from pipeline.ingest.engines import Engine, LocalEngine
-from pipeline.ingest.file_source import BLOCK_UNIT, file_sources
+from pipeline.ingest.file_source import block_bytes, file_sources
 from pipeline.ingest.find_repeats import FoundRepeats, find_repeats
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.histories.build import BuiltHistories, build_histories
 from pipeline.ingest.histories.kept import marks as history_marks
-from pipeline.ingest.output import joined, write_frame
+from pipeline.ingest.output import joined, narrowed_groups, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.quality import Alone, distribution, verdict
@@ -114,7 +114,8 @@ class _Run:
         self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, engine: Engine,
         stack: ExitStack, snapshot: Snapshot | None = None,
     ) -> None:  # fmt: skip
-        self.data, self.settings, self.seed, self.draft, self.spec = data, settings, seed, draft, spec
+        self.data, self.seed, self.draft, self.spec = data, seed, draft, spec
+        self.settings = narrowed_groups(settings, 1 + sum(f.width for f in spec.dense) + len(spec.sparse))
         self.engine, self.snapshot, self.days = engine, snapshot, data.days
         if self.days and self._is_test(self.days[0]):
             raise DataError(
@@ -124,7 +125,7 @@ class _Run:
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.splits = ("train", VALIDATION, "test") if data.split.validates else ("train", "test")
         kept = (*self.splits, RAW, UNSEEN, *((EVENTS,) if history.keeps_events(data) else ()))
-        self.writers = {folder: stack.enter_context(engine.writer(draft, folder, settings)) for folder in kept}
+        self.writers = {folder: stack.enter_context(engine.writer(draft, folder, self.settings)) for folder in kept}
         self.state = self._continued(data.mapping_from) if data.mapping_from else None
         self.alone = Alone(spec)
         self.total: Fit | None = None
@@ -166,7 +167,8 @@ class _Run:
                 self.engine, self.data, self.draft, self.spec, self._events_sources, self.settings.compression
             )
         fit = self._first_pass(day, f"{shown}pass 1 of 2")
-        check_day(fit, self.quarantine, self.data, day, self.quarantine.rows - quarantined)
+        repeated = self.repeats.judged.repeated.get(number or 0, 0) if self.repeats is not None else 0
+        check_day(fit, self.quarantine, self.data, day, self.quarantine.rows - quarantined, repeated)
         if not fit.test:
             self.engine.leaks(self.alone, fit.first_test_day)
             fitting = FittingDay(
@@ -251,8 +253,8 @@ class _Run:
         if self.data.format == "synthetic":
             return [synthetic.source_of(self.data, self.seed, day, self.settings.block_mib)], 0
         if self.snapshot is not None:
-            block_bytes = self.settings.block_mib * BLOCK_UNIT
-            return [*self.snapshot.sources(day, spec, block_bytes)], self.snapshot.delivery(day).bytes
+            size = block_bytes(self.settings.block_mib, spec)
+            return [*self.snapshot.sources(day, spec, size)], self.snapshot.delivery(day).bytes
         files = find_files(days.path_of(self.data, day))
         return [*file_sources(self.data, spec, files, self.settings.block_mib)], files.bytes
 

@@ -6,12 +6,14 @@ A file never changes once it is written, so the names of the files say what a sn
 from __future__ import annotations
 
 import hashlib
+import io
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import polars as pl
@@ -19,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import DataConfig
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.formats.columnar import WHOLE, Parquet, Part, row_groups
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, readable
@@ -27,6 +29,7 @@ from pipeline.ingest.spec import DataSpec, data_spec, require_columns
 from pipeline.specs import Delivery, Excerpt, Snapshot
 
 EXCERPT_FILES = 8  # that are looked into
+_DECORATION = re.compile("\x1b\\[[0-9;]*m|\u21b3")
 _FIELD_ID = b"PARQUET:field_id"
 _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
@@ -88,6 +91,79 @@ class DataFile:
             return pa.nulls(batch.num_rows, column.type)
         values = batch.column(name)
         return values if _same(values.type, column.type) else values.cast(column.type)
+
+
+class _Bytes(io.RawIOBase):
+    """A file whose ``stream`` may fall silent: UnreachableError then, where Arrow would take it for a damaged file."""
+
+    def __init__(self, path: str, stream: BinaryIO) -> None:
+        self._path, self._stream = path, stream
+
+    def read(self, size: int | None = -1) -> bytes:
+        """The next ``size`` bytes, or all that are left."""
+        with _answered(self._path):
+            return bytes(self._stream.read() if size is None or size < 0 else self._stream.read(size))
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place."""
+        with _answered(self._path):
+            self._stream.seek(offset, whence)
+            return self._stream.tell()
+
+    def tell(self) -> int:
+        """The place."""
+        return self._stream.tell()
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def close(self) -> None:
+        """Close the stream too."""
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+def opened(path: str, open: Callable[[], BinaryIO]) -> BinaryIO:
+    """What ``open`` returns, the bytes of ``path``; an UnreachableError where the store does not answer, then or later.
+
+    A table's own client has tried again by then.
+    """
+    with _answered(path):
+        return cast(BinaryIO, _Bytes(path, open()))
+
+
+@contextmanager
+def _answered(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, PermissionError):
+        raise
+    except OSError as error:
+        raise UnreachableError(
+            f"{path} cannot be read: {said(error)}",
+            hint="run the same command once its store answers",
+        ) from error
+
+
+def snapshot_number(data: DataConfig, what: str, newest: object) -> int:
+    """The number that ``data.snapshot`` is; ConfigError, which names the ``newest``, where it is not ``what``."""
+    text = data.snapshot or ""
+    if not text.isdigit():
+        raise ConfigError(
+            f"data.snapshot is {text!r}, expected {what}", hint=f"data.snapshot={newest}, or null for the newest"
+        )
+    return int(text)
+
+
+def said(error: Exception) -> str:
+    """A client's words on one line, without the colours and arrows of a terminal."""
+    return " ".join(_DECORATION.sub(" ", str(error)).split())
 
 
 def _same(one: pa.DataType, other: pa.DataType) -> bool:

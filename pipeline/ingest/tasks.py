@@ -10,7 +10,7 @@ import polars as pl
 
 from pipeline.ingest.rejects import Rejected
 from pipeline.ingest.sampling import came_with
-from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.spec import CLICKED_LATER, DataSpec
 from pipeline.ingest.values import number_of
 from pipeline.records import LABEL, ROW_WEIGHT, task_column
 from pipeline.specs import MAIN_TASK, TaskSpec
@@ -24,13 +24,28 @@ def typed(name: str) -> str:
 def task_columns(
     raw: pl.DataFrame, texts: dict[str, pl.Series], clicked: pl.Series, spec: DataSpec, rejected: Rejected
 ) -> list[pl.Series]:
-    """The typed columns of all further tasks, and of the weights if there are some. ``clicked``: the main label."""
-    made = {MAIN_TASK: clicked}
+    """The typed columns of all further tasks, and of the weights if there are some. ``clicked``: the main label.
+
+    A 0 that was written before the row's click came says nothing of what follows the click: it is missing.
+    """
+    made, unknown = {MAIN_TASK: clicked}, after_click(spec)
+    later = raw[CLICKED_LATER] > 0 if CLICKED_LATER in raw.columns else None
     for task in spec.tasks:
         values = task.kind.read(raw[task.column], texts.get(task.column), task, spec, rejected)
+        if later is not None and task.name in unknown:
+            values = values.set((later & (values == 0)).fill_null(False), None)
         made[task.name] = values if task.given is None else _given(values, made[task.given], task, rejected)
     columns = [made[task.name].alias(typed(task.name)) for task in spec.tasks]
     return columns if spec.row_weight is None else [*columns, _weights(raw, texts, spec.row_weight, spec, rejected)]
+
+
+def after_click(spec: DataSpec) -> list[str]:
+    """The further tasks that cannot happen without a click: those given it, and those given one of these."""
+    names = [MAIN_TASK]
+    for task in spec.tasks:  # each is behind the one that it is given
+        if task.given in names:
+            names.append(task.name)
+    return names[1:]
 
 
 def _given(values: pl.Series, given: pl.Series, task: TaskSpec, rejected: Rejected) -> pl.Series:

@@ -16,7 +16,7 @@ from pipeline.ingest.zones import (
     seconds_of,
 )
 
-HOUR = "hour"  # column of typed rows, 23 in the last hour of a day; not kept in the dataset
+HOUR = "hour"  # column of typed rows, 23 in the last hour of a day; in the dataset SPLIT_HOUR
 _CLOCK = r"^\d{4}-\d\d-\d\d[ T]([01]\d|2[0-3])(?::|$)"
 
 

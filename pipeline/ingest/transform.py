@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -12,16 +13,18 @@ import polars as pl
 
 from pipeline.ingest.coded import Coded
 from pipeline.ingest.ids import of_bits
-from pipeline.ingest.moments import prepared
+from pipeline.ingest.moments import prepared, small_numbers
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.tasks import stored_columns
+from pipeline.ingest.times import HOUR
 from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.ingest.vectors import scaled
-from pipeline.native.columns import taken, unseen
+from pipeline.native.columns import looked_up, taken, unseen
 from pipeline.records import (
     LABEL,
     MISSING_ROW,
+    SPLIT_HOUR,
     TRUE_PROBABILITY,
     UNSEEN_ROW,
     raw_column,
@@ -29,6 +32,8 @@ from pipeline.records import (
     weight_column,
 )
 from pipeline.specs.id_mapping import FittedMapping
+
+_TABLES = 4096  # that are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,26 +60,28 @@ class State:
 def transform(
     frame: pl.DataFrame, spec: DataSpec, state: State, coded: Mapping[str, Coded] = MappingProxyType({})
 ) -> pl.DataFrame:
-    """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day, further labels.
+    """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day, hour, other labels.
 
     ``coded``: the ids of some features, which ``frame`` then need not hold.
     """
     plain = [f for f in spec.dense if state.dense[f.name].bounds is None and not f.vector]
-    prepared_columns = frame.select(_dense(feature, state.dense[feature.name]) for feature in plain)
+    counts = {f.name: _looked_up(frame, f, state.dense[f.name]) for f in plain if f.logarithmic}
+    ready = {name: column for name, column in counts.items() if column is not None}
+    others = frame.select(_dense(f, state.dense[f.name]) for f in plain if f.name not in ready)
+    ready |= {column.name: column for column in others.get_columns()}
     columns = [frame[LABEL]]
     for feature in spec.dense:
         if feature.vector:
             fitted = state.dense[feature.name]
             columns += scaled(frame[f"dense:{feature.name}"], feature, fitted.mean, fitted.std)
             continue
-        ready = feature.name in prepared_columns.columns
-        columns.append(
-            prepared_columns[feature.name] if ready else dense_column(frame, feature, state.dense[feature.name])
-        )
+        column = ready.get(feature.name)
+        columns.append(dense_column(frame, feature, state.dense[feature.name]) if column is None else column)
     for sparse in spec.sparse:
         ids = coded.get(sparse.name) or Coded.of(frame, sparse)
         columns += _sparse(frame, sparse, state.sparse[sparse.name], ids)
     columns += [frame[name] for name in (TRUE_PROBABILITY, DAY) if name in frame.columns]
+    columns += [frame[HOUR].cast(pl.Int8).alias(SPLIT_HOUR)] if HOUR in frame.columns else []
     columns += stored_columns(frame, spec)
     return pl.DataFrame(columns)
 
@@ -124,6 +131,26 @@ def unseen_ids(rows: pl.DataFrame, state: State, coded: Mapping[str, Coded]) -> 
 def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
     value = ((prepared(feature) - fitted.mean) / fitted.std).clip(-FLOAT32_MAX, FLOAT32_MAX)
     return value.fill_null(fitted.missing).cast(pl.Float32).alias(feature.name)
+
+
+def _looked_up(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series | None:
+    """The same of a column that mostly holds small whole numbers; None of any other."""
+    column = frame[f"dense:{feature.name}"]
+    table = _values(feature, fitted.mean, fitted.std, fitted.missing)
+    known = looked_up(column.to_arrow(), table, fitted.missing)
+    if known is None:
+        return None
+    values, rest = known
+    if len(rest):
+        values[rest] = column.gather(rest).to_frame().select(_dense(feature, fitted)).to_series().to_numpy()
+    return pl.Series(feature.name, values)
+
+
+@lru_cache(_TABLES)
+def _values(feature: DenseSpec, mean: float, std: float, missing: float) -> np.ndarray:
+    """The values of the whole numbers below SMALL, float32; of the very expression, so that bits are the same."""
+    fitted = DenseTransform(mean=mean, std=std, missing=missing)
+    return small_numbers(feature).select(_dense(feature, fitted)).to_series().to_numpy()
 
 
 def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series:

@@ -73,15 +73,17 @@ def number_of(values: pl.Series, text: pl.Series | None, column: str, spec: Data
     return number.zip_with(finite & ~absent, nulls(pl.Float64, len(number)))
 
 
-def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> set[str]:
-    """Columns that are what ``number_of`` makes of them: finite Float64 or null, and nothing but numbers."""
-    names = [name for name in sorted(spec.number_columns) if raw[name].dtype == pl.Float64]
+def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> dict[str, pl.Series]:
+    """What ``number_of`` makes of columns that are finite numbers or null and nothing but numbers, as Float64."""
+    kinds = {name: raw[name].dtype for name in sorted(spec.number_columns)}
+    names = [name for name, kind in kinds.items() if kind.is_integer() or kind.is_float()]
     if not names:
-        return set()
-    bounds = raw.select(pl.col(names).abs().max()).row(0)
-    finite = raw.select(pl.col(names).is_finite().all()).row(0)
+        return {}
+    numbers = raw.select(pl.col(names).cast(pl.Float64))
+    bounds = numbers.select(pl.all().abs().max()).row(0)
+    finite = numbers.select(pl.all().is_finite().all()).row(0)
     return {
-        name for name, bound, good in zip(names, bounds, finite, strict=True)
+        name: numbers[name] for name, bound, good in zip(names, bounds, finite, strict=True)
         if good and (bound is None or bound <= FLOAT32_MAX)
     }  # fmt: skip
 

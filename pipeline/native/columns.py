@@ -16,9 +16,13 @@ import pyarrow as pa
 
 from pipeline.compiled import checked, open_installed
 
-_VERSION = 1  # of the functions, as rows.c has it
+_VERSION = 3  # of the functions, as rows.c has it
 _NAN = 0x7FF8000000000000  # the bits of a float64 that is no number
 _BUCKETS = 1 << 16  # of a sketch
+_EXPONENTS = 1 << 11  # of a float64
+_OTHERS = 4  # one in so many values may be looked up elsewhere
+_SUMMED = 1 << 20  # values whose sums by exponent fit into 128 bits
+Counts = tuple[np.ndarray, np.ndarray, np.ndarray]  # of a sketch: buckets, rows and clicks
 
 
 class _Column(ctypes.Structure):
@@ -38,7 +42,8 @@ def library() -> ctypes.CDLL | None:
 
     def opened(path: Path) -> ctypes.CDLL:
         rows = checked(path, "rows", _VERSION)
-        rows.rows_code.restype = rows.rows_sketch.restype = ctypes.c_int64
+        for name in ("code", "sketch", "exact", "merge", "look_up", "look_up_sums"):
+            getattr(rows, f"rows_{name}").restype = ctypes.c_int64
         return rows
 
     return open_installed(__file__, "rows", opened, "columns are worked on without the compiled steps")
@@ -114,7 +119,59 @@ def whole_sums(values: np.ndarray) -> tuple[float, float, tuple[int, int] | None
     return float(bounds[0]), float(bounds[1]), (int(sums[0]), int(sums[1])) if whole else None
 
 
-def sketched(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+def looked_up(values: pa.Array, table: np.ndarray, none: float) -> tuple[np.ndarray, np.ndarray] | None:
+    """``table[values]`` (float32) where float64 ``values`` are whole and in range, and the places of all others.
+
+    ``none``: for nulls. None without the library, and where there are many others.
+    """
+    rows, most = library(), len(values) // _OTHERS
+    if rows is None:
+        return None
+    out, rest, column = np.empty(len(values), np.float32), np.empty(most, np.int64), _column(values)
+    given = ctypes.byref(column), _size(values), _at(table), _size(table), ctypes.c_int64(most)
+    count = rows.rows_look_up(*given, ctypes.c_float(none), _at(out), _at(rest))
+    return (out, rest[:count]) if count >= 0 else None
+
+
+def looked_up_sums(values: pa.Array, table: np.ndarray) -> tuple[list[int], list[int], np.ndarray] | None:
+    """Least and largest of ``table[values]`` (int32), their sum and that of their squares; else as ``looked_up``.
+
+    Nulls are left out. The squares of all values must fit into 63 bits.
+    """
+    rows, most = library(), len(values) // _OTHERS
+    if rows is None:
+        return None
+    bounds, sums, rest = np.empty(2, np.int32), np.empty(2, np.int64), np.empty(most, np.int64)
+    column = _column(values)
+    given = ctypes.byref(column), _size(values), _at(table), _size(table), ctypes.c_int64(most)
+    count = rows.rows_look_up_sums(*given, _at(bounds), _at(sums), _at(rest))
+    return (bounds.tolist(), sums.tolist(), rest[:count]) if count >= 0 else None
+
+
+def exact_sums(values: np.ndarray) -> tuple[int, int] | None:
+    """The sum of finite float64 ``values``, and that of their squares, exactly, in units of 2^-1075 and 2^-2150.
+
+    None without the library, and where a value that is not 0 is below 2^-480 or above 2^480.
+    """
+    rows = library()
+    if rows is None:
+        return None
+    values, exponents = np.ascontiguousarray(values, np.float64), np.empty(_EXPONENTS, np.int32)
+    words, total, squares = np.empty((_EXPONENTS, 4), np.uint64), 0, 0
+    for start in range(0, len(values), _SUMMED):
+        part = values[start : start + _SUMMED]
+        count = rows.rows_exact(_at(part), _size(part), _at(exponents), _at(words))
+        if count < 0:
+            return None
+        for exponent, (low, high, square, above) in zip(
+            exponents[:count].tolist(), words[:count].tolist(), strict=True
+        ):
+            total += (low + (high << 64) - (high >> 63 << 128)) << exponent
+            squares += (square + (above << 64)) << 2 * exponent
+    return total, squares
+
+
+def sketched(values: np.ndarray, labels: np.ndarray) -> Counts | None:
     """The buckets (``ingest.sketch``) of finite float64 ``values``, their counts and clicks.
 
     None without the library.
@@ -126,6 +183,18 @@ def sketched(values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nda
     most = min(len(values), _BUCKETS)
     used, counts, clicks = np.empty(most, np.uint16), np.empty(most, np.int64), np.empty(most, np.int64)
     count = _some(rows.rows_sketch(_at(values), _at(labels), _size(values), _at(used), _at(counts), _at(clicks)))
+    return used[:count].copy(), counts[:count].copy(), clicks[:count].copy()
+
+
+def merged(one: Counts, other: Counts) -> Counts | None:
+    """The sums of two sketches' counts; None without the library."""
+    rows = library()
+    if rows is None:
+        return None
+    most = len(one[0]) + len(other[0])
+    used, counts, clicks = np.empty(most, np.uint16), np.empty(most, np.int64), np.empty(most, np.int64)
+    given = [*map(_at, one), _size(one[0]), *map(_at, other), _size(other[0])]
+    count = rows.rows_merge(*given, _at(used), _at(counts), _at(clicks))
     return used[:count].copy(), counts[:count].copy(), clicks[:count].copy()
 
 

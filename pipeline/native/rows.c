@@ -22,7 +22,7 @@ typedef struct {
     int64_t code; /* -1: nothing here */
 } Slot;
 
-int32_t rows_version(void) { return 1; }
+int32_t rows_version(void) { return 3; }
 
 static inline int there(const uint8_t *present, int64_t i) {
     return !present || (present[i >> 3] >> (i & 7) & 1);
@@ -180,23 +180,166 @@ int32_t rows_sums(const double *values, int64_t n, double *bounds, int64_t *sums
     return whole;
 }
 
+/* The whole number below `size` that is at i, -1 where there is none: 0 is not -0. */
+static inline int64_t small_at(const Column *column, int64_t i, int64_t size) {
+    double value;
+    memcpy(&value, column->values + column->offset + i, sizeof value);
+    if (!(value >= 0.0 && value < (double)size)) return -1;
+    int64_t whole = (int64_t)value;
+    return (double)whole == value && (whole || !column->values[column->offset + i]) ? whole : -1;
+}
+
+/* out[i] = table[value] of n numbers that are whole and below `size`, `none` where there is no number; `rest` gets the
+ * places of the others. Returns how many these are, -1 where they are more than `most`. */
+int64_t rows_look_up(const Column *column, int64_t n, const float *table, int64_t size, int64_t most, float none,
+                     float *out, int64_t *rest) {
+    int64_t others = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!there(column->present, column->offset + i)) {
+            out[i] = none;
+            continue;
+        }
+        int64_t whole = small_at(column, i, size);
+        if (whole >= 0)
+            out[i] = table[whole];
+        else if (others == most)
+            return -1;
+        else
+            rest[others++] = i;
+    }
+    return others;
+}
+
+/* Likewise smallest and largest of the table's values, their sum and that of their squares. What is not there is left
+ * out. */
+int64_t rows_look_up_sums(const Column *column, int64_t n, const int32_t *table, int64_t size, int64_t most,
+                          int32_t *bounds, int64_t *sums, int64_t *rest) {
+    int64_t others = 0, total = 0, squares = 0;
+    bounds[0] = INT32_MAX;
+    bounds[1] = INT32_MIN;
+    for (int64_t i = 0; i < n; i++) {
+        if (!there(column->present, column->offset + i)) continue;
+        int64_t whole = small_at(column, i, size);
+        if (whole >= 0) {
+            int64_t value = table[whole];
+            bounds[0] = value < bounds[0] ? (int32_t)value : bounds[0];
+            bounds[1] = value > bounds[1] ? (int32_t)value : bounds[1];
+            total += value;
+            squares += value * value;
+        } else if (others == most) {
+            return -1;
+        } else {
+            rest[others++] = i;
+        }
+    }
+    sums[0] = total;
+    sums[1] = squares;
+    return others;
+}
+
+#define EXPONENTS 2048 /* of a float64 */
+#define LEAST_EXPONENT 543 /* below it, the rounding error of a square is no float64: other code sums such values */
+
+typedef unsigned __int128 Wide;
+
+/* Exact sums of n finite values (at most 2^20) and of their squares, by exponent: whole numbers of 128 bits, in halves,
+ * low before high, of the sum (signed) and of the squares. A value is mantissa * 2^(exponent - 1075). Returns how many
+ * exponents there are, -1 where a value is too small or too large. The arrays have room for EXPONENTS of them. */
+int64_t rows_exact(const double *values, int64_t n, int32_t *exponents, uint64_t *words) {
+    Wide sums[EXPONENTS], squares[EXPONENTS];
+    int32_t least = EXPONENTS, most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t bits;
+        memcpy(&bits, values + i, sizeof bits);
+        int32_t exponent = (int32_t)(bits >> 52 & 2047);
+        if (!(bits << 1)) continue;
+        if (exponent < LEAST_EXPONENT || exponent > 2 * 1023 - LEAST_EXPONENT) return -1;
+        least = exponent < least ? exponent : least;
+        most = exponent > most ? exponent : most;
+    }
+    for (int32_t exponent = least; exponent <= most; exponent++) sums[exponent] = squares[exponent] = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t bits;
+        memcpy(&bits, values + i, sizeof bits);
+        if (!(bits << 1)) continue;
+        uint64_t mantissa = (bits & ((1ull << 52) - 1)) | 1ull << 52;
+        int32_t exponent = (int32_t)(bits >> 52 & 2047);
+        sums[exponent] += bits >> 63 ? -(Wide)mantissa : (Wide)mantissa;
+        squares[exponent] += (Wide)mantissa * mantissa;
+    }
+    int64_t count = 0;
+    for (int32_t exponent = least; exponent <= most; exponent++) {
+        if (!squares[exponent]) continue;
+        exponents[count] = exponent;
+        uint64_t *at = words + 4 * count++;
+        at[0] = (uint64_t)sums[exponent];
+        at[1] = (uint64_t)(sums[exponent] >> 64);
+        at[2] = (uint64_t)squares[exponent];
+        at[3] = (uint64_t)(squares[exponent] >> 64);
+    }
+    return count;
+}
+
 #define BUCKETS 65536
+#define FEW 16384 /* values that are sooner sorted than counted in an array of all buckets */
+#define DIGIT 512
+
+/* A finite value's bucket of a Sketch, times two, and whether its label is above 0; -1: it is not finite. */
+static inline int32_t key_of(double value, float label) {
+    if (!(value - value == 0.0)) return -1;
+    float narrow = (float)value + 0.0f; /* -0 counts as 0 */
+    uint32_t bits;
+    memcpy(&bits, &narrow, sizeof bits);
+    bits >>= 16;
+    bits = bits < BUCKETS / 2 ? bits + BUCKETS / 2 : BUCKETS - 1 - bits;
+    return (int32_t)(2 * bits + (label > 0.0f));
+}
+
+static int64_t sketch_few(const double *values, const float *labels, int64_t n, uint16_t *used, int64_t *rows,
+                          int64_t *clicks) {
+    int32_t *keys = malloc(2 * n * sizeof(int32_t)), *sorted = keys + n;
+    int64_t low[DIGIT] = {0}, high[DIGIT] = {0}, finite = 0, count = 0;
+    if (!keys) return -1;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t key = key_of(values[i], labels[i]);
+        if (key < 0) continue;
+        keys[finite++] = key;
+        low[key % DIGIT]++;
+        high[key / DIGIT]++;
+    }
+    for (int64_t digit = 0, below = 0, above = 0; digit < DIGIT; digit++) {
+        int64_t here = low[digit], there = high[digit];
+        low[digit] = below;
+        high[digit] = above;
+        below += here;
+        above += there;
+    }
+    for (int64_t i = 0; i < finite; i++) sorted[low[keys[i] % DIGIT]++] = keys[i];
+    for (int64_t i = 0; i < finite; i++) keys[high[sorted[i] / DIGIT]++] = sorted[i];
+    for (int64_t i = 0; i < finite; i++) {
+        if (!i || keys[i] >> 1 != keys[i - 1] >> 1) {
+            used[count] = (uint16_t)(keys[i] >> 1);
+            rows[count] = clicks[count] = 0;
+            count++;
+        }
+        rows[count - 1]++;
+        clicks[count - 1] += keys[i] & 1;
+    }
+    free(keys);
+    return count;
+}
 
 /* Count finite values, and those with a label above 0, by bucket of a Sketch. Returns the buckets in use (their numbers,
  * rows and clicks rise with the value), -1: no memory. */
 int64_t rows_sketch(const double *values, const float *labels, int64_t n, uint16_t *used, int64_t *rows,
-                         int64_t *clicks) {
+                    int64_t *clicks) {
+    if (n < FEW) return sketch_few(values, labels, n, used, rows, clicks);
     int32_t *counts = calloc(2 * BUCKETS, sizeof(int32_t));
     int64_t count = 0;
     if (!counts) return -1;
     for (int64_t i = 0; i < n; i++) {
-        if (!(values[i] - values[i] == 0.0)) continue;
-        float narrow = (float)values[i] + 0.0f; /* -0 counts as 0 */
-        uint32_t bits;
-        memcpy(&bits, &narrow, sizeof bits);
-        bits >>= 16;
-        bits = bits < BUCKETS / 2 ? bits + BUCKETS / 2 : BUCKETS - 1 - bits;
-        counts[2 * bits + (labels[i] > 0.0f)]++;
+        int32_t key = key_of(values[i], labels[i]);
+        if (key >= 0) counts[key]++;
     }
     for (int64_t bucket = 0; bucket < BUCKETS; bucket++) {
         const int32_t *of = counts + 2 * bucket;
@@ -206,6 +349,22 @@ int64_t rows_sketch(const double *values, const float *labels, int64_t n, uint16
         clicks[count++] = of[1];
     }
     free(counts);
+    return count;
+}
+
+/* The buckets of two sketches, and the sums of their rows and clicks. Returns how many there are. */
+int64_t rows_merge(const uint16_t *used, const int64_t *rows, const int64_t *clicks, int64_t n, const uint16_t *more,
+                   const int64_t *more_rows, const int64_t *more_clicks, int64_t m, uint16_t *all, int64_t *all_rows,
+                   int64_t *all_clicks) {
+    int64_t i = 0, k = 0, count = 0;
+    while (i < n || k < m) {
+        int take = i < n && (k == m || used[i] <= more[k]), too = k < m && (i == n || more[k] <= used[i]);
+        all[count] = take ? used[i] : more[k];
+        all_rows[count] = (take ? rows[i] : 0) + (too ? more_rows[k] : 0);
+        all_clicks[count++] = (take ? clicks[i] : 0) + (too ? more_clicks[k] : 0);
+        i += take;
+        k += too;
+    }
     return count;
 }
 

@@ -7,6 +7,7 @@ solving a few tables on a few ranks at a time exactly.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,12 +37,12 @@ class Assignment:
     gap: float
 
 
-def assign(problem: Problem, *, tolerance: float = EXACT_GAP, whole: float = EXACT_GAP) -> Assignment | None:
+def assign(problem: Problem, *, tolerance: float = EXACT_GAP, thorough: bool = True) -> Assignment | None:
     """The assignment with the fastest slowest rank; None: nothing fits, or on large problems nothing was found to.
 
-    ``tolerance``: share above the bound at which a search of a large problem ends, ``whole``: of one small enough to be
-    solved whole; infinite: any assignment will do.
-    Equal problems give equal assignments: searches are bounded by nodes and trials, not by time.
+    ``tolerance``: share above the bound at which a search of a large problem ends; infinite: any assignment will do.
+    Not ``thorough``: a large problem gets no more than placing and local search. Equal problems give equal assignments:
+    searches are bounded by nodes and trials, not by time.
     Raises: ValueError where a place names one rank for two pieces.
     """
     model = model_of(problem)
@@ -56,8 +57,10 @@ def assign(problem: Problem, *, tolerance: float = EXACT_GAP, whole: float = EXA
     if relaxed.infeasible:
         return None
     large = exact_columns(model) > EXACT_COLUMNS
-    tolerance = tolerance if large else whole
+    tolerance = tolerance if large or math.isinf(tolerance) else EXACT_GAP
     best, bound = _search(model, flat, relaxed, tolerance)
+    if large and not thorough:
+        return None if best is None else _assignment(model, best, bound)
     if best is not None and large:
         best = refine(best, bound * (1 + tolerance)) if best.ms > bound * (1 + tolerance) else best
     elif best is None or best.ms > bound * (1 + tolerance):

@@ -119,7 +119,7 @@ class Columns:
         assert option.places is not None
         own = program.columns(len(option.places))
         self.parts.append((np.repeat(own, len(option.ms)), option.places.ravel(), np.tile(option.ms, len(own)),
-                           np.tile(option.bytes, (len(own), 1))))  # fmt: skip
+                           np.tile(option.takes, (len(own), 1))))  # fmt: skip
         return own
 
     def _free(self, program: Program, table: int, number: int) -> np.ndarray:
@@ -127,7 +127,7 @@ class Columns:
         spread = self.spreads.setdefault((table, number), [])
         pick = program.columns(1) if len(option.ms) > 1 else np.zeros(0, np.int64)
         for group in _alike(option):
-            size, count = option.bytes[group[0]], float(len(group))
+            size, count = option.takes[group[0]], float(len(group))
             fits = np.flatnonzero((size <= self.model.capacity).all(axis=1) & self.among)
             own = program.columns(len(fits), count)
             self.parts.append((own, fits, np.full(len(own), option.ms[group[0]]), np.tile(size, (len(own), 1))))
@@ -137,7 +137,7 @@ class Columns:
         return pick if len(pick) else spread[0][1]
 
     def entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(column, rank, ms, bytes by tier) of everything a column puts on a rank."""
+        """(column, rank, ms, taken) of everything a column puts on a rank."""
         columns, ranks, ms, size = (np.concatenate(part) for part in zip(*self.parts, strict=True))
         return columns, ranks, ms, size
 
@@ -159,7 +159,7 @@ class Columns:
 
 def _alike(option: Option) -> list[np.ndarray]:
     """Groups of an option's pieces that cost the same and are as large."""
-    keys = np.column_stack([option.ms, option.bytes])
+    keys = np.column_stack([option.ms, option.takes])
     _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     return [np.flatnonzero(group.ravel() == number) for number in np.argsort(first)]
 

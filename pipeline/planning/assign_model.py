@@ -9,10 +9,10 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One shard: what it costs its rank (ms) and holds there (bytes by tier)."""
+    """One shard: what it costs its rank (ms) and takes there: bytes by tier, and of any other thing that has limits."""
 
     ms: float
-    bytes: tuple[int, int, int]
+    takes: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,36 +25,36 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Candidates by table; of every rank its capacity (bytes by tier) and what it does besides the tables (ms)."""
+    """Candidates by table; of every rank what its pieces may take, and what it does besides the tables (ms)."""
 
     candidates: dict[str, tuple[Candidate, ...]]
-    capacity: tuple[tuple[int, int, int], ...]
+    capacity: tuple[tuple[float, ...], ...]
     base_ms: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Option:
-    """A candidate that fits somewhere. Shapes: ms [pieces], bytes [pieces, tiers], places [alternatives, pieces]."""
+    """A candidate that fits somewhere. Shapes: ms [pieces], takes [pieces, limits], places [alternatives, pieces]."""
 
     index: int  # of the candidate among its table's
     ms: np.ndarray
-    bytes: np.ndarray
+    takes: np.ndarray
     places: np.ndarray | None  # None: every piece on any rank
     order: tuple[int, ...]  # pieces, dearest first
     total_ms: float
     peak_ms: float
-    total_bytes: np.ndarray
+    total_takes: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """Tables with their options, and the ranks. Shapes: capacity [ranks, tiers], base [ranks] in ms."""
+    """Tables with their options, and the ranks. Shapes: capacity [ranks, limits], base [ranks] in ms."""
 
     tables: tuple[str, ...]
     options: tuple[tuple[Option, ...], ...]
     capacity: np.ndarray
     base: np.ndarray
-    per_byte: np.ndarray  # 1 / capacity, 0 where there is none
+    per_unit: np.ndarray  # 1 / capacity, 0 where there is none
 
     @property
     def ranks(self) -> int:
@@ -80,14 +80,14 @@ def model_of(problem: Problem) -> Model | None:
         options.append(tuple(o for o in known if o is not None))
     if not all(options):
         return None
-    per_byte = np.divide(1.0, capacity, out=np.zeros_like(capacity), where=capacity > 0)
+    per_unit = np.divide(1.0, capacity, out=np.zeros_like(capacity), where=capacity > 0)
     return Model(tables=tuple(problem.candidates), options=tuple(options), capacity=capacity,
-                 base=np.array(problem.base_ms, np.float64), per_byte=per_byte)  # fmt: skip
+                 base=np.array(problem.base_ms, np.float64), per_unit=per_unit)  # fmt: skip
 
 
 def _option(table: str, index: int, candidate: Candidate, capacity: np.ndarray) -> Option | None:
     ms = np.array([piece.ms for piece in candidate.pieces], np.float64)
-    size = np.array([piece.bytes for piece in candidate.pieces], np.float64)
+    size = np.array([piece.takes for piece in candidate.pieces], np.float64)
     places = None
     if candidate.places is None:
         if not np.any(np.all(size[:, None, :] <= capacity, axis=2), axis=1).all():
@@ -100,8 +100,8 @@ def _option(table: str, index: int, candidate: Candidate, capacity: np.ndarray) 
         if not len(places):
             return None
     order = sorted(range(len(ms)), key=lambda i: (-ms[i], *-size[i], i))
-    return Option(index=index, ms=ms, bytes=size, places=places, order=tuple(order), total_ms=float(ms.sum()),
-                  peak_ms=float(ms.max()), total_bytes=size.sum(axis=0))  # fmt: skip
+    return Option(index=index, ms=ms, takes=size, places=places, order=tuple(order), total_ms=float(ms.sum()),
+                  peak_ms=float(ms.max()), total_takes=size.sum(axis=0))  # fmt: skip
 
 
 class State:
@@ -127,14 +127,14 @@ class State:
         """Give the table this option, its pieces on these ranks."""
         given = self.model.options[table][option]
         np.add.at(self.load, ranks, given.ms)
-        np.add.at(self.used, ranks, given.bytes)
+        np.add.at(self.used, ranks, given.takes)
         self.chosen[table], self.ranks[table] = option, np.asarray(ranks, np.int64)
 
     def remove(self, table: int) -> None:
         """Take the table off its ranks."""
         given = self.option(table)
         np.subtract.at(self.load, self.ranks[table], given.ms)
-        np.subtract.at(self.used, self.ranks[table], given.bytes)
+        np.subtract.at(self.used, self.ranks[table], given.takes)
         self.chosen[table] = -1
 
     def find(self, option: Option, target: float, weight: float) -> np.ndarray | None:
@@ -149,10 +149,10 @@ class State:
         if several:
             load, used = load.copy(), used.copy()
         for piece in option.order:
-            after = used + option.bytes[piece]
+            after = used + option.takes[piece]
             score = (load + option.ms[piece]) / target
             if weight:
-                score = score + weight * (after * self.model.per_byte).max(axis=1)
+                score = score + weight * (after * self.model.per_unit).max(axis=1)
             score = np.where((after <= self.model.capacity).all(axis=1), score, np.inf)
             rank = int(score.argmin())
             if score[rank] == np.inf:
@@ -160,7 +160,7 @@ class State:
             ranks[piece] = rank
             if several:
                 load[rank] += option.ms[piece]
-                used[rank] += option.bytes[piece]
+                used[rank] += option.takes[piece]
         return ranks
 
     def slowest(self, option: Option, ranks: np.ndarray) -> float:
@@ -171,10 +171,10 @@ class State:
 
     def _find_place(self, option: Option, target: float, weight: float) -> np.ndarray | None:
         assert option.places is not None
-        after = self.used[option.places] + option.bytes
+        after = self.used[option.places] + option.takes
         score = ((self.load[option.places] + option.ms) / target).max(axis=1)
         if weight:
-            score = score + weight * (after * self.model.per_byte[option.places]).max(axis=(1, 2))
+            score = score + weight * (after * self.model.per_unit[option.places]).max(axis=(1, 2))
         score = np.where((after <= self.model.capacity[option.places]).all(axis=(1, 2)), score, np.inf)
         best = int(score.argmin())
         return None if score[best] == np.inf else option.places[best]

@@ -8,8 +8,8 @@ from pipeline.planning.assign_exact import solve_exact
 from pipeline.planning.assign_model import Model, State
 from pipeline.planning.assign_search import improve
 
-TRIALS = 24  # neighbourhoods solved
-PATIENCE = 8  # of them without a gain before the search ends
+TRIALS = 16  # neighbourhoods solved
+PATIENCE = 4  # of them without a gain before the search ends
 COLUMNS = (150, 300)  # integer columns of a neighbourhood, in turn: small ones are quick, large ones find more
 NODES = 30
 LIGHT, OTHERS = 5, 3  # ranks of a neighbourhood besides the slowest: the fastest ones, and any
@@ -45,7 +45,7 @@ def _solve_around(state: State, rng: np.random.Generator, limit: int) -> State |
     model = Model(
         tables=tuple(state.model.tables[t] for t in tables),
         options=tuple(tuple(state.model.options[t][n] for n in own) for t, own in zip(tables, numbers, strict=True)),
-        capacity=state.model.capacity - rest.used, base=rest.load, per_byte=state.model.per_byte,
+        capacity=state.model.capacity - rest.used, base=rest.load, per_unit=state.model.per_unit,
     )  # fmt: skip
     as_slow = (state.load >= slowest * (1 - STEP)) & ~touched
     ceiling = np.where(as_slow, slowest, np.inf)

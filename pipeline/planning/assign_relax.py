@@ -30,7 +30,7 @@ class Flat:
     table: np.ndarray
     total_ms: np.ndarray
     peak_ms: np.ndarray
-    bytes: np.ndarray
+    takes: np.ndarray
 
     @staticmethod
     def of(model: Model) -> Flat:
@@ -38,7 +38,7 @@ class Flat:
         options = [option for options in model.options for option in options]
         return Flat(options=options, table=np.repeat(np.arange(len(model.tables)), [len(o) for o in model.options]),
                     total_ms=np.array([o.total_ms for o in options]), peak_ms=np.array([o.peak_ms for o in options]),
-                    bytes=np.array([o.total_bytes for o in options]))  # fmt: skip
+                    takes=np.array([o.total_takes for o in options]))  # fmt: skip
 
 
 def relax(model: Model, flat: Flat, *, below: float = np.inf, room: float = 1.0, nodes: int = 200) -> Relaxed:
@@ -69,10 +69,10 @@ def thin(model: Model, flat: Flat, *, nodes: int = 200) -> Relaxed:
     picks = _choices(program, model, flat)
     total = model.capacity.sum(axis=0)
     for tier in np.flatnonzero(total > 0):
-        program.row(np.append(picks, 0), np.append(flat.bytes[:, tier] / total[tier], -1.0), -np.inf, 0.0)
+        program.row(np.append(picks, 0), np.append(flat.takes[:, tier] / total[tier], -1.0), -np.inf, 0.0)
     for table in range(len(model.tables)):
         own = np.flatnonzero(flat.table == table)
-        peak = [float((flat.options[i].bytes * model.per_byte.max(axis=0)).max()) for i in own]
+        peak = [float((flat.options[i].takes * model.per_unit.max(axis=0)).max()) for i in own]
         program.row(np.append(picks[own], 0), np.append(peak, -1.0), -np.inf, 0.0)
     x, bound, infeasible = program.solve(nodes, 1e-3)
     return Relaxed(picks=_read(model, flat, picks, x), bound=bound, infeasible=infeasible)
@@ -95,7 +95,7 @@ def _forced_rows(program: Program, model: Model, flat: Flat, picks: np.ndarray) 
     for column, i in enumerate(fixed):
         option = flat.options[i]
         load[option.places[0], column] = option.ms  # type: ignore[index]
-        size[option.places[0], column] = option.bytes  # type: ignore[index]
+        size[option.places[0], column] = option.takes  # type: ignore[index]
     rows = np.column_stack([model.base, model.capacity, load, size.reshape(model.ranks, -1)])
     _, first = np.unique(rows, axis=0, return_index=True)
     heaviest = sorted(first.tolist(), key=lambda r: (-load[r].sum() - model.base[r], r))[:CROWDED]
@@ -109,8 +109,8 @@ def _forced_rows(program: Program, model: Model, flat: Flat, picks: np.ndarray) 
 def _capacity_rows(program: Program, model: Model, flat: Flat, picks: np.ndarray, room: float) -> None:
     total = model.capacity.sum(axis=0)
     for tier in np.flatnonzero(total > 0):
-        program.row(picks, flat.bytes[:, tier] / total[tier], -np.inf, room)
-        sizes = [option.bytes[:, tier] for option in flat.options]
+        program.row(picks, flat.takes[:, tier] / total[tier], -np.inf, room)
+        sizes = [option.takes[:, tier] for option in flat.options]
         _crowd_rows(program, picks, sizes, float(model.capacity[:, tier].max()), model.ranks)
 
 

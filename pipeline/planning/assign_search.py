@@ -36,7 +36,7 @@ def _urgency(model: Model, table: int, pick: int, target: float, weight: float) 
     option = model.options[table][pick]
     size = option.peak_ms / target
     if weight:
-        size = max(size, float((option.bytes * model.per_byte.max(axis=0)).max()))
+        size = max(size, float((option.takes * model.per_unit.max(axis=0)).max()))
     if option.places is None:
         return 2, -size
     return (0 if len(option.places) == 1 else 1), -size
@@ -103,15 +103,15 @@ class _FreePieces:
         self.table = np.repeat(np.array(tables, np.int64), [len(o.ms) for o in options])
         self.piece = np.concatenate([none, *(np.arange(len(o.ms)) for o in options)]).astype(np.int64)
         self.ms = np.concatenate([none, *(o.ms for o in options)])
-        self.bytes = np.concatenate([np.zeros((0, state.used.shape[1])), *(o.bytes for o in options)])
+        self.takes = np.concatenate([np.zeros((0, state.used.shape[1])), *(o.takes for o in options)])
         self.rank = np.concatenate([none, *(state.ranks[t] for t in tables)]).astype(np.int64)
 
     def _put(self, at: int, rank: int) -> None:
         state, source = self.state, self.rank[at]
         state.load[source] -= self.ms[at]
-        state.used[source] -= self.bytes[at]
+        state.used[source] -= self.takes[at]
         state.load[rank] += self.ms[at]
-        state.used[rank] += self.bytes[at]
+        state.used[rank] += self.takes[at]
         table = int(self.table[at])
         state.ranks[table] = state.ranks[table].copy()
         state.ranks[table][self.piece[at]] = rank
@@ -124,7 +124,7 @@ class _FreePieces:
         if not len(here):
             return False
         slower = np.maximum(state.load + self.ms[here, None], (state.load[rank] - self.ms[here])[:, None])
-        room = (state.used + self.bytes[here, None, :] <= state.model.capacity).all(axis=2)
+        room = (state.used + self.takes[here, None, :] <= state.model.capacity).all(axis=2)
         slower = np.where(room, slower, np.inf)
         slower[:, rank] = np.inf
         best = int(slower.argmin())
@@ -145,7 +145,7 @@ class _FreePieces:
         if not len(at):
             return False
         one, two = here[at // len(there)], there[at % len(there)]
-        moved, other = self.bytes[one] - self.bytes[two], self.rank[two]
+        moved, other = self.takes[one] - self.takes[two], self.rank[two]
         capacity = state.model.capacity
         room = (state.used[rank] - moved <= capacity[rank]) & (state.used[other] + moved <= capacity[other])
         fits = np.flatnonzero(room.all(axis=1))

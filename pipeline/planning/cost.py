@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pipeline.config import HardwareConfig, ModelConfig
 from pipeline.models.costs import model_costs
+from pipeline.models.sequences.costs import sequence_costs
 from pipeline.records import PHASES, DatasetSchema
 from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer, task_inputs
 
@@ -75,10 +77,13 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
     return phases
 
 
-def fixed_ms(model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig, batch: int) -> dict[str, float]:
+def fixed_ms(
+    model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig, batch: int,
+    lengths: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, float]:  # fmt: skip
     """Ms a step by phase that no table's place changes: dense part, overhead, and the latency of each exchange.
 
-    ``batch``: samples of a step on all ranks.
+    ``batch``: samples of a step on all ranks. ``lengths``: mean events of a sample, by sequence.
     """
     latency = _latency_ms(hardware)
     return {
@@ -86,7 +91,7 @@ def fixed_ms(model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig
         "input_exchange": 2 * latency,  # how many ids, then the ids
         "output_exchange": latency,
         "gradient_exchange": latency,
-        "dense": dense_ms(dense_costs(model, schema), hardware, batch),
+        "dense": dense_ms(dense_costs(model, schema, lengths), hardware, batch),
         "overhead": hardware.step_overhead_ms,
     }
 
@@ -99,25 +104,30 @@ def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
     samples = local_batch(batch, hardware.world_size)
     compute = samples * costs.flop / hardware.dense_gflop_per_s / 1e6
     memory = samples * costs.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
-    gradients = 2 * _all_to_all_ms(hardware, costs.parameters * FLOAT)  # a ring: reduce-scatter, then all-gather
+    gradients = _all_reduce_ms(hardware, costs.parameters * FLOAT)
     return compute + memory + gradients + (_latency_ms(hardware) if hardware.world_size > 1 else 0.0)
 
 
-def dense_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
-    """The costs of ``model`` without towers: built for the dense features and one vector of each sparse feature.
+def dense_costs(
+    model: ModelConfig, schema: DatasetSchema, lengths: Mapping[str, float] = MappingProxyType({})
+) -> ModelCosts:
+    """The costs of ``model`` without towers: built for the dense features and one vector of each feature and sequence.
 
-    With the projections of embeddings of another width: a product forward, two backward.
+    With the projections of embeddings of another width: a product forward, two backward. ``lengths``: mean events of a
+    sample, by sequence.
     """
-    names, dim = tuple(column.name for column in schema.sparse), model.embedding_dim
+    dim = model.embedding_dim
+    names = tuple(column.name for column in schema.sparse) + tuple(each.name for each in schema.sequences)
     inputs = ModelInputs(dense=schema.dense, vectors=names, dim=dim, tasks=task_inputs(schema.tasks))
     costs = model_costs(model, inputs)
     widths = [model.dim_of(column.owner) for column in schema.sparse]
     weights = sum(width * dim for width in widths if width != dim)
-    if not weights:
+    if not weights and not schema.sequences:
         return costs
+    events = sequence_costs(model, schema, lengths)
     return ModelCosts(
-        flop=costs.flop + 6 * weights, parameters=costs.parameters + weights,
-        activations=costs.activations + sum(dim for width in widths if width != dim),
+        flop=costs.flop + 6 * weights + events.flop, parameters=costs.parameters + weights + events.parameters,
+        activations=costs.activations + sum(dim for width in widths if width != dim) + events.activations,
     )  # fmt: skip
 
 
@@ -177,7 +187,7 @@ def _replica_ms(hardware: HardwareConfig, load: ShardLoad) -> dict[str, float]:
     """A data-parallel table: its whole gradient is reduced over the ranks and applied by dense passes."""
     size = load.rows * load.columns * FLOAT
     return {
-        "gradient_exchange": 2 * _all_to_all_ms(hardware, size),
+        "gradient_exchange": _all_reduce_ms(hardware, size),
         "update": hardware.table_overhead_us / 1e3
         + load.optimizer.replica_passes * size / _gb_per_s(hardware, "") / BYTES_PER_MS,
     }
@@ -198,6 +208,18 @@ def _all_to_all_ms(hardware: HardwareConfig, size: float) -> float:
     world, local = hardware.world_size, hardware.ranks_per_host
     within = size * (local - 1) / world / hardware.intra_host_gb_per_s if local > 1 else 0.0
     between = size * (world - local) / world / hardware.inter_host_gb_per_s if world > local else 0.0
+    return max(within, between) / BYTES_PER_MS
+
+
+def _all_reduce_ms(hardware: HardwareConfig, size: float) -> float:
+    """Ms to add up ``size`` bytes over all ranks in rings: a reduce-scatter, then an all-gather.
+
+    Every rank sends to the next; where that one is on another host, the rings share the links of all the host's ranks.
+    """
+    world, local = hardware.world_size, hardware.ranks_per_host
+    moved = 2 * size * (world - 1) / world
+    within = moved / hardware.intra_host_gb_per_s if local > 1 else 0.0
+    between = moved / (local * hardware.inter_host_gb_per_s) if world > local else 0.0
     return max(within, between) / BYTES_PER_MS
 
 

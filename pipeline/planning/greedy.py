@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from pipeline.config import HardwareConfig
 from pipeline.planning.candidates import STOCK_CACHE, Offer, places
+from pipeline.planning.choices import ROW_WISE, TABLE_ROW_WISE
 from pipeline.planning.search import Placement, Space
 
 # TorchRec's grid has at most so many proposals; one costs about a microsecond for every (table, rank) pair it places.
@@ -22,7 +24,7 @@ Proposal = dict[str, Offer]
 
 def default_plan(space: Space) -> Placement | None:
     """The plan with the least cost in TorchRec's model that its default planner finds; None where none fits."""
-    options = {name: _known(offers) for name, offers in space.offers.items()}
+    options = {name: _known(space.hardware, offers) for name, offers in space.offers.items()}
     if not all(options.values()):
         return None
     best, seen = None, set()
@@ -39,10 +41,14 @@ def default_plan(space: Space) -> Placement | None:
     return best
 
 
-def _known(offers: Iterable[Offer]) -> list[Offer]:
-    """The offers that TorchRec knows: none on SSD, and of a cached table the cache size nearest to its model's."""
+def _known(hardware: HardwareConfig, offers: Sequence[Offer]) -> list[Offer]:
+    """The offers that TorchRec knows: none on SSD, and of a cached table the cache size nearest to its model's.
+
+    Its sharder offers no rows of tables on CPUs, though its execution has them; they count where there is nothing else.
+    """
+    usual = [o for o in offers if hardware.device != "cpu" or o.sharding not in (ROW_WISE, TABLE_ROW_WISE)]
     nearest: dict[tuple[str, str], Offer] = {}
-    for offer in offers:
+    for offer in usual or offers:
         if offer.tier != "ssd":
             key = (offer.sharding, offer.kernel)
             nearest[key] = min(nearest.get(key, offer), offer, key=lambda o: abs(o.cache_rows - STOCK_CACHE * o.rows))

@@ -32,8 +32,9 @@ class HitCurve:
     def from_profile(profile: FeatureProfile, *, lookups: float = 0.0) -> HitCurve:
         """Curve of a feature's measured access histogram.
 
-        ``lookups``: of the histogram (train rows x ``pooling``). A sample overrates its own tail, because it calls rows
-        hot that were lucky; ``lookups`` above 0 correct that.
+        ``lookups``: of the histogram (train rows x ``pooling``; it counts those too that ``data.sampling`` leaves out
+        of training). A sample overrates its own tail, because it calls rows hot that were lucky; ``lookups`` above 0
+        correct that.
         """
         knots = np.concatenate([[0.0], np.asarray(profile.hot_rows, np.float64)])
         served = np.concatenate([[0.0], np.asarray(profile.hot_share, np.float64)])

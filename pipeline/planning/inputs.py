@@ -41,6 +41,11 @@ class PlanInputs:
         """Samples of a step on all ranks."""
         return self.train.batch
 
+    @property
+    def lengths(self) -> dict[str, float]:
+        """Mean events of a sample, by sequence."""
+        return {name: max(each.mean, 1.0) for name, each in (self.profile.sequences or {}).items()}
+
     def changed(self, path: str, value: object) -> PlanInputs:
         """A copy with the setting at dotted ``path`` changed."""
         inputs: PlanInputs = _changed(self, path.split("."), value)

@@ -11,7 +11,7 @@ from pipeline.specs import ORDINARY_STATE
 from pipeline.units import GIB
 
 # Thread stacks, allocator arenas, compiled kernels and decoder buffers of a training run, measured on a CPU.
-RUNTIME = 64 << 20
+RUNTIME = 56 << 20
 # The offset at which the ids of a sample with several ids begin.
 OFFSET = 8
 # Pairs, buffers and threads' arenas of three process groups, where there are other ranks.
@@ -31,7 +31,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     the rest. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
     hardware, schema, world = inputs.hardware, inputs.schema, inputs.world_size
-    batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema)
+    batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema, inputs.lengths)
     pooled = batch * FLOAT * sum(len(table.features) * inputs.model.dim_of(table.name) for table in schema.tables)
     pooled += int(batch * event_bytes(inputs))
     per_parameter = PER_PARAMETER + max(ORDINARY_STATE, inputs.train.dense_state_values)
@@ -69,7 +69,9 @@ def host_bytes(inputs: PlanInputs) -> dict[str, int]:
     """Bytes that one rank needs in host memory on any device: the process, rows read ahead, a checkpoint's copy."""
     schema, train, world = inputs.schema, inputs.train, inputs.world_size
     row = _row_bytes(schema, inputs.profile)
-    window = min(train.shuffle_window_groups * inputs.ingest.rows_per_group, max(schema.rows.get("train", 0), 1))
+    groups = [rows for file in schema.groups.get("train", []) for rows in file]
+    largest = max(groups, default=inputs.ingest.rows_per_group)
+    window = min(train.shuffle_window_groups * largest, max(schema.rows.get("train", 0), 1))
     # One window is cut into batches while the next is decoded, and the rank copies its own part of the first.
     windows = (2 + 1 / world) * window * row
     batches = int(train.prefetch_batches * local_batch(train.batch, world) * row)

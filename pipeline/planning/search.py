@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pipeline.config import HardwareConfig
-from pipeline.planning.assign import EXACT_GAP, assign
+from pipeline.planning.assign import assign
 from pipeline.planning.assign_model import Candidate, Piece, Problem
 from pipeline.planning.candidates import BESIDE, Offer, places
 from pipeline.planning.cost import step_ms
@@ -19,10 +19,10 @@ from pipeline.records import PHASES
 # A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises
 # (1 - w) x sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.
 BESIDE_SHARES = (1e-5, 0.5, 0.99)
-# Where the fastest placement costs more in TorchRec's model than TorchRec's plan: weights of that model to try.
-STOCK_SHARES = (0.3, 0.6, 1.0)
-# The assignment of a large problem may end this far above its bound: in our model, and in TorchRec's.
-TOLERANCE, STOCK_TOLERANCE = 0.01, 0.03
+# A plan is rated so much better than TorchRec's by TorchRec's own model where that can be had: both models may err.
+STOCK_GAIN = 1.03
+NEAR = 1.003  # steps that differ by less are as fast as each other
+TOLERANCE = 0.01  # the assignment of a large problem may end this far above its bound
 ROUNDING = 1 + 1e-9
 
 
@@ -71,10 +71,6 @@ class Placement:
                 used[rank][place] += size
         return [(hbm, ddr, ssd) for hbm, ddr, ssd in used]
 
-    def at_least_as_good(self, other: Placement) -> bool:
-        """Whether neither cost model rates it worse than ``other``."""
-        return self.step_ms <= other.step_ms * ROUNDING and self.stock_ms <= other.stock_ms * ROUNDING
-
     def _shards(self) -> Iterator[tuple[Offer, int, int]]:
         for name, offer in self.offers.items():
             for index, rank in enumerate(self.ranks[name]):
@@ -103,21 +99,28 @@ class Space:
         """A placement in this space."""
         return Placement(offers=offers, ranks=ranks, world_size=self.hardware.world_size, fixed=self.fixed)
 
-    def problem(self, weights: Weights) -> Problem:
-        """The assignment problem with shard costs weighted by ``weights``."""
-        world = self.hardware.world_size
+    def problem(self, weights: Weights, most_stock_ms: float) -> Problem:
+        """The assignment problem with shard costs weighted by ``weights``.
+
+        Where ``most_stock_ms`` is finite, no rank costs more in TorchRec's model: its ms are taken up like memory.
+        """
+        world, limited = self.hardware.world_size, math.isfinite(most_stock_ms)
         beside = self.fixed.get(BESIDE, 0.0)
         base = weights.step * (sum(self.fixed.values()) - beside) + weights.beside * beside
         candidates = {
-            name: tuple(self._candidate(o, weights) for o in offered) for name, offered in self.offers.items()
+            name: tuple(self._candidate(o, weights, limited) for o in offered) for name, offered in self.offers.items()
         }
-        return Problem(candidates=candidates, capacity=(self.room.each,) * world, base_ms=(base,) * world)
+        capacity = (*self.room.each, most_stock_ms * ROUNDING) if limited else self.room.each
+        return Problem(candidates=candidates, capacity=(capacity,) * world, base_ms=(base,) * world)
 
-    def _candidate(self, offer: Offer, weights: Weights) -> Candidate:
-        costs = zip(offer.ms, offer.beside_ms, offer.stock_ms, offer.bytes, strict=True)
+    def _candidate(self, offer: Offer, weights: Weights, limited: bool) -> Candidate:
+        shards = zip(offer.ms, offer.beside_ms, offer.stock_ms, offer.bytes, strict=True)
         pieces = tuple(
-            Piece(ms=weights.step * step + weights.beside * beside + weights.stock * stock, bytes=size)
-            for step, beside, stock, size in costs
+            Piece(
+                ms=weights.step * step + weights.beside * beside + weights.stock * stock,
+                takes=(*size, stock) if limited else size,
+            )
+            for step, beside, stock, size in shards
         )
         return Candidate(pieces=pieces, places=places(self.hardware, offer.layout))
 
@@ -127,56 +130,62 @@ class Weights(NamedTuple):
 
     step: float
     beside: float
-    stock: float
+    stock: float = 0.0
 
 
 def anywhere(space: Space) -> Placement | None:
     """The assignment's placement, or None: the quick answer to whether the tables fit."""
-    assigned = _assigned(space, Weights(0.5, 0.5, 0.0), math.inf, math.inf)
+    assigned = _assigned(space, Weights(0.5, 0.5), tolerance=math.inf)
     return assigned[0] if assigned else None
 
 
 def best(space: Space, default: Placement | None) -> Best | None:
     """The placement to take, None where nothing fits; ``default``: what TorchRec's planner finds by default.
 
-    The fastest in our model wins, among those that neither model rates worse than ``default``, or than the best known
-    plan in TorchRec's model where that is better than ``default`` in both.
+    The fastest in our model wins, among those that TorchRec's model rates better than ``default`` by STOCK_GAIN. Where
+    none of these is found that is as fast as ``default``, it is among those that TorchRec's model rates no worse.
     """
-    ours = _ours(space)
+    ours = _ours(space, math.inf)
     if not ours:
         remark = "found by TorchRec's search alone: no bound is known"
         return None if default is None else Best(placement=default, gap=1.0, remark=remark)
     bound = max(bound for _, bound in ours)
     plans = [plan for plan, _ in ours]
-    if default is not None:
-        stock = _assigned(space, Weights(0.0, 0.0, 1.0), STOCK_TOLERANCE, STOCK_TOLERANCE)
-        if stock is not None and stock[0].at_least_as_good(default):
-            default = stock[0]
-        plans = [plan for plan in (*plans, *_between(space, plans[0], default)) if plan.at_least_as_good(default)]
-    placement = min(plans, key=lambda plan: plan.step_ms)
+    placement = min(plans, key=_step) if default is None else _rated_well(space, plans, default)
     return Best(placement=placement, gap=max(0.0, placement.step_ms / bound - 1))
 
 
-def _between(space: Space, ours: Placement, default: Placement) -> Iterator[Placement]:
-    """``default``, and placements between our model and TorchRec's, by weights of TorchRec's."""
-    yield default
-    if ours.at_least_as_good(default):
-        return
-    ratio = ours.step_ms / max(default.stock_ms, 1e-9)
-    for share in STOCK_SHARES:
-        placed = _assigned(space, Weights(1 - share, 1e-5, share * ratio), STOCK_TOLERANCE, STOCK_TOLERANCE)
-        if placed is not None:
-            yield placed[0]
+def _rated_well(space: Space, plans: list[Placement], default: Placement) -> Placement:
+    """The fastest placement within the best limit on TorchRec's cost that can be kept; ``plans``: without a limit.
+
+    Of those that are as fast but for NEAR, the one that TorchRec's model rates best.
+    """
+    stock = _assigned(space, Weights(0.0, 0.0, 1.0), thorough=False)
+    plans = [*plans, default, *([stock[0]] if stock is not None else [])]
+    least = min(plan.stock_ms for plan in plans)
+    goal = default.stock_ms / STOCK_GAIN
+    for limit in (math.sqrt(goal * least), goal, default.stock_ms):
+        if limit >= least and min(plans, key=_step).stock_ms > limit * ROUNDING:
+            plans += [plan for plan, _ in _ours(space, limit)]
+        kept = [plan for plan in plans if plan.stock_ms <= limit * ROUNDING and plan.step_ms <= default.step_ms]
+        if limit >= goal and kept:
+            fastest = min(kept, key=_step)
+            return min((p for p in kept if p.step_ms <= fastest.step_ms * NEAR), key=lambda plan: plan.stock_ms)
+    return default
 
 
-def _ours(space: Space) -> list[tuple[Placement, float]]:
-    """Placements for our model alone, each with a lower bound of any placement's step.
+def _step(placement: Placement) -> float:
+    return placement.step_ms
+
+
+def _ours(space: Space, most_stock_ms: float) -> list[tuple[Placement, float]]:
+    """Placements for our model alone, each with a lower bound of any placement's step within the limit.
 
     If the first one's steps do not wait for overlapping work, the others cannot be better.
     """
     assigned: list[tuple[Placement, float]] = []
     for share in BESIDE_SHARES:
-        placed = _assigned(space, Weights(1 - share, share, 0.0), TOLERANCE, EXACT_GAP)
+        placed = _assigned(space, Weights(1 - share, share), most_stock_ms, thorough=math.isinf(most_stock_ms))
         if placed is None:
             break
         assigned.append(placed)
@@ -185,8 +194,15 @@ def _ours(space: Space) -> list[tuple[Placement, float]]:
     return assigned
 
 
-def _assigned(space: Space, weights: Weights, tolerance: float, whole: float) -> tuple[Placement, float] | None:
-    assignment = assign(space.problem(weights), tolerance=tolerance, whole=whole)
+def _assigned(
+    space: Space,
+    weights: Weights,
+    most_stock_ms: float = math.inf,
+    *,
+    thorough: bool = True,
+    tolerance: float = TOLERANCE,
+) -> tuple[Placement, float] | None:
+    assignment = assign(space.problem(weights, most_stock_ms), tolerance=tolerance, thorough=thorough)
     if assignment is None:
         return None
     offers = {name: space.offers[name][index] for name, index in assignment.chosen.items()}

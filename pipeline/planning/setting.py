@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pipeline.config import SHARDING_TYPES, HardwareConfig, PlanConfig
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
+from pipeline.planning.candidates import BESIDE
 from pipeline.planning.choices import (
     DATA_PARALLEL,
     MIN_COLUMNS,
@@ -20,9 +21,10 @@ from pipeline.planning.choices import (
     tables_of,
     tiers_of,
 )
-from pipeline.planning.cost import fixed_ms
+from pipeline.planning.cost import fixed_ms, shard_ms
 from pipeline.planning.hardware import Capacity, capacity, check_hardware, fast_memory, memories, tiers
 from pipeline.planning.inputs import PlanInputs
+from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.pins import check_pins, pinned
 from pipeline.planning.reservations import dense_bytes, host_bytes
 
@@ -58,7 +60,7 @@ def settle(inputs: PlanInputs) -> Setting:
         offered=choices(inputs.plan, hardware, batch, tables, heavy),
         reserved=reserved,
         room=capacity(hardware, inputs.plan, reserved, host_bytes(inputs)),
-        fixed=fixed_ms(inputs.model, inputs.schema, hardware, batch),
+        fixed=fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.lengths),
     )
 
 
@@ -68,15 +70,13 @@ def choices(
     """What the planner may try for every table, for a global ``batch`` of samples.
 
     Tables below the share ``heavy`` of a rank's fair load (bytes and lookups alike) are not offered split, and replicas
-    only of tables with fewer rows than a rank's batch, which keeps 1,000 tables on 128 ranks searchable; 0 offers every
-    type. Raises ConfigError for an unknown type, an unknown pinned
-    table or a pin that cannot run.
+    only of tables that cost all ranks together less so, which keeps 1,000 tables on 128 ranks searchable; 0 offers
+    every type. Raises ConfigError for an unknown type, an unknown pinned table or a pin that cannot run.
     """
     check_values(plan, "plan")
     check_pins(plan, {table.name for table in tables})
     total_bytes = sum(table.bytes for table in tables)
     total_lookups = sum(table.pooling for table in tables)
-    local = batch // hardware.world_size
     offered = {}
     for table in tables:
         share = hardware.world_size * max(table.bytes / total_bytes, table.pooling / total_lookups)
@@ -84,9 +84,24 @@ def choices(
         if pin is not None and pin.sharding:
             offered[table.name] = pinned(hardware, table, pin, None)
             continue
-        free = _free(plan.sharding_types, hardware, table, share >= heavy, not heavy or table.rows <= local)
+        replicas = not heavy or _cheap_replicas(hardware, batch, table)
+        free = _free(plan.sharding_types, hardware, table, share >= heavy, replicas)
         offered[table.name] = free if pin is None else pinned(hardware, table, pin, free)
     return offered
+
+
+def _cheap_replicas(hardware: HardwareConfig, batch: int, table: Table) -> bool:
+    """Whether a copy of the table on every rank costs the ranks together no more than the table whole on one of them.
+
+    What overlaps with the step is left out, and memory: the search counts them.
+    """
+    whole, tier = Block(0, table.rows, 0, table.dim), tiers(hardware)[0]
+    cost = {}
+    for sharding in (TABLE_WISE, DATA_PARALLEL):
+        asked = asked_of(hardware.world_size, batch, table, sharding, [whole])
+        phases = shard_ms(hardware, asked.loads(hardware, tier, 0)[0], global_batch=batch)
+        cost[sharding] = sum(phases.values()) - phases[BESIDE]
+    return hardware.world_size * cost[DATA_PARALLEL] <= cost[TABLE_WISE]
 
 
 def _free(wanted: list[str], hardware: HardwareConfig, table: Table, split: bool, replicas: bool) -> Choice:

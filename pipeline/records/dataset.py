@@ -14,6 +14,7 @@ RESERVED_ROWS = 2
 LABEL = "label"
 VALIDATION = "validation"  # the split of the rows that training looks at; a dataset may lack it
 TRUE_PROBABILITY = "true_probability"
+SPLIT_HOUR = "split_hour"  # the hour of a row, 0 to 23, where hours divide train rows from test rows
 ROW_WEIGHT = "row_weight"
 NEGATIVE_RATE = "negative_rate"  # of the rows without a click that are like a row, the share that was kept
 BY_LOGIT, BY_WEIGHTS = "logit", "weights"  # how rows that were left out are made up for in the loss
@@ -235,6 +236,7 @@ class SequenceProfile(Record):
 class Profile(Record):
     """``profile.json``: rows and label rate per split, and every feature's figures.
 
+    All of them are of the rows that were counted, those included that ``data.sampling`` leaves out of the dataset.
     ``tasks``: figures of the train rows' labels, by further task; ``row_weight``: of their weights. ``base_rate``: the
     click rate of the rows that the train rows stand for, where these have weights or were sampled before.
     ``sparse`` has the columns of ``sequences``, too.

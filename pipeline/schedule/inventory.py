@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from pipeline.errors import ArtifactError
-from pipeline.records import NIGHT, NightRecord
+from pipeline.records import EVENTS, NIGHT, NightRecord
 from pipeline.records.step import run_directory
-from pipeline.store import MANIFEST, Store, reachable
+from pipeline.store import MANIFEST, Artifact, Store, reachable
 from pipeline.store.references import read_record, unknown
 from pipeline.store.removal import written
 
@@ -48,7 +48,8 @@ class Folder:
     """A run, or the folder of an artifact.
 
     ``written``: time of its newest file. ``created``: the time in its manifest. ``problem``: what is wrong with the
-    manifest; "" if nothing is. ``late``: the days for which a dataset keeps rows.
+    manifest; "" if nothing is. ``late``: the days for which a dataset keeps rows. ``reach``: the days after a dataset's
+    own whose ingestion looks at its events (``data.dedupe.days``, ``data.label.window_days``).
     """
 
     path: str
@@ -58,6 +59,7 @@ class Folder:
     created: float | None = None
     problem: str = ""
     late: tuple[str, ...] = ()
+    reach: int = 0
 
     @property
     def name(self) -> str:
@@ -146,7 +148,16 @@ def _folder(store: Store, path: str, files: list[File]) -> Folder:
     if artifact is None:  # removed since it was listed
         return folder
     late = tuple(match[1] for name in artifact.files if (match := _LATE.fullmatch(name)))
-    return replace(folder, created=artifact.created, late=late)
+    return replace(folder, created=artifact.created, late=late, reach=_reach(artifact))
+
+
+def _reach(artifact: Artifact) -> int:
+    """As ``Folder.reach``: 0 for a dataset without events, and for any other artifact."""
+    if not any(name.startswith(f"{EVENTS}/") for name in artifact.files):
+        return 0
+    data = artifact.config.get("data", {})
+    days = data.get("dedupe", {}).get("days", 0), data.get("label", {}).get("window_days", 0)
+    return max(map(int, days))
 
 
 def _night(store: Store, run: str) -> NightRecord | None:

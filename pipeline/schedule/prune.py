@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import date, timedelta
 
 from pipeline.publishing import promotion, versions
 from pipeline.records import NightRecord, Removed, RemovedFromStore
@@ -26,6 +27,7 @@ NEWEST_NIGHT = "the newest night of its model"
 BASE = "a kept run started from it"
 NAMED_BY_RUN = "a kept run refers to it"
 LATE = "keeps rows of days that are not ingested yet"
+AWAITED = "days to come look for its events (data.dedupe.days, data.label.window_days)"
 YOUNG, GRACE = "young", "may still be in the making"
 
 
@@ -104,10 +106,11 @@ def needs_of(store: Store, stock: Inventory, named: Mapping[str, References], ru
 def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal], list[Removal]]:
     """What may go, runs first, and what stays, each with its reason. Reads no store."""
     newest = _newest_days(stock)
+    awaited = _awaited(stock, newest)
     going, staying = [], []
     for folder in sorted(stock.folders, key=lambda folder: (folder.kind != RUN, folder.path)):
         entry = Removal(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason="never finished")
-        if why := _why_it_stays(folder, needs, newest, rules):
+        if why := _why_it_stays(folder, needs, newest, rules) or (AWAITED if folder.path in awaited else ""):
             noticed = why == LOCKED_RUN or bool(folder.problem) or not folder.whole and folder.name in needs.keys
             staying.append(replace(entry, reason=why, noticed=noticed))
         elif folder.whole:
@@ -149,6 +152,27 @@ def _newest_days(stock: Inventory) -> dict[str, str]:
         if folder.kind == DATASET and folder.whole and len(parts) == 4:
             newest[parts[1]] = max(newest.get(parts[1], ""), parts[2].rpartition("..")[2])
     return newest
+
+
+def _awaited(stock: Inventory, newest: Mapping[str, str]) -> set[str]:
+    """Of each day near enough to the newest one, the dataset whose events later days are compared with."""
+    chosen: dict[tuple[str, str], Folder] = {}
+    for folder in stock.folders:
+        parts = folder.path.split("/")
+        if folder.kind != DATASET or len(parts) != 4 or folder.created is None:
+            continue
+        place = parts[1], parts[2]
+        if place not in chosen or folder.since > chosen[place].since:
+            chosen[place] = folder
+    return {
+        folder.path for (name, days), folder in chosen.items()
+        if _day(days) + timedelta(days=folder.reach) > _day(newest[name])
+    }  # fmt: skip
+
+
+def _day(days: str) -> date:
+    """The last of ``days``, one or a range."""
+    return date.fromisoformat(days.rpartition("..")[2])
 
 
 def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool) -> RemovedFromStore:

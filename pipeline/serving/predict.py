@@ -20,6 +20,7 @@ import polars as pl
 
 from pipeline.config import DataConfig, DedupeConfig, SamplingConfig
 from pipeline.config.data import connector_at
+from pipeline.config.sequences import given_sequences
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
@@ -230,8 +231,11 @@ def _without_label(data: DataConfig) -> list[str]:
 
 
 def _spec(data: DataConfig, labelled: bool) -> DataSpec:
-    """What a row must have: the features, and the label if there is one. Days and splits matter to training only."""
-    data = dataclasses.replace(data, dedupe=DedupeConfig())
+    """What a row must have: the features, and the label if there is one. Days and splits matter to training only.
+
+    Histories that ingestion built must come with the row, as lists of structs.
+    """
+    data = dataclasses.replace(data, dedupe=DedupeConfig(), sequences=given_sequences(data.sequences))
     spec = data_spec(data if labelled else dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig()))
     unused = ("data.day_column", "data.timestamp", "data.hour_column", *(() if labelled else ("data.label.column",)))
     columns = {name: option for name, option in spec.columns.items() if option not in unused or name == spec.row_time}

@@ -20,6 +20,7 @@ from pipeline.models.layers import MaxNorm
 from pipeline.models.sequences.build import build_sequences
 from pipeline.publishing.served import ServedModel
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
+from pipeline.serving.lengths import length_codes
 from pipeline.serving.translate import Translation
 from pipeline.specs import ModelInputs, task_inputs
 from pipeline.towers import layout_of
@@ -279,7 +280,10 @@ def _ids(split: SplitReader, columns: Columns, name: str) -> Any:
 
 
 def _codes(split: SplitReader, columns: Columns, name: str) -> np.ndarray:
-    """A number for each row to slice by: its row in the table, of several the first."""
+    """A number for each row to slice by: its row in the table, of several the first; of a sequence its length."""
+    for sequence in split.schema.sequences:
+        if sequence.name == name:
+            return length_codes(columns, sequence)
     ids = _ids(split, columns, name)
     return ids.values[ids.offsets[:-1]] if name in columns.ragged else ids.copy()
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import Config
-from pipeline.records import LABEL, Calibrated, CalibrationCurve, CalibratorRecord
+from pipeline.records import LABEL, SPLIT_HOUR, Calibrated, CalibrationCurve, CalibratorRecord
 from pipeline.specs import LABEL_KINDS, MAIN_TASK
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def calibrator_of(
     if not np.isfinite(logits).all():
         return FittedCalibrator(bare, logits, np.ones(len(logits), bool))
     slices = None if settings.slices is None else np.concatenate(codes[settings.slices])
-    chosen = chosen_rows(split, settings.share, config.seed)
+    hours = split.column(SPLIT_HOUR) if config.data.split.by == "hours" else None
+    chosen = chosen_rows(split, settings.share, config.seed, hours)
     weights, columns = split.row_weights(), logits[:, None] if logits.ndim == 1 else logits
     curves = dict[str, CalibrationCurve]()
     for place, (name, labels) in enumerate(_labels(split).items()):
@@ -81,11 +82,24 @@ def _labels(split: SplitReader) -> dict[str, NDArray[np.float32]]:
     return {MAIN_TASK: split.column(LABEL), **{name: further[name] if classes[name] else none for name in classes}}
 
 
-def chosen_rows(split: SplitReader, share: float, seed: int) -> NDArray[np.bool_]:
-    """The rows [n] of ``split`` that the calibrator is fitted on: ``share`` of them, by a hash of ``seed`` and number.
+def chosen_rows(
+    split: SplitReader, share: float, seed: int, hours: NDArray[np.floating] | None = None
+) -> NDArray[np.bool_]:
+    """The rows [n] of ``split`` that the calibrator is fitted on: about ``share`` of them.
 
-    The hash is the finaliser of SplitMix64 (Steele et al. 2014), so that neighbours fall independently.
+    ``hours`` [n]: those of test rows that are the last hours of a day. The first of these hours fit the curve, so that
+    it is judged as it will serve, by what comes later. Without hours, or of one alone: rows by a hash of ``seed`` and
+    number.
     """
+    if hours is None or not len(hours) or hours.min() == hours.max():
+        return _by_hash(split, share, seed)
+    values, counts = np.unique(hours, return_counts=True)
+    before = np.cumsum(counts)[:-1] / len(hours)  # the share of rows in an hour and those before it
+    return np.asarray(hours <= values[int(np.argmin(np.abs(before - share)))])
+
+
+def _by_hash(split: SplitReader, share: float, seed: int) -> NDArray[np.bool_]:
+    """SplitMix64's finaliser (Steele et al. 2014) of the rows' numbers, so that neighbours fall independently."""
     numbers = [np.arange(group.first, group.first + group.rows, dtype=np.uint64) for group in split.groups]
     mixed = np.concatenate([np.zeros(0, np.uint64), *numbers])
     with np.errstate(over="ignore"):

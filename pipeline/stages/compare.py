@@ -142,7 +142,7 @@ class _Pairing:
 
         dataset = self.store.get(self.first.artifact("ingest") or "", "ingest")
         split = SplitReader(self.store, dataset, "test")
-        known = [column.name for column in split.schema.sparse]
+        known = [column.name for column in split.schema.sparse] + [each.name for each in split.schema.sequences]
         if unknown := sorted(set(slices) - set(known)):
             raise ConfigError(
                 f"no sparse feature {unknown[0]!r} in {dataset.path}; it has {', '.join(known)}",
@@ -200,14 +200,16 @@ class _Pairing:
 
 
 def slice_columns(store: Store, dataset: Artifact, split: Any, features: Sequence[str]) -> dict[str, Any]:
-    """Of each of ``features`` the rows' ids (of several the first), with the names that the dataset keeps."""
+    """Of each of ``features`` the rows' ids (of several the first), with the names that the dataset keeps.
+
+    Of a sequence the number of its events.
+    """
     from pipeline.evaluation import SliceColumn
     from pipeline.serving.scores import feature_codes
-    from pipeline.stages.judging import id_names
+    from pipeline.stages.judging import slice_names
 
-    owners = {column.name: column.owner for column in split.schema.sparse}
     codes = feature_codes(split, list(features))
     return {
-        name: SliceColumn(codes=np.concatenate(codes[name]), names=id_names(store, dataset, owners[name]))
+        name: SliceColumn(codes=np.concatenate(codes[name]), names=slice_names(store, dataset, split.schema, name))
         for name in features
     }

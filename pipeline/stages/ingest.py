@@ -82,6 +82,7 @@ class Ingest(Stage):
         use("data.sequences", "*.max_length *.time *.age_bins *.leaks *.separator", when=_logs),
         use("data.sequences", "*.features.*.column *.features.*.table *.features.*.rows", when=_logs),
         use("data.sequences", "*.features.*.min_count", when=_logs),
+        use("data.sequences", "*.history.by *.history.days *.history.where *.history.lag_minutes", when=_logs),
         use("data.sparse_defaults", "mapping rows min_count when_full evict_after_days", when=_logs),
         use("data.sparse_defaults", "separator weight_separator", when=_logs),
         use("data.split", "by test_share test_days test_hours validation_share validation_hours", when=_logs),

@@ -21,6 +21,7 @@ from pipeline.records import (
     MISSING_ROW,
     UNSEEN_ROW,
     Best,
+    DatasetSchema,
     Former,
     GateRecord,
     IngestPart,
@@ -57,8 +58,9 @@ def judged(
     split = SplitReader(store, inputs["ingest"], "test")
     spread_groups(split, config.gate.max_rows)
     owners = {column.name: column.owner for column in split.schema.sparse}
+    lengths = {sequence.name for sequence in split.schema.sequences}
     wanted = dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices])
-    features = [name for name in wanted if name in owners]
+    features = [name for name in wanted if name in owners or name in lengths]
     incumbent = cast(str | None, step.config.get("incumbent"))
     with _opened(config, store, draft.path, inputs["ingest"], incumbent) as opened:
         looked_up = owners | {column.name: column.owner for column in split.schema.event_columns}
@@ -117,7 +119,9 @@ def _importance(
     if not rows or not split.rows:
         return {}
     features = [*schema.dense, *(column.name for column in schema.sparse)]
-    worth = {"importance": importance(split, candidate, {name: [name] for name in features}, rows, config.seed)}
+    alone = {name: [name] for name in features}
+    alone |= {each.name: [column.name for column in each.columns] for each in split.schema.sequences}
+    worth = {"importance": importance(split, candidate, alone, rows, config.seed)}
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
     if not towers.is_flat:
         groups = {f"tower {number}": tower.features for number, tower in enumerate(towers.towers)}
@@ -235,12 +239,11 @@ def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: 
     """The columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their numbers."""
     from pipeline.evaluation import SliceColumn
 
-    columns, owners = {}, {column.name: column.owner for column in split.schema.sparse}
+    columns = {}
     for name in config.gate.slices:
         if name in codes:
-            columns[name] = SliceColumn(
-                codes=np.concatenate(codes[name]), names=id_names(store, dataset, owners.get(name, name))
-            )
+            names = slice_names(store, dataset, split.schema, name)
+            columns[name] = SliceColumn(codes=np.concatenate(codes[name]), names=names)
             continue
         try:
             columns[name] = SliceColumn(codes=split.column(name).astype(np.int64))
@@ -250,6 +253,17 @@ def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: 
                 hint=f"gate.slices=[{next(iter(config.data.sparse))}]",
             ) from None
     return columns
+
+
+def slice_names(store: Store, dataset: Artifact, schema: DatasetSchema, name: str) -> dict[int, str]:
+    """What the values of a slice of feature ``name``, or of a sequence's lengths, are called."""
+    from pipeline.serving.lengths import length_names
+
+    for sequence in schema.sequences:
+        if sequence.name == name:
+            return length_names(sequence)
+    owners = {column.name: column.owner for column in schema.sparse}
+    return id_names(store, dataset, owners.get(name, name))
 
 
 def id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:

@@ -87,6 +87,7 @@ class Partition(Stage):
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""
+        from pipeline.calibration.kept import with_figures
         from pipeline.planning import plan_summary
         from pipeline.report import PLAN_PAGE, plan_page
         from pipeline.report.towers import TOWERS_PAGE, refined_text, towers_page, towers_summary, towers_text
@@ -101,7 +102,7 @@ class Partition(Stage):
             assigned, evidence = assign(config, store, inputs["ingest"], schema, flat)
             towers = towers_of(config.partition, config.model.embedding_dim, hosts, assigned, features)
             towers = dataclasses.replace(towers, evidence=evidence)
-            plan = refine_plan(config, schema, profile, towers, inputs["ingest"].key)
+            plan = refine_plan(with_figures(config), schema, profile, towers, inputs["ingest"].key)
             text = f"{towers_text(towers)}\n{refined_text(plan, flat)}"
         else:
             towers, plan, text = flat_towers(hosts, features), None, ""

@@ -35,7 +35,7 @@ class PlanStage(Stage):
         use("ingest", "rows_per_group"),
         use("plan", "sharding_types hbm_reserve ddr_reserve ssd_reserve former"),
         use("plan", "tables.*.tier tables.*.sharding tables.*.cache_rows tables.*.avoid"),
-        use("hardware", "name device hosts ranks_per_host hbm_gib ddr_gib ssd_gib"),
+        use("hardware", "name device hosts ranks_per_host hbm_gib ddr_gib ssd_gib measured"),
         use("hardware", "hbm_gb_per_s ddr_gb_per_s ssd_gb_per_s hbm_to_ddr_gb_per_s"),
         use("hardware", "intra_host_gb_per_s inter_host_gb_per_s intra_host_latency_us"),
         use("hardware", "inter_host_latency_us ssd_read_iops dense_gflop_per_s dense_gb_per_s"),
@@ -56,6 +56,7 @@ class PlanStage(Stage):
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``plan.json`` and its page: a new plan, or ``plan.former`` where nothing changed since."""
+        from pipeline.calibration.kept import with_figures
         from pipeline.planning import PlanInputs, make_plan, plan_summary, render_plan
         from pipeline.planning.reuse import reused_plan
         from pipeline.report import PLAN_PAGE, plan_page
@@ -67,7 +68,7 @@ class PlanStage(Stage):
             plan, why = reused_plan(store, config.plan.former, covered, *dataset, inputs["ingest"].key)
             about = {"former": config.plan.former, "reused": plan is not None, "why": why}
             log.info("plan       %s %s: %s", config.plan.former, "is used again" if plan else "is not used again", why)
-        plan = plan or make_plan(PlanInputs.of(config, *dataset), inputs["ingest"].key)
+        plan = plan or make_plan(PlanInputs.of(with_figures(config), *dataset), inputs["ingest"].key)
         with self.draft(store, step) as draft:
             draft.write_json("plan.json", plan.to_json())
             with draft.open(PLAN_PAGE) as sink:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pipeline import logs
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
-from pipeline.launch.forkserver import end_with_parent
+from pipeline.launch.forkserver import end_with_parent, import_for_good
 from pipeline.launch.memory import hold, is_held, plan_of
 from pipeline.launch.status import Report, write_report
 from pipeline.launch.steps import read_steps
@@ -67,6 +67,7 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
     store, run = locate(config_url)
     try:
         config = load(store, run)
+        import_for_good(STAGES.get(stage).modules(config))
         io = make_io(config, store, rank)
         step = next(step for step in read_steps(store, run) if step.name == stage)
         if store.find(step.path) is None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from pipeline.checkpoint.ranks import exchange
 from pipeline.config.fields import AUTO
 from pipeline.errors import NightjarError
+from pipeline.machine import processor
 from pipeline.models.layers import batch_norms
 from pipeline.store import Store, artifact_key
 from pipeline.training.distributed import largest
@@ -250,8 +250,4 @@ def device_name(device: torch.device) -> str:
     """The model of the GPU or the CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
+    return processor()

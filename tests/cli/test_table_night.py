@@ -32,6 +32,7 @@ def test_a_night_on_a_table_that_grows(nightjar, tmp_path, monkeypatch):
     write_deltalake(table, clicks(FIRST).to_arrow())
     settings = [
         "data=delta", f"data.path={table}", "data.timestamp=time", "+data.dense.price={}", "+data.sparse.user={}",
+        "train.threads_per_rank=1",
         "data.watermark.later_rows=true", "hardware=laptop", "train.global_batch=256", "train.epochs=1",
         f"store={tmp_path}/store", "nightly.wait_minutes=0",
     ]  # fmt: skip

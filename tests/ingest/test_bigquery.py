@@ -112,7 +112,7 @@ def config(server, **changes):
 @pytest.mark.parametrize("streams", [1, 3])
 def test_the_dataset_is_that_of_the_same_rows_in_parquet(run_ingest, tmp_path, monkeypatch, server, streams):
     monkeypatch.setattr(bigquery_table, "MOST_STREAMS", streams)
-    monkeypatch.setattr("pipeline.ingest.stage.BLOCK_UNIT", 2000)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 2000)
     log().write_parquet(tmp_path / "log.parquet")
     dataset = run_ingest(config(server))
     assert dataset.checksums == run_ingest(test_delta.config(tmp_path / "log.parquet", "parquet")).checksums

@@ -6,7 +6,15 @@ from datetime import date
 import polars as pl
 import pytest
 
-from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig, WatermarkConfig
+from pipeline.config import (
+    Config,
+    DataConfig,
+    DedupeConfig,
+    HardwareConfig,
+    SparseFeature,
+    SplitConfig,
+    WatermarkConfig,
+)
 from pipeline.config.checks import check
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.ingest.days import day_dataset, day_state, previous_dataset
@@ -153,6 +161,24 @@ def test_a_day_is_taken_out_of_logs_that_hold_them_all(nights, tmp_path):
     config.data.watermark.min_rows = 31
     with pytest.raises(DataError, match="2026-01-02 is not complete: .* holds 30 rows of it, expected at least 31"):
         nights.ingest(config)
+
+
+def test_rows_count_as_they_were_delivered_whatever_becomes_of_them(nights, tmp_path):
+    quoted = '1,7,"a\nb",2026-01-02 05:00:00'
+    rows = [*day_rows("2026-01-02", 9), *[quoted] * 3, "what,is,this,2026-01-02"]
+    write_day(tmp_path, "2026-01-02", rows)
+    (tmp_path / "all.csv").write_text("\n".join(["label,x,c,t", *rows]) + "\n")
+    of_files = config_of(tmp_path, "2026-01-02", dedupe=DedupeConfig(key="c"), split=SplitConfig(test_share=0.0))
+    of_rows = csv_config(tmp_path / "all.csv", timestamp="t", day="2026-01-02", dedupe=of_files.data.dedupe,
+                         split=of_files.data.split)  # fmt: skip
+    for config in (of_files, of_rows):
+        config.data.watermark.min_rows = 13
+        dataset = nights.ingest(config)
+        assert (dataset.summary["rows"], dataset.summary["rows_quarantined"]) == (13, 1)
+        assert dataset.summary["rows_repeated"] > 2 and dataset.summary["rows_train"] < 11
+        config.data.watermark.min_rows = 14
+        with pytest.raises(DataError, match=r"2026-01-02 is not complete: .* 13 rows.*expected at least 14"):
+            nights.ingest(config)
 
 
 def test_a_day_without_files_asks_to_check_the_path(nights, tmp_path):

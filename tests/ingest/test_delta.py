@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 from base64 import b85encode
@@ -9,13 +10,15 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pipeline.config import DenseFeature, SparseFeature, WatermarkConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state, delivered_mark
 from pipeline.ingest.stage import ingest, raw_fingerprint
+from pipeline.ingest.table_files import DataFile, TableColumn, opened
 from pipeline.specs import CONNECTORS
 from pipeline.store import Store
 from tests.ingest.conftest import csv_config
@@ -45,7 +48,6 @@ def commit(path, frame: pl.DataFrame, **options) -> DeltaTable:
 
 def test_the_dataset_is_that_of_the_same_rows_in_parquet(run_ingest, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 2000)
-    monkeypatch.setattr("pipeline.ingest.stage.BLOCK_UNIT", 2000)
     monkeypatch.setattr("pipeline.ingest.formats.columnar.LEAST_ROWS", 50)
     commit(tmp_path / "table", log())
     log().write_parquet(tmp_path / "log.parquet")
@@ -277,3 +279,34 @@ def test_sources_cross_to_another_process_and_hold_a_few_blocks(tmp_path):
     blocks = pickle.loads(pickle.dumps(source)).blocks()
     heights = [block.frame.height for block in blocks]
     assert sum(heights) == frame.height and max(heights) < frame.height / 4
+
+
+def test_a_store_that_does_not_answer_is_no_damaged_table(run_ingest):
+    options = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x",
+               "max_retries": "0", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}  # fmt: skip
+    with pytest.raises(UnreachableError, match=r"s3://lake/clicks does not answer: .*Connection refused") as told:
+        run_ingest(config("s3://lake/clicks", options=options))
+    assert told.value.exit_code == 8 and "\x1b" not in told.value.message
+
+
+class Silent(io.BytesIO):
+    """A file whose store falls silent once its footer was read."""
+
+    def read(self, size=-1):
+        if self.tell() < 8 and size > 8:
+            raise OSError("Generic S3 error: connection reset")
+        return super().read(size)
+
+
+def test_a_store_that_falls_silent_within_a_file_is_no_damaged_file(tmp_path):
+    pl.DataFrame({"x": range(1000)}).write_parquet(tmp_path / "part")
+    content = (tmp_path / "part").read_bytes()
+    files = [
+        DataFile(path="part", mark="", bytes=len(content), rows=1000, constants={},
+                 open=lambda kind=kind: opened("part", lambda: kind(content)))
+        for kind in (io.BytesIO, Silent)
+    ]  # fmt: skip
+    columns = [TableColumn(name="x", type=pa.int64(), key="x")]
+    assert sum(table.num_rows for table, _ in files[0].tables(columns, 1 << 20)) == 1000
+    with pytest.raises(UnreachableError, match="part cannot be read: Generic S3 error: connection reset"):
+        list(files[1].tables(columns, 1 << 20))

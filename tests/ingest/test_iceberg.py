@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -9,12 +10,16 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import orc
 from pyiceberg.catalog import load_catalog
+from pyiceberg.io import load_file_io
 from pyiceberg.transforms import IdentityTransform
+from pyroaring import BitMap
 
 from pipeline.config import SparseFeature, WatermarkConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
+from pipeline.ingest.iceberg_table import _Deleted
 from pipeline.ingest.stage import raw_fingerprint
 from tests.ingest import test_delta
 from tests.ingest.test_delta import DAY, of_days, pinned
@@ -44,7 +49,6 @@ def config(options, **changes):
 
 def test_the_dataset_is_that_of_the_same_rows_in_parquet(run_ingest, tmp_path, monkeypatch, warehouse):
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 2000)
-    monkeypatch.setattr("pipeline.ingest.stage.BLOCK_UNIT", 2000)
     monkeypatch.setattr("pipeline.ingest.formats.columnar.LEAST_ROWS", 50)
     table = create(warehouse, log())
     log().write_parquet(tmp_path / "log.parquet")
@@ -244,3 +248,43 @@ def test_what_is_not_there_is_told(run_ingest, warehouse):
         run_ingest(config(warehouse, path="clicks"))
     with pytest.raises(DataError, match=r"has no column 'u' \(data.sparse.u.column\)"):
         run_ingest(config(warehouse, sparse={"u": SparseFeature()}))
+
+
+@pytest.mark.parametrize(
+    "options", [{"type": "rest", "uri": "http://127.0.0.1:9"}, {"type": "sql", "uri": "sqlite:////nowhere/at/all.db"}]
+)
+def test_a_catalog_that_does_not_answer_is_told(run_ingest, monkeypatch, options):
+    monkeypatch.setattr("pipeline.store.retrying.FIRST_SECONDS", 0.01)
+    with pytest.raises(UnreachableError, match="the catalog of lake.ads.clicks does not answer: ") as told:
+        run_ingest(config(options))
+    assert told.value.exit_code == 8
+
+
+def puffin(rows: list[int], path: str) -> bytes:
+    """A file with one deletion vector, as the format's specification frames it."""
+    bitmap = (1).to_bytes(8, "little") + (0).to_bytes(4, "little") + BitMap(rows).serialize()
+    vector = b"\xd1\xd3\x39\x64" + bitmap
+    blob = len(vector).to_bytes(4, "big") + vector + bytes(4)
+    about = {"type": "deletion-vector-v1", "fields": [], "snapshot-id": 1, "sequence-number": 1, "offset": 4,
+             "length": len(blob), "properties": {"referenced-data-file": path}}  # fmt: skip
+    footer = json.dumps({"blobs": [about]}).encode()
+    return b"PFA1" + blob + b"PFA1" + footer + len(footer).to_bytes(4, "little") + bytes(4) + b"PFA1"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "orc", "puffin", "avro"])
+def test_deleted_rows_are_read_in_every_form(tmp_path, kind):
+    from pyiceberg.manifest import DataFile, FileFormat
+
+    file, gone = tmp_path / "deletes", [0, 5, 77]
+    table = pa.table({"file_path": ["other", *["mine"] * 3], "pos": [3, *gone]})
+    if kind == "puffin":
+        file.write_bytes(puffin(gone, "mine"))
+    else:
+        (orc.write_table if kind == "orc" else pq.write_table)(table, str(file))
+    deletes = DataFile.from_args(file_path=str(file), file_format=FileFormat[kind.upper()])
+    deleted = _Deleted(load_file_io({}, str(file)), "mine", (deletes,))
+    if kind == "avro":
+        with pytest.raises(DataError, match="deletes, which deletes rows of mine, is AVRO, expected Parquet, ORC or"):
+            deleted()
+    else:
+        assert deleted().tolist() == gone

@@ -344,3 +344,17 @@ def test_every_data_yaml_matches_the_schema(name):
     config = yaml_config(name)
     assert config.data.name == name
     assert config.data.format in ("csv", "criteo", "parquet", "synthetic")
+
+
+def test_row_groups_of_many_columns_have_fewer_rows(tmp_path, run_ingest, monkeypatch):
+    monkeypatch.setattr("pipeline.ingest.output._GROUP_BYTES", 1024 * 4 * 72)
+    names = [f"x{number}" for number in range(70)]
+    lines = [
+        ",".join([str(row % 2), f"id{row % 9}", *(str(row * at % 97 / 8) for at in range(70))]) for row in range(3000)
+    ]
+    (tmp_path / "log.csv").write_text("\n".join([",".join(["label", "c", *names]), *lines]) + "\n")
+    config = csv_config(tmp_path / "log.csv", dense={name: DenseFeature() for name in names})
+    made = run_ingest(config)
+    assert {size for sizes in made.schema.groups["train"] for size in sizes[:-1]} == {1024}
+    monkeypatch.setattr("pipeline.ingest.file_source.WIDE", 10)  # smaller blocks, same bytes
+    assert run_ingest(config).checksums == made.checksums

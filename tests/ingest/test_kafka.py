@@ -23,7 +23,7 @@ from pipeline.config import LabelConfig, SparseFeature, WatermarkConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest import kafka_topic
 from pipeline.ingest.days import day_state
-from pipeline.ingest.messages import AvroDecoder
+from pipeline.ingest.messages import AvroDecoder, registered
 from pipeline.ingest.parse import parse
 from pipeline.ingest.spec import data_spec
 from pipeline.ingest.stage import raw_fingerprint
@@ -94,7 +94,7 @@ def encoded(frame: pl.DataFrame, kind: str) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "avro"])
 def test_the_dataset_is_that_of_the_same_rows_in_parquet(run_ingest, tmp_path, monkeypatch, cluster, kind):
-    monkeypatch.setattr("pipeline.ingest.stage.BLOCK_UNIT", 2000)  # many blocks
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 2000)  # many blocks
     log().write_parquet(tmp_path / "log.parquet")
     (tmp_path / "click.avsc").write_text(json.dumps(SCHEMA))
     cluster.send(encoded(log(), kind), partition=1)
@@ -241,10 +241,11 @@ def test_offsets_by_hand(run_ingest, cluster):
 def registry():
     class Registry(BaseHTTPRequestHandler):
         def do_GET(self):
-            found = self.path == "/schemas/ids/7"
-            self.send_response(200 if found else 404)
+            number = int(self.path.removeprefix("/schemas/ids/"))
+            known = {7: json.dumps(SCHEMA), 9: 'syntax = "proto3";'}
+            self.send_response(200 if number in known else number if number > 400 else 404)
             self.end_headers()
-            self.wfile.write(json.dumps({"schema": json.dumps(SCHEMA)}).encode() if found else b"{}")
+            self.wfile.write(json.dumps({"schema": known.get(number)}).encode())
 
         def log_message(self, *args):
             pass
@@ -258,15 +259,21 @@ def registry():
 def test_avro_by_a_schema_registry(run_ingest, cluster, registry):
     values = [b"\0\0\0\0\x07" + value for value in encoded(log().head(200), "avro")]
     values[9], values[10] = b"\0\0\0\0\x07\x80", values[10] + b"more"
-    values[11] = values[11][5:]
+    values[11], values[12] = values[11][5:], b"\0\0\0\0\x08" + values[12][5:]
     cluster.send(values, partition=0)
     settings = config(cluster, messages="avro", options={**cluster.options, "schema.registry.url": registry})
     dataset = run_ingest(settings)
-    assert [entry["line"] for entry in dataset.quarantine] == [9, 10, 11]
+    assert [entry["line"] for entry in dataset.quarantine] == [9, 10, 11, 12]
+    assert "the registry has no Avro schema of number 8" in dataset.quarantine[3]["reason"]
     assert dataset.summary["rows"] == 200
-    cluster.send([b"\0\0\0\0\x08abc"], partition=0)
-    with pytest.raises(UnreachableError, match=r"has no schema at .*/schemas/ids/8"):
-        run_ingest(settings)
+
+
+def test_a_schema_registry_that_is_silent_or_refuses_is_told(registry):
+    with pytest.raises(DataError, match=r"the schema registry refuses .*/schemas/ids/403: .*403"):
+        registered(registry, 403)
+    with pytest.raises(UnreachableError, match=r"the schema registry does not answer at .*/schemas/ids/503: .*503"):
+        registered(registry, 503)
+    assert registered(registry, 9) is None, "a schema of another kind"
 
 
 def test_settings_and_silence_are_told(run_ingest, cluster, monkeypatch, tmp_path):

@@ -1,14 +1,21 @@
 """The compiled steps on columns give what NumPy and Arrow give, to the bit."""
 
+from dataclasses import replace
+from fractions import Fraction
+
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
 
 from pipeline.ingest.contents import row_hashes
-from pipeline.ingest.moments import measure
+from pipeline.ingest.moments import measure, quantised_moments
 from pipeline.ingest.sketch import Sketch
+from pipeline.ingest.spec import DenseSpec, data_spec
+from pipeline.ingest.transform import DenseTransform, State, transform
 from pipeline.native import columns
+
+from .conftest import csv_config, write_rows
 
 pytestmark = pytest.mark.skipif(columns.library() is None, reason="there is no C compiler")
 
@@ -80,10 +87,6 @@ def test_rows_are_hashed_alike(without, one_feature_of_each):
 
 @pytest.fixture
 def one_feature_of_each(tmp_path):
-    from pipeline.ingest.spec import data_spec
-
-    from .conftest import csv_config, write_rows
-
     spec = data_spec(csv_config(write_rows(tmp_path / "log.csv")).data)
     rng = np.random.default_rng(4)
     frame = {f"dense:{f.name}": pl.Series([None, -0.0, 0.0, *rng.normal(size=5000)]) for f in spec.dense}
@@ -123,3 +126,55 @@ def test_numbers_are_narrowed_where_none_of_them_changes(without):
         assert (ours is not None) == (numpys is not None) == fits
         if fits:
             np.testing.assert_array_equal(ours, numpys)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e140, 1e-140, 5e-324])
+def test_sums_of_any_numbers_are_exact(without, scale):
+    rng = np.random.default_rng(8)
+    values = rng.normal(size=3000) * scale * 10.0 ** rng.integers(-3, 3, 3000)
+    values[::7], values[5] = 0.0, -0.0
+    frame = pl.DataFrame({"x": values})
+    ours, numpys = measure(frame, [pl.col("x")]), without(lambda: measure(frame, [pl.col("x")]))
+    assert ours == numpys
+    assert ours[0].total == sum(Fraction(value) for value in values.tolist()) * 2**2200
+
+
+@pytest.mark.parametrize("rows", [1, 500, 16_383, 16_384, 40_000])
+def test_sketches_are_counted_and_merged(without, rows):
+    rng = np.random.default_rng(9)
+    values, labels = rng.normal(size=(2, rows)) * 1e3, rng.integers(0, 2, rows).astype(np.float32)
+    values[:, ::5], values[0, 0] = np.nan, -0.0
+
+    def both():
+        sketches = Sketch(), Sketch()
+        for sketch, column in zip(sketches, values, strict=True):
+            sketch.add(column, labels)
+        sketches[0].merge(sketches[1])
+        return sketches[0]
+
+    ours, numpys = both(), without(both)
+    for name in ("used", "rows", "clicks"):
+        assert getattr(ours, name).dtype == getattr(numpys, name).dtype
+        np.testing.assert_array_equal(getattr(ours, name), getattr(numpys, name))
+
+
+@pytest.mark.parametrize("clip", [(), (-1.0, 300.0)])
+@pytest.mark.parametrize("odd", [0.01, 0.9])
+def test_logarithms_that_are_looked_up_have_the_same_bits(without, clip, odd):
+    rng = np.random.default_rng(10)
+    values = np.floor(rng.exponential(40, 5000))
+    few = rng.random(5000) < odd
+    values[few] = rng.choice([-3.0, 0.5, 1e6, 1024.0, 1023.0, -0.0], few.sum())
+    values[:7] = [0.0, -0.0, 1023.0, 1024.0, 2.5, -1.0, 1e30]
+    feature = DenseSpec(name="x", column="x", transform="log1p_standard", clip=clip)
+    numbers = pl.Series("dense:x", values, dtype=pl.Float64).set(pl.Series(rng.random(5000) < 0.05), None)
+    frame = pl.DataFrame({"label": pl.Series(np.zeros(5000, np.float32)), "dense:x": numbers})[9:]
+    fitted = DenseTransform(mean=0.0, std=0.7, missing=-0.1)
+
+    spec = replace(data_spec(csv_config("log.csv").data), dense=(feature,), sparse=())
+
+    def both():
+        made = transform(frame, spec, State(dense={"x": fitted}, sparse={}))["x"]
+        return quantised_moments(frame, feature), made.to_numpy().view(np.uint32).tolist()
+
+    assert both() == without(both)

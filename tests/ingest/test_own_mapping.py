@@ -64,6 +64,7 @@ def overrides(folder, day, *more):
         "data=csv", "data.name=own", "data.label.column=label", f"data.path='{folder}/{{day}}.csv'",
         f"data.day=2026-01-0{day}", "+data.dense={x: {}}",
         "+data.sparse={c: {mapping: frequency_hash, rows: 64, min_count: 5}}", f"store={folder}/store",
+        "train.threads_per_rank=1",
         f"run=night{day}", f"stages=[{STAGES}]", f"launch.inline=[{STAGES}]", "train.global_batch=256",
         "train.precision=fp32", "model.embedding_dim=4", "model.bottom_mlp=[8]",
         "model.top_mlp=[8]", "gate.force='a short training'", "publish.quantise=fp32", *more,

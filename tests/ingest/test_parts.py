@@ -198,7 +198,7 @@ def test_a_part_that_is_slow_to_read_holds_nobody_up():
     event = threading.Event()
     parts = [Numbers([1, 2], wait=event), Numbers([3, 4], tell=event), Numbers([]), Numbers([5])]
     taken: list[int] = []
-    made = dealt(parts, lambda block: int(block.file), lambda value: (taken.append(value), value)[1], 2)
+    made = dealt(parts, lambda block: int(block.file), lambda value: (taken.append(value), value)[1], 4)
     assert list(made) == [(0, 1), (0, 2), (1, 3), (1, 4), (3, 5)]
     assert sorted(taken) == [1, 2, 3, 4, 5] and taken[0] != 1
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMALL = [
     "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]",
+    "train.threads_per_rank=1",
     "model.top_mlp=[32]", "train.global_batch=512", "train.warmup_steps=5", "train.guard.collapse=false",
     "train.precision=fp32", "train.log_every_steps=2",
 ]  # fmt: skip

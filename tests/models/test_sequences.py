@@ -5,12 +5,17 @@ import copy
 import pytest
 import torch
 
+from pipeline.errors import ConfigError
 from pipeline.models.layers import Jagged, SequenceVector
+from pipeline.models.layers.jagged_attention import groups_of
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
 from pipeline.specs.options import with_options
 
 DIM, LENGTHS = 8, [3, 1, 5, 2]
-BLOCKS = [("sum", {}), ("din", {}), ("din", {"softmax": True, "hidden": [6]})]
+BLOCKS = [
+    ("sum", {}), ("din", {}), ("din", {"softmax": True, "hidden": [6]}), ("sasrec", {"layers": 2, "heads": 1}),
+    ("bst", {"layers": 2, "heads": 1}), ("bst", {"heads": 1}), ("hstu", {"heads": 1}),
+]  # fmt: skip
 
 
 def rows_of(lengths):
@@ -58,8 +63,6 @@ def test_gradients_are_those_of_finite_differences(name, options):
     target = torch.randn(4, 3, generator=generator, dtype=torch.float64, requires_grad=True)
     jagged = Jagged.of(rows_of(LENGTHS), 4)
     given = (events, target) if spec.targeted else (events,)
-    if name == "sum":
-        block.forward = lambda events, jagged, target: jagged.sum(events)  # which is in float32 otherwise
     assert torch.autograd.gradcheck(
         lambda events, target=None: block(events, jagged, target), given, eps=1e-6, atol=1e-6, rtol=1e-5
     )
@@ -133,3 +136,35 @@ def test_the_place_of_an_event_counts_from_the_newest():
     difference = vector(columns, rows, candidates, samples) - plain(columns, rows, candidates, samples)
     torch.testing.assert_close(difference[1], vector.places[0])
     torch.testing.assert_close(difference[0], vector.places[:3].sum(0))
+
+
+@pytest.mark.parametrize(("name", "options"), [("bst", {"layers": 2}), ("hstu", {"layers": 2})])
+def test_no_event_sees_a_later_one(name, options):
+    """The vector of a cut history is that of the same events, whatever followed."""
+    vector = vector_of(name, options, widths=(DIM,))
+    vector.places = None  # they count from the newest
+    columns, rows, candidates, samples = inputs([6], widths=(DIM,))
+    layer, jagged = vector.block.layers[0], Jagged.of(rows, 1)
+    whole = layer(columns[0], jagged, last=False)
+    first = layer(columns[0][:3], Jagged.of(rows[:3], 1), last=False)
+    if name == "bst":  # hstu divides by the number of events
+        torch.testing.assert_close(whole[:3], first)
+    changed = columns[0].clone()
+    changed[4:] = 7.0
+    torch.testing.assert_close(layer(changed, jagged, last=False)[:4], whole[:4])
+    torch.testing.assert_close(layer(columns[0], jagged, last=True), whole[5:])
+
+
+@pytest.mark.parametrize("lengths", [[1], [3, 9, 3, 40, 8, 17, 200], [5] * 7])
+def test_groups_hold_every_sample_once_and_pad_little(lengths):
+    groups = groups_of(torch.tensor(lengths))
+    assert sorted(torch.cat([samples for samples, _ in groups]).tolist()) == list(range(len(lengths)))
+    for samples, longest in groups:
+        own = [lengths[sample] for sample in samples.tolist()]
+        assert max(own) == longest and longest <= max(1.25 * min(own) + 1, min(own))
+
+
+@pytest.mark.parametrize("block", ["bst", "hstu"])
+def test_heads_divide_the_width(block):
+    with pytest.raises(ConfigError, match="has 3 heads, expected a divisor of model.embedding_dim, 8"):
+        block_of(block, {"heads": 3})

@@ -17,7 +17,7 @@ def small_problem(seed: int) -> Problem:
     """At most 6 tables on 2 ranks and 3 tiers; capacities from ample to too little, ranks equal or not."""
     rng = np.random.default_rng(seed)
     tables = {f"T{t}": _small_table(rng) for t in range(rng.integers(1, 7))}
-    most = [np.max([np.sum([p.bytes for p in c.pieces], axis=0) for c in cs], axis=0) for cs in tables.values()]
+    most = [np.max([np.sum([p.takes for p in c.pieces], axis=0) for c in cs], axis=0) for cs in tables.values()]
     room = np.sum(most, axis=0) / 2 * rng.uniform(0.35, 1.6, size=(2, 3) if rng.random() < 0.5 else (1, 3))
     capacity = np.broadcast_to(np.ceil(room), (2, 3)).astype(int)
     base = rng.uniform(0, 2, 2) if rng.random() < 0.5 else np.full(2, 0.5)
@@ -42,7 +42,7 @@ def _candidate(rng: np.random.Generator, kind: str, tier: str, size: int, cost: 
     skew = rng.uniform(0.5, 1.5) if kind == "row" else 1.0
     ms = [cost * slow / count * (1.15 if count > 1 else 1) * s for s in (skew, 2 - skew)[:count]]
     places = {"row": ((0, 1),), "first": ((0,),), "pairs": ((0, 1), (1, 0))}.get(kind)
-    return Candidate(pieces=tuple(Piece(ms=m, bytes=held) for m in ms), places=places)
+    return Candidate(pieces=tuple(Piece(ms=m, takes=held) for m in ms), places=places)
 
 
 def brute_force(problem: Problem) -> float | None:
@@ -67,7 +67,7 @@ def _ways(candidate: Candidate, ranks: int) -> list[tuple[np.ndarray, np.ndarray
         ms, size = np.zeros(ranks), np.zeros((ranks, 3))
         for piece, rank in zip(candidate.pieces, place, strict=True):
             ms[rank] += piece.ms
-            size[rank] += piece.bytes
+            size[rank] += piece.takes
         ways.append((ms, size))
     return ways
 
@@ -82,7 +82,7 @@ def check(problem: Problem, assignment: Assignment) -> None:
         assert candidate.places is None or ranks in candidate.places
         for piece, rank in zip(candidate.pieces, ranks, strict=True):
             load[rank] += piece.ms
-            used[rank] += piece.bytes
+            used[rank] += piece.takes
     assert (used <= np.array(problem.capacity)).all()
     assert abs(assignment.ms - load.max()) <= 1e-9 * load.max()
     assert (
@@ -108,7 +108,7 @@ def cluster_problem(seed: int, *, tables: int, ranks: int, splits: tuple[int, ..
                 (ranks, (tuple(range(ranks)),)),
             ]:
                 held = tuple(-(-int(size * share) // count) for share in (device, behind, ssd))
-                piece = Piece(ms=cost * slow / count + 0.004 + 0.01 * cost * (places is not None), bytes=held)
+                piece = Piece(ms=cost * slow / count + 0.004 + 0.01 * cost * (places is not None), takes=held)
                 options.append(Candidate(pieces=(piece,) * count, places=places))
         candidates[f"T{t}"] = tuple(options)
     return Problem(candidates=candidates, capacity=((hbm, 4 * hbm, 40 * hbm),) * ranks, base_ms=(0.5,) * ranks)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
+from pipeline.compose import compose
 from pipeline.config import Config, HardwareConfig
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
@@ -13,11 +14,17 @@ from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, Spars
 ROOT = Path(__file__).parents[2]
 CRITEO = [40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10]
 CRITEO += [2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36]
-PRESETS = sorted(path.stem for path in (ROOT / "conf/hardware").glob("*.yaml"))
+# All but the one that stands for the machine at hand.
+PRESETS = sorted(path.stem for path in (ROOT / "conf/hardware").glob("*.yaml") if path.stem != "auto")
 
 
 def preset(name: str) -> HardwareConfig:
-    return HardwareConfig(**OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/hardware/{name}.yaml")))
+    return replace(_composed(name))
+
+
+@lru_cache
+def _composed(name: str) -> HardwareConfig:
+    return compose([f"hardware={name}"]).hardware
 
 
 def cpu(hosts: int, ranks: int, ddr: float = 8.0) -> HardwareConfig:

@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 def piece(ms: float, hbm: int = 0, ddr: int = 0, ssd: int = 0) -> Piece:
-    return Piece(ms=ms, bytes=(hbm, ddr, ssd))
+    return Piece(ms=ms, takes=(hbm, ddr, ssd))
 
 
 def whole(ms: float, hbm: int = 0, ddr: int = 0, ssd: int = 0) -> Candidate:
@@ -128,3 +128,13 @@ def test_a_place_with_one_rank_twice_is_refused() -> None:
     twice = Candidate(pieces=(piece(1.0), piece(1.0)), places=((0, 0),))
     with pytest.raises(ValueError, match="'A', candidate 0: a place names one rank for two pieces"):
         assign(Problem(candidates={"A": (twice,)}, capacity=((1, 1, 1),) * 2, base_ms=(0.0, 0.0)))
+
+
+def test_anything_else_that_has_a_limit_is_taken_up_like_memory() -> None:
+    quick, slow = Piece(ms=1.0, takes=(1, 0, 0, 0.7)), Piece(ms=2.0, takes=(1, 0, 0, 0.2))
+    both = tuple(Candidate(pieces=(each,), places=None) for each in (quick, slow))
+    capacity = ((9, 0, 0, 1.0),) * 2
+    assignment = assign(
+        Problem(candidates=dict.fromkeys("ABC", both), capacity=capacity, base_ms=(0.0, 0.0)), thorough=False
+    )
+    assert assignment is not None and sorted(assignment.chosen.values()) == [0, 0, 1] and assignment.ms == 3.0

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 USERS = ("pipeline", "components", "benchmarks")
 # What a library calls, by names that it gives.
 CALLED_FROM_OUTSIDE = {
-    "emit", "enqueue", "forward", "ignore_aliases", "redirect_request", "reset_parameters", "writable"
+    "emit", "enqueue", "forward", "ignore_aliases", "redirect_request", "reset_parameters", "seekable",
+    "writable"
 }  # fmt: skip
 # What a requirement is imported as where that is not its name.
 IMPORTED_AS = {

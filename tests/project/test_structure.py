@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEAVES = {
-    "errors", "config", "records", "store", "cpus", "units", "specs", "triple", "logs", "native", "compiled",
+    "errors", "config", "records", "store", "cpus", "machine", "units", "specs", "triple", "logs", "native", "compiled",
 }  # fmt: skip
 # Room -> the rooms it may import, leaves apart (the table of the architecture page).
 ALLOWED: dict[str, set[str]] = {
@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "records": set(),
     "store": set(),
     "cpus": set(),
+    "machine": set(),
     "compiled": set(),
     "logs": set(),
     "units": set(),
@@ -54,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
         "compose",
     },
     "stages": {
+        "calibration",
         "launch",
         "ingest",
         "planning",
@@ -156,7 +158,7 @@ def test_nothing_pickles_or_instantiates_by_name() -> None:
 
 
 # What others hand over in the environment by contract: torchrun's ranks, bash's completion line.
-CONTRACTS = ("RANK", "LOCAL_RANK", "COMP_LINE")
+CONTRACTS = ("RANK", "LOCAL_RANK", "COMP_LINE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "CUDA_VISIBLE_DEVICES")
 
 
 def test_no_configuration_through_the_environment() -> None:

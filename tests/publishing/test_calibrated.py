@@ -19,6 +19,7 @@ RUN = [
     "data=csv", "data.name=ads", "data.label.column=click", "+data.dense.price={}", "+data.sparse.site={rows: 20}",
     "+data.sparse.ad={rows: 60}", "+data.tasks.buy={given: click}", "+data.tasks.spend={kind: value}",
     "data.split.test_share=0.5", "model.embedding_dim=4", "model.bottom_mlp=[8]", "model.top_mlp=[8]",
+    "train.threads_per_rank=1",
     "train.global_batch=256", "train.warmup_steps=2", "train.precision=fp32", "train.epochs=2",
     f"stages=[{STAGES}]", f"launch.inline=[{STAGES}]", "gate.max_calibration_error=null", "gate.max_ne=null",
     "gate.min_baseline_gain=null", "gate.max_ne_increase=null", "gate.best_of_last=1", "gate.max_psi=null",

@@ -25,7 +25,7 @@ BARE = {"rows": 1, "clicks": 1, "click_rate": 0.5, "confidence": 0.95, "predicti
 class FirstDense:
     """A model that knows one number and nothing else."""
 
-    description = SimpleNamespace(dense=("I1",), sparse=())
+    description = SimpleNamespace(dense=("I1",), sparse=(), event_columns=())
 
     def score(self, dense, ids):
         return 3 * dense[:, 0]

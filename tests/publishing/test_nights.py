@@ -25,6 +25,7 @@ from tests.publishing import made
 
 STAGES = "ingest,plan,partition,train,evaluate,publish"
 SMALL = [
+    "train.threads_per_rank=1",
     "data=criteo", "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=256",
     "train.warmup_steps=5", "train.precision=fp32", "train.lr=0.01", "train.schedule=linear", "train.decay_ratio=1",
     "data.sparse_defaults.min_count=1",

@@ -17,6 +17,7 @@ from tests.schedule.test_webhook import Hook, serving
 
 SETTINGS = (
     "data.sparse_defaults.min_count=1", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "model.embedding_dim=8",
+    "train.threads_per_rank=1",
     "train.global_batch=256", "train.lr=0.01", "train.sparse_lr=0.2", "train.warmup_steps=5", "train.precision=fp32",
     "train.schedule=linear", "train.decay_ratio=0.3",
     "gate.max_calibration_error=0.25",  # 22 steps on rows in an order that the folder's name decides

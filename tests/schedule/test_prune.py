@@ -347,6 +347,30 @@ def test_rows_kept_for_days_to_come_keep_their_dataset(store: Store) -> None:
     assert first in removed(result), "the day it kept rows for was ingested, the one before it never will be"
 
 
+def test_events_that_the_next_days_look_for_keep_their_datasets(store: Store) -> None:
+    def dataset(day: str, number: int, window: int) -> str:
+        path = f"datasets/shop/{day}/{number:032x}"
+        config = {"data": {"dedupe": {"key": "event", "days": 1}, "label": {"window_days": window}}}
+        with store.draft(path, kind="ingest", key=f"{number:032x}", config=config, inputs={}) as draft:
+            with draft.open("events/part-00000.parquet") as sink:
+                sink.write(b"x")
+            draft.commit({})
+        age(store, path, 100 - number / 100)
+        return path
+
+    old, former, again, newest = (
+        dataset(day, 910 + at, 3) for at, day in enumerate(("2026-01-01", "2026-01-02", "2026-01-02", "2026-01-04"))
+    )
+    bare = "datasets/shop/2026-01-03/0000000000000000000000000000abcd"
+    put(store, bare)  # without events
+    age(store, bare, 100)
+    result = gc(store)
+    assert {old, former, bare} <= removed(result), "one was delivered again"
+    assert kept(result)[again] == kept(result)[newest] == prune.AWAITED
+    last = dataset("2026-01-05", 920, 0)
+    assert again in removed(gc(store)) and kept(gc(store))[last] == prune.AWAITED, "dedupe.days is 1"
+
+
 def test_a_dataset_that_was_replaced_or_is_of_no_day_goes(store: Store) -> None:
     again, plain = f"datasets/d/{FIRST + timedelta(days=4)}/{950:032x}", f"datasets/d/{951:032x}"
     for path in (again, plain):

@@ -48,6 +48,10 @@ BASE = [
     "train.epochs=4", "+model.tables.category={dim: 4}", "+model.sequences.searches={block: sum}",
     "checkpoint.final_quantise=fp32",
 ]  # fmt: skip
+STEADY = [
+    "train.schedule=constant", "train.warmup_steps=5", "checkpoint.final_quantise=fp32", "checkpoint.state=fp32",
+    "model.sequences.searches.block=sasrec", "+model.sequences.history={block: hstu, options: {layers: 2}}",
+]  # fmt: skip
 SPLIT = ["+plan.tables.item.sharding=row_wise", "+plan.tables.category.sharding=table_wise",
          "+plan.tables.history__age.sharding=table_wise"]  # fmt: skip
 
@@ -82,11 +86,15 @@ def runs(tmp_path_factory):
     write_log(folder)
     publish = "stages=[ingest,plan,partition,train,evaluate,publish]"
     commands = [
-        ["run", *BASE, "run=one", publish, "publish.quantise=fp32", "gate.min_baseline_gain=null", "gate.min_rows=100"],
+        ["run", *BASE, "run=one", publish, "publish.quantise=fp32", "gate.min_baseline_gain=null", "gate.min_rows=100",
+         "gate.slices=[history]"],
         ["run", *BASE, "run=two", "hardware.ranks_per_host=2"],
         ["run", *BASE, "run=split", "hardware.ranks_per_host=2", *SPLIT],
         ["run", *BASE, "run=disk", "hardware.ssd_gib=1", "+plan.tables.item.tier=ssd",
          "+plan.tables.item.cache_rows=20"],
+        ["run", *BASE, *STEADY, "run=whole"],
+        ["run", *BASE, *STEADY, "run=cut", "train.max_steps=30"],
+        ["run", *BASE, *STEADY, "run=cut"],
         ["predict", "log.parquet", "--store", "store", "--out", "scores.parquet"],
     ]  # fmt: skip
     for done in nightjar_in_turn(commands, cwd=folder):
@@ -125,6 +133,20 @@ def test_ranks_train_the_same_model(runs, other):
 def test_a_table_on_disk_ends_with_the_same_bits(runs):
     disk = final_rows(runs, "disk")
     assert all(torch.equal(rows, disk[name]) for name, rows in final_rows(runs, "one").items())
+
+
+def test_a_training_that_goes_on_ends_with_the_same_bits(runs):
+    """HSTU and SASRec: cut after 30 steps, and made longer."""
+    assert result(runs, "cut")["train"]["resumed"]["step"] == 30
+    cut = final_rows(runs, "cut")
+    assert all(torch.equal(rows, cut[name]) for name, rows in final_rows(runs, "whole").items())
+
+
+def test_the_gate_judges_by_the_number_of_events(runs):
+    key = result(runs, "one")["stages"]["publish"]["artifact"]
+    record = json.loads((runs / "store" / key / "gate.json").read_text())
+    values = [each["value"] for each in record["slices"] if each["slice"] == "history"]
+    assert set(values) >= {"(no events)", "1 event", "2 to 3 events", "4 to 7 events"}
 
 
 def test_a_published_version_scores_as_the_training_did(runs):

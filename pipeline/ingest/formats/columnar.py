@@ -10,6 +10,7 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileOpener
 from pyarrow import orc
 
 from pipeline.config import DataConfig
@@ -73,7 +74,7 @@ class Parquet(Columnar):
         self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
     ) -> Iterator[pa.RecordBatch]:
         """Row groups, cut."""
-        file = pq.ParquetFile(stream)
+        file = pq.ParquetFile(pa.OSFile(stream.name) if isinstance(stream, LocalFileOpener) else stream)
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
         rows = max(LEAST_ROWS, block_bytes * file.metadata.num_rows // max(1, sum(g.total_byte_size for g in groups)))
         yield from file.iter_batches(batch_size=rows, columns=columns, row_groups=[*range(len(groups))[slice(*part)]])

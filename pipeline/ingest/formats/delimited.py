@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError
@@ -15,6 +16,9 @@ from pipeline.ingest.formats.lines import BOM, Lines
 from pipeline.ingest.quoted import LONGEST, Layout, records
 from pipeline.ingest.sources import Block, TextBlock
 from pipeline.ingest.spec import CRITEO_COLUMNS, require_columns
+from pipeline.ingest.text import text_blocks
+
+COUNTED_BYTES = 1 << 22  # that are looked at together where records are counted
 
 
 class Delimited(FileFormat):
@@ -56,6 +60,19 @@ class Delimited(FileFormat):
             return None
         ends = start + seen.ends + 1
         return next((first + int(end) for end in ends if first + end >= line), None)
+
+    def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
+        """Where the log has quotes: records, which may go over several lines."""
+        if self.quote(data) is None:
+            return super().rows(stream, data, enough)
+        lines = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
+        layout = self.layout(data, lines.readline().removeprefix(BOM) if self.header_lines(data) else None)
+        counted = 0
+        for block, _ in text_blocks(cast(BinaryIO, lines), COUNTED_BYTES, 1, layout):
+            counted += len(records(block, layout).ends)
+            if counted >= enough:
+                break
+        return counted
 
     def first_cut(self, text: bytes, file: LogFile) -> int | None:
         """Where the log has quotes: None if a line behind it opens or closes one, for that may be a record's last."""

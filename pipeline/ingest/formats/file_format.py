@@ -83,7 +83,10 @@ class FileFormat(ABC):
         return 0
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
-        """Rows of a file, whose uncompressed bytes are ``stream``; lines are counted until there are ``enough``."""
+        """Rows of a file, whose uncompressed bytes are ``stream``; lines are counted until there are ``enough``.
+
+        Rows as they were delivered, those included that will not parse.
+        """
         header = self.header_lines(data)
         return max(counted_lines(stream, enough + header) - header, 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -23,20 +24,20 @@ Sources = Callable[[date | None, DataSpec], Sequence[Source]]
 
 @dataclass(frozen=True)
 class BuiltHistories:
-    """The histories of a log's rows, and the numbers of the sources of each group of files: of a day, or (None) all."""
+    """The histories of a log's rows, and the numbers of each source's parts: of a day, or (None) of the whole log."""
 
     histories: Sequence[Histories]
-    parts: Mapping[date | None, range]
+    numbers: Mapping[date | None, list[list[int]]]
 
     def added(self, day: date | None, sources: Sequence[Source]) -> list[Source]:
         """The ``sources`` of ``day``, whose rows have their histories. DataError where there are others by now."""
-        known = self.parts[day if day in self.parts else None]
+        known = self.numbers[day if day in self.numbers else None]
         if len(known) != len(sources):
             raise DataError(
                 f"the logs of {day} changed while they were read: {len(known)} files, then {len(sources)}",
                 hint="run the same command once all of them are delivered",
             )
-        return [HistorySource(source, part, self.histories) for part, source in zip(known, sources, strict=True)]
+        return [HistorySource(source, own, self.histories) for own, source in zip(known, sources, strict=True)]
 
 
 def build_histories(
@@ -46,24 +47,24 @@ def build_histories(
 
     ``sources``: of a day, or of the whole log, as pass 1 reads them.
     """
-    by_day = data.has_file_per_day or data.format == "synthetic"
-    groups: list[date | None] = [*data.days] if by_day and data.days else [None]
-    histories, parts = [], dict[date | None, range]()
+    by_day = (data.has_file_per_day or data.format == "synthetic") and data.days
+    groups: list[date | None] = [*data.days] if by_day else [None]
+    histories, numbers = [], dict[date | None, list[list[int]]]()
     for plan in spec.histories:
-        builder, keeper = Builder(plan), Keeper(draft, plan, compression)
-        wanted, count = narrow(spec, plan), 0
+        builder, keeper = Builder(plan), Keeper(draft, plan, compression, active=bool(data.days))
+        wanted, count = narrow(spec, plan), itertools.count()
         for day in groups:
             own_day = None if day is None else day_number(day)
-            read = sources(day or next(iter(data.days), None), wanted)
-            parts[day] = range(count, count + len(read))
-            for number, events in engine.look(read, ReadEvents(wanted, plan, own_day or 0)):
-                own = of_named_days(events, data, spec, own_day)
-                builder.add(own, count + number)
-                if data.days:
-                    keeper.add(own)
-            count += len(read)
+            parts = [engine.parts(source) for source in sources(day or next(iter(data.days), None), wanted)]
+            numbers[day] = [[next(count) for _ in own] for own in parts]
+            flat = [*zip(itertools.chain(*numbers[day]), itertools.chain(*parts), strict=True)]
+            read = ReadEvents(wanted, plan, own_day or 0)
+            for place, events in engine.look([part for _, part in flat], read):
+                taken = of_named_days(events, data, spec, own_day)
+                builder.add(taken, flat[place][0])
+                keeper.add(taken)
         keeper.flush()
         for events in events_before(draft.store, data, plan):
             builder.add(events)
         histories.append(builder.build())
-    return BuiltHistories(histories, parts)
+    return BuiltHistories(histories, numbers)

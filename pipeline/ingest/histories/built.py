@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
+from pipeline.config.sequences import EVENT_TIME
 from pipeline.ingest.histories.events import event_schema
-from pipeline.ingest.histories.plan import TIME, HistoryPlan
+from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.ingest.histories.windows import histories
 from pipeline.ingest.key_partitions import KeyPartitions
-from pipeline.ingest.sources import Block, RawBlock, Source
+from pipeline.ingest.sources import Block, RawBlock, Source, WrappedSource
 from pipeline.ingest.spill import Spill
 
 _LINE_BITS = 40  # of a place: the number of a line, behind that of its part
@@ -82,17 +83,18 @@ class Histories:
                 yield pl.read_ipc(io.BytesIO(self._spill.block(number)))
 
     def _no_rows(self) -> pl.DataFrame:
-        event = pl.Struct({**dict.fromkeys(self.plan.of, pl.String), TIME: pl.Datetime("us", "UTC")})
+        event = pl.Struct({**dict.fromkeys(self.plan.of, pl.String), EVENT_TIME: pl.Datetime("us", "UTC")})
         return pl.DataFrame(schema={"place": pl.Int64, self.plan.name: pl.List(event)})
 
 
 @dataclass(frozen=True)
 class HistoryBlock:
-    """A block of ``part`` whose rows have their histories, a column each."""
+    """A block of ``part`` whose rows have their histories, a column each; ``before``: as of ``WrappedSource``."""
 
     block: Block
     part: int
     built: Sequence[Histories]
+    before: int = 0
 
     @property
     def file(self) -> str:
@@ -102,18 +104,23 @@ class HistoryBlock:
     def read(self) -> RawBlock:
         """The rows with their histories."""
         raw = self.block.read()
-        return replace(raw, frame=raw.frame.hstack([each.of(self.part, raw.lines) for each in self.built]))
+        lines = raw.lines - self.before
+        return replace(raw, frame=raw.frame.hstack([each.of(self.part, lines) for each in self.built]))
 
 
 @dataclass(frozen=True)
-class HistorySource(Source):
-    """A source of this process whose rows have their histories; ``part``: its number among the log's sources."""
+class HistorySource(WrappedSource):
+    """A source of this process whose rows have their histories; ``numbers``: of its parts, or of all its rows."""
 
-    source: Source
-    part: int
+    numbers: Sequence[int]
     built: Sequence[Histories] = field(repr=False)
+
+    def parts(self) -> list[Source]:
+        """The source's parts, each with its number."""
+        parts = zip(self.source.parts(), self.numbers, strict=True)
+        return [HistorySource(part, [number], self.built) for part, number in parts]
 
     def blocks(self) -> Iterator[Block]:
         """The rows in order."""
         for block in self.source.blocks():
-            yield HistoryBlock(block, self.part, self.built)
+            yield HistoryBlock(block, self.numbers[0], self.built, self.before)

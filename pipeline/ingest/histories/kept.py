@@ -31,16 +31,17 @@ def folder(plan: HistoryPlan) -> str:
 
 
 class Keeper:
-    """Writes the events of this dataset's days that count, for later days."""
+    """Writes the events of the days of a dataset that count, for later days; none ask for those of a whole log."""
 
-    def __init__(self, draft: Draft, plan: HistoryPlan, compression: str) -> None:
-        self.draft, self.plan, self.compression = draft, plan, compression
+    def __init__(self, draft: Draft, plan: HistoryPlan, compression: str, *, active: bool) -> None:
+        self.draft, self.plan, self.compression, self.active = draft, plan, compression, active
         self._waiting: list[pl.DataFrame] = []
         self._parts = 0
 
     def add(self, events: pl.DataFrame) -> None:
         """Take in events of some rows, in their order."""
-        self._waiting.append(events.filter("counts").select(*event_schema(self.plan)))
+        if self.active:
+            self._waiting.append(events.filter("counts").select(*event_schema(self.plan)))
         if sum(frame.height for frame in self._waiting) >= _PART_ROWS:
             self.flush()
 

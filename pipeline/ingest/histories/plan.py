@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 DAY_US = 86_400_000_000  # microseconds, in which times are counted
 MINUTE_US = 60_000_000
-TIME = "time"  # the field of a history's events that tells when they were
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from pipeline.config.sequences import EVENT_TIME
 from pipeline.ingest.histories.events import value_columns
-from pipeline.ingest.histories.plan import DAY_US, MINUTE_US, TIME, HistoryPlan
+from pipeline.ingest.histories.plan import DAY_US, MINUTE_US, HistoryPlan
 from pipeline.ingest.ids import as_lists
 
 _ELEMENTS = 1 << 21  # of lists that are made at a time
@@ -73,7 +74,7 @@ def histories(events: pl.DataFrame, plan: HistoryPlan) -> Iterator[pl.DataFrame]
 
 def _as_fields(events: pl.DataFrame, plan: HistoryPlan) -> pl.Series:
     """The events as structs: what they are of, as text, and their times."""
-    time = pl.from_epoch("time", time_unit="us").dt.replace_time_zone("UTC").alias(TIME)
+    time = pl.from_epoch("time", time_unit="us").dt.replace_time_zone("UTC").alias(EVENT_TIME)
     fields = [pl.col(own).alias(name) for own, name in zip(value_columns(plan), plan.of, strict=True)]
     return events.select(*fields, time).to_struct(plan.name)
 

@@ -8,7 +8,7 @@ from pipeline.models.layers import Jagged
 
 
 class EventSum(nn.Module):
-    """forward(events [n, D], their places, target) -> [B, D] float32."""
+    """forward(events [n, D], their places, target) -> [B, D]."""
 
     def forward(self, events: Tensor, jagged: Jagged, target: Tensor | None) -> Tensor:
-        return jagged.sum(events.float())
+        return jagged.sum(events)

@@ -9,7 +9,7 @@ from pipeline.models.layers.events import SequenceVector
 from pipeline.models.layers.factors import pair_products, with_own_weights
 from pipeline.models.layers.gates import FeatureGate, MaskBlock
 from pipeline.models.layers.interaction import DotInteraction
-from pipeline.models.layers.jagged import Jagged
+from pipeline.models.layers.jagged import Jagged, wide
 from pipeline.models.layers.mlp import (
     HeadedRanker,
     Logit,
@@ -48,5 +48,6 @@ __all__ = [
     "pair_products",
     "side_by_side",
     "top_mlp",
+    "wide",
     "with_own_weights",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.jagged import Jagged
+from pipeline.models.layers.jagged import Jagged, wide
 
 
 class SequenceVector(nn.Module):
@@ -39,13 +39,13 @@ class SequenceVector(nn.Module):
         self, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], samples: int
     ) -> Tensor:
         jagged = Jagged.of(rows, samples)
-        events = self.project(torch.cat([*columns], dim=1)).float()
+        events = wide(self.project(torch.cat([*columns], dim=1)))
         if self.places is not None:
             events = events + self.places[jagged.ages]
         target = None
         if self.targeted:
             zeros = [each.new_zeros(samples, each.shape[1]) for each in columns]
             known = [zero if each is None else each for each, zero in zip(candidates, zeros, strict=True)]
-            target = self.project(torch.cat(known, dim=1)).float()
-        vectors: Tensor = self.block(events, jagged, target).float()
+            target = wide(self.project(torch.cat(known, dim=1)))
+        vectors: Tensor = wide(self.block(events, jagged, target))
         return vectors

@@ -36,17 +36,36 @@ class Jagged:
         return cast(Tensor, _Sum.apply(values, self.rows, self.offsets))
 
     def softmax(self, scores: Tensor) -> Tensor:
-        """[n, 1]: of ``scores`` [n, 1] within every sample."""
-        highest = scores.detach().new_full((self.lengths.shape[0], 1), -torch.inf)
-        highest = highest.scatter_reduce(0, self.rows[:, None], scores.detach(), "amax")
+        """[n, H]: of ``scores`` [n, H] within every sample."""
+        highest = scores.detach().new_full((self.lengths.shape[0], scores.shape[1]), -torch.inf)
+        highest = highest.scatter_reduce(0, self.rows[:, None].expand_as(scores), scores.detach(), "amax")
         powers = (scores - highest[self.rows]).exp()
         return powers / self.of_samples(self.sum(powers))
+
+    def newest(self, values: Tensor) -> Tensor:
+        """[B, D]: the ``values`` [n, D] of each sample's newest event."""
+        return values.index_select(0, self.offsets + self.lengths - 1)
+
+    def followed_by(self, values: Tensor, last: Tensor) -> tuple[Tensor, Jagged]:
+        """The events' ``values`` [n, D] with one more event a sample behind them, ``last`` [B, D], and their places."""
+        samples = torch.arange(self.lengths.shape[0], device=self.rows.device)
+        events = torch.arange(self.rows.shape[0], device=self.rows.device)
+        places = torch.cat([events + self.rows, self.offsets + self.lengths + samples])
+        source = torch.zeros_like(places).scatter(0, places, torch.arange(places.shape[0], device=places.device))
+        rows = torch.cat([self.rows, samples]).index_select(0, source)
+        joined = torch.cat([values, last]).index_select(0, source)
+        return joined, Jagged(rows, self.lengths + 1, self.offsets + samples)
 
     @property
     def ages(self) -> Tensor:
         """How many events of the same sample are newer than each, [n] int64: 0 is the newest."""
         ends = self.offsets + self.lengths
         return ends[self.rows] - 1 - torch.arange(self.rows.shape[0], device=self.rows.device)
+
+
+def wide(values: Tensor) -> Tensor:
+    """``values`` in float32 at least: what layers under autocast give is bf16."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 class _Sum(torch.autograd.Function):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.models.sequences import din, pooled
+from pipeline.models.sequences import din, hstu, pooled, transformer
 from pipeline.specs.sequence_block import SequenceBlock
 
-SPECS: tuple[SequenceBlock, ...] = (din.SPEC, pooled.SPEC)
+SPECS: tuple[SequenceBlock, ...] = (
+    din.SPEC, transformer.SASREC, transformer.BST, hstu.SPEC, pooled.SPEC,
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""Figures of this machine for ``hardware=auto``: kept from an earlier plan, or measured now and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.cpus import available_cpus
+from pipeline.errors import NightjarError
+from pipeline.machine import gpus, kept_figures, processor
+
+log = logging.getLogger(__name__)
+PACKAGES = ("torch", "torchrec")
+# Where a GPU cannot be measured: an H100's (conf/hardware/h100x8.yaml).
+GPU_FIGURES = {
+    "hbm_gb_per_s": 2500.0, "hbm_to_ddr_gb_per_s": 52.8, "intra_host_gb_per_s": 370.0, "intra_host_latency_us": 20.0,
+    "dense_gflop_per_s": 475_000.0, "dense_gb_per_s": 1000.0, "lookup_ns": 0.02, "update_ns": 0.1,
+    "table_overhead_us": 3.0, "step_overhead_ms": 0.5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What is kept: the ``machine`` that was measured, the ``day`` (ISO), the ``seconds`` it took, and the figures."""
+
+    machine: dict[str, Any]
+    day: str
+    seconds: float
+    figures: dict[str, float]
+
+
+def with_figures(config: Config) -> Config:
+    """``config`` with the figures that ``hardware.measured`` names; measured at most once for machine and settings.
+
+    They are rounded to three digits. Nothing is measured where none is named.
+    """
+    names = config.hardware.measured
+    if not names:
+        return config
+    kept = find_kept(config) or _measured(config)
+    figures: dict[str, Any] = {name: kept.figures[name] for name in names if name in kept.figures}
+    return replace(config, hardware=replace(config.hardware, **figures))
+
+
+def find_kept(config: Config) -> Kept | None:
+    """The figures of an earlier measurement on such a machine; None where there is none that can be read."""
+    try:
+        return Kept(**json.loads(kept_figures(_key(config)).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def keep(config: Config, figures: dict[str, float], seconds: float) -> Kept:
+    """Keep ``figures`` for later plans; where the folder cannot be written, they serve this one only."""
+    rounded = {name: float(f"{value:.3g}") for name, value in figures.items()}
+    kept = Kept(machine=identity(config), day=time.strftime("%Y-%m-%d"), seconds=round(seconds, 1), figures=rounded)
+    path = kept_figures(_key(config))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(asdict(kept), indent=1) + "\n")
+        draft.replace(path)
+    except OSError as error:
+        log.info("calibrate  the figures of this machine are not kept: %s", error)
+    return kept
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What the figures depend on: processor or GPU, cores, ranks, threads, precision and versions."""
+    from importlib.metadata import version
+
+    cards = sorted({card.name for card in gpus()}) if config.hardware.device == "cuda" else []
+    return {
+        "processor": processor(), "gpus": cards, "device": config.hardware.device, "cpus": available_cpus(),
+        "ranks": config.machine_ranks, "threads": config.train.threads_per_rank, "precision": config.train.precision,
+        **{name: version(name) for name in PACKAGES},
+    }  # fmt: skip
+
+
+def _key(config: Config) -> str:
+    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _measured(config: Config) -> Kept:
+    from pipeline.calibration.quick import quick_figures
+
+    began = time.perf_counter()
+    try:
+        figures = quick_figures(config)
+    except (NightjarError, RuntimeError, OSError) as error:
+        log.warning("calibrate  this machine's speed cannot be measured, so plans assume usual figures: %s", error)
+        usual = GPU_FIGURES if config.hardware.device == "cuda" else {}
+        return Kept(machine=identity(config), day="", seconds=0.0, figures=usual)
+    kept = keep(config, figures, time.perf_counter() - began)
+    log.info("calibrate  this machine's speed measured once for hardware=auto, in %.1f s", kept.seconds)
+    return kept

@@ -1,0 +1,112 @@
+"""A calibration of a few seconds, for ``hardware=auto``: few shapes, and steps of small models on batches in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.calibration.fit import fit_steps, slower_kernels
+from pipeline.calibration.measure import fit_alone, step_time, whole_tables
+from pipeline.calibration.ranks import run_ranks
+from pipeline.calibration.timing import time_copies, time_kernels, time_links
+from pipeline.calibration.trial import DENSE, Drawn, Trial, draw
+from pipeline.config import Config, HardwareConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.training.data import Batch
+
+# As timing.KERNEL_SHAPES: all overhead, all ids, tables in the cache and beyond it.
+SHAPES = ((4, 1_000, 16, 256), (26, 1_000, 16, 4_096), (8, 100_000, 32, 8_192), (8, 200_000, 64, 2_048))
+LINKS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
+# Dominated by overhead, by activations and by products.
+TRIALS = (
+    Trial(rows=(100,) * 8, zipf=1.1, dim=8, bottom=(64,), top=(64, 32), batch=256),
+    Trial(rows=(1_000, 100_000) * 8, zipf=1.1, dim=16, bottom=(64,), top=(64,), batch=4_096),
+    Trial(rows=(1_000, 10_000) * 4, zipf=1.1, dim=16, bottom=(512, 256), top=(512, 256), batch=2_048),
+    Trial(rows=(1_000, 10_000) * 13, zipf=1.1, dim=16, bottom=(512, 256, 64), top=(512, 256), batch=1_024),
+)
+WARM_UP, STEPS, AHEAD = 2, 5, 3  # batches; the pipeline of several ranks reads ahead of its steps
+
+
+def quick_figures(config: Config) -> dict[str, float]:
+    """Speeds of a rank of ``config`` on this machine, and its process's memory, by their names in the hardware.
+
+    All ranks that share the machine are measured at once. ConfigError where devices are missing, LaunchError where a
+    rank dies.
+    """
+    hardware = replace(config.hardware, hosts=1, ranks_per_host=config.machine_ranks, measured=[])
+    host = replace(config, hardware=hardware)
+    timed = run_ranks(config.machine_ranks, hardware.device, _measure, host)
+    # Few times tell the terms of a CPU apart only roughly: its figures are the usual ones, scaled.
+    usual = HardwareConfig(name="usual") if hardware.device == "cpu" else None
+    figures: dict[str, Any] = fit_alone(timed, hardware.device, usual) | timed[0]["copies"]
+    hardware = replace(hardware, **figures)
+    steps = []
+    for trial, ms in zip(TRIALS, timed[0]["steps"], strict=True):
+        drawn = draw(trial, WARM_UP + STEPS + AHEAD)
+        steps.append(step_time(trial.config(hardware, STEPS, config.train), drawn.schema, drawn.profile, ms))
+    rates, slowdown = fit_steps(steps, usual)
+    return {name: float(value) for name, value in (figures | rates | slower_kernels(figures, slowdown)).items()}
+
+
+def _measure(config: Config) -> dict[str, Any]:
+    """On one rank: kernels, links and steps, as plain data."""
+    import torch.distributed as dist
+
+    from pipeline.embeddings.ssd import pss_bytes
+    from pipeline.training.distributed import connect
+
+    device = connect(config.hardware, config.train.threads_per_rank, one_machine=True)
+    process = pss_bytes()
+    kernels = [dataclasses.asdict(each) for each in time_kernels(device, dist.barrier, SHAPES)]
+    links = [dataclasses.asdict(each) for each in time_links(device, LINKS, STEPS)]
+    copies = {"hbm_to_ddr_gb_per_s": time_copies(device)} if device.type == "cuda" else {}
+    steps = [_step_ms(config, trial, device) for trial in TRIALS]
+    return {"process_bytes": process, "kernels": kernels, "links": links, "copies": copies, "steps": steps}
+
+
+def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
+    """Median ms of a step of ``trial`` on this rank."""
+    from pipeline.training.settings import ModelSettings
+    from pipeline.training.trainer import Trainer
+
+    trained, drawn = trial.config(config.hardware, STEPS, config.train), draw(trial, WARM_UP + STEPS + AHEAD)
+    plan = whole_tables(trained, drawn.schema, drawn.profile)
+    trainer = Trainer(ModelSettings.of(trained), drawn.schema, plan, device, total=STEPS)
+    batches, spent = _batches(drawn, trial.batch, device), []
+    for _ in range(WARM_UP + STEPS):
+        began = time.perf_counter()
+        trainer.step(batches)
+        spent.append(1e3 * (time.perf_counter() - began))
+    trainer.close()
+    return statistics.median(spent[WARM_UP:])
+
+
+def _batches(drawn: Drawn, batch: int, device: torch.device) -> Iterator[Batch]:
+    """This rank's slices of all batches."""
+    import torch
+    import torch.distributed as dist
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from pipeline.training.data import Batch
+
+    count, rng = batch // dist.get_world_size(), np.random.default_rng(dist.get_rank())
+    for at in range(dist.get_rank() * count, drawn.schema.rows["train"], batch):
+        values = np.concatenate([ids[at : at + count] for ids in drawn.ids.values()])
+        yield Batch(
+            torch.from_numpy(rng.normal(size=(count, DENSE)).astype(np.float32)),
+            KeyedJaggedTensor(
+                keys=list(drawn.ids), values=torch.from_numpy(values),
+                lengths=torch.ones(len(values), dtype=torch.int32), stride=count,
+            ),
+            torch.from_numpy((rng.random(count) < 0.25).astype(np.float32)),
+            torch.full((count,), 1 / count),
+        ).to(device)  # fmt: skip

@@ -1,0 +1,109 @@
+"""This machine: the memory and GPUs that a run may use, and what tells its kind from others. No torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pipeline.cpus import cgroup_folders
+
+_ROOT = Path("/")
+_LIMITS = ("memory.max", "memory.limit_in_bytes")  # of cgroups, version 2 and 1
+_SECONDS = 30.0  # that nvidia-smi may take
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: its name and memory in bytes."""
+
+    name: str
+    memory: int
+
+
+def usable_memory(root: Path | None = None) -> int:
+    """Bytes of memory that this process may use: the machine's, or the smallest limit of its cgroups.
+
+    ``root``: the folder of ``proc`` and the cgroups, by default ``/``. Without ``proc``, what the C library says.
+    """
+    root = root or _ROOT
+    return min([_installed(root), *_limits(root)])
+
+
+def _installed(root: Path) -> int:
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
+    except (OSError, StopIteration, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _limits(root: Path) -> Iterator[int]:
+    """Limits of this process's cgroups and their parents; none where there are no cgroups."""
+    try:
+        for folder in cgroup_folders("memory", root):
+            for file in (folder / name for name in _LIMITS):
+                if file.is_file() and (text := file.read_text().strip()) != "max":
+                    yield int(text)
+    except (OSError, ValueError):
+        return
+
+
+@cache
+def processor() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
+
+
+@cache
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that this process may use; none where the installed packages are those for CPUs.
+
+    ``CUDA_VISIBLE_DEVICES`` limits their number, as it does in CUDA.
+    """
+    if not Path("/proc/driver/nvidia").is_dir() or not _built_for_cuda():
+        return ()
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if "," in line]
+    every = tuple(Gpu(name.strip(), int(memory) << 20) for name, memory in rows)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return every if visible is None else every[: len([name for name in visible.split(",") if name.strip()])]
+
+
+def _built_for_cuda() -> bool:
+    try:
+        return bool(version("fbgemm-gpu"))
+    except PackageNotFoundError:
+        return False
+
+
+def pinned_figures() -> Path:
+    """The file of ``conf/hardware`` that ``hardware=auto`` stands for on this machine, where it exists."""
+    return _own_folder(os.environ.get("XDG_CONFIG_HOME"), ".config") / "hardware.yaml"
+
+
+def kept_figures(key: str) -> Path:
+    """Where the figures that were measured for ``key`` are kept: in the user's cache folder."""
+    return _own_folder(os.environ.get("XDG_CACHE_HOME"), ".cache") / "machines" / f"{key}.json"
+
+
+def _own_folder(given: str | None, usual: str) -> Path:
+    """Our folder in the user's; a user without a home, as in containers, has one among temporary files."""
+    try:
+        return (Path(given) if given else Path.home() / usual) / "nightjar"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"nightjar-{os.getuid()}" / usual

@@ -1,0 +1,36 @@
+"""HSTU (Zhai et al., ICML'24, arXiv 2402.17152): pointwise attention with gates, the target as the last event.
+
+Of the paper's bias by place and time, the one by place is here; times come as the events' ages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.models.sequences.heads import check_heads
+from pipeline.specs.sequence_block import BlockInputs, SequenceBlock
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class HstuBlock(SequenceBlock):
+    """``layers`` units of ``heads`` heads."""
+
+    layers: int = 2
+    heads: int = 2
+    name = "hstu"
+    doc = "pointwise attention with gates, the target as the last event."
+    targeted = True
+
+    def build(self, inputs: BlockInputs) -> nn.Module:
+        """See ``SequenceBlock.build``; ConfigError where the heads do not divide the width."""
+        from pipeline.models.blocks.hstu import Hstu
+
+        check_heads(self.name, self.heads, inputs)
+        return Hstu(inputs.dim, self.layers, self.heads, inputs.max_length)
+
+
+SPEC = HstuBlock()

@@ -1,0 +1,151 @@
+"""``hardware=auto``: what it reads from the machine, what it measures once, and what no key depends on."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.calibration import kept, quick
+from pipeline.calibration.kept import find_kept, keep, with_figures
+from pipeline.compose import compose
+from pipeline.compose import hardware as auto
+from pipeline.config import Config
+from pipeline.errors import ConfigError
+from pipeline.machine import Gpu, kept_figures, pinned_figures, usable_memory
+from pipeline.planning.hardware import check_hardware
+from pipeline.stages.steps import steps
+from pipeline.store import Store
+
+GIB = 2**30
+LIMITED = {
+    "proc/meminfo": "MemTotal:       16777216 kB\nMemFree: 1 kB\n",
+    "proc/self/cgroup": "0::/a/b\n",
+    "proc/self/mountinfo": "31 25 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n",
+    "sys/fs/cgroup/a/memory.max": f"{3 * GIB}\n",
+    "sys/fs/cgroup/a/b/memory.max": "max\n",
+}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 15.7 GiB, without a pinned file, whose figures are kept in the folder that is returned."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(auto, "usable_memory", lambda: int(15.7 * GIB))
+    monkeypatch.setattr(auto, "gpus", lambda: ())
+    return tmp_path
+
+
+def composed(*overrides: str) -> Config:
+    return compose(["hardware=auto", "run=r", *overrides])
+
+
+def test_memory_is_read_and_shared_by_the_ranks_and_speeds_are_left_to_the_plan(machine):
+    hardware = composed().hardware
+    assert (hardware.name, hardware.device, hardware.world_size, hardware.ddr_gib) == ("auto", "cpu", 1, 15.5)
+    assert {"ddr_gb_per_s", "dense_gflop_per_s", "process_gib"} <= set(hardware.measured)
+    assert "ddr_gib" not in hardware.measured and hardware.dense_gflop_per_s > 0
+    assert composed("hardware.ranks_per_host=2").hardware.ddr_gib == 7.75
+
+
+def test_it_is_the_default_and_what_is_given_stays(machine):
+    hardware = compose(["run=r", "hardware.ddr_gb_per_s=50", "hardware.ddr_gib=3", "hardware.device=cpu"]).hardware
+    assert (hardware.name, hardware.ddr_gb_per_s, hardware.ddr_gib) == ("auto", 50.0, 3.0)
+    assert "ddr_gb_per_s" not in hardware.measured and "lookup_ns" in hardware.measured
+
+
+def test_every_gpu_is_a_rank(machine, monkeypatch):
+    monkeypatch.setattr(auto, "gpus", lambda: (Gpu("H", 80 * GIB), Gpu("H", 79 * GIB)))
+    hardware = composed().hardware
+    assert (hardware.device, hardware.ranks_per_host, hardware.hbm_gib, hardware.ddr_gib) == ("cuda", 2, 76.0, 7.75)
+    assert "hbm_to_ddr_gb_per_s" in hardware.measured
+
+
+def test_on_a_cluster_it_is_the_laptop(machine):
+    image = "launch.pods.image=r/n@sha256:" + "0" * 64
+    cluster = ["launch=kubernetes", "store=s3://b/s", image]
+    assert composed(*cluster).hardware == compose(["hardware=laptop", "run=r", *cluster]).hardware
+
+
+def test_a_pinned_file_is_what_it_stands_for(machine):
+    pinned_figures().parent.mkdir(parents=True)
+    pinned_figures().write_text("name: box\nddr_gib: 4.0\ndense_gflop_per_s: 77.0\nranks_per_host: 2\n")
+    hardware = composed("hardware.ddr_gib=3").hardware
+    assert (hardware.name, hardware.ranks_per_host, hardware.ddr_gib) == ("box", 2, 3.0)
+    assert hardware.dense_gflop_per_s == 77.0 and hardware.measured == []
+    pinned_figures().write_text("name: box\nspeed: 4.0\n")
+    with pytest.raises(ConfigError, match="hardware.yaml, which hardware=auto stands for, does not fit") as caught:
+        composed()
+    assert "nightjar calibrate --pin" in caught.value.hint
+
+
+def test_figures_are_measured_once_and_no_key_depends_on_them(machine, monkeypatch, caplog):
+    config, times = composed(), []
+
+    def measure(config: Config) -> dict[str, float]:
+        times.append(1)
+        return {"dense_gflop_per_s": 123.456 * len(times), "ddr_gb_per_s": 11.1, "ssd_gb_per_s": 9.0}
+
+    monkeypatch.setattr(quick, "quick_figures", measure)
+    keys = [step.key for step in steps(config, Store(str(machine / "store")))]
+    hardware = with_figures(config).hardware
+    assert (hardware.dense_gflop_per_s, hardware.ddr_gb_per_s) == (123.0, 11.1)
+    assert hardware.ssd_gb_per_s == config.hardware.ssd_gb_per_s  # it was not asked for
+    assert with_figures(config).hardware == hardware and times == [1]
+    assert "speed measured once for hardware=auto" in caplog.text
+    assert [step.key for step in steps(composed(), Store(str(machine / "store")))] == keys
+    given = composed("hardware.dense_gflop_per_s=9")
+    assert [step.key for step in steps(given, Store(str(machine / "store")))] != keys
+    assert with_figures(composed("train.precision=fp32")).hardware.dense_gflop_per_s == 247.0  # another measurement
+
+
+def test_a_folder_that_cannot_be_written_costs_the_next_plan_a_measurement(machine, caplog):
+    (machine / "cache").write_text("")
+    assert keep(composed(), {"lookup_ns": 1.0}, 0.1).figures == {"lookup_ns": 1.0}
+    assert "are not kept" in caplog.text and find_kept(composed()) is None
+
+
+def test_where_nothing_can_be_measured_plans_assume_usual_figures(machine, monkeypatch, caplog):
+    def fail(config: Config) -> dict[str, float]:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(quick, "quick_figures", fail)
+    assert with_figures(composed()).hardware == composed().hardware and find_kept(composed()) is None
+    assert "cannot be measured, so plans assume usual figures: no such device" in caplog.text
+    monkeypatch.setattr(auto, "gpus", lambda: (Gpu("H", 80 * GIB),))
+    check_hardware(with_figures(composed()).hardware)
+
+
+def test_a_user_without_a_home_has_folders_among_temporary_files(monkeypatch):
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a user that the system does not know
+    assert pinned_figures().is_absolute() and kept_figures("k").name == "k.json"
+
+
+def test_kept_figures_that_cannot_be_read_are_measured_again(machine):
+    keep(composed(), {"lookup_ns": 1.0}, 0.1)
+    path = kept_figures(kept._key(composed()))
+    assert find_kept(composed()) is not None
+    path.write_text("{")
+    assert find_kept(composed()) is None
+
+
+def test_usable_memory_is_the_least_of_the_machine_and_its_cgroups(tmp_path):
+    for name, text in LIMITED.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usable_memory(tmp_path) == 3 * GIB
+    (tmp_path / "sys/fs/cgroup/a/memory.max").write_text("max\n")
+    assert usable_memory(tmp_path) == 16 * GIB
+
+
+@pytest.mark.slow
+def test_a_quick_calibration_gives_every_figure_that_a_plan_on_cpus_needs(machine):
+    config = composed("train.threads_per_rank=1")
+    hardware = with_figures(config).hardware
+    record = find_kept(config)
+    assert record is not None and set(record.figures) <= set(config.hardware.measured)
+    needed = ("ddr_gb_per_s", "dense_gflop_per_s", "dense_gb_per_s", "process_gib")
+    assert all(0 < getattr(hardware, name) < 1e6 for name in needed)
+    assert min(hardware.lookup_ns, hardware.update_ns, hardware.table_overhead_us, hardware.step_overhead_ms) >= 0
