@@ -196,9 +196,6 @@ class _Bar(Protocol):
     n: float
     total: float | None
 
-    def refresh(self) -> object:
-        """Show it anew."""
-
     def set_description(self, desc: str, refresh: bool = ...) -> None:
         """The text before the bar."""
 

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 USERS = ("pipeline", "components", "benchmarks")
 # What a library calls, by names that it gives.
 CALLED_FROM_OUTSIDE = {
+    "load_run", "load_version", "metrics", "page", "_repr_html_",  # what notebooks use of pipeline.api
     "emit", "enqueue", "forward", "ignore_aliases", "redirect_request", "reset_parameters", "seekable",
     "writable"
 }  # fmt: skip
