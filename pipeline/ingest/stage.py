@@ -292,7 +292,8 @@ class _Run:
             write_frame(draft, days.late_name(days.day_of(day)), frame.drop(built), settings.compression)
         draft.write_json("schema.json", dataset_schema(self.spec, self.state, written, files, groups).to_json())
         draft.write_json(QUALITY, quality)
-        draft.write_json("profile.json", make_profile(self.spec, self.total, self.state).to_json())
+        profile = make_profile(self.spec, self.total, self.state)
+        draft.write_json("profile.json", profile.to_json())
         late = {days.day_of(day): frame.height for day, frame in sorted(kept.items())}
         for other, count in late.items():
             taken = f": data.day={other} ingests them" if len(self.days) == 1 else f" in {days.late_name(other)}"
@@ -320,6 +321,8 @@ class _Run:
                 **history.age(draft.store, data),
             }),
             **({"snapshot": self.snapshot.version} if self.snapshot is not None else {}),
+            **({"sequences": {name: each.to_json() for name, each in profile.sequences.items()}}
+               if profile.sequences else {}),
             **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
 

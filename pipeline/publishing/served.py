@@ -23,6 +23,7 @@ from pipeline.records import CALIBRATOR, SERVING, CalibratorRecord, Description
 from pipeline.store import Store
 
 SCORE_ROWS = 8192
+SCORE_EVENTS = 16_384  # of a pass: attention among events takes memory for each pair of them
 NEEDED = (SERVING, PROGRAM, CALIBRATOR, "tables")
 
 
@@ -80,8 +81,7 @@ class ServedModel:
         of ``description.tasks`` in order.
         """
         parts, sequences = [], (self.description.sequences or {}).values()
-        for start in range(0, len(dense), SCORE_ROWS):
-            stop = min(start + SCORE_ROWS, len(dense))
+        for start, stop in self._passes(len(dense), ids):
             vectors = [self._pooled(name, ids[name], start, stop) for name in self.description.sparse]
             embeddings = torch.stack(vectors, dim=1) if self.description.even else torch.cat(vectors, dim=1)
             events = [part for columns in sequences for part in self._events(columns, ids, start, stop)]
@@ -90,6 +90,17 @@ class ServedModel:
         none = np.zeros((0, 1 + len(tasks)) if tasks else 0, np.float32)
         logits = np.concatenate(parts) if parts else none
         return logits if self.calibrator is None else calibrated(self.calibrator, tasks, logits, ids)
+
+    def _passes(self, rows: int, ids: Ids) -> Iterator[tuple[int, int]]:
+        """First and last row of each pass: ``SCORE_ROWS`` rows, or as many as have ``SCORE_EVENTS`` events."""
+        lists: list[Any] = [ids[columns[0]] for columns in (self.description.sequences or {}).values()]
+        events = sum((each.offsets.astype(np.int64) for each in lists), np.zeros(rows + 1, np.int64))
+        start = 0
+        while start < rows:
+            most = int(np.searchsorted(events, events[start] + SCORE_EVENTS, side="right")) - 1
+            stop = min(max(most, start + 1), start + SCORE_ROWS, rows) if lists else min(start + SCORE_ROWS, rows)
+            yield start, stop
+            start = stop
 
     def _events(self, columns: Sequence[str], ids: Ids, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """The embeddings of the events of samples [start, stop), and the sample of each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from pipeline.records.dataset import SequenceProfile
 from pipeline.records.record import Record, absent, rest
 
 
@@ -27,6 +28,7 @@ class IngestPart(Record):
     without a click, by ``data.sampling``; ``rows_repeated``: of events that came before. By day, ``rows_relabelled``:
     rows of these logs whose click came later, and ``rows_corrected``: earlier days' rows, trained on once more.
     ``labels_until``: the last day whose clicks are in; ``labels_final``: the day after which none is waited for.
+    ``sequences``: the lengths of the train rows' sequences.
     """
 
     rows: int | None = absent()
@@ -52,6 +54,7 @@ class IngestPart(Record):
     rows_replaced: dict[str, int] | None = absent()
     split_by_place: tuple[str, ...] | None = absent()
     snapshot: str | None = absent()
+    sequences: dict[str, SequenceProfile] | None = absent()
 
     @property
     def labels_young(self) -> bool:

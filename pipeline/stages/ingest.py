@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
-from pipeline.records import IngestPart, Result, dataset_path
+from pipeline.records import IngestPart, Result, SequenceProfile, dataset_path
 from pipeline.records.step import Step
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.stage import Stage, StageIO, use
@@ -137,6 +137,7 @@ class Ingest(Stage):
             if part.rows_left_out
             else "",
             f"{units.count(part.rows_repeated)} repeated rows dropped" if part.rows_repeated else "",
+            *(_sequence(name, each) for name, each in (part.sequences or {}).items()),
             f"labels corrected by later clicks: {corrected}" if corrected else "",
             f"labels are final with the clicks of {part.labels_final}" if part.labels_young else "",
             f"replaces {short_path(part.replaces, 16)}" if part.replaces else "",
@@ -149,6 +150,12 @@ class Ingest(Stage):
         """Bytes read, and the rate."""
         part = result.ingest or IngestPart()
         return [("Raw bytes read", units.size(part.bytes_in)), ("Ingestion, rows/s", units.count(part.rows_per_s))]
+
+
+def _sequence(name: str, profile: SequenceProfile) -> str:
+    left = f", {units.count(profile.left_out)} left out that are not before their row" if profile.left_out else ""
+    lengths = f"mean {profile.mean:.1f}, 99th percentile {profile.p99}, longest {profile.longest}"
+    return f"events of {name}: {lengths}; {profile.empty_share:.1%} of the train rows have none{left}"
 
 
 SPEC = Ingest()

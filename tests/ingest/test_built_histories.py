@@ -12,7 +12,9 @@ from pipeline.config import ChecksConfig, DedupeConfig, DriftLimits, LabelConfig
 from pipeline.config.checks import check
 from pipeline.config.sequences import EventColumn, HistoryConfig, SequenceConfig
 from pipeline.errors import ConfigError
+from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.stage import raw_fingerprint
+from pipeline.serving import predict
 
 from .conftest import csv_config
 from .test_days import Nights
@@ -225,3 +227,27 @@ def test_events_kept_of_other_columns_are_left_out(tmp_path):
     kept = [name for name in made.artifact.files if name.startswith("histories/seen/")]
     events = pl.read_parquet(made.bytes(kept[0]))
     assert events.height == sum(row[0] == DAYS[1] and bool(row[2]) for row in draw(4))
+
+
+def test_records_bring_the_histories_that_a_log_tells(run_ingest, tmp_path):
+    rows = draw(6)
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join([HEADER, *map(line_of, rows)]) + "\n")
+    config = config_of(log, None, 4, 5)
+    dataset = run_ingest(config)
+    transform, wanted = RecordTransform.read(dataset.store, dataset.artifact.path), brute_force(rows, 4, 5)
+    longest = max(rows, key=lambda row: len(wanted[row[1]]))
+    at = {row[1]: row[5].timestamp() for row in rows}
+    before = [row for row in rows if row[2] == longest[2] and longest[5] - timedelta(days=5) <= row[5] < longest[5]]
+    events = [{"item": row[3], "kind": row[3].upper(), "time": at[row[1]]}
+              for row in sorted(before, key=lambda row: (row[5], row[3]))]  # fmt: skip
+    record = {"row": longest[1], "item": longest[3], "time": at[longest[1]], "seen": events}
+    made = transform([record])
+    names = {row: name for name, row in dataset.vocab("row").select("id", "row").iter_rows()}
+    (own,) = (row for row in dataset.all_rows.iter_rows(named=True) if names[row["row"]] == longest[1])
+    assert len(own["seen__item"]) > 1
+    assert {name: own[name] for name in made.columns if name in own} == {
+        name: value for name, value in made.row(0, named=True).items() if name in own
+    }
+    columns = predict._spec(config.data, labelled=False).columns
+    assert "seen" in columns and "time" in columns and not {"user", "kind"} & set(columns)

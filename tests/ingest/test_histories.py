@@ -65,7 +65,7 @@ def test_histories_are_what_brute_force_says(rows, days, most, lag, small):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_partitions, "_WAITING_ROWS", small)
         patch.setattr(windows, "_ELEMENTS", small)
-        patch.setattr(built, "_WAITING_ROWS", small)
+        patch.setattr(built, "_WAITING_EVENTS", small)
         patch.setattr(built, "_PIECE_BITS", 1)
         builder, lines = Builder(plan), {}
         for part in (None, 0, 1):

@@ -143,6 +143,15 @@ def test_single_records_become_the_same_rows(run_ingest, tmp_path):
     assert sorted(inputs.select(columns).rows()) == sorted(dataset.all_rows.select(columns).rows())
 
 
+def test_a_record_with_a_leak_is_refused_alone(run_ingest, tmp_path):
+    rows = rows_of()
+    dataset = run_ingest(config_of(written(tmp_path, rows)))
+    late = {**rows[30], "history": [{**rows[30]["history"][0], "at": rows[30]["time"] + 1}]}
+    done = RecordTransform.read(dataset.store, dataset.artifact.path).each([rows[30], late, {**rows[31], "history": 7}])
+    assert done.records.tolist() == [0] and "at or after the row's own time" in done.rejected[1]
+    assert "history holds" in done.rejected[2] or "history" in done.rejected[2]
+
+
 def test_the_dataset_does_not_depend_on_the_size_of_blocks(run_ingest, tmp_path, monkeypatch):
     config = config_of(written(tmp_path, rows_of(300), "jsonl"), "jsonl")
     config = dataclasses.replace(config, ingest=dataclasses.replace(config.ingest, block_mib=1))

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.records import PHASES
@@ -73,30 +75,43 @@ def test_measured_phases_and_memory_are_in_result_and_report(store: Path, run: s
     assert f"{train['phases']['dense']['measured_ms']:.3f} ms" in page
 
 
-@pytest.mark.parametrize("ranks", [2, 1])
-def test_a_launcher_killed_while_training_goes_on_from_its_checkpoint(store: Path, tmp_path: Path, ranks: int) -> None:
-    """With as many ranks, or with other hardware: then the plan is another one, the training the same."""
-    settings = [
-        *SMALL, "train.epochs=6", "checkpoint.every_steps=4", "stages=[ingest,plan,partition,train]",
-        f"run=killed{ranks}", f"store={store}",
-    ]  # fmt: skip
+KILLED = [
+    *SMALL, "train.epochs=6", "checkpoint.every_steps=4", "stages=[ingest,plan,partition,train]", "run=killed",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def killed(store: Path, tmp_path_factory) -> Path:
+    """A copy of the store with a training on two ranks whose launcher was killed after a checkpoint."""
+    place, temporary = tmp_path_factory.mktemp("killed") / "store", tmp_path_factory.mktemp("temporary")
+    shutil.copytree(store, place)
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", "run", TWO, *settings], cwd=ROOT, stdout=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        [sys.executable, "-m", "pipeline.cli", "run", TWO, *KILLED, f"store={place}"], cwd=ROOT,
+        stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(temporary)},
     )  # fmt: skip
-    directory, limit = store / "runs" / f"killed{ranks}" / "checkpoints", time.monotonic() + 120
+    directory, limit = place / "runs" / "killed" / "checkpoints", time.monotonic() + 120
     while not list(directory.glob("*/*/manifest.json")) and time.monotonic() < limit:
         assert launcher.poll() is None
         time.sleep(0.02)
+    children = psutil.Process(launcher.pid).children(recursive=True)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    assert not (store / "runs" / f"killed{ranks}" / "result.json").exists()
-    done = nightjar("run", *([TWO] if ranks == 2 else []), *settings)
+    psutil.wait_procs(children, timeout=60)  # what is copied from now on does not change
+    return place
+
+
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_a_launcher_killed_while_training_goes_on_from_its_checkpoint(killed: Path, tmp_path: Path, ranks: int) -> None:
+    """With as many ranks, or with other hardware: then the plan is another one, the training the same."""
+    store = tmp_path / "store"
+    shutil.copytree(killed, store)
+    assert not (store / "runs" / "killed" / "result.json").exists()
+    done = nightjar("run", *([TWO] if ranks == 2 else []), *KILLED, f"store={store}")
     assert done.returncode == 0, done.stderr
     assert "plan       skipped" in done.stdout
     first, total = map(int, re.findall(r"^step +(\d+)/(\d+)", done.stdout, re.MULTILINE)[0])
     assert 4 < first < total
-    figures = result(store, f"killed{ranks}")["train"]
+    figures = result(store, "killed")["train"]
     assert (figures["steps"], figures["world_size"]) == (total, ranks)
     assert 4 <= figures["resumed"]["step"] < first
     assert f"in all, resumed after step {figures['resumed']['step']}" in done.stdout

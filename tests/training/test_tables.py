@@ -16,7 +16,7 @@ from pipeline.checkpoint.rows import ChainReader
 from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.tables import TableSpec
 from pipeline.store import Store
-from tests.commands import ROOT, nightjar_in_turn
+from tests.commands import ROOT, nightjar, nightjar_in_turn
 
 pytestmark = pytest.mark.slow
 ITEMS, USERS, ROWS, SEED = 120, 40, 6000, 2026
@@ -51,6 +51,7 @@ RULES = [
     "checkpoint.state=fp32", "checkpoint.final_quantise=fp32", "train.epochs=12",
 ]  # fmt: skip
 PUBLISH = "stages=[ingest,plan,partition,train,evaluate,publish]"
+INLINE = "launch.inline=[ingest,plan,partition,train,evaluate,publish]"  # one rank needs no process of its own
 
 
 def write_log(folder, rows=ROWS, seed=0):
@@ -79,14 +80,14 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
     write_log(folder)
     commands = [
-        ["run", *BASE, *MIXED, "run=one", PUBLISH, "publish.quantise=fp32"],
+        ["run", *BASE, *MIXED, INLINE, "run=one", PUBLISH, "publish.quantise=fp32"],
         ["run", *BASE, *MIXED, "run=two", "hardware.ranks_per_host=2"],
-        ["run", *BASE, *MIXED, "run=disk", "hardware.ssd_gib=1", "+plan.tables.item.tier=ssd",
+        ["run", *BASE, *MIXED, INLINE, "run=disk", "hardware.ssd_gib=1", "+plan.tables.item.tier=ssd",
          "+plan.tables.item.cache_rows=20"],
         ["run", *BASE, *MIXED, "run=towers", "hardware.hosts=2", "partition=dmt", "partition.strategy=strided"],
     ]  # fmt: skip
     commands += [
-        ["run", *BASE, *RULES, "run=whole"],
+        ["run", *BASE, *RULES, INLINE, "run=whole"],
         ["run", *BASE, *RULES, "run=two_rules", "hardware.ranks_per_host=2"],
     ]
     for done in nightjar_in_turn(commands, cwd=folder):
@@ -172,7 +173,7 @@ def test_a_killed_training_ends_with_the_same_bits(runs):
         time.sleep(0.02)
     started.send_signal(signal.SIGKILL)
     started.wait()
-    again = subprocess.run(command, cwd=runs, env=environment, capture_output=True, text=True, timeout=300)
+    again = nightjar("run", *BASE, *RULES, INLINE, "run=killed", cwd=runs)
     assert again.returncode == 0, again.stderr
     assert result(runs, "killed")["train"]["resumed"]["step"] >= 10
     whole, killed = final_rows(runs, "whole"), final_rows(runs, "killed")

@@ -19,7 +19,7 @@ from pipeline.ingest.spill import Spill
 
 _LINE_BITS = 40  # of a place: the number of a line, behind that of its part
 _PIECE_BITS = 16  # of a place: rows that are kept together
-_WAITING_ROWS = 1 << 18
+_WAITING_EVENTS = 1 << 22  # of lists in memory before they are written
 NO_PLACE = -1
 
 
@@ -53,18 +53,20 @@ class Histories:
         self._spill = Spill()
         self._pieces: dict[int, list[int]] = {}
         self._waiting: list[pl.DataFrame] = []
+        self._events = 0  # that wait
 
     def add(self, rows: pl.DataFrame) -> None:
         """Take in rows: ``place`` and history."""
         self._waiting.append(rows)
-        if sum(frame.height for frame in self._waiting) >= _WAITING_ROWS:
+        self._events += int(rows[self.plan.name].list.len().sum())
+        if self._events >= _WAITING_EVENTS:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits."""
         if not self._waiting:
             return
-        rows, self._waiting = pl.concat(self._waiting).sort("place"), []
+        rows, self._waiting, self._events = pl.concat(self._waiting).sort("place"), [], 0
         places = rows["place"].to_numpy() >> _PIECE_BITS
         pieces, starts = np.unique(places, return_index=True)
         for piece, start, stop in zip(pieces.tolist(), starts, [*starts[1:], rows.height], strict=True):

@@ -41,7 +41,7 @@ class SequenceVector(nn.Module):
         jagged = Jagged.of(rows, samples)
         events = wide(self.project(torch.cat([*columns], dim=1)))
         if self.places is not None:
-            events = events + self.places[jagged.ages]
+            events = events + self.places.index_select(0, jagged.ages)
         target = None
         if self.targeted:
             zeros = [each.new_zeros(samples, each.shape[1]) for each in columns]

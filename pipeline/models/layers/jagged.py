@@ -39,7 +39,7 @@ class Jagged:
         """[n, H]: of ``scores`` [n, H] within every sample."""
         highest = scores.detach().new_full((self.lengths.shape[0], scores.shape[1]), -torch.inf)
         highest = highest.scatter_reduce(0, self.rows[:, None].expand_as(scores), scores.detach(), "amax")
-        powers = (scores - highest[self.rows]).exp()
+        powers = (scores - highest.index_select(0, self.rows)).exp()
         return powers / self.of_samples(self.sum(powers))
 
     def newest(self, values: Tensor) -> Tensor:

@@ -21,6 +21,9 @@ _STEPS = 4  # lengths between two powers of two, from the fourth on
 class Weights(Protocol):
     """What scores of keys become as weights of their values."""
 
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
+        """[b, H, L, d]: the ``value``s [b, H, L, d] up to each place, weighed; ``lengths`` [b, 1, 1, 1] of samples."""
+
     def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
         """Weights of ``scores`` [..., keys], 0 where not ``known``; ``distance``: events from key to query.
 
@@ -38,18 +41,18 @@ def causal(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: W
     """
     if torch.compiler.is_exporting():  # groups depend on lengths, which a program does not know
         return _windows(query, key, value, jagged, weights, longest)
-    result = torch.zeros_like(value)
+    parts, places = list[Tensor](), list[Tensor]()
     for samples, most in groups_of(jagged.lengths):
         grid = jagged.offsets[samples, None] + torch.arange(most, device=samples.device)
         real = torch.arange(most, device=samples.device) < jagged.lengths[samples, None]
         grid = torch.where(real, grid, jagged.offsets[samples, None])  # any event: no weight reaches it
-        q, k, v = (each[grid].transpose(1, 2) for each in (query, key, value))  # [b, H, L, d]
-        steps = torch.arange(most, device=samples.device)
-        distance = steps[:, None] - steps
-        known = real[:, None, None, :] & (distance >= 0)
-        shares = weights.among(q @ k.mT, distance.clamp(min=0), known, jagged.lengths[samples, None, None, None])
-        result = result.index_copy(0, grid[real], (shares.to(v.dtype) @ v).transpose(1, 2)[real])
-    return result
+        q, k, v = (_taken(each, grid).transpose(1, 2) for each in (query, key, value))  # [b, H, L, d]
+        # What fills a sample up is behind its events, so that none of them sees it.
+        seen = weights.attend(q, k, v, jagged.lengths[samples, None, None, None]).transpose(1, 2)
+        parts.append(_taken(seen.flatten(0, 1), real.flatten().nonzero()[:, 0]))
+        places.append(grid[real])
+    order = torch.argsort(torch.cat(places))
+    return torch.cat(parts).index_select(0, order)
 
 
 def newest(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights) -> Tensor:
@@ -75,6 +78,11 @@ def _powers(exponents: Tensor) -> Tensor:
     return torch.bitwise_left_shift(torch.ones_like(exponents), exponents)
 
 
+def _taken(values: Tensor, places: Tensor) -> Tensor:
+    """``values[places]``, whose backward pass does not sort the places."""
+    return values.index_select(0, places.flatten()).unflatten(0, places.shape)
+
+
 def _windows(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights, longest: int) -> Tensor:
     """As ``causal``, over the ``longest`` events up to each: every event has as many keys."""
     place = torch.arange(key.shape[0], device=key.device)
@@ -93,6 +101,10 @@ class SoftmaxWeights(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.scale = width**-0.5
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
+        """See ``Weights``."""
+        return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.scale)
 
     def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
@@ -113,12 +125,18 @@ class SiluWeights(nn.Module):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(heads, longest))
 
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
+        """See ``Weights``."""
+        steps = torch.arange(query.shape[2], device=query.device)
+        distance = steps[:, None] - steps
+        return self.among(query @ key.mT, distance.clamp(min=0), distance >= 0, lengths) @ value
+
     def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
-        weights = nn.functional.silu(wide(scores) + self.bias[:, distance])
+        weights = nn.functional.silu(wide(scores) + _taken(self.bias.t(), distance).movedim(-1, 0))
         return weights.masked_fill(~known, 0.0) / lengths
 
     def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
         """See ``Weights``."""
-        weights = nn.functional.silu(wide(scores) + self.bias.t()[jagged.ages])
+        weights = nn.functional.silu(wide(scores) + _taken(self.bias.t(), jagged.ages))
         return weights / jagged.lengths[jagged.rows][:, None]

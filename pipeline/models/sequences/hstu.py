@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class HstuBlock(SequenceBlock):
     """``layers`` units of ``heads`` heads."""
 
-    layers: int = 2
+    layers: int = 1
     heads: int = 2
     name = "hstu"
     doc = "pointwise attention with gates, the target as the last event."
