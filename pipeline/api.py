@@ -1,0 +1,241 @@
+"""Nightjar from Python, for notebooks: start a run and watch it, look at what runs gave, score frames with a version.
+
+    from pipeline.api import run, runs, load_version
+
+A run is the very command ``nightjar run`` in a process of its own, so a notebook's kernel holds no training.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipeline.errors import EXIT_CODES, ArtifactError, NightjarError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from pipeline.records import GateRecord, Result
+
+__all__ = ["Run", "Version", "load_run", "load_version", "run", "runs"]
+
+STORE = "./store"
+_STEP = re.compile(r"\bstep +(\d+)/(\d+)\b.*?\bNE (\S+)")
+_STAGE = re.compile(r"^(\w+) {2,}\S")
+_RUN = re.compile(r"^run ([^:\s]+): .*\(store (.*)\)$")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run in a store, by ``name``. In a notebook it shows its report."""
+
+    name: str
+    store: str = STORE
+
+    @property
+    def result(self) -> Result:
+        """``result.json``: status, figures, artifacts of the stages; ArtifactError where there is none."""
+        from pipeline.records import Result, read
+
+        return read(Result, _store(self.store), f"runs/{self.name}/{Result.FILE}")
+
+    @property
+    def metrics(self) -> pl.DataFrame:
+        """What training recorded, a row for each interval: step, samples, loss, ne_window, samples_per_s, lr, ..."""
+        import polars as pl
+
+        from pipeline.report.records import read_records
+
+        return pl.DataFrame(read_records(_store(self.store), self.name), infer_schema_length=None)
+
+    @property
+    def gate(self) -> GateRecord | None:
+        """What the gate measured and decided; None where the run did not publish."""
+        from pipeline.records import GateRecord, read
+
+        path = self.result.artifact("publish")
+        return None if path is None else read(GateRecord, _store(self.store), f"{path}/{GateRecord.FILE}")
+
+    @property
+    def page(self) -> str | None:
+        """The run's report as one HTML page without scripts; None where there is none."""
+        store, path = _store(self.store), f"runs/{self.name}/report.html"
+        if not store.exists(path):
+            return None
+        with store.open(path) as source:
+            text: str = source.read().decode()
+        return text
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the report, in a frame of its own so that its style stays in it."""
+        page = self.page
+        frame = '<iframe srcdoc="{}" width="100%" height="640" style="border: 0"></iframe>'
+        return None if page is None else frame.format(html.escape(page, quote=True))
+
+
+@dataclass(frozen=True)
+class Version:
+    """A published version of ``model`` that scores frames."""
+
+    model: str
+    version: str
+    store: str = STORE
+    cache_mib: float = 1024.0
+
+    def score(self, frame: pl.DataFrame, *, labelled: bool = False) -> pl.DataFrame:
+        """Predictions for raw rows: ``probability``, and a column for each further task; as many rows as ``frame``.
+
+        ``frame`` has the raw columns that the version was trained on; with ``labelled`` that of the label too. Rows
+        that do not parse have nulls, and a warning says why. Memory for table rows: ``cache_mib``. Raises DataError
+        where a column is missing, ArtifactError for a damaged version.
+        """
+        import polars as pl
+
+        from pipeline.serving.predict import score_file
+
+        blocks: list[pl.DataFrame] = []
+        with tempfile.TemporaryDirectory(prefix="nightjar-frame-") as folder:
+            path = str(Path(folder, "frame.parquet"))
+            frame.write_parquet(path)
+            done = score_file(
+                _store(self.store), self.model, self.version, path, blocks.append, cache_mib=self.cache_mib,
+                labelled=labelled,
+            )  # fmt: skip
+        if done["rows_rejected"]:
+            first = re.sub(r"^\S*frame\.parquet line", "row", done["rejected"][0])
+            warnings.warn(f"{done['rows_rejected']:,} rows do not parse, the first: {first}", stacklevel=2)
+        places = pl.DataFrame({"line": range(1, frame.height + 1)}, schema={"line": pl.Int64})
+        scores = pl.concat(blocks).with_columns(pl.col("line").cast(pl.Int64)).drop("file")
+        return places.join(scores, on="line", how="left", maintain_order="left").drop("line")
+
+
+def run(*overrides: str, store: str | None = None, progress: bool = True) -> Run:
+    """Run with Hydra ``overrides``, as ``nightjar run`` takes them, and wait for its end.
+
+    ``store``: where it writes, as the setting of this name. ``progress``: show a bar of training steps. Raises the
+    error that the command would exit with. An interrupted kernel interrupts the run; the same call continues it.
+
+        run("experiment=demo", "train.lr=0.01", store="./store")
+    """
+    given = [*overrides, *([f"store={store}"] if store is not None else [])]
+    command = [sys.executable, "-m", "pipeline.cli", "run", *given]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(  # its own session: a kernel's interrupt reaches it once, from here
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, bufsize=1,
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            watched = _watch(process.stdout, progress)
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
+        finally:
+            process.stdout.close()
+        errors.seek(0)
+        if code:
+            raise _error(code, errors.read())
+    return watched
+
+
+def runs(store: str = STORE) -> pl.DataFrame:
+    """The runs of ``store``, a row each: run, status, dataset, ne, auc, seconds, verdict, version, ..."""
+    import polars as pl
+
+    from pipeline.stages.compare import run_line, run_names
+
+    place = _store(store)
+    rows = [run_line(place, name).to_json() for name in run_names(place)]
+    flat = [{name: value for name, value in row.items() if not isinstance(value, dict)} for row in rows]
+    return pl.DataFrame(flat, infer_schema_length=None)
+
+
+def load_run(name: str, store: str = STORE) -> Run:
+    """The run ``name`` of ``store``; ArtifactError, with the runs there are, where it has none of this name."""
+    from pipeline.stages.compare import run_line
+
+    run_line(_store(store), name)
+    return Run(name, store)
+
+
+def load_version(
+    model: str | None = None, version: str | None = None, *, store: str = STORE, cache_mib: float = 1024.0
+) -> Version:
+    """A published version: by default the one that serves, of the store's only model.
+
+    ArtifactError where there is no such version, or where the store has several models and ``model`` is None.
+    """
+    from pipeline.publishing import promotion, versions
+
+    place = _store(store)
+    known = versions.models(place)
+    if model not in known and not (model is None and len(known) == 1):
+        said = f"models: {', '.join(known)}" if known else "it has no published model"
+        raise ArtifactError(f"no model {model!r} in store {place.url}; {said}" if model else
+                            f"store {place.url} has no model to take by itself; {said}",
+                            hint="load_version('<model>', store='<its store>')")  # fmt: skip
+    name = model or known[0]
+    chosen = version or promotion.read_current(place, name).version
+    if chosen is None:
+        raise ArtifactError(f"model {name!r} has no serving version", hint="nightjar models ls")
+    versions.find_version(place, name, chosen)
+    return Version(name, chosen, store, cache_mib)
+
+
+class _Bar(Protocol):
+    n: float
+    total: float | None
+
+    def set_description(self, desc: str, refresh: bool = ...) -> None:
+        """The text before the bar."""
+
+    def set_postfix_str(self, s: str, refresh: bool = ...) -> None:
+        """The text behind the bar."""
+
+    def close(self) -> None:
+        """Leave it as it is."""
+
+
+def _watch(lines: Iterable[str], shown: bool) -> Run:
+    """Follow the output of a run to its end on a bar; the run, by the line that begins it."""
+    from tqdm.auto import tqdm
+
+    bar: _Bar = tqdm(disable=not shown, unit="step")
+    name, store = "", STORE
+    try:
+        for line in lines:
+            if begun := _RUN.match(line.rstrip("\n")):
+                name, store = begun.groups()
+            elif step := _STEP.search(line):
+                bar.n, bar.total = int(step[1]), int(step[2])
+                bar.set_postfix_str(f"NE {step[3]}", refresh=True)
+            elif stage := _STAGE.match(line):
+                bar.set_description(stage[1])
+    finally:
+        bar.close()
+    return Run(name, store)
+
+
+def _error(code: int, text: str) -> NightjarError:
+    """The error of a run that ended with ``code`` and wrote ``text`` to its error stream."""
+    said = text[text.rindex("nightjar: ") + len("nightjar: ") :] if "nightjar: " in text else text[-4000:]
+    message, _, hint = said.strip().partition("\n  hint: ")
+    kinds = (kind for kind in NightjarError.__subclasses__() if kind.exit_code == code)
+    fallback = f"the run ended with exit code {code}: {EXIT_CODES.get(code, 'a signal')}"
+    return next(kinds, NightjarError)(message or fallback, hint=hint)
+
+
+def _store(url: str) -> Any:
+    from pipeline.store import Store
+
+    return Store(url)
