@@ -85,15 +85,15 @@ def _sequence(
     sequence: SequenceSpec, features: Mapping[str, SparseSpec], raw: pl.DataFrame, texts: Mapping[str, pl.Series],
     times: pl.Series | None, spec: DataSpec, rejected: Rejected,
 ) -> list[pl.Series]:  # fmt: skip
-    sources = dict(sequence.columns)
+    sources = dict(zip(sequence.features, sequence.sources, strict=True))
     lists = {name: _lists(raw, texts, source, spec) for name, source in sources.items()}
     lengths = _lengths(lists, sources, sequence, rejected)
     row = np.repeat(np.arange(raw.height), lengths)
-    flat = {name: _flat(each, lengths) for name, each in lists.items()}
+    flat = {name: _flat(lists[name], lengths) for name in sequence.columns}
     keep = _newest(lengths, sequence.max_length)
     made: list[pl.Series] = []
     if sequence.time is not None and times is not None:
-        came = _seconds(_flat(_lists(raw, texts, sequence.time, spec), lengths), spec)
+        came = _seconds(_flat(lists[sequence.age], lengths), spec)
         ages = times.gather(row) - came
         late = _check_times(sequence, came, ages, row, raw.height, rejected)
         if sequence.drop_leaks:

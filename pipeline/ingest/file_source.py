@@ -121,9 +121,15 @@ def block_bytes(block_mib: int, spec: DataSpec) -> int:
     return max(block_mib * BLOCK_UNIT // max(len(spec.columns) // WIDE, 1), 1)
 
 
-def file_sources(data: DataConfig, spec: DataSpec, files: Files, block_mib: int) -> list[FileSource]:
-    """Every file of a log, in order, to be read in blocks of ``block_mib``."""
-    size = block_bytes(block_mib, spec)
+def file_sources(
+    data: DataConfig, spec: DataSpec, files: Files, block_mib: int, whole: DataSpec | None = None
+) -> list[FileSource]:
+    """Every file of a log, in order, to be read in blocks of ``block_mib``.
+
+    ``whole``: the schema of which ``spec`` reads some columns. Files are cut by it, so that all passes have the same
+    parts, by whose number and line a row is known.
+    """
+    size = block_bytes(block_mib, whole or spec)
     named = zip(files.paths, files.labels, files.places, strict=True)
     return [
         FileSource(

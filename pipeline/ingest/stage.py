@@ -249,14 +249,14 @@ class _Run:
         return sources, size
 
     def _delivered(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
-        """What was delivered for ``day``, or everything there is, and its bytes."""
+        """What was delivered for ``day``, or everything there is, and its bytes; cut as for the whole schema."""
         if self.data.format == "synthetic":
             return [synthetic.source_of(self.data, self.seed, day, self.settings.block_mib)], 0
         if self.snapshot is not None:
-            size = block_bytes(self.settings.block_mib, spec)
+            size = block_bytes(self.settings.block_mib, self.spec)
             return [*self.snapshot.sources(day, spec, size)], self.snapshot.delivery(day).bytes
         files = find_files(days.path_of(self.data, day))
-        return [*file_sources(self.data, spec, files, self.settings.block_mib)], files.bytes
+        return [*file_sources(self.data, spec, files, self.settings.block_mib, self.spec)], files.bytes
 
     def _second_pass(self, fit: Fit, number: int | None, meter: _Meter) -> None:
         """Write the rows to the Parquet files of their splits."""

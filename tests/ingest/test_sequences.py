@@ -97,6 +97,20 @@ def test_a_row_whose_lists_differ_in_length_goes_to_quarantine(run_ingest, tmp_p
     assert len(dataset.all_rows) == 59
 
 
+@pytest.mark.parametrize("times", [1, 7, 0])
+def test_times_of_another_length_than_the_events_send_their_row_alone_to_quarantine(run_ingest, tmp_path, times):
+    rows = [{**row, "items": [e["item"] for e in row["history"]], "times": [e["at"] for e in row["history"]]}
+            for row in rows_of()]  # fmt: skip
+    rows[20]["times"] = [DAY + number for number in range(times)]
+    rows[0]["times"] = [DAY]  # no events, and yet a time
+    features = {"item": EventColumn(column="items", table="item")}
+    dataset = run_ingest(config_of(written(tmp_path, rows), features=features, time="times"))
+    assert [(line["line"], line["reason"]) for line in dataset.quarantine] == [
+        (1, "items has 0 events, and times has 1"), (21, f"items has 6 events, and times has {times}"),
+    ]  # fmt: skip
+    assert len(dataset.all_rows) == 58
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
