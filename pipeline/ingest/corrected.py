@@ -16,10 +16,10 @@ from pipeline.ingest.blocks import TRAIN_EVENT
 from pipeline.ingest.history import events_of
 from pipeline.ingest.parse import parse
 from pipeline.ingest.spec import DataSpec
-from pipeline.ingest.state import read_state
+from pipeline.ingest.state import read_state, transforms_json, unreadable_sequence
 from pipeline.ingest.tasks import after_click
 from pipeline.ingest.transform import State, transform
-from pipeline.records import LABEL, MISSING_ROW, UNSEEN_ROW, DatasetSchema, read, task_column
+from pipeline.records import LABEL, MISSING_ROW, TRANSFORMS, UNSEEN_ROW, DatasetSchema, read, task_column
 from pipeline.specs.id_mapping import FittedMapping
 from pipeline.store import Artifact, Store
 
@@ -35,7 +35,9 @@ def corrected_rows(
     """
     schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
     before, now = read_state(store, dataset.path, spec), _no_rows(spec, state)
-    if not (_holds(store, dataset, schema, now) and _alike(spec, before, state)):
+    then = store.read_json(f"{dataset.path}/{TRANSFORMS}")
+    unreadable = unreadable_sequence(then, transforms_json(spec, state))
+    if unreadable or not (_holds(store, dataset, schema, now) and _alike(spec, before, state)):
         log.warning("%s has other features or transforms: its %s late clicks are not trained on", dataset.path,
                     f"{events.height:,}")  # fmt: skip
         return None

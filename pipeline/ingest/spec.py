@@ -412,13 +412,8 @@ def _with_events(
 ) -> dict[str, str]:
     """``columns`` and those of the events, which are named by their own settings."""
     for plan in histories:
-        path = f"data.sequences.{plan.name}"
-        columns.setdefault(plan.by, f"{path}.history.by")
-        columns.setdefault(plan.time, "data.timestamp")
-        for feature, column in plan.of.items():
-            columns.setdefault(column, f"{path}.features.{feature}.column")
-        if plan.where:
-            columns.setdefault(plan.where, f"{path}.history.where")
+        for column in plan.read:
+            columns.setdefault(column, plan.setting_of(column))
     built = {plan.name for plan in histories}
     for sequence in sequences:
         if sequence.name in built:
@@ -428,6 +423,12 @@ def _with_events(
             columns.setdefault(source.column, f"data.sequences.{sequence.name}.features.{name}.column")
         if sequence.time is not None:
             columns.setdefault(sequence.time.column, f"data.sequences.{sequence.name}.time")
+    for name in built & columns.keys():
+        raise ConfigError(
+            f"data.sequences.{name} is built from the log as a column {name!r}, but {columns[name]} reads a column of "
+            "that name from the log",
+            hint=f"~data.sequences.{name}, and the same as +data.sequences.{name}_events",
+        )
     return columns
 
 

@@ -148,6 +148,28 @@ def _sequences_json(spec: DataSpec) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def unreadable_sequence(rows: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """Why a model cannot read the sequences of ``rows``: "" where it can, or has none.
+
+    Both are records of ``transforms.json``: of the rows' dataset, and of the dataset that the model was trained on. A
+    model has vectors for the places of ``max_length`` events and no more; the id of an age is the number of its bin.
+    """
+    groups = rows.get("sequences", {}).get("groups", {})
+    for name, own in model.get("sequences", {}).get("groups", {}).items():
+        given = groups.get(name)
+        if given is None:
+            return f"it needs sequence {name!r}, which the dataset does not have"
+        if given["max_length"] > own["max_length"]:
+            return (
+                f"sequence {name!r} has up to {given['max_length']} events in the dataset, "
+                f"{own['max_length']} in the model"
+            )
+        if own["time"] is not None and given["age_bins"] != own["age_bins"]:
+            bins = f"{given['age_bins']} bins in the dataset, {own['age_bins']} in the model"
+            return f"ages of sequence {name!r} have {bins}"
+    return ""
+
+
 def _sequences_of(record: Mapping[str, Any]) -> tuple[SequenceSpec, ...]:
     return tuple(
         SequenceSpec(

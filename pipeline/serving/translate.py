@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pipeline.config import BINNINGS
 from pipeline.ingest.ids import as_bits
 from pipeline.ingest.spec import DenseSpec
-from pipeline.ingest.state import dense_transform
+from pipeline.ingest.state import dense_transform, unreadable_sequence
 from pipeline.ingest.transform import DenseTransform, dense_column
 from pipeline.records import RESERVED_ROWS, TRANSFORMS, UNSEEN_ROW, vector_columns
 from pipeline.specs import ID_MAPPINGS
@@ -148,7 +148,7 @@ class Translation:
 def translation(store: Store, dataset: str, version: str) -> Translation:
     """From the dataset at path ``dataset`` to the features of the version at path ``version``.
 
-    Raises NotComparableError where a feature is missing or its ids cannot be translated.
+    Raises NotComparableError where a feature is missing, its ids cannot be translated, or a sequence cannot be read.
     """
     now, then = (store.read_json(f"{path}/{TRANSFORMS}") for path in (dataset, version))
     raw, unseen = frozenset(now.get("raw", ())), frozenset(now.get("unseen", ()))
@@ -156,6 +156,8 @@ def translation(store: Store, dataset: str, version: str) -> Translation:
         for name in then[group]:
             if name not in now[group]:
                 raise NotComparableError(f"it needs feature {name!r}, which the dataset does not have")
+    if problem := unreadable_sequence(now, then):
+        raise NotComparableError(problem)
     return Translation(
         {
             column: change

@@ -8,11 +8,20 @@ from datetime import UTC, date, datetime, timedelta
 import polars as pl
 import pytest
 
-from pipeline.config import ChecksConfig, DedupeConfig, DriftLimits, LabelConfig, SparseFeature, SplitConfig
+from pipeline.config import (
+    ChecksConfig,
+    DedupeConfig,
+    DenseFeature,
+    DriftLimits,
+    LabelConfig,
+    SparseFeature,
+    SplitConfig,
+)
 from pipeline.config.checks import check
 from pipeline.config.sequences import EventColumn, HistoryConfig, SequenceConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.record_transform import RecordTransform
+from pipeline.ingest.spec import data_spec
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.serving import predict
 
@@ -251,3 +260,27 @@ def test_records_bring_the_histories_that_a_log_tells(run_ingest, tmp_path):
     }
     columns = predict._spec(config.data, labelled=False).columns
     assert "seen" in columns and "time" in columns and not {"user", "kind"} & set(columns)
+
+
+@pytest.mark.parametrize(
+    ("column", "history", "setting"),
+    [
+        ("user", {}, "data.sequences.seen.history.by"),
+        ("kind", {}, "data.sequences.seen.features.kind.column"),
+        ("dwell", {"where": "dwell"}, "data.sequences.seen.history.where"),
+    ],
+)
+def test_a_column_of_lists_tells_no_event(run_ingest, tmp_path, column, history, setting):
+    log = {name: [str(number % 3) for number in range(60)] for name in HEADER.split(",")}
+    log |= {"label": [number % 2 for number in range(60)], "time": list(range(60))}
+    pl.DataFrame(log).with_columns(pl.concat_list(column).alias(column)).write_parquet(tmp_path / "log.parquet")
+    config = config_of(tmp_path / "log.parquet", None, history=history, format="parquet")
+    with pytest.raises(DataError, match=f"column '{column}' holds lists, expected one value a row") as caught:
+        run_ingest(config)
+    assert caught.value.hint == f"{setting}=<a column with one value a row>"
+
+
+def test_a_column_that_the_log_is_asked_for_is_no_name_of_a_built_sequence():
+    config = config_of("log.csv", None, dense={"price": DenseFeature(column="seen")})
+    with pytest.raises(ConfigError, match="column 'seen', but data.dense.price.column reads a column of that name"):
+        data_spec(config.data)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import DedupeConfig, IngestConfig, LabelConfig, SparseFeature, SplitConfig
+from pipeline.config.sequences import EventColumn, SequenceConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest import key_partitions
 from pipeline.ingest.blocks import CountJob, count
@@ -239,6 +240,25 @@ def test_rows_are_corrected_across_nights_of_other_settings(tmp_path, then, now,
     made = nights.ingest(config_of(tmp_path, str(DAYS[1]), 0, 2, mapping_from=before, **now))
     assert sum(made.summary["rows_corrected"].values()) == again
     assert made.split("train")["label"].to_list() == [0.0, 1.0] + [1.0] * again
+
+
+@pytest.mark.parametrize(("then", "now", "again"), [(3, 3, 1), (3, 2, 0), (2, 3, 1)])
+def test_longer_sequences_than_todays_model_reads_are_not_trained_on_again(tmp_path, then, now, again):
+    """Its vectors of places end at its own longest history."""
+    write_days(tmp_path, [(0, "a", 0)], [(1, "a")])
+    for day in DAYS[:2]:
+        header, *lines = (tmp_path / f"{day}.csv").read_text().splitlines()
+        (tmp_path / f"{day}.csv").write_text("\n".join([f"{header},h", *(f"{line},x/y/z" for line in lines)]) + "\n")
+
+    def past(longest):
+        feature = EventColumn(column="h", table="c")
+        return {"past": SequenceConfig(features={"of": feature}, target="c", separator="/", max_length=longest)}
+
+    nights = Nights(tmp_path)
+    before = nights.ingest(config_of(tmp_path, str(DAYS[0]), 0, 2, sequences=past(then))).artifact.path
+    made = nights.ingest(config_of(tmp_path, str(DAYS[1]), 0, 2, mapping_from=before, sequences=past(now)))
+    assert sum(made.summary["rows_corrected"].values()) == again
+    assert made.split("train")["past__of"].list.len().max() == now
 
 
 def test_lines_of_dropped_rows_are_lines_of_their_file(tmp_path):

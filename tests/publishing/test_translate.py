@@ -122,6 +122,34 @@ def test_what_cannot_be_translated_is_said_by_feature(store: Store, now: dict, t
         translation(store, "now", "then")
 
 
+def with_sequence(**changes):
+    group = {"columns": {}, "time": {"column": "history", "field": "at"}, "max_length": 20, "age_bins": 64}
+    return {"dense": {}, "sparse": {}, "sequences": {"groups": {"history": {**group, **changes}}}}
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (with_sequence(max_length=50), "sequence 'history' has up to 50 events in the dataset, 20 in the model"),
+        (with_sequence(age_bins=32), "ages of sequence 'history' have 32 bins in the dataset, 64 in the model"),
+        ({"dense": {}, "sparse": {}}, "it needs sequence 'history', which the dataset does not have"),
+    ],
+)
+def test_sequences_that_a_model_cannot_read_are_said(store: Store, now: dict, words: str) -> None:
+    """Its vectors of places end at its own longest history, and an age's id is the number of its bin."""
+    put(store, "now", features=now)
+    put(store, "then", features=with_sequence())
+    with pytest.raises(NotComparableError, match=words):
+        translation(store, "now", "then")
+
+
+@pytest.mark.parametrize("now", [with_sequence(max_length=10), with_sequence(), with_sequence(time=None)])
+def test_shorter_sequences_are_read_as_they_are(store: Store, now: dict) -> None:
+    put(store, "now", features=now)
+    put(store, "then", features=with_sequence())
+    assert translation(store, "now", "then").sparse == {}
+
+
 def test_ids_without_a_row_today_keep_theirs_in_the_other_model(store: Store) -> None:
     """A model that knows more ids than today's short log is not made to forget them."""
     rng = np.random.default_rng(3)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from pipeline.errors import DataError
 from pipeline.ingest import events
 from pipeline.ingest.event_keys import hashed
 from pipeline.ingest.histories.plan import HistoryPlan
@@ -61,7 +62,8 @@ class ReadEvents:
         parsed = parse(raw.frame.select(list(spec.columns)), raw.lines, spec)
         frame = raw.frame.filter(pl.Series(np.isin(raw.lines, parsed.lines)))
         rejected = Rejected(parsed.lines)
-        text = {name: text_of(frame[name], spec, rejected) for name in plan.read if frame[name].dtype != pl.List}
+        _require_single(frame, plan, raw.file)
+        text = {name: text_of(frame[name], spec, rejected) for name in plan.read}
         present = pl.DataFrame([_present(values, spec).alias(name) for name, values in text.items()])
         user = present[plan.by]
         key, check = hashed(user.fill_null(""))
@@ -84,6 +86,16 @@ class ReadEvents:
         if where == self.spec.label:
             return label > 0
         return (text[where].cast(pl.Float64, strict=False) > 0).fill_null(False)
+
+
+def _require_single(frame: pl.DataFrame, plan: HistoryPlan, file: str) -> None:
+    """Raise DataError for a column of lists: a row is one event of one user."""
+    for name in plan.read:
+        if isinstance(frame[name].dtype, pl.List):
+            raise DataError(
+                f"{file}: column {name!r} holds lists, expected one value a row: a row is one event of one user",
+                hint=f"{plan.setting_of(name)}=<a column with one value a row>",
+            )
 
 
 def _present(text: pl.Series, spec: DataSpec) -> pl.Series:

@@ -39,3 +39,11 @@ class HistoryPlan:
     def read(self) -> list[str]:
         """The columns of the log that are read."""
         return [*dict.fromkeys([self.by, self.time, *self.of.values(), *([self.where] if self.where else [])])]
+
+    def setting_of(self, column: str) -> str:
+        """The setting that names ``column``, one of ``read``."""
+        path = f"data.sequences.{self.name}"
+        named = {self.by: f"{path}.history.by", self.time: "data.timestamp"}
+        for feature, own in self.of.items():
+            named.setdefault(own, f"{path}.features.{feature}.column")
+        return named.get(column, f"{path}.history.where")
