@@ -26,6 +26,7 @@ from pipeline.records.dataset import (
     BY_LOGIT,
     BY_WEIGHTS,
     EVENTS,
+    HISTORIES,
     LABEL,
     MISSING_ROW,
     NEGATIVE_RATE,
@@ -120,8 +121,9 @@ from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Tower
 from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
 
 __all__ = [
-    "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CALIBRATOR", "CARD", "EVENTS", "FAILED", "GATE", "HELD", "HOLD",
-    "LABEL", "MARK_BYTES", "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS", "PHASES", "PLAN_VERSION", "PUBLISHED",
+    "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CALIBRATOR", "CARD", "EVENTS", "FAILED", "GATE", "HELD",
+    "HISTORIES", "HOLD", "LABEL", "MARK_BYTES", "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS", "PHASES",
+    "PLAN_VERSION", "PUBLISHED",
     "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "SPLIT_HOUR", "TRANSFORMS", "TRUE_PROBABILITY",
     "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget", "Bytes", "Calibrated",
     "CalibrationCurve",

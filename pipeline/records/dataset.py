@@ -25,6 +25,7 @@ RAW = "raw"
 # another one may have a row for them.
 UNSEEN = "unseen"
 EVENTS = "events"  # the events of a dataset's rows: events/part-*.parquet, by which rows of later days are told apart
+HISTORIES = "histories"  # the events that later days take into built sequences: histories/<sequence>/part-*.parquet
 TRANSFORMS = "transforms.json"  # what was fitted: of a dataset, and of the versions that are trained on it
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from pipeline.errors import ArtifactError
-from pipeline.records import EVENTS, NIGHT, NightRecord
+from pipeline.records import EVENTS, HISTORIES, NIGHT, NightRecord
 from pipeline.records.step import run_directory
 from pipeline.store import MANIFEST, Artifact, Store, reachable
 from pipeline.store.references import read_record, unknown
@@ -49,7 +49,8 @@ class Folder:
 
     ``written``: time of its newest file. ``created``: the time in its manifest. ``problem``: what is wrong with the
     manifest; "" if nothing is. ``late``: the days for which a dataset keeps rows. ``reach``: the days after a dataset's
-    own whose ingestion looks at its events (``data.dedupe.days``, ``data.label.window_days``).
+    own whose ingestion looks at its events (``data.dedupe.days``, ``data.label.window_days``), or takes them into
+    histories (``data.sequences.<name>.history.days``).
     """
 
     path: str
@@ -153,11 +154,14 @@ def _folder(store: Store, path: str, files: list[File]) -> Folder:
 
 def _reach(artifact: Artifact) -> int:
     """As ``Folder.reach``: 0 for a dataset without events, and for any other artifact."""
-    if not any(name.startswith(f"{EVENTS}/") for name in artifact.files):
-        return 0
-    data = artifact.config.get("data", {})
-    days = data.get("dedupe", {}).get("days", 0), data.get("label", {}).get("window_days", 0)
-    return max(map(int, days))
+    data, folders = artifact.config.get("data", {}), {name.rpartition("/")[0] for name in artifact.files}
+    days = [0]
+    if EVENTS in folders:
+        days += [int(data.get("dedupe", {}).get("days", 0)), int(data.get("label", {}).get("window_days", 0))]
+    for name, sequence in data.get("sequences", {}).items():
+        if f"{HISTORIES}/{name}" in folders:
+            days.append(1 + int(sequence.get("history", {}).get("days", 0)))  # as of ``HistoryPlan.reach``
+    return max(days)
 
 
 def _night(store: Store, run: str) -> NightRecord | None:

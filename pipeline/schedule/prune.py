@@ -27,7 +27,7 @@ NEWEST_NIGHT = "the newest night of its model"
 BASE = "a kept run started from it"
 NAMED_BY_RUN = "a kept run refers to it"
 LATE = "keeps rows of days that are not ingested yet"
-AWAITED = "days to come look for its events (data.dedupe.days, data.label.window_days)"
+AWAITED = "days to come look for its events (data.dedupe.days, data.label.window_days, data.sequences.*.history.days)"
 YOUNG, GRACE = "young", "may still be in the making"
 
 

@@ -371,6 +371,25 @@ def test_events_that_the_next_days_look_for_keep_their_datasets(store: Store) ->
     assert again in removed(gc(store)) and kept(gc(store))[last] == prune.AWAITED, "dedupe.days is 1"
 
 
+def test_events_that_histories_of_the_next_days_are_built_from_keep_their_datasets(store: Store) -> None:
+    """Without them the next nights would go on with shorter histories, and no error would say so."""
+    history = {"data": {"sequences": {"seen": {"history": {"by": "user", "days": 2}}, "given": {"time": "at"}}}}
+
+    def dataset(number: int) -> str:
+        path = f"datasets/shop/2026-01-0{number}/{930 + number:032x}"
+        with store.draft(path, kind="ingest", key=f"{930 + number:032x}", config=history, inputs={}) as draft:
+            with draft.open("histories/seen/part-00000.parquet") as sink:
+                sink.write(b"x")
+            draft.commit({})
+        age(store, path, 100)
+        return path
+
+    days = [dataset(number) for number in range(1, 6)]
+    result = gc(store)  # days of other zones, and of 23 hours, make it three days before the next one
+    assert set(days) & removed(result) == set(days[:2])
+    assert {kept(result)[path] for path in days[2:]} == {prune.AWAITED}
+
+
 def test_a_dataset_that_was_replaced_or_is_of_no_day_goes(store: Store) -> None:
     again, plain = f"datasets/d/{FIRST + timedelta(days=4)}/{950:032x}", f"datasets/d/{951:032x}"
     for path in (again, plain):

@@ -19,6 +19,7 @@ from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.ingest.history import around
 from pipeline.ingest.output import write_frame
 from pipeline.ingest.spec import data_spec
+from pipeline.records import HISTORIES
 from pipeline.store import Artifact, Draft, Store
 
 _PART_ROWS = 1 << 20
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def folder(plan: HistoryPlan) -> str:
     """The folder of a dataset with the events of a history."""
-    return f"histories/{plan.name}"
+    return f"{HISTORIES}/{plan.name}"
 
 
 class Keeper:
