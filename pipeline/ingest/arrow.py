@@ -69,13 +69,22 @@ def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
 
 
 def _check_fields(spec: DataSpec, column: str, kind: pa.DataType, label: str) -> None:
-    """Raise DataError for a field of the structs in ``column`` that they do not have."""
-    names = [kind.field(number).name for number in range(kind.num_fields)]
+    """Raise DataError for a field of the structs in ``column`` that they do not have, or that is no single value."""
+    types = {field.name: field.type for field in kind}
     for sequence in spec.sequences:
         for source in sequence.sources:
-            if source.column == column and source.field and source.field not in names:
+            if source.column != column:
+                continue
+            if source.field not in types:
+                expected = f"a field {source.field!r}" if source.field else f"one of them named: {column}.{[*types][0]}"
                 raise DataError(
-                    f"{label}: column {column!r} (data.sequences.{sequence.name}) holds structs of {', '.join(names)}, "
-                    f"expected a field {source.field!r}",
-                    hint=f"data.sequences.{sequence.name}.features.<name>.column={column}.{names[0]}",
+                    f"{label}: column {column!r} (data.sequences.{sequence.name}) holds structs of {', '.join(types)}, "
+                    f"expected {expected}",
+                    hint=f"data.sequences.{sequence.name}.features.<name>.column={column}.{[*types][0]}",
+                )
+            if pa.types.is_nested(types[source.field]):
+                raise DataError(
+                    f"{label}: {source.shown} (data.sequences.{sequence.name}) holds {types[source.field]}, expected "
+                    "one value an event",
+                    hint="write its parts as fields of their own",
                 )

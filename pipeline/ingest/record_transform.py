@@ -48,7 +48,14 @@ class RecordTransform:
     def __init__(self, spec: DataSpec, state: State) -> None:
         self.spec, self.state = spec, state
         self._maps = {feature.column for feature in spec.sparse if feature.maps}
-        self._structs = {source.column for each in spec.sequences for source in each.sources if source.field}
+        self._structs = {
+            source.column: [
+                other.field for own in spec.sequences for other in own.sources if other.column == source.column
+            ]
+            for each in spec.sequences
+            for source in each.sources
+            if source.field
+        }
         self._vectors = {feature.column for feature in spec.dense if feature.vector}
 
     @staticmethod
@@ -116,7 +123,12 @@ class RecordTransform:
         except (ValueError, TypeError, OverflowError, pl.exceptions.PolarsError) as error:
             raise _UnreadableError(f"{name} cannot be read: {error}") from None
         inner = made.dtype.inner if isinstance(made.dtype, pl.List) else made.dtype
-        if name in self._maps | self._structs and inner == pl.Struct:
+        if isinstance(inner, pl.Struct) and name in self._structs:
+            for field in inner.fields:
+                if field.name in self._structs[name] and (field.dtype.is_nested() or field.dtype == pl.Object):
+                    raise _UnreadableError(f"{name}.{field.name} holds {field.dtype}, expected a number or a text")
+            return made
+        if name in self._maps and inner == pl.Struct:
             return made
         if inner.is_nested() or inner == pl.Object:
             raise _UnreadableError(f"{name} holds {inner}, expected a number, a text or a list of such")
@@ -132,7 +144,12 @@ def _pairs(value: Any) -> Any:
 
 
 def _alike(values: Sequence[Any]) -> bool:
-    """Whether values, and the elements of lists, are of one type, so that one Series holds all of them as they are."""
+    """Whether values, elements of lists, and fields of these are of one type: one Series holds them as they are."""
     kinds = {type(value) for value in values if value is not None}
-    inner = {type(each) for value in values if isinstance(value, list) for each in value if each is not None}
-    return len(kinds) <= 1 and len(inner) <= 1
+    elements = [each for value in values if isinstance(value, list) for each in value if each is not None]
+    fields: dict[Any, set[type]] = {}
+    for each in elements:
+        for name, value in each.items() if isinstance(each, Mapping) else ():
+            if value is not None:
+                fields.setdefault(name, set()).add(type(value))
+    return all(len(some) <= 1 for some in (kinds, {type(each) for each in elements}, *fields.values()))

@@ -127,6 +127,30 @@ def test_events_must_be_in_order_and_before_their_row(run_ingest, tmp_path, chan
     assert line["line"] == 31 and line["reason"].startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("item", "columns", "words"),
+    [
+        (lambda item: [item], {}, "history.item .* holds .*list.*, expected one value an event"),
+        (lambda item: item, {"column": "history"}, "holds structs of item, category, at, expected one of them named"),
+    ],
+)
+def test_an_event_has_one_id_of_a_column(run_ingest, tmp_path, item, columns, words):
+    rows = [{**row, "history": [{**each, "item": item(each["item"])} for each in row["history"]]} for row in rows_of()]
+    with pytest.raises(DataError, match=words):
+        run_ingest(config_of(written(tmp_path, rows), features={"item": EventColumn(table="item", **columns)}))
+
+
+def test_a_record_whose_event_holds_a_list_is_rejected_alone(run_ingest, tmp_path):
+    dataset = run_ingest(config_of(written(tmp_path, rows_of())))
+    event = {"item": "i1", "category": "c1", "at": DAY}
+    records = [
+        {"item": "i1", "time": DAY + 9, "history": [{**event, "item": item, "unread": [1]}]} for item in ("i1", ["i1"])
+    ]
+    result = RecordTransform.read(dataset.store, dataset.artifact.path).each(records)
+    assert result.records.tolist() == [0]
+    assert result.rejected == {1: "history.item holds List(String), expected a number or a text"}
+
+
 def test_leaks_can_be_left_out_and_are_counted(run_ingest, tmp_path):
     rows = rows_of()
     rows[30]["history"][-1]["at"] = rows[30]["time"]  # at the very time of the row
