@@ -6,6 +6,7 @@ import logging
 import logging.handlers
 import multiprocessing
 import queue
+import signal
 import sys
 import tempfile
 import threading
@@ -82,6 +83,8 @@ def _rank(
     import torch
     import torch.distributed as dist
 
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a launcher's handlers are not a rank's business
+        signal.signal(number, signal.SIG_DFL)
     warnings.simplefilter("ignore")
     _log_to(messages, rank)
     path, world, device = meeting
