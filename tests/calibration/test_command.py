@@ -92,6 +92,16 @@ def test_copies_to_a_gpu_are_a_figure_and_memory_that_is_not_known_is_none():
     assert figures["hbm_to_ddr_gb_per_s"] == 52.0 and figures["hbm_gb_per_s"] > 0 and "process_gib" not in figures
 
 
+def refuse():
+    raise RuntimeError("no such instruction\nsecond line")
+
+
+def test_what_the_machine_refuses_a_lone_rank_is_an_error_without_a_traceback(capfd):
+    with pytest.raises(LaunchError, match="^the only rank failed: no such instruction$"):
+        run_ranks(1, "cpu", refuse)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.fixture
 def small_trials(monkeypatch):
     """As many trials as ever, each of a few steps on small tables: how good the fit is, is not asked here."""
