@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +21,7 @@ _SECONDS = 30.0  # that nvidia-smi may take
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: its name and memory in bytes."""
+    """A GPU: its name and memory in bytes, 0 where the driver does not say (memory that it shares with the CPU)."""
 
     name: str
     memory: int
@@ -69,24 +69,49 @@ def processor() -> str:
 def gpus() -> tuple[Gpu, ...]:
     """The GPUs that this process may use; none where the installed packages are those for CPUs.
 
-    ``CUDA_VISIBLE_DEVICES`` limits their number, as it does in CUDA.
+    ``CUDA_VISIBLE_DEVICES`` names them, as it does in CUDA.
     """
-    if not Path("/proc/driver/nvidia").is_dir() or not _built_for_cuda():
+    if not _has_driver():
         return ()
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return ()
-    rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if "," in line]
-    every = tuple(Gpu(name.strip(), int(memory) << 20) for name, memory in rows)
+    every = dict(_gpu(line) for line in done.stdout.splitlines() if line.count(",") >= 2)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return every if visible is None else every[: len([name for name in visible.split(",") if name.strip()])]
+    return tuple(every.values()) if visible is None else tuple(_visible(every, visible.split(",")))
 
 
-def _built_for_cuda() -> bool:
+def _gpu(line: str) -> tuple[str, Gpu]:
+    """UUID and GPU of a line of nvidia-smi, which has MiB, or ``[N/A]``."""
+    head, _, memory = line.rpartition(",")
+    uuid, _, name = head.partition(",")
+    return uuid.strip(), Gpu(name.strip(), int(memory) << 20 if memory.strip().isdigit() else 0)
+
+
+def _visible(every: Mapping[str, Gpu], names: Iterable[str]) -> Iterator[Gpu]:
+    """The GPUs of ``names``, which are numbers or (beginnings of) UUIDs; as in CUDA, the first that is none ends them.
+
+    A part of a GPU (``MIG-..``), which nvidia-smi does not list, counts as the first one.
+    """
+    cards = list(every.values())
+    for name in map(str.strip, names):
+        if name.isdigit():
+            named = cards[int(name) : int(name) + 1]
+        elif name.startswith("MIG-"):
+            named = cards[:1]
+        else:
+            named = [card for uuid, card in every.items() if name and uuid.startswith(name)]
+        if len(named) != 1:
+            return
+        yield from named
+
+
+def _has_driver() -> bool:
+    """Whether there is NVIDIA's driver, and packages that use it."""
     try:
-        return bool(version("fbgemm-gpu"))
+        return Path("/proc/driver/nvidia").is_dir() and bool(version("fbgemm-gpu"))
     except PackageNotFoundError:
         return False
 

@@ -32,7 +32,7 @@ def _stand_for_laptop() -> None:
     folder = Path(tempfile.mkdtemp(prefix="nightjar-tests-"))
     owner = os.getpid()  # what is forked leaves the folder alone
     atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
-    for entry in former.iterdir() if former.is_dir() else ():
+    for entry in former.iterdir() if os.access(former, os.R_OK | os.X_OK) and former.is_dir() else ():
         if entry.name != "nightjar":
             (folder / entry.name).symlink_to(entry)
     (folder / "nightjar").mkdir()

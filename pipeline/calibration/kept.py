@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import time
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pipeline.config import Config
@@ -51,9 +53,22 @@ def with_figures(config: Config) -> Config:
 def find_kept(config: Config) -> Kept | None:
     """The figures of an earlier measurement on such a machine; None where there is none that can be read."""
     try:
-        return Kept(**json.loads(kept_figures(_key(config)).read_text()))
-    except (OSError, ValueError, TypeError):
+        kept = Kept(**json.loads(kept_figures(_key(config)).read_text()))
+        return kept if _is_sound(kept) else None
+    except (OSError, ValueError, TypeError, PackageNotFoundError):
         return None
+
+
+def _is_sound(kept: Kept) -> bool:
+    """Whether plans can use the figures: some, all of them numbers that the hardware may have."""
+    typed = isinstance(kept.figures, dict) and isinstance(kept.seconds, (int, float)) and isinstance(kept.day, str)
+    return typed and bool(kept.figures) and all(_is_figure(name, value) for name, value in kept.figures.items())
+
+
+def _is_figure(name: str, value: object) -> bool:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return False
+    return value > 0 if name.endswith("_per_s") else value >= 0
 
 
 def keep(config: Config, figures: dict[str, float], seconds: float) -> Kept:
@@ -73,8 +88,6 @@ def keep(config: Config, figures: dict[str, float], seconds: float) -> Kept:
 
 def identity(config: Config) -> dict[str, Any]:
     """What the figures depend on: processor or GPU, cores, ranks, threads, precision and versions."""
-    from importlib.metadata import version
-
     cards = sorted({card.name for card in gpus()}) if config.hardware.device == "cuda" else []
     return {
         "processor": processor(), "gpus": cards, "device": config.hardware.device, "cpus": available_cpus(),

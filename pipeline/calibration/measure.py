@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.calibration.fit import (
     KernelTime,
@@ -21,7 +21,7 @@ from pipeline.calibration.fit import (
     slower_kernels,
 )
 from pipeline.calibration.ranks import run_ranks
-from pipeline.calibration.timing import time_disk, time_kernels, time_links
+from pipeline.calibration.timing import time_copies, time_disk, time_kernels, time_links
 from pipeline.calibration.trial import Trial, make_dataset, measure_training, spread_rows
 from pipeline.config import Config, HardwareConfig
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
@@ -30,6 +30,9 @@ from pipeline.planning.predict import predict
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.store import Store
 from pipeline.units import GIB
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 STEPS = 20
@@ -83,11 +86,12 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
 
 
 def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
-    """Figures of kernels, links and processes from what each rank measured; ``usual``: as in ``fit_kernels``."""
+    """Figures of kernels, links, copies and memory from what each rank measured; ``usual``: as in ``fit_kernels``."""
     kernels = [KernelTime(**_median(times)) for times in zip(*(rank["kernels"] for rank in timed), strict=True)]
     links = [LinkTime(**time) for time in timed[0]["links"]]
     process = max(rank["process_bytes"] for rank in timed) / GIB
-    return fit_kernels(kernels, device, usual) | fit_links(links) | {"process_gib": process}
+    memory = {"process_gib": process} if process else {}  # some kernels, as gVisor's, do not say
+    return fit_kernels(kernels, device, usual) | fit_links(links) | memory | timed[0]["copies"]
 
 
 def _time_rank(config: Config) -> dict[str, Any]:
@@ -100,7 +104,13 @@ def _time_rank(config: Config) -> dict[str, Any]:
     device = connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
     process = pss_bytes()
     kernels = [dataclasses.asdict(t) for t in time_kernels(device, dist.barrier)]
-    return {"process_bytes": process, "kernels": kernels, "links": [dataclasses.asdict(t) for t in time_links(device)]}
+    links = [dataclasses.asdict(t) for t in time_links(device)]
+    return {"process_bytes": process, "kernels": kernels, "links": links, "copies": copy_rate(device)}
+
+
+def copy_rate(device: torch.device) -> dict[str, float]:
+    """The rate of copies from host memory to a GPU, by its name in the hardware; {} on a CPU."""
+    return {"hbm_to_ddr_gb_per_s": time_copies(device)} if device.type == "cuda" else {}
 
 
 def _median(records: Sequence[Mapping[str, float]]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.calibration.fit import fit_steps, slower_kernels
-from pipeline.calibration.measure import fit_alone, step_time, whole_tables
+from pipeline.calibration.measure import copy_rate, fit_alone, step_time, whole_tables
 from pipeline.calibration.ranks import run_ranks
-from pipeline.calibration.timing import time_copies, time_kernels, time_links
+from pipeline.calibration.timing import time_kernels, time_links
 from pipeline.calibration.trial import DENSE, Drawn, Trial, draw
 from pipeline.config import Config, HardwareConfig
 
@@ -47,7 +47,7 @@ def quick_figures(config: Config) -> dict[str, float]:
     timed = run_ranks(config.machine_ranks, hardware.device, _measure, host)
     # Few times tell the terms of a CPU apart only roughly: its figures are the usual ones, scaled.
     usual = HardwareConfig(name="usual") if hardware.device == "cpu" else None
-    figures: dict[str, Any] = fit_alone(timed, hardware.device, usual) | timed[0]["copies"]
+    figures: dict[str, Any] = fit_alone(timed, hardware.device, usual)
     hardware = replace(hardware, **figures)
     steps = []
     for trial, ms in zip(TRIALS, timed[0]["steps"], strict=True):
@@ -68,9 +68,8 @@ def _measure(config: Config) -> dict[str, Any]:
     process = pss_bytes()
     kernels = [dataclasses.asdict(each) for each in time_kernels(device, dist.barrier, SHAPES)]
     links = [dataclasses.asdict(each) for each in time_links(device, LINKS, STEPS)]
-    copies = {"hbm_to_ddr_gb_per_s": time_copies(device)} if device.type == "cuda" else {}
     steps = [_step_ms(config, trial, device) for trial in TRIALS]
-    return {"process_bytes": process, "kernels": kernels, "links": links, "copies": copies, "steps": steps}
+    return {"process_bytes": process, "kernels": kernels, "links": links, "copies": copy_rate(device), "steps": steps}
 
 
 def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:

@@ -6,6 +6,7 @@ import logging
 import logging.handlers
 import multiprocessing
 import queue
+import signal
 import sys
 import tempfile
 import threading
@@ -82,20 +83,27 @@ def _rank(
     import torch
     import torch.distributed as dist
 
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a launcher's handlers are not a rank's business
+        signal.signal(number, signal.SIG_DFL)
     warnings.simplefilter("ignore")
     _log_to(messages, rank)
     path, world, device = meeting
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{path}", rank=rank, world_size=world)
-
     try:
+        dist.init_process_group(backend, init_method=f"file://{path}", rank=rank, world_size=world)
         messages.put(("answer", rank, function(*arguments)))
         dist.barrier()
     except NightjarError as error:
         messages.put(("failed", rank, error.to_json()))
-    dist.destroy_process_group()
+    except (RuntimeError, OSError, MemoryError) as error:  # what this machine refuses
+        if world > 1:  # most often because another rank is gone, whose error counts
+            raise
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        messages.put(("failed", rank, LaunchError(f"the only rank failed: {said}").to_json()))
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class _ToLauncher(logging.handlers.QueueHandler):

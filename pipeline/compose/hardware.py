@@ -36,7 +36,7 @@ def with_machine(config: Config) -> Config:
         return replace(config, hardware=_completed(hardware, {**_defaults(), "name": ELSEWHERE}))
     if pinned := _pinned():
         return replace(config, hardware=_completed(hardware, pinned))
-    cards = gpus()
+    cards = gpus() if hardware.device != "cpu" else ()
     ranks: dict[str, Any] = {"device": "cuda" if cards else "cpu", "ranks_per_host": len(cards) or 1}
     hardware = replace(hardware, **{name: ranks[name] for name in ranks if name in _left_open(hardware)})
     sizes = _memory(replace(config, hardware=hardware), cards)
@@ -68,15 +68,21 @@ def _is_open(name: str, value: object) -> bool:
 def _pinned() -> dict[str, Any]:
     """The settings of the pinned file; {} where there is none."""
     path = pinned_figures()
-    if not path.is_file():
+    try:
+        if not path.is_file():
+            return {}
+    except PermissionError:  # another's home: this user has no such file
         return {}
     try:
-        return dict(vars(OmegaConf.to_object(OmegaConf.merge(HardwareConfig, OmegaConf.load(path)))))
-    except (OmegaConfBaseException, YAMLError) as error:
+        pinned: Any = OmegaConf.to_object(OmegaConf.merge(HardwareConfig, OmegaConf.load(path)))
+        if left := _left_open(pinned):
+            raise ValueError(f"{left[0]} is left open, but this file is what auto stands for")
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError) as error:  # ValueError: bytes that are no text too
         raise ConfigError(
             f"{path}, which hardware=auto stands for, does not fit: {str(error).splitlines()[0]}",
-            hint="nightjar calibrate --pin writes it anew, or hardware=laptop",
+            hint="remove it, and nightjar calibrate --pin writes it anew; or hardware=laptop",
         ) from None
+    return dict(vars(pinned))
 
 
 def _memory(config: Config, cards: tuple[Gpu, ...]) -> dict[str, float]:

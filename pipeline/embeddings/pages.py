@@ -30,7 +30,10 @@ def large_pages(count: int) -> Tensor:
     """float32 zeros [count], in large pages from their first use on where Linux has them."""
     if count * 4 < LARGE_PAGE:
         return torch.zeros(count)
-    memory = mmap.mmap(-1, count * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, count * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # no such memory, which torch says so that nobody looks for it on a disk
+        return torch.zeros(count)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -15,7 +15,7 @@ FALL, JUMP = 0.2, 5.0  # a feature that carries less than a fifth, or more than 
 
 
 def ask_importance(record: GateRecord) -> Iterator[Check]:
-    """A warning that names features that stopped to carry, or carry far more; the model passes either way.
+    """A warning that names features that no longer carry anything, or far more; the model passes either way.
 
     A feature that became constant upstream falls to nothing; one that the label leaked into jumps.
     """
@@ -29,12 +29,10 @@ def ask_importance(record: GateRecord) -> Iterator[Check]:
         yield Check(QUESTION, SETTING, True, words)
         return
     ordered = sorted(changed, key=lambda name: -abs(changed[name][1].rise - changed[name][0].rise))
-    said = "; ".join(
-        f"{name!r} {changed[name][1].rise:+.4f}, with the incumbent {changed[name][0].rise:+.4f}" for name in ordered
-    )
+    said = "; ".join(f"{name!r} {changed[name][1].rise:+.4f}, was {changed[name][0].rise:+.4f}" for name in ordered)
     words = (
-        f"NE rises otherwise than {WHEN} where the values of these features are shuffled: {said}. One that fell may be "
-        f"broken upstream, one that rose may know the label ({SETTING})"
+        f"features carry far less or far more than with the incumbent {WHEN} (rise of NE where their values are "
+        f"shuffled): {said}. One that fell may be broken upstream; one that rose may know the label ({SETTING})"
     )
     yield Check(QUESTION, SETTING, True, words, warned=True)
 

@@ -1,17 +1,20 @@
 """``nightjar calibrate``: where its file goes, what it refuses, and what ranks answer."""
 
 import json
-from dataclasses import replace
+import signal
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.calibration import measure
+from pipeline.calibration.fit import KernelTime
 from pipeline.calibration.ranks import run_ranks
 from pipeline.cli import main
 from pipeline.commands.calibrate import disk_of, target_of
 from pipeline.config import Config, DataConfig
 from pipeline.errors import ConfigError, LaunchError, PlanError
+from pipeline.launch.signals import handled
 
 
 def config(store):
@@ -67,6 +70,36 @@ def fail(kind):
 def test_a_rank_that_fails_ends_the_others_with_its_error(kind, error):
     with pytest.raises(error):
         run_ranks(2, "cpu", fail, kind)
+
+
+def endings():
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+
+def test_a_rank_ends_at_a_signal_whatever_the_launcher_does_with_it():
+    """A launcher's handler, which a forked rank has too, does not run while a rank waits for another in the store."""
+    import torchrec  # noqa: F401 (from now on ranks are forked where they can be)
+
+    with handled():
+        assert run_ranks(1, "cpu", endings) == [[signal.SIG_DFL] * 3]
+
+
+def test_copies_to_a_gpu_are_a_figure_and_memory_that_is_not_known_is_none():
+    kernels = [asdict(KernelTime(tables=t, columns=16, lookups=n, distinct=n, lookup_ms=t * n / 1e5, update_ms=n / 1e4))
+               for t, n in ((1, 100), (4, 1_000), (8, 8_000))]  # fmt: skip
+    timed = [{"process_bytes": 0, "kernels": kernels, "links": [], "copies": {"hbm_to_ddr_gb_per_s": 52.0}}]
+    figures = measure.fit_alone(timed, "cuda")
+    assert figures["hbm_to_ddr_gb_per_s"] == 52.0 and figures["hbm_gb_per_s"] > 0 and "process_gib" not in figures
+
+
+def refuse():
+    raise RuntimeError("no such instruction\nsecond line")
+
+
+def test_what_the_machine_refuses_a_lone_rank_is_an_error_without_a_traceback(capfd):
+    with pytest.raises(LaunchError, match="^the only rank failed: no such instruction$"):
+        run_ranks(1, "cpu", refuse)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.fixture

@@ -1,11 +1,18 @@
 """``hardware=auto``: what it reads from the machine, what it measures once, and what no key depends on."""
 
+import importlib.metadata
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from pipeline import machine as this_machine
 from pipeline.calibration import kept, quick
 from pipeline.calibration.kept import find_kept, keep, with_figures
+from pipeline.commands.doctor import auto_hardware
 from pipeline.compose import compose
 from pipeline.compose import hardware as auto
 from pipeline.config import Config
@@ -58,6 +65,39 @@ def test_every_gpu_is_a_rank(machine, monkeypatch):
     hardware = composed().hardware
     assert (hardware.device, hardware.ranks_per_host, hardware.hbm_gib, hardware.ddr_gib) == ("cuda", 2, 76.0, 7.75)
     assert "hbm_to_ddr_gb_per_s" in hardware.measured
+    hardware = composed("hardware.device=cpu").hardware
+    assert (hardware.ranks_per_host, hardware.hbm_gib, hardware.ddr_gib) == (1, 0.0, 15.5)
+
+
+TWO_GPUS = "GPU-11, NVIDIA H100, 81559\nGPU-22, NVIDIA T4, 15360\n"
+H100, T4 = Gpu("NVIDIA H100", 81559 << 20), Gpu("NVIDIA T4", 15360 << 20)
+
+
+@pytest.mark.parametrize(
+    ("visible", "cards"),
+    [(None, (H100, T4)), ("", ()), ("-1", ()), ("1", (T4,)), ("1, 0", (T4, H100)), ("0,5,1", (H100,)),
+     ("GPU-22", (T4,)), ("GPU-", ()), ("MIG-11", (H100,)), ("none", ())],
+)  # fmt: skip
+def test_gpus_are_those_that_cuda_shows(tmp_path, monkeypatch, visible, cards):
+    assert read_gpus(TWO_GPUS, tmp_path, monkeypatch, visible) == cards
+
+
+def test_a_gpu_whose_memory_the_driver_does_not_say_has_none_that_is_known(tmp_path, monkeypatch):
+    assert read_gpus("GPU-11, NVIDIA GB10, [N/A]\n", tmp_path, monkeypatch, None) == (Gpu("NVIDIA GB10", 0),)
+
+
+def read_gpus(printed: str, folder: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None) -> tuple[Gpu, ...]:
+    """The GPUs of a machine whose nvidia-smi has ``printed`` so."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat {folder}/printed\n")
+    program.chmod(0o755)
+    (folder / "printed").write_text(printed)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setattr(this_machine, "_has_driver", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    return this_machine.gpus.__wrapped__()
 
 
 def test_on_a_cluster_it_is_the_laptop(machine):
@@ -76,6 +116,38 @@ def test_a_pinned_file_is_what_it_stands_for(machine):
     with pytest.raises(ConfigError, match="hardware.yaml, which hardware=auto stands for, does not fit") as caught:
         composed()
     assert "nightjar calibrate --pin" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "content", [b"5", b"\xff\xfe", b"name: box\nddr_gib: .nan\n", b"name: box\ndevice: auto\n", b""]
+)
+def test_a_pinned_file_that_is_no_hardware_is_refused_by_its_name(machine, content):
+    pinned_figures().parent.mkdir(parents=True)
+    pinned_figures().write_bytes(content)
+    with pytest.raises(ConfigError, match="hardware.yaml, which hardware=auto stands for, does not fit"):
+        composed()
+
+
+@contextmanager
+def without_rights() -> Iterator[None]:
+    """Root becomes nobody for a while."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def test_a_home_that_the_user_may_not_read_has_no_pinned_file(machine):
+    composed()  # imports what it needs
+    pinned_figures().parent.mkdir(parents=True)
+    (machine / "config").chmod(0)
+    with without_rights():
+        assert auto._pinned() == {}
+    (machine / "config").chmod(0o700)
 
 
 def test_figures_are_measured_once_and_no_key_depends_on_them(machine, monkeypatch, caplog):
@@ -129,6 +201,26 @@ def test_kept_figures_that_cannot_be_read_are_measured_again(machine):
     assert find_kept(composed()) is not None
     path.write_text("{")
     assert find_kept(composed()) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"figures": None}, {"figures": []}, {"figures": {}}, {"figures": {"lookup_ns": "fast"}}, {"seconds": "3"},
+     {"figures": {"lookup_ns": float("nan")}}, {"figures": {"ddr_gb_per_s": 0.0}}, {"figures": {"lookup_ns": -1}}],
+)  # fmt: skip
+def test_kept_figures_that_no_plan_can_use_are_measured_again(machine, change):
+    keep(composed(), {"lookup_ns": 1.0}, 0.1)
+    path = kept_figures(kept._key(composed()))
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert find_kept(composed()) is None
+
+
+def test_doctor_says_what_auto_is_where_torchrec_is_missing(machine, monkeypatch):
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(kept, "version", version)
+    assert "15.5 GiB for each; the first plan measures its speed" in auto_hardware().found
 
 
 def test_usable_memory_is_the_least_of_the_machine_and_its_cgroups(tmp_path):

@@ -123,3 +123,8 @@ def test_values_stay_as_they_are_on_this_machine():
 def test_memory_for_large_pages_begins_as_zeros(count):
     values = large_pages(count)
     assert values.shape == (count,) and values.dtype == torch.float32 and not values.any()
+
+
+def test_memory_that_there_is_not_is_an_error_of_memory():
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        large_pages(1 << 50)

@@ -1,6 +1,7 @@
 """Ray on two nodes makes the datasets that threads make, and its driver hears of figures, not of rows."""
 
 import dataclasses
+import gzip
 import pickle
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import DataError
+from pipeline.ingest.file_source import file_sources
+from pipeline.ingest.rawfiles import find_files
+from pipeline.ingest.spec import data_spec
 
 from .conftest import csv_config
 
@@ -88,3 +92,27 @@ def test_an_error_of_a_worker_is_the_error_of_the_run(nodes, tmp_path, run_inges
     with pytest.raises(DataError, match="lacks|missing|no column") as error:
         run_ingest(config_of(path, "ray"))
     assert error.value.hint
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv.gz"])
+def test_parts_of_one_file_make_the_dataset_of_the_file(nodes, tmp_path, run_ingest, monkeypatch, kind):
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 6000)
+    monkeypatch.setattr("pipeline.ingest.formats.columnar.LEAST_ROWS", 64)
+    text = written(tmp_path / "log.csv", 3000).read_bytes() + b"1,2\n2,x\n" * 20
+    (tmp_path / "packed").mkdir()
+    path = tmp_path / "packed" / f"log.{kind}"
+    if kind == "parquet":
+        frame = pl.read_csv(tmp_path / "log.csv").with_columns(label=pl.int_range(pl.len()) % 3)
+        frame.write_parquet(path, row_group_size=100)
+    else:
+        members = [text[at : at + 3001] for at in range(0, len(text), 3001)]
+        path.write_bytes(b"".join(map(gzip.compress, members)))
+    config = [config_of(path, engine, block_mib=1) for engine in ("local", "ray")]
+    config = [
+        dataclasses.replace(each, data=dataclasses.replace(each.data, format=kind.split(".")[0])) for each in config
+    ]
+    (source,) = file_sources(config[0].data, data_spec(config[0].data), find_files(str(path)), 1)
+    assert len(source.parts()) > 3
+    local, by_ray = map(run_ingest, config)
+    assert by_ray.checksums == local.checksums
+    assert len(by_ray.quarantine) == (1000 if kind == "parquet" else 40)

@@ -75,13 +75,13 @@ def asked(before: dict, now: dict):
     return record, list(ask_importance(record))
 
 
-def test_a_feature_that_stopped_to_carry_is_named_first() -> None:
+def test_a_feature_that_no_longer_carries_is_named_first() -> None:
     before = {"a": 0.02, "b": 0.05, "c": 0.0005, "d": 0.004}
     _, (check,) = asked(before, {"a": 0.0, "b": 0.049, "c": 0.0, "d": 0.0001})
     assert check.passed and check.warned and check.name == QUESTION
-    assert "'a' +0.0000, with the incumbent +0.0200; 'd' +0.0001, with the incumbent +0.0040." in check.words
+    assert "'a' +0.0000, was +0.0200; 'd' +0.0001, was +0.0040." in check.words
     _, (check,) = asked(before, {"a": 0.02, "b": 0.05, "c": 0.04, "d": 0.004})
-    assert check.warned and ": 'c' +0.0400, with the incumbent +0.0005." in check.words
+    assert check.warned and ": 'c' +0.0400, was +0.0005." in check.words
 
 
 def test_what_chance_explains_is_no_finding() -> None:
