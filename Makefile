@@ -13,7 +13,8 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
-	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives bench-calibration bench-pages
+	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives bench-calibration bench-pages \
+	bench-ensembles
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,6 +61,12 @@ test-ray: install ## ingestion by Ray, on two nodes of this machine (installs th
 	@.venv/bin/pip install -q "ray>=2.40"
 	@.venv/bin/python -m pytest -m ray tests/ingest
 
+.PHONY: test-mlflow
+test-mlflow: install ## runs and versions in a real MLflow server (installs MLflow into .venv-mlflow)
+	@test -x .venv-mlflow/bin/mlflow || $(PYTHON) -m venv .venv-mlflow
+	@.venv-mlflow/bin/python -m pip --disable-pip-version-check install -q "mlflow>=2.10"
+	@.venv/bin/python -m pytest -m mlflow --mlflow=.venv-mlflow tests/trackers
+
 .PHONY: test-control
 test-control: install ## the table of faults of the control plane, on a real API server (25 minutes of waiting; few CPUs)
 	@.venv/bin/python -m tests.controlplane.table
@@ -82,6 +89,9 @@ bench-scaling: install ## samples/s on 1, 2 and 4 ranks of one thread each
 
 bench-epochs: install ## test NE of a training that stops by itself, against the best number of epochs found by hand
 	@.venv/bin/python -m benchmarks.epochs
+
+bench-ensembles: install ## test NE of an ensemble from one training, against the best single model of equal time
+	@.venv/bin/python -m benchmarks.ensembles
 
 bench-hogwild: install ## threads without locks against synchronous training: spread of log loss, samples/s
 	@.venv/bin/python -m benchmarks.hogwild
@@ -124,6 +134,10 @@ bench-nights: install ## ten simulated nights that drift: NE of nightly warm sta
 
 bench-models: install ## test NE, AUC, samples/s and parameters of every ranker on the same rows (20 minutes)
 	@.venv/bin/python -m benchmarks.models
+
+.PHONY: bench-search
+bench-search: install ## planted widths and interactions that nightjar search finds, cost and NE of its model (10 minutes)
+	@.venv/bin/python -m benchmarks.search
 
 bench-widths: install ## test NE of widths by frequency at half the bytes, against one width (10 minutes)
 	@.venv/bin/python -m benchmarks.widths
@@ -173,18 +187,25 @@ bench-tasks: install ## test NE of a rare label, learnt alone or with the click 
 bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row updates of lazy Adam
 	@.venv/bin/python -m benchmarks.optimizers
 
-.PHONY: bench-sequences bench-sequences-speed
+.PHONY: bench-sequences bench-sequences-speed bench-sequences-step
 bench-sequences: install ## share of the reachable gain of DIN, HSTU and a sum where the last similar item decides (20 minutes)
 	@.venv/bin/python -m benchmarks.sequences_quality
 
 bench-sequences-speed: install ## CPU seconds of sequences' blocks against padded samples, and against samples of one length
 	@.venv/bin/python -m benchmarks.sequences_speed
 
+bench-sequences-step: install ## CPU seconds and peak memory of a training step with histories of unlike lengths, against like ones
+	@.venv/bin/python -m benchmarks.sequences_step
+
 bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
 	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))
 
 bench-negatives: install ## NE, calibration and seconds of training on 10 % of the rows without a click (10 minutes)
 	@.venv/bin/python -m benchmarks.negatives
+
+.PHONY: bench-tune
+bench-tune: install ## a study of 24 trials on Adult, killed twice: trials lost or doubled, AUC of the best, steps saved (20 minutes)
+	@.venv/bin/python -m benchmarks.tune --adult $(ADULT)
 
 bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's planners, SSD, 1,000 tables (4 minutes)
 	@.venv/bin/python -m benchmarks.plan

@@ -24,7 +24,9 @@ from pipeline.commands import (
     result,
     run,
     runs,
+    search,
     stores,
+    tune,
     worker,
 )
 from pipeline.commands.command import Command
@@ -39,6 +41,8 @@ EPILOG = f"""\
 
   nightjar nightly date=yesterday       a day's logs to a published model, or to reasons why not
   nightjar run experiment=demo          the demo from raw logs to figures
+  nightjar tune study=lr 'train.lr=tag(log, interval(1e-4,1e-1))'
+                                        the best of many runs: a study
   nightjar run --help                   the groups; --help train: every key of one
   nightjar explain train.lr             meaning, bounds, default, and what a change makes again
   nightjar run --cfg job                the configuration that would run
@@ -86,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def commands() -> list[Command]:
     """All commands, in the order of ``nightjar --help``."""
     families = (
-        init, plans, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, result, runs, worker
+        init, plans, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, result, runs,
+        search, tune, worker,
     )  # fmt: skip
     return [*run.commands(), *(command for family in families for command in family.COMMANDS)]
 
@@ -116,7 +121,7 @@ def _unknown_command(given: Sequence[str], known: Sequence[Command]) -> ConfigEr
     names = [command.name for command in known]
     if not given or given[0].startswith("-") or given[0] in names:
         return None
-    near = difflib.get_close_matches(given[0], names, n=1)
+    near = difflib.get_close_matches(given[0], [command.name for command in known if not command.internal], n=1)
     meant = f"; did you mean nightjar {near[0]}?" if near else ""
     return ConfigError(f"nightjar has no command {given[0]!r}{meant}", hint="nightjar --help lists the commands")
 

@@ -19,6 +19,7 @@ EXIT_CODES = {
     6: "gate held",
     7: "corrupt or missing artifact",
     8: "launching failed, a rank was killed, or the store did not answer",
+    9: "a study ended the trial early",
 }
 UNEXPECTED = 1
 SIGNALLED = 128  # plus the signal's number, as shells have it
@@ -121,6 +122,12 @@ class LaunchError(NightjarError):
     """A stage could not be started, found or finished."""
 
     exit_code = 8
+
+
+class TrialEndedError(NightjarError):
+    """A study ended this trial early: other trials are better."""
+
+    exit_code = 9
 
 
 class LostLeaseError(BaseException):

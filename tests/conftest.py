@@ -122,6 +122,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--k8s-assets", default=str(default), help=text)
     kit = SHARED / "k8s"
     parser.addoption("--airflow-python", default="", help="a Python with Airflow 3, for the DAG of docs/airflow.md")
+    parser.addoption("--mlflow", default=None, help="a virtual environment with MLflow (default: mlflow on PATH)")
     parser.addoption("--k8s-kit", default=str(kit), help=f"folder of the Kubernetes test kit (default: {kit})")
 
 

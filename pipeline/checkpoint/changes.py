@@ -24,8 +24,8 @@ from pipeline.specs import ID_MAPPINGS, MODELS
 from pipeline.store import Artifact
 
 # The first pattern that matches a setting decides; what none matches is safe.
-_REFUSED_TABLES = ("model.embedding_dim",)
-_REFUSED_DENSE = ("model.*", "data.tasks.*.kind", "data.tasks.*.given")
+_REFUSED_TABLES = ("model.embedding_dim", "data.sequences.*.age_bins")  # the id of an age is the number of its bin
+_REFUSED_DENSE = ("model.*", "data.tasks.*.kind", "data.tasks.*.given", "data.sequences.*.max_length")
 _ALLOWED_MODEL = ("model.tables.*",)
 _ALLOWED = (
     "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.sparse_optimizer",
@@ -73,26 +73,26 @@ def check_changes(
 
 
 def _whole(changes: dict[str, list[Any]], then: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
-    """``changes`` with one entry for each task and numeric feature that only one side has."""
-    for group in ("tasks", "dense"):
+    """``changes`` with one entry for each task, numeric feature and sequence that only one side has."""
+    for group in ("tasks", "dense", "sequences"):
         sides = [config["data"].get(group, {}) for config in (then, now)]
         for name in sides[0].keys() ^ sides[1].keys():
             path, kept = f"data.{group}.{name}", f"data.{group}.{name}.kind"
             changes = {each: pair for each, pair in changes.items() if each == kept or not each.startswith(f"{path}.")}
-            if group == "dense":
+            if group != "tasks":
                 changes[path] = ["there", None] if name in sides[0] else [None, "there"]
     return changes
 
 
 def _was(path: str, old: Any, new: Any) -> str:
-    if _is_number(path):
+    if _is_whole(path):
         return "is new" if old is None else "is gone"
     return f"was {_text(old)}, is {_text(new)}"
 
 
-def _is_number(path: str) -> bool:
-    """Whether ``path`` is a numeric feature as a whole."""
-    return path.startswith("data.dense.") and path.count(".") == 2
+def _is_whole(path: str) -> bool:
+    """Whether ``path`` is a numeric feature or a sequence as a whole."""
+    return path.startswith(("data.dense.", "data.sequences.")) and path.count(".") == 2
 
 
 def _ids_text(path: str, old: Any, new: Any, features: list[str]) -> str:
@@ -220,7 +220,8 @@ def _error(
 
 def _of_dense(refused: dict[str, tuple[Any, str]]) -> list[str]:
     """The settings of ``refused`` that do not matter to a new dense part."""
-    return [path for path in refused if path.startswith(("model.", "data.tasks.")) and path not in _REFUSED_TABLES]
+    dense = ("model.", "data.tasks.", "data.sequences.")
+    return [path for path in refused if path.startswith(dense) and not _matches(path, _REFUSED_TABLES)]
 
 
 def _stays(path: str) -> bool:
@@ -247,7 +248,7 @@ def _way_back(refused: dict[str, tuple[Any, str]], checkpoint: CheckpointConfig)
 
 def _typed(path: str, value: Any) -> str:
     """The override that gives setting ``path`` this value, as it is typed in a shell."""
-    if _is_number(path):
+    if _is_whole(path):
         return f"~{path}" if value is None else f"'+{path}={{...}}'"
     if isinstance(value, list):
         return f"{path}=[{','.join(map(str, value))}]"

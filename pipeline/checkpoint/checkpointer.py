@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -63,7 +64,7 @@ class Kind:
 
     final: bool
     exact: bool
-    held: str | None
+    held: tuple[str, ...]
     prune: bool
     awaited: bool
 
@@ -154,15 +155,15 @@ class Checkpointer:
 
     def save(
         self, state: TrainState, *, wait: bool = False, final: bool = False, timeout: float | None = None,
-        exact: bool = False, held: str | None = None,
+        exact: bool = False, held: Sequence[str] = (),
     ) -> bool:  # fmt: skip
         """Checkpoint the model at ``state``; returns whether one was taken (False: the last is still being written).
 
         Training stops for the copy only, or with ``wait`` until the checkpoint is committed. A failed earlier write
         is told and its rows are taken again; a failed write under ``wait`` raises ArtifactError, TimeoutError after
         ``timeout`` seconds. GuardError where a table is not finite. ``final``: the result of the run, a baseline in
-        ``final_quantise``, all its tables. ``exact``: a baseline that comes back bit for bit. ``held``: the name of
-        another checkpoint that stays, because training may go back to it.
+        ``final_quantise``, all its tables. ``exact``: a baseline that comes back bit for bit. ``held``: names of
+        other checkpoints that stay, because training may go back to them or they join its ensemble.
         """
         began = time.monotonic()
         if not wait and self.config.when_busy == "skip" and self._flight.busy:
@@ -170,7 +171,7 @@ class Checkpointer:
             once(log.warning, "no checkpoint after step %s: the last one is still being written", f"{state.step:,}")
             return False
         self._collect(raising=False, timeout=timeout)
-        kind = Kind(final=final, exact=exact, held=held, prune=timeout is None, awaited=wait)
+        kind = Kind(final=final, exact=exact, held=tuple(held), prune=timeout is None, awaited=wait)
         self._flight.submit(self._job(state, kind))
         if wait:
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
@@ -223,9 +224,8 @@ class Checkpointer:
             "policy": self.config.policy,
             "restores": self._codings.restores,
             "bytes_full": full_bytes(self.model.rows) + sum(value.nbytes for value in tensors.values()),
-            **({HELD: kind.held} if kind.held else {}),
+            **({HELD: list(kind.held) if len(kind.held) > 1 else kind.held[0]} if kind.held else {}),
         }
-        held = {kind.held} if kind.held else set()
         return Job(
             path=f"{self.directory}/{name_of(state.step)}", key=self.key, config=self.resolved, inputs=self.inputs,
             blocks=blocks, dense=tensors, state=record,
@@ -233,7 +233,7 @@ class Checkpointer:
             tables={name: TableSize(rows=t.rows, dim=t.dim) for name, t in self.model.rows.tables.items()},
             summary=summary, chunk_bytes=int(self.config.chunk_mib * MIB),
             compact=partial(compact, self.store, on_point=self.on_point) if compacting else None,
-            prune=partial(self._pruner.prune, list(self._entries), held) if kind.prune else None,
+            prune=partial(self._pruner.prune, list(self._entries), set(kind.held)) if kind.prune else None,
             awaited=kind.awaited,
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from pipeline.store import MANIFEST, Artifact, Store
 from pipeline.store.references import pins
 from pipeline.store.removal import Removal, age, remove
 
-HELD = "held"  # in a checkpoint's summary: the name of another one that its training may go back to
+HELD = "held"  # in a checkpoint's summary: the name of another one that its training may need, or a list of names
 WHOLE, ASIDE, REMAINS = "checkpoint", "set aside", "remains"  # kinds of removals
 
 
@@ -113,7 +113,9 @@ def _stay(
     every = keep_every if keep_every is not None else settings.get("keep_every")
     entries = [entry_of(artifact) for artifact in artifacts]
     pinned = {path.rpartition("/")[2] for path in named if path.startswith(f"{directory}/")}
-    pinned |= {best} if (best := artifacts[-1].summary.get(HELD)) else set()
+    if artifacts[-1].path not in named:  # a finished training names its own
+        held = artifacts[-1].summary.get(HELD, [])
+        pinned |= {held} if isinstance(held, str) else set(held)
     stay = {
         f"{directory}/{name}": "a kept one depends on it, or keep_every" for name in kept(entries, last, every, pinned)
     }

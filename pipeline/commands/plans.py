@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.commands.command import Command, add_config_dir, on_store
 from pipeline.commands.console import progress, tell
+from pipeline.commands.growing import nights_ahead, what_if_nights
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ invalid combination is listed as refused. Exit code 4: no combination fits; 2: n
   nightjar what-if experiment=demo hardware=h100x8,h100x16x8
   nightjar what-if experiment=demo hardware=h100x8 train.global_batch=32768,65536 --json
   nightjar what-if experiment=demo 'plan.sharding_types=[table_wise],[table_wise,row_wise]'
+
+With --nights N: plans for the next N nights of a model, whose tables grow by the trend of its nights in the store.
+Takes the overrides of nightjar nightly. Says when a table reaches its limit, and when a memory is full. Exit code 4: no
+combination has a plan for every night; 7: fewer than three nights.
+
+  nightjar what-if data=criteo store=s3://clicks/store hardware=h100x8,h100x2x8 --nights 30
 """
 PLAN_DIFF = """\
 Name a plan by its run, by its key in the store (or a prefix of it), or by the path of a plan.json.
@@ -44,7 +51,11 @@ DATA_KEYS = ("experiment", "data", "ingest", "seed", "store")
 def add_what_if(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar what-if``."""
     parser.epilog, parser.formatter_class = WHAT_IF, argparse.RawDescriptionHelpFormatter
-    parser.usage = "nightjar what-if [key=value[,value ..] ..] [--json] [--config-dir DIR]"
+    parser.usage = "nightjar what-if [key=value[,value ..] ..] [--nights N] [--html FILE] [--json] [--config-dir DIR]"
+    parser.add_argument(
+        "--nights", type=nights_ahead, metavar="N", help="plan for the next N nights, with tables that grow"
+    )
+    parser.add_argument("--html", metavar="FILE", help="with --nights: write a page with figures to FILE")
     parser.add_argument("--json", action="store_true", help="print the plans' figures as JSON")
     add_config_dir(parser)
     parser.set_defaults(function=_what_if)
@@ -81,6 +92,10 @@ def _widths(options: argparse.Namespace) -> int:
 
 
 def _what_if(options: argparse.Namespace) -> int:
+    if options.nights is not None:
+        return what_if_nights(options)
+    if options.html:
+        raise ConfigError("--html is for --nights, which is not given", hint="--nights 30 --html nights.html")
     from pipeline.compose import sweep
     from pipeline.planning import make_plan
     from pipeline.planning.whatif import what_if

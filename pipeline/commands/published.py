@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.command import Command, on_store
 from pipeline.commands.console import progress, tell
 from pipeline.commands.stores import amount, store_of
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.errors import ArtifactError, ConfigError, NightjarError
 from pipeline.records import RemovedVersions
 
+if TYPE_CHECKING:
+    from pipeline.publishing.promotion import Current
+    from pipeline.store import Store
+
+log = logging.getLogger(__name__)
 EPILOG = """\
 You may leave out the model's name if the store has only one model.
 
@@ -137,6 +143,7 @@ def _promote(options: argparse.Namespace) -> int:
     store = store_of(options)
     current = promotion.promote(store, _model(options, store), options.version, by="promote", reason=options.reason)
     tell(options.json, current.to_json(), text.serving)
+    _track(store, current)
     return 0
 
 
@@ -147,7 +154,24 @@ def _rollback(options: argparse.Namespace) -> int:
     store = store_of(options)
     current = promotion.roll_back(store, _model(options, store), options.reason)
     tell(options.json, current.to_json(), text.serving)
+    _track(store, current)
     return 0
+
+
+def _track(store: Store, current: Current) -> None:
+    """Tell the trackers of the run that made the version that serves now; it serves, whatever they say."""
+    from pipeline.publishing.versions import version_path
+    from pipeline.stages.worker import load
+    from pipeline.trackers.following import tell_serving
+
+    made = store.find(version_path(current.model, str(current.version)))
+    run = made.summary.get("run") if made is not None else None
+    try:
+        track = load(store, str(run)).track
+    except (NightjarError, OSError) as error:
+        log.debug("the settings of run %s cannot be read, so no tracker is told: %s", run, error)
+        return
+    tell_serving(track, store, current.model)
 
 
 def _gc(options: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+SWEEPER = "hydra/sweeper=nightjar"  # with -m: a study in place of a grid
 
 
 def commands() -> list[Command]:
@@ -83,6 +84,10 @@ def _run(options: argparse.Namespace) -> int:
         return inspection.show(overrides, options)
     from pipeline.compose import compose, sweep
 
+    if options.multirun and SWEEPER in overrides:
+        from pipeline.commands.studies import run_study
+
+        return run_study([each for each in overrides if each != SWEEPER], options.config_dir)
     if options.multirun:
         jobs = sweep(overrides)
         return _sweep(jobs, [compose(job, options.config_dir) for job in jobs])
@@ -112,6 +117,13 @@ def _one_run(config: Config) -> tuple[int, Result | None]:
         return _alone(config)
     except NightjarError as error:
         return complain(str(error), exit_code_of(error)), None
+
+
+def one_run(overrides: Sequence[str], config_dir: str | None) -> int:
+    """Run what ``overrides`` say, as ``nightjar run`` does; the exit code. ConfigError where they do not compose."""
+    from pipeline.compose import compose
+
+    return _one_run(compose(overrides, config_dir))[0]
 
 
 def run_code(config: Config) -> int:
@@ -214,9 +226,10 @@ def failed(error: Any) -> int:
 def stage_io(config: Config, store: Store, width: int) -> StageIO:
     """Who hears of a stage, on a terminal of ``width`` columns (0: none)."""
     from pipeline.specs.stage import StageIO
+    from pipeline.tuning.trial import on_trial
 
     reporter = _reporter(config, store, width)
-    return StageIO(interval=reporter.interval, close=reporter.close)
+    return on_trial(config, store, StageIO(interval=reporter.interval, close=reporter.close))
 
 
 def _reporter(config: Config, store: Store, width: int) -> Reporter:

@@ -122,6 +122,8 @@ def _consequence(keys: list[str]) -> str:
     if not stages:
         return "If you change it, no finished stage runs again."
     text = f"If you change it, these stages run again, and all that read their output: {', '.join(stages)}."
+    if CHECKPOINTS in keys and "train" in keys:  # how long it trains says when snapshots are taken
+        return f"{text} Training continues from its checkpoints, or with train.snapshots from scratch."
     if CHECKPOINTS in keys:
         return f"{text} Training starts from scratch."
     return f"{text} Training continues from its checkpoints." if "train" in keys else text

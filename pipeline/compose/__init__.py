@@ -37,7 +37,9 @@ SCHEMA = "nightjar_schema"
 ROOT = "config"
 OWN = "my"  # the user's own configuration directory, beside the store
 # Settings of where and how a run works; they do not change its results, nor its name.
-NOT_IN_RUN_NAME = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "gate", "publish")
+NOT_IN_RUN_NAME = (
+    "run", "store", "stages", "force", "launch", "schedule", "nightly", "gate", "publish", "tune", "search"
+)  # fmt: skip
 
 
 def conf_directory() -> Path:
@@ -178,7 +180,7 @@ def _choices(override: Override) -> list[str]:
     if not override.is_discrete_sweep():
         raise ConfigError(
             f"{override.input_line} is a continuous sweep, expected values to try",
-            hint=f"{override.key_or_group}=1,2,3",
+            hint=f"{override.key_or_group}=1,2,3, or nightjar tune {override.input_line}",
         )
     key = override.get_key_element()
     return [f"{key}={value}" for value in override.sweep_string_iterator()]

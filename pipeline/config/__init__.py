@@ -36,21 +36,24 @@ from pipeline.config.pods import PodConfig, PodResources, PodVolume, Toleration
 from pipeline.config.publish import PublishConfig
 from pipeline.config.rows import DedupeConfig, SamplingConfig
 from pipeline.config.schedule import ScheduleConfig
+from pipeline.config.search import SearchConfig
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, TaskLimits, TaskOptions, TaskTraining
-from pipeline.config.track import PrometheusConfig, TrackConfig
+from pipeline.config.track import MlflowConfig, OpenTelemetryConfig, PrometheusConfig, TrackConfig
 from pipeline.config.train import ClipConfig, GuardConfig, TrainConfig
+from pipeline.config.tune import TuneConfig
 from pipeline.specs import STAGES, default_stages
 
 __all__ = [
     "AUTO", "BINNINGS", "MDL", "PERCENTILE", "SHARDING_TYPES", "TIERS", "CheckpointConfig", "ChecksConfig",
     "ClipConfig", "Config", "DataConfig", "DebugConfig", "DedupeConfig", "DenseFeature", "DriftLimits",
     "EvaluateConfig", "GateConfig",
-    "GuardConfig", "HardwareConfig", "IngestConfig", "LabelConfig", "LaunchConfig", "ModelConfig", "NightlyConfig",
+    "GuardConfig", "HardwareConfig", "IngestConfig", "LabelConfig", "LaunchConfig", "MlflowConfig", "ModelConfig",
+    "NightlyConfig", "OpenTelemetryConfig",
     "PartitionConfig", "PlanConfig", "PodConfig", "PodResources", "PodVolume", "PrometheusConfig", "PublishConfig",
-    "RayConfig", "SamplingConfig", "ScheduleConfig", "SparseDefaults", "SparseFeature", "SplitConfig",
+    "RayConfig", "SamplingConfig", "ScheduleConfig", "SearchConfig", "SparseDefaults", "SparseFeature", "SplitConfig",
     "SyntheticConfig", "TableDefaults", "TableFigures", "TablePin", "TaskLabel", "TaskLimits", "TaskOptions",
-    "TaskTraining", "Toleration", "TrackConfig", "TrainConfig", "WatermarkConfig",
+    "TaskTraining", "Toleration", "TrackConfig", "TrainConfig", "TuneConfig", "WatermarkConfig",
 ]  # fmt: skip
 
 
@@ -86,6 +89,8 @@ class Config:
     schedule: ScheduleConfig = setting(factory=ScheduleConfig, doc="The CronJob that starts a launcher every night.")
     nightly: NightlyConfig = setting(factory=NightlyConfig, doc="What a night waits for, catches up on and reports.")
     track: TrackConfig = setting(factory=TrackConfig, doc="Other programs that are told of runs and nights.")
+    search: SearchConfig = setting(factory=SearchConfig, doc="The search for an architecture (`nightjar search`).")
+    tune: TuneConfig = setting(factory=TuneConfig, doc="A study of settings: `nightjar tune`.")
     debug: DebugConfig = setting(factory=DebugConfig, doc="Help with debugging.")
 
     @property

@@ -9,6 +9,7 @@ from pipeline.config import CheckpointConfig, Config, DataConfig, GateConfig, Tr
 from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.model import COLUMN_STEP
 from pipeline.config.renamed import RENAMED
+from pipeline.config.snapshots import RESET
 from pipeline.config.validate import ValidateConfig
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
@@ -31,6 +32,8 @@ def check(config: Config) -> None:
     _check_batch(config.train, config.world_size)
     if config.train.asynchronous:
         _check_alone(config)
+    if config.train.snapshots.active:
+        _check_snapshots(config)
     _check_features(config.data, config.gate, config.checkpoint)
     _check_calibrator(config)
     _check_tasks(config)
@@ -128,6 +131,32 @@ def _check_batch(train: TrainConfig, ranks: int) -> None:
         )
 
 
+def _check_snapshots(config: Config) -> None:
+    """An ensemble needs validation rows to choose its members by, and is alone in deciding when it looks at them."""
+    train, path = config.train, "train.snapshots"
+    looks = [each.name for each in fields(ValidateConfig) if getattr(train.validate, each.name) != each.default]
+    refused = {
+        "there are no validation rows to choose members by": (
+            not config.data.split.validates, "data.split.validation_share=0.1"
+        ),
+        f"train.validate.{', train.validate.'.join(looks)} would stop or lower what snapshots cut into cycles": (
+            bool(looks), f"train.validate.{looks[0] if looks else ''} at its default"
+        ),
+        f"train.average.kind={train.average.kind} averages weights over all cycles": (
+            train.average.active, "train.average.kind=none"
+        ),
+        "train.schedule=constant has no minimum for a snapshot of kind cyclic": (
+            train.snapshots.kind == "cyclic" and train.schedule == "constant", "train.schedule=cosine"
+        ),
+        f"partition={config.partition.name} has tower modules, which {path}.kind={RESET} cannot begin anew": (
+            train.snapshots.kind == RESET and config.partition.name != "flat", f"{path}.kind=cyclic, or partition=flat"
+        ),
+    }  # fmt: skip
+    for what, (wrong, hint) in refused.items():
+        if wrong:
+            raise ConfigError(f"{path}.count is {train.snapshots.count}, but {what}", hint=f"{hint}, or {path}.count=1")
+
+
 def _check_alone(config: Config) -> None:
     """Asynchronous training has one rank on a CPU, and a flat model."""
     hardware, mode = config.hardware, f"train.mode={config.train.mode}"
@@ -212,7 +241,7 @@ def _check_tasks(config: Config) -> None:
 
 
 def _check_sequences(config: Config) -> None:
-    """``model.sequences`` names sequences, a block that compares has a target, and the model is flat."""
+    """``model.sequences`` names sequences, and a block that compares has a target."""
     known = config.data.sequences
     for name in config.model.sequences:
         if name not in known:
@@ -239,12 +268,12 @@ def _check_sequences(config: Config) -> None:
                 hint=(f"data.sequences.{name}.target={tables[0]}, or " if tables else "")
                 + f"'+{path}={{block: {others[0]}}}'",
             )
-    if known and config.partition.name != "flat":
-        raise ConfigError(
-            f"data.sequences has {', '.join(known)}, but partition.name is {config.partition.name}: towers do not take "
-            "sequences",
-            hint="partition=flat",
-        )
+        if block.ages and not sequence.timed:
+            raise ConfigError(
+                f"{path}.options.ages is true, but data.sequences.{name} has no times: events without times have no "
+                "ages",
+                hint=f"{path}.options.ages=false, or data.sequences.{name}.time=<column of the events' times>",
+            )
 
 
 def _check_tables(config: Config) -> None:

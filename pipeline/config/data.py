@@ -415,12 +415,28 @@ class DataConfig:
         return self.sparse[feature].table or feature
 
     @property
+    def vectors(self) -> list[str]:
+        """What the model has a vector of: the categorical features, and the sequences."""
+        return [*self.sparse, *self.sequences]
+
+    @property
     def shared_tables(self) -> list[list[str]]:
-        """The features of every table that several share, in order."""
+        """The features, and the sequences, of every table that several share, in order."""
         by_table: dict[str, list[str]] = {}
         for name in self.sparse:
             by_table.setdefault(self.table_of(name), []).append(name)
+        for name, tables in self.tables_of_sequences.items():
+            for table in tables:
+                by_table.setdefault(table, []).append(name)
         return [names for names in by_table.values() if len(names) > 1]
+
+    @property
+    def tables_of_sequences(self) -> dict[str, list[str]]:
+        """The features whose tables the events have, by sequence; each once."""
+        return {
+            name: list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
+            for name, sequence in self.sequences.items()
+        }
 
     @property
     def event_tables(self) -> tuple[str, ...]:

@@ -38,6 +38,11 @@ class LaunchConfig:
         choices=LOG_FORMATS,
         doc="text for people, or json: one JSON object per line, for a cluster's log collector.",
     )
+    torchrun: bool = setting(
+        False,
+        doc="On this machine, start CPU ranks by TorchX under torchrun, each of which imports torch anew, as GPU ranks "
+        "are. false: fork them from one process that has imported it.",
+    )
     limit_memory: str = setting(
         "auto",
         choices=("auto", "always", "never"),

@@ -8,7 +8,7 @@ _NAMES = {
     "train.sparse_lr": "embedding_lr embedding_learning_rate sparse_learning_rate",
     "train.global_batch evaluate.global_batch": "batch_size global_batch_size",
     "evaluate.global_batch": "eval_batch_size",
-    "train.epochs": "num_epochs max_epochs n_epochs",
+    "train.epochs": "epochs num_epochs max_epochs n_epochs",
     "train.max_steps": "num_steps total_steps",
     "train.dense_optimizer": "optimizer optim",
     "train.sparse_optimizer": "embedding_optimizer",

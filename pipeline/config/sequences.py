@@ -145,6 +145,9 @@ class SequenceOptions:
     softmax: bool | None = setting(None, doc="Whether din's weights are shares of one.")
     layers: int | None = setting(None, low=1, high=64, doc="Layers of sasrec, bst or hstu.")
     heads: int | None = setting(None, low=1, high=256, doc="Heads of their attention.")
+    ages: bool | None = setting(
+        None, quiet=True, doc="Whether hstu weighs an event by its age too; the sequence needs times."
+    )
 
     def check(self, path: str) -> None:
         """ConfigError for a layer without width."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pipeline.config.fields import AUTO, setting
 from pipeline.config.hogwild import HogwildConfig
 from pipeline.config.optimizers import AverageConfig, DenseGroup, DenseOptions, SparseOptions
+from pipeline.config.snapshots import SnapshotConfig
 from pipeline.config.tasks import TaskTraining
 from pipeline.config.validate import ValidateConfig
 from pipeline.errors import ConfigError
@@ -127,6 +128,12 @@ class TrainConfig:
         8, low=1, doc="Row groups that are mixed at a time; more mix better and take more memory."
     )
     prefetch_batches: int = setting(4, low=1, doc="Batches that a background thread reads ahead.")
+    max_events: int | None = setting(
+        None, low=1, quiet=True,
+        doc="Events of a sequence on which its block works at once; null: all those of a rank's batch. A batch that "
+        "has more is worked on in parts, whose activations are computed again in the backward pass: less memory, the "
+        "same result. A single history may be longer.",
+    )  # fmt: skip
     max_steps: int | None = setting(
         None, low=1, doc="Steps after which training stops; null: at the end of its epochs."
     )
@@ -148,6 +155,7 @@ class TrainConfig:
     )  # fmt: skip
     hogwild: HogwildConfig = setting(factory=HogwildConfig, doc="The threads of mode hogwild.")
     validate: ValidateConfig = setting(factory=ValidateConfig, doc="Looks at the validation rows.")
+    snapshots: SnapshotConfig = setting(factory=SnapshotConfig, doc="Several models from one training.")
     guard: GuardConfig = setting(factory=GuardConfig, doc="When training stops itself.")
 
     def task_weight(self, task: str) -> float:
@@ -208,6 +216,7 @@ class TrainConfig:
         refused = {
             f"{path}.compile is true": (self.compile is True, f"{path}.compile=false"),
             f"{path}.average.kind is {self.average.kind}": (self.average.active, f"{path}.average.kind=none"),
+            f"{path}.snapshots.count is {self.snapshots.count}": (self.snapshots.active, f"{path}.snapshots.count=1"),
             f"{path}.profile is true": (self.profile, f"{path}.profile=false"),
             f"{path}.dense_optimizer is {self.dense_optimizer}": (
                 not DENSE_OPTIMIZERS.get(self.dense_optimizer).lock_free, f"{path}.dense_optimizer=adam"

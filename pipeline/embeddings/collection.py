@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -33,12 +33,17 @@ def build_collection(
     )
 
 
-def event_collection(schema: DatasetSchema, model: ModelConfig, device: torch.device) -> EmbeddingBagCollection:
-    """The tables of sequences, looked up as ``event_lookups`` says: a key a table, which has the table's name."""
+def event_collection(
+    schema: DatasetSchema, model: ModelConfig, device: torch.device, *, weighted: bool | None = None
+) -> EmbeddingBagCollection:
+    """The tables of sequences, looked up as ``event_lookups`` says: a key a table, which has the table's name.
+
+    ``weighted``: as in ``build_collection``.
+    """
     tables = [table for table in schema.tables if table.events]
     return EmbeddingBagCollection(
         tables=[_bag(table, (table.name,), model) for table in tables], device=device,
-        is_weighted=any(table.weighted for table in tables),
+        is_weighted=any(table.weighted for table in tables) if weighted is None else weighted,
     )  # fmt: skip
 
 
@@ -90,6 +95,21 @@ def side_by_side(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
         return pooled.values()
     parts = dict(zip(pooled.keys(), pooled.values().split(pooled.length_per_key(), dim=1), strict=True))
     return torch.cat([parts[name] for name in features], dim=1)
+
+
+def feature_vectors(
+    pooled: KeyedTensor | None, apart: Mapping[str, Tensor] | None, features: Sequence[str], *, even: bool
+) -> Tensor:
+    """The embeddings of ``features`` in that order: [B, F, D], or side by side where widths differ (not ``even``).
+
+    ``apart``: those that ``pooled`` lacks, [B, w] each.
+    """
+    if apart:
+        every = {**({} if pooled is None else pooled.to_dict()), **apart}
+        vectors = [every[name] for name in features]
+        return torch.stack(vectors, dim=1) if even else torch.cat(vectors, dim=1)
+    assert pooled is not None
+    return pooled_stack(pooled, features) if even else side_by_side(pooled, features)
 
 
 def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> Tensor:

@@ -27,6 +27,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.compiled import compile_tables, compiled_on
 from pipeline.embeddings.learning import ReplicaOptimizer, fuse_optimizer, learn_by_rows
+from pipeline.embeddings.narrow import any_width
 from pipeline.embeddings.rules import TableRules, as_rules
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
@@ -251,7 +252,7 @@ def shard_model(
     if ssd is not None:
         for collection in collections.values():
             ssd.give(collection, rules)
-    with kernels_on_ssd() if ssd is not None else nullcontext():
+    with kernels_on_ssd() if ssd is not None else nullcontext(), any_width(device):
         dmp = DistributedModelParallel(
             module=model,
             device=device,

@@ -20,6 +20,7 @@ from pipeline.ingest.values import absent_in, nulls, strings_of
 from pipeline.ingest.zones import instants
 from pipeline.records import SequenceProfile
 
+_BINS = 50  # of the histogram of lengths, at most
 OLDEST = 16 * 365.25 * 86_400  # seconds; events before that are in the last bin of ages
 _NO_NULLS = {"empty_as_null": False, "keep_nulls": False}
 
@@ -49,10 +50,13 @@ class Lengths:
         """The figures of ``profile.json``."""
         total, lengths = max(int(self.rows.sum()), 1), np.arange(len(self.rows))
         below = np.searchsorted(np.cumsum(self.rows), 0.99 * total)
+        longest = int(lengths[self.rows > 0].max(initial=0))
+        each = max(-(-longest // _BINS), 1)
+        binned = np.bincount((lengths + each - 1) // each, self.rows)[: -(-longest // each) + 1]
         return SequenceProfile(
-            mean=float((self.rows * lengths).sum() / total), p99=int(below),
-            longest=int(lengths[self.rows > 0].max(initial=0)),
+            mean=float((self.rows * lengths).sum() / total), p99=int(below), longest=longest,
             empty_share=float(self.rows[0] / total), left_out=self.left_out,
+            rows_by_length=tuple(binned.astype(int).tolist()), events_per_bin=each,
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -28,14 +28,14 @@ from pipeline.launch.grow import Growth, MoreRoomError, with_more_hosts
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.memory import exceeded, release
 from pipeline.launch.protocol import GivenUpError, StageJob, StageRunner
-from pipeline.launch.result import Outcome, assemble
+from pipeline.launch.result import Outcome, assemble, error_part
 from pipeline.launch.schedulers import scheduler
 from pipeline.launch.shrink import NoRoomError, with_fewer_hosts
 from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
 from pipeline.launch.steps import write_steps
-from pipeline.records import Grown, Result, Shrunk
+from pipeline.records import Grown, Result, Shrunk, StageAttempt
 from pipeline.records.step import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.store import Artifact, Store
@@ -56,6 +56,20 @@ class Console:
 
     write: Callable[[bytes], None]
     columns: int = 0
+
+
+@contextlib.contextmanager
+def _noted(attempts: list[StageAttempt]) -> Iterator[None]:
+    """Add what is done meanwhile to ``attempts``, with its times and what ended it."""
+    began, started, error = time.monotonic(), time.time(), None
+    try:
+        yield
+    except BaseException as fault:
+        error = error_part(fault)
+        raise
+    finally:
+        seconds = round(time.monotonic() - began, 3)
+        attempts.append(StageAttempt(started=round(started, 3), seconds=seconds, error=error))
 
 
 class StageError(Exception):
@@ -206,20 +220,21 @@ class Chain:
             log.info("%-10s skipped: %s is committed", step.name, step.path)
             return
         log.info("%-10s started", step.name)
-        started = time.monotonic()
+        began, started = time.monotonic(), time.time()
+        attempts: list[StageAttempt] = []
         try:
-            artifact = self._inline(step) if self._is_inline(step.name) else self._launched(step)
+            artifact = self._inline(step) if self._is_inline(step.name) else self._launched(step, attempts)
         except BaseException:
-            self.outcomes[step.name] = Outcome("failed", time.monotonic() - started, None)
+            self.outcomes[step.name] = Outcome("failed", time.monotonic() - began, None, started, tuple(attempts))
             raise
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - began
         self.artifacts[step.name] = artifact
-        self.outcomes[step.name] = Outcome("done", seconds, artifact.path)
+        self.outcomes[step.name] = Outcome("done", seconds, artifact.path, started, tuple(attempts))
         log.info("%-10s done in %.1f s: %s", step.name, seconds, artifact.path)
 
     def _skip(self, step: Step, artifact: Artifact) -> None:
         self.artifacts[step.name] = artifact
-        self.outcomes[step.name] = Outcome("skipped", 0.0, artifact.path)
+        self.outcomes[step.name] = Outcome("skipped", 0.0, artifact.path, time.time())
 
     def _discard(self, step: Step) -> Step:
         """Remove what ``step`` made; the step as it is to run, which the ranks read."""
@@ -247,17 +262,18 @@ class Chain:
         assert artifact is not None  # this process is rank 0
         return artifact
 
-    def _launched(self, step: Step) -> Artifact:
+    def _launched(self, step: Step, tried: list[StageAttempt]) -> Artifact:
         """Submit the stage, again after a fault that may pass or an unexplained death: ``launch.attempts`` times.
 
         A try that committed a checkpoint does not count: nodes that may be taken away at any time end many of them. One
-        attempt stays one, whatever it committed.
+        attempt stays one, whatever it committed. Every try is added to ``tried``.
         """
         attempt, attempts = 1, self.config.launch.attempts
         while True:
             reached = self._reached(step)
             try:
-                return self._attempt(step)
+                with _noted(tried):
+                    return self._attempt(step)
             except NoRoomError as full:
                 step = self._shrink(step, full)
             except MoreRoomError as room:

@@ -1,9 +1,8 @@
-"""Stages with one rank on this machine: forked from a process that has imported what they need."""
+"""Stages on this machine: their ranks are forked from a process that has imported what they need."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -12,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pipeline.errors import LaunchError
+from pipeline.launch.forkserver import REFUSED, Request
 from pipeline.launch.logs import Tail, account, collect, death
 from pipeline.logs import level_arguments
 
@@ -19,48 +20,66 @@ POLL_SECONDS = 0.02
 
 
 class ForkServer:
-    """The process of ``forkserver.py``. ``modules``: what it imports; ``environment``: variables of its ranks."""
+    """The process of ``forkserver.py``. ``modules``: what it imports; ``environment``: variables while it does."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
-        self.environment = dict(environment)
         command = [sys.executable, "-m", "pipeline.cli", "fork-server", *level_arguments(), *modules]
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "fork-server.log").open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                env={**os.environ, **self.environment}, start_new_session=True,
+                env={**os.environ, **environment}, start_new_session=True,
             )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
         os.set_blocking(self._answers.fileno(), False)
-        self._heard = b""
+        self._heard, self._ranks = b"", 0
 
     def lives(self) -> bool:
         """Whether it can fork."""
         return self._process.poll() is None
 
-    def fork(self, arguments: Sequence[str], stdout: Path, stderr: Path) -> None:
-        """Ask for a process that runs ``nightjar worker`` with ``arguments``; ``numbers`` tells how it goes."""
-        self._heard = b""
-        request = {"arguments": [*arguments], "stdout": str(stdout), "stderr": str(stderr)}
-        with contextlib.suppress(BrokenPipeError):  # the server is gone, as ``numbers`` says
-            self._requests.write(json.dumps(request).encode() + b"\n")
+    def fork(self, request: Request) -> None:
+        """Ask for the processes of ``request``; ``processes`` and ``codes`` tell how they go."""
+        self._heard, self._ranks = b"", len(request.stderr)
+        with contextlib.suppress(BrokenPipeError):  # the server is gone, as ``codes`` says
+            self._requests.write(request.line().encode())
             self._requests.flush()
 
-    def numbers(self) -> list[int]:
-        """What the server has said of the last request: its process, then its exit code.
+    def processes(self) -> list[int]:
+        """The ranks' processes, rank 0 first; empty until all of them are forked.
 
-        Where the server itself was killed, so was the process: the exit code is that.
+        LaunchError where the machine refuses one.
+        """
+        lines = self._lines()[: self._ranks]
+        return [int(line) for line in lines] if len(lines) == self._ranks else []
+
+    def codes(self) -> dict[int, int]:
+        """Exit codes of the ranks that have ended, in the order of their ends; LaunchError as ``processes``.
+
+        Where the server itself was killed, so were the ranks: the exit code is that.
         """
         gone = not self.lives()  # before the read: what it said until then is read
+        ended = [line.split() for line in self._lines()[self._ranks :]]
+        codes = {int(rank): int(code) for rank, code in ended}
+        if gone:
+            codes |= {rank: -signal.SIGKILL for rank in range(self._ranks) if rank not in codes}
+        return codes
+
+    def _lines(self) -> list[str]:
         with contextlib.suppress(BlockingIOError):
             while not self._answers.closed and (data := os.read(self._answers.fileno(), 1 << 10)):
                 self._heard += data
-        numbers = [int(line) for line in self._heard.splitlines(keepends=True) if line.endswith(b"\n")]
-        return [*numbers, *([0] if not numbers else []), -signal.SIGKILL] if gone and len(numbers) < 2 else numbers
+        lines = [line.decode() for line in self._heard.splitlines(keepends=True) if line.endswith(b"\n")]
+        if lines and lines[0].startswith(REFUSED):
+            raise LaunchError(
+                f"this machine does not start {self._ranks} more processes: {lines[0].removeprefix(REFUSED).strip()}",
+                hint="free memory, raise the limit of processes (ulimit -u), or hardware.ranks_per_host=1",
+            )
+        return lines
 
     def close(self) -> None:
-        """End it, and with it the process it waits for."""
+        """End it, and with it the processes it waits for."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._requests, self._answers):
@@ -69,34 +88,54 @@ class ForkServer:
 
 
 class ForkedJob:
-    """A stage's only rank, forked by ``server``. ``directory``: of all logs; ``name``: of the app in it."""
+    """A stage's ranks, forked by ``server``. ``directory``: of all logs; ``name``: of the app in it.
 
-    def __init__(self, server: ForkServer, arguments: Sequence[str], directory: Path, name: str) -> None:
-        self.name, self._server, self._directory = name, server, directory
-        folder = directory / "nightjar" / name / "0"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._tail = Tail(folder / "stdout.log")
-        server.fork(arguments, folder / "stdout.log", folder / "stderr.log")
+    ``ranks``: how many; ``seconds``: how long the others may take to end once one has failed.
+    """
+
+    def __init__(
+        self, server: ForkServer, arguments: Sequence[str], environment: Mapping[str, str], directory: Path, name: str,
+        ranks: int, seconds: float,
+    ) -> None:  # fmt: skip
+        self.name, self._server, self._directory, self._ranks, self._seconds = name, server, directory, ranks, seconds
+        self._failed_at: float | None = None
+        folders = [directory / "nightjar" / name / str(rank) for rank in range(ranks)]
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        stdout = folders[0] / "stdout.log"
+        self._tail = Tail(stdout)
+        stderr = [str(folder / "stderr.log") for folder in folders]
+        server.fork(Request([*arguments], str(stdout), stderr, dict(environment)))
 
     def state(self) -> str:
-        """By the rank's exit code."""
-        code = self._exit_code()
-        return "running" if code is None else "succeeded" if code == 0 else "failed"
+        """By the ranks' exit codes. Where one has failed, the others are told to end, and killed when they do not."""
+        codes = self._server.codes()
+        if len(codes) == self._ranks:
+            return "failed" if any(codes.values()) else "succeeded"
+        if any(codes.values()):
+            self._end_others()
+        return "running"
 
-    def _exit_code(self) -> int | None:
-        return numbers[1] if len(numbers := self._server.numbers()) > 1 else None
+    def _end_others(self) -> None:
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+            self._signal(signal.SIGTERM)
+        elif time.monotonic() > self._failed_at + self._seconds:
+            self._signal(signal.SIGKILL)
 
     def output(self) -> bytes:
-        """What the rank wrote to its standard output since the last call."""
+        """What the ranks wrote to their standard output since the last call."""
         return self._tail.read()
 
     def logs(self) -> str:
-        """Both streams, and how the rank ended."""
-        code = self._exit_code()
-        return collect(self._directory, self.name) + ("" if code is None else account(code))
+        """All streams, and how ranks that failed ended, the first one first."""
+        with contextlib.suppress(LaunchError):
+            failures = [account(rank, code) for rank, code in self._server.codes().items() if code]
+            return collect(self._directory, self.name) + "".join(failures)
+        return ""
 
     def death(self, logs: str) -> str:
-        """The signal that killed the rank."""
+        """The rank that a signal killed."""
         return death(logs)
 
     def stop(self, seconds: float) -> None:
@@ -107,16 +146,18 @@ class ForkedJob:
             time.sleep(POLL_SECONDS)
 
     def cancel(self) -> None:
-        """Kill the rank and what it started."""
-        self._signal(signal.SIGKILL)
-        while self.state() == "running":
-            time.sleep(POLL_SECONDS)
+        """Kill the ranks and what they started."""
+        with contextlib.suppress(LaunchError):  # there are none
+            self._signal(signal.SIGKILL)
+            while self.state() == "running":
+                time.sleep(POLL_SECONDS)
 
     def _signal(self, number: int) -> None:
-        """Send a signal to the rank's processes; one that is not there yet never comes."""
-        numbers = self._server.numbers()
-        if not numbers:
+        """Send a signal to the processes of all ranks that live; those that are not there yet never come."""
+        processes, ended = self._server.processes(), self._server.codes()
+        if not processes:
             self._server.close()
-        elif len(numbers) == 1:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(numbers[0], number)
+        for rank, process in enumerate(processes):
+            if rank not in ended:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process, number)

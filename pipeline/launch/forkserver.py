@@ -1,13 +1,14 @@
-"""The fork server: a process of the launcher that imports torch and the rooms once, and forks a rank for every stage.
+"""The fork server: a process of the launcher that imports torch and the rooms once, and forks the ranks of every stage.
 
-Importing them takes longer than many stages work. The launcher starts the server before its first stage; the imports
-then go on beside ingestion and planning. A stage still has a process of its own: what one leaves in memory, and how it
-dies, is nothing to the next. The server computes nothing, so it has no threads and no CUDA context, which a forked
-process could not use.
+Importing them takes longer than many stages work, and every rank would do so anew. The launcher starts the server
+before its first stage; the imports then go on beside ingestion and planning. Each rank still has a process of its own:
+what one leaves in memory, and how it dies, is nothing to the next. The server computes nothing, so it has no threads
+and no CUDA context, which a forked process could not use.
 
-The launcher writes a request on the server's standard input, ``{"arguments": [..], "stdout": path, "stderr": path}``.
-The server answers with two lines, the process and later its exit code, negative for a signal. It ends at the end of its
-input, or with the launcher; a rank ends with the server.
+The launcher writes a request on the server's standard input (``Request``), a JSON object in a line. The server answers
+with lines of numbers: each rank's process, then, as they end, a rank and its exit code, negative for a signal. Ranks
+meet as those of torchrun do, at a store that a process of its own keeps for them. The server ends at the end of its
+input, or with the launcher; ranks end with the server.
 """
 
 from __future__ import annotations
@@ -19,39 +20,165 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import NoReturn, TextIO
 
 from pipeline.launch.signals import ENDING
 
-RANK = "nightjar-rank"  # what ps and top call a forked rank
+RANK = "nightjar-rank"  # what ps and top call a forked rank, with its number where there are several
+MEETING = "nightjar-store"
+REFUSED = "refused"  # begins the answer to a request whose ranks the machine does not start
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Ranks to fork. ``arguments``: of ``nightjar worker``; ``environment``: variables of all ranks.
+
+    ``stdout``: the file that all of them write to; ``stderr``: each rank's own file.
+    """
+
+    arguments: list[str]
+    stdout: str
+    stderr: list[str]
+    environment: dict[str, str]
+
+    def line(self) -> str:
+        """As the launcher writes it, which ``Request(**json.loads(line))`` reads."""
+        return f"{json.dumps(asdict(self))}\n"
+
+
+Become = Callable[[Request, int, dict[str, str]], NoReturn]  # request, rank and its variables
 
 
 def serve(modules: Sequence[str], run: Callable[[list[str]], int]) -> int:
-    """Import ``modules``, then fork a rank for each request, one after another; returns the exit code.
+    """Import ``modules``, then fork the ranks of each request, one request after another; returns the exit code.
 
-    ``run`` takes the arguments of a request in the forked process, and gives its exit code.
+    ``run`` takes the arguments of a request in each forked process, and gives its exit code.
     """
     end_with_parent()
     # A signal for all processes of a session or a container is the ranks' business: they may save a checkpoint.
     former = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
     requests, answers = _channel()
     import_for_good(modules)
+
+    def become(request: Request, rank: int, more: dict[str, str]) -> NoReturn:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        requests.close()
+        answers.close()
+        _become_rank(request, rank, more)
+        _end(run(list(request.arguments)))
+
     for line in requests:
-        request = json.loads(line)
-        process = os.fork()
-        if not process:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-            _become_rank(request, requests, answers)
-            _end(run(list(request["arguments"])))
-        with contextlib.suppress(PermissionError):  # the rank did so already
-            os.setpgid(process, process)
-        _answer(answers, process)
-        _answer(answers, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+        request = Request(**json.loads(line))
+        try:
+            with _meeting(len(request.stderr)) as places:
+                _follow(_forked(request, places, become), answers)
+        except OSError as error:  # no process or no memory for one
+            _answer(answers, f"{REFUSED} {error}")
     return 0
+
+
+def _forked(request: Request, places: Sequence[dict[str, str]], become: Become) -> list[int]:
+    """The processes of all ranks; OSError where one could not be forked, and then there is none."""
+    processes: list[int] = []
+    try:
+        for rank, place in enumerate(places):
+            process = os.fork()
+            if not process:
+                _only(become, request, rank, place)
+            with contextlib.suppress(PermissionError, ProcessLookupError):  # the rank did so already, or has ended
+                os.setpgid(process, process)
+            processes.append(process)
+    except OSError:
+        for process in processes:
+            _kill(process)
+        raise
+    return processes
+
+
+def _only(become: Become, request: Request, rank: int, place: dict[str, str]) -> NoReturn:
+    """Be a rank in a forked process, which never goes back to what the server does, whatever happens."""
+    try:
+        become(request, rank, place)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(1)
+
+
+def _follow(processes: Sequence[int], answers: TextIO) -> None:
+    """Tell of ``processes``, and of each as it ends."""
+    for process in processes:
+        _answer(answers, str(process))
+    ranks = {process: rank for rank, process in enumerate(processes)}
+    while ranks:
+        process, status = os.wait()
+        if process in ranks:
+            _answer(answers, f"{ranks.pop(process)} {os.waitstatus_to_exitcode(status)}")
+
+
+@contextlib.contextmanager
+def _meeting(ranks: int) -> Iterator[list[dict[str, str]]]:
+    """The variables that torchrun would give to each of ``ranks`` on one machine; none for a lone rank.
+
+    They name a store in a process of its own, which holds its port from the start: no other program can take it.
+    """
+    if ranks == 1:
+        yield [{}]
+        return
+    listening, told = os.pipe()
+    keeper = os.fork()
+    if not keeper:
+        _keep_store(told)
+    os.close(told)
+    try:
+        with os.fdopen(listening) as source:
+            port = source.readline().strip()
+        if not port:
+            raise OSError("the process where the ranks meet ended")
+        yield [_torchruns(rank, ranks, port) for rank in range(ranks)]
+    finally:
+        _kill(keeper)
+
+
+def _torchruns(rank: int, ranks: int, port: str) -> dict[str, str]:
+    """Torchrun's variables (its contract with ``init_process_group``)."""
+    places = {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
+    sizes = {name: str(ranks) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
+    return {
+        **places, **sizes, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
+
+
+def _keep_store(told: int) -> NoReturn:
+    """Be the process that keeps the ranks' store; its port is a line on ``told``."""
+    end_with_parent()
+    _prctl(_PR_SET_NAME, MEETING.encode())
+    try:
+        from torch.distributed import TCPStore
+
+        store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
+        os.write(told, f"{store.port}\n".encode())
+        os.close(told)
+        while True:
+            signal.pause()
+    finally:
+        os._exit(1)
+
+
+def _kill(process: int) -> None:
+    """End a child, if it is one still: ``_follow`` may have met its end, and another program may have its number."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
 
 
 def import_for_good(modules: Sequence[str]) -> None:
@@ -94,19 +221,27 @@ def _channel() -> tuple[TextIO, TextIO]:
     return requests, answers
 
 
-def _answer(answers: TextIO, number: int) -> None:
-    answers.write(f"{number}\n")
+def _answer(answers: TextIO, line: str) -> None:
+    answers.write(f"{line}\n")
     answers.flush()
 
 
-def _become_rank(request: Mapping[str, str], requests: TextIO, answers: TextIO) -> None:
-    """A process group and a name of its own, standard input empty, output in the request's files."""
+def _become_rank(request: Request, rank: int, more: dict[str, str]) -> None:
+    """A process group and a name of its own, its variables, standard input empty, output in the request's files."""
     os.setpgid(0, 0)
-    _prctl(_PR_SET_NAME, RANK.encode())
-    requests.close()
-    answers.close()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    places = (os.open(os.devnull, os.O_RDONLY), os.open(request["stdout"], flags), os.open(request["stderr"], flags))
-    for number, place in enumerate(places):
-        os.dup2(place, number)
-        os.close(place)
+    end_with_parent()
+    _prctl(_PR_SET_NAME, f"{RANK}{rank if more else ''}".encode())
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    files = (os.open(os.devnull, os.O_RDONLY), os.open(request.stdout, flags), os.open(request.stderr[rank], flags))
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.update(request.environment, **more)
+    _set_threads(int(request.environment.get("OMP_NUM_THREADS", "0")))
+
+
+def _set_threads(threads: int) -> None:
+    """Have torch use ``threads`` (0: as they are): OpenMP looked at its variable when the server imported torch."""
+    torch = sys.modules.get("torch")
+    if threads and torch is not None and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Stages on this machine behind the chain's protocol: forked where one CPU rank does them, else by TorchX."""
+"""Stages on this machine behind the chain's protocol: CPU ranks are forked, all others started by TorchX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.errors import LaunchError
-from pipeline.launch.appdefs import distributed, rank_environment, ranks_of, stage_app, worker_arguments
+from pipeline.launch.appdefs import (
+    distributed,
+    rank_environment,
+    ranks_of,
+    seconds_to_end,
+    stage_app,
+    worker_arguments,
+)
 from pipeline.launch.forked import ForkedJob, ForkServer
 from pipeline.launch.protocol import Room, StageJob
 from pipeline.launch.runner import LocalRunner
@@ -39,24 +46,26 @@ class LocalStages:
 
     def takes(self, stage: str) -> bool:
         """Whether ``stage`` needs what a fork server imports anyway."""
-        server = self._server
-        alike = server is not None and server.lives() and server.environment == rank_environment(stage, self.config)
-        return alike and self.is_forked(stage) and bool(STAGES.get(stage).modules(self.config))
+        lives = self._server is not None and self._server.lives()
+        return lives and self.is_forked(stage) and bool(STAGES.get(stage).modules(self.config))
 
     def find(self, step: Step) -> StageJob | None:
         """None: no child outlives its launcher."""
         return None
 
     def submit(self, step: Step, config_url: str) -> StageJob:
-        """Start the stage's rank, or its ranks under torchrun."""
+        """Start the stage's ranks, forked or under torchrun."""
         if not self.is_forked(step.name):
             app = stage_app(step.name, self.config, config_url, columns=self.columns, launcher=os.getpid())
             self._torchx = self._torchx or LocalRunner()
             return self._torchx.submit(app)
-        arguments = worker_arguments(step.name, config_url, columns=self.columns, launcher=os.getpid())
         self._forks += 1
-        name = f"{self.config.run}-{step.name}-{self._forks}"
-        return ForkedJob(self._fork_server(step.name), arguments, self._log_directory(), name)
+        return ForkedJob(
+            self._fork_server(step.name), worker_arguments(step.name, config_url, columns=self.columns,
+            launcher=os.getpid()), rank_environment(step.name, self.config), self._log_directory(),
+            f"{self.config.run}-{step.name}-{self._forks}", ranks_of(step.name, self.config),
+            seconds_to_end(step.name, self.config),
+        )  # fmt: skip
 
     def room(self, step: Step, hosts: int) -> Room:
         """LaunchError: this machine does not become larger (the configuration is refused before)."""
@@ -66,19 +75,19 @@ class LocalStages:
         """Whether ``stage`` needs no torchrun; CUDA does not work in a process that is forked."""
         if not distributed(stage):
             return True
-        hardware, joined = self.config.hardware, self.config.launch.name == "hosts" and self.config.hardware.hosts > 1
-        return not joined and hardware.device == "cpu" and ranks_of(stage, self.config) == 1
+        hardware, launch = self.config.hardware, self.config.launch
+        joined = launch.name == "hosts" and hardware.hosts > 1
+        return not joined and not launch.torchrun and hardware.device == "cpu"
 
     def _fork_server(self, stage: str, stages: Sequence[str] = ()) -> ForkServer:
-        """The server for the rank of ``stage``; another one where that needs other variables, or the former is gone.
+        """The server for the ranks of ``stage``; another one where the former is gone.
 
         ``stages``: those that are to be expected.
         """
-        environment = rank_environment(stage, self.config)
-        if self._server is None or not self._server.lives() or self._server.environment != environment:
+        if self._server is None or not self._server.lives():
             self._close_server()
             modules = [name for each in stages or [stage] for name in STAGES.get(each).modules(self.config)]
-            self._server = ForkServer(modules, environment, self._log_directory())
+            self._server = ForkServer(modules, rank_environment(stage, self.config), self._log_directory())
         return self._server
 
     def _log_directory(self) -> Path:

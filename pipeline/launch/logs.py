@@ -66,9 +66,9 @@ def killed_rank(log: str) -> tuple[int, int] | None:
     return None
 
 
-def account(code: int) -> str:
-    """How rank 0, the only one, ended, in torchrun's words: ``code`` is its exit code, negative for a signal."""
-    return f"\n  rank      : 0 (local_rank: 0)\n  exitcode  : {code}\n"
+def account(rank: int, code: int) -> str:
+    """How ``rank`` ended, in torchrun's words: ``code`` is its exit code, negative for a signal."""
+    return f"\n  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code}\n"
 
 
 def death(log: str) -> str:

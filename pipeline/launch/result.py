@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeline.errors import NightjarError, exit_code_of
-from pipeline.records import ErrorPart, Grown, Result, Shrunk, StageOutcome
+from pipeline.records import ErrorPart, Grown, Result, Shrunk, StageAttempt, StageOutcome
 from pipeline.records.step import run_directory
 from pipeline.specs import STAGES
 from pipeline.store import Artifact, Store
@@ -16,11 +16,24 @@ from pipeline.store import Artifact, Store
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a stage went: done | skipped | failed, wall seconds, and the artifact's path (None if it failed)."""
+    """How a stage went: done | skipped | failed, wall seconds, and the artifact's path (None if it failed).
+
+    ``started``: seconds since 1970. ``attempts``: the jobs that were submitted or found, for a stage that is launched.
+    """
 
     status: str
     seconds: float
     artifact: str | None
+    started: float | None = None
+    attempts: tuple[StageAttempt, ...] = ()
+
+    def record(self) -> StageOutcome:
+        """Its part of ``result.json``: one attempt alone says what the stage says."""
+        return StageOutcome(
+            status=self.status, seconds=round(self.seconds, 3), artifact=self.artifact,
+            started=None if self.started is None else round(self.started, 3),
+            attempts=self.attempts if len(self.attempts) > 1 else None,
+        )  # fmt: skip
 
 
 def assemble(
@@ -44,16 +57,17 @@ def assemble(
     return Result(
         run=run, status="failed" if error else "done", **known,
         stages={
-            name: StageOutcome(status=o.status, seconds=round(o.seconds, 3), artifact=o.artifact)
+            name: o.record()
             for name in STAGES.names()
             if (o := outcomes.get(name)) is not None
         },
         others={name: part for name, part in parts.items() if name not in names},
-        shrunk=tuple(shrunk) or None, grown=tuple(grown) or None, error=_error_part(error) if error else None,
+        shrunk=tuple(shrunk) or None, grown=tuple(grown) or None, error=error_part(error) if error else None,
     )  # fmt: skip
 
 
-def _error_part(error: BaseException) -> ErrorPart:
+def error_part(error: BaseException) -> ErrorPart:
+    """What stopped a run or an attempt."""
     hint = getattr(error, "hint", "") or None
     return ErrorPart(message=message_of(error), exit_code=exit_code_of(error), hint=hint)
 

@@ -17,13 +17,17 @@ def run_lock(store: Store, run: str, seconds: float) -> AbstractContextManager[N
     On a local disk this is a lock of the run's folder, which ends with its process. On an object store it is the lease
     ``runs/<run>/lease.json``, which another launcher takes over once nobody has renewed it for ``seconds``.
     """
-    folder = run_directory(run)
-    what = f"run {run!r} is running already"
     hint = "run the same command again once that one has ended, or run=<another name>"
+    return folder_lock(store, run_directory(run), f"run {run!r}", seconds, hint=hint)
+
+
+def folder_lock(store: Store, folder: str, of: str, seconds: float, *, hint: str) -> AbstractContextManager[None]:
+    """The lock of ``folder``, as ``run_lock`` says. ``of``: what is locked, for messages."""
+    what = f"{of} is running already"
     if store.is_local:
         return store.locked(folder, taken(what, "another launcher", store.full(folder), hint))
     place = LeaseFile(
-        store, f"{folder}/lease.json", name=f"the lock of run {run!r}", taken=what, hint=hint, doing=f"run {run}",
+        store, f"{folder}/lease.json", name=f"the lock of {of}", taken=what, hint=hint, doing=of.replace("'", ""),
         seconds=seconds,
     )  # fmt: skip
     return Lease(place, seconds).held()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline.errors import ArtifactError
+from pipeline.records import members_of
 from pipeline.store import Artifact, Store
 
 
@@ -18,13 +19,17 @@ def size_problem(store: Store, artifact: Artifact) -> str:
 
 
 def final_problem(store: Store, artifact: Artifact) -> str:
-    """What is wrong with a training's ``final`` checkpoint or one of its parents; "" if nothing.
+    """What is wrong with a training's last checkpoint, members of its ensemble or one of their parents; "" if nothing.
 
     Artifacts of other stages name none.
     """
-    final = artifact.summary.get("final")
-    if not final:
+    if not artifact.summary.get("final"):
         return ""
+    problems = (_checkpoint_problem(store, each.checkpoint) for each in members_of(artifact.summary))
+    return next((problem for problem in problems if problem), "")
+
+
+def _checkpoint_problem(store: Store, final: str) -> str:
     directory = final.rpartition("/")[0]
     try:
         checkpoint = store.get(final, "train")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.config.fields import setting
+from pipeline.errors import ConfigError
 from pipeline.models.settings import VectorRankerConfig
 from pipeline.specs import ModelInputs
 
@@ -18,6 +19,21 @@ class DlrmConfig(VectorRankerConfig):
     """DLRM: bottom MLP on the dense features, dot products of all pairs of vectors, top MLP."""
 
     name: str = setting("dlrm", choices=("dlrm",), doc="Ranking model to train.")
+    drop_pairs: list[list[str]] = setting(
+        factory=list, quiet=True,
+        doc="Pairs of features whose dot product is left out, as [[C1,C2],[C1,C3]]. Pairs with the numeric features "
+        "stay: there a feature acts by itself.",
+    )  # fmt: skip
+
+    def check(self, path: str) -> None:
+        """ConfigError for a pair to drop that is none."""
+        super().check(path)
+        for pair in self.drop_pairs:
+            if len(pair) != 2 or pair[0] == pair[1]:
+                raise ConfigError(
+                    f"{path}.drop_pairs has [{', '.join(pair)}], expected two different features",
+                    hint=f"{path}.drop_pairs=[[C1,C2],[C1,C3]]",
+                )
 
 
 class DlrmModel:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from pipeline.config import HardwareConfig, ModelConfig
 from pipeline.models.costs import model_costs
-from pipeline.models.sequences.costs import sequence_costs
+from pipeline.planning.events import NO_EVENTS, Events, timed_costs
 from pipeline.records import PHASES, DatasetSchema
 from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer, task_inputs
 
@@ -78,12 +77,11 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
 
 
 def fixed_ms(
-    model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig, batch: int,
-    lengths: Mapping[str, float] = MappingProxyType({}),
-) -> dict[str, float]:  # fmt: skip
+    model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig, batch: int, events: Events = NO_EVENTS
+) -> dict[str, float]:
     """Ms a step by phase that no table's place changes: dense part, overhead, and the latency of each exchange.
 
-    ``batch``: samples of a step on all ranks. ``lengths``: mean events of a sample, by sequence.
+    ``batch``: samples of a step on all ranks.
     """
     latency = _latency_ms(hardware)
     return {
@@ -91,7 +89,7 @@ def fixed_ms(
         "input_exchange": 2 * latency,  # how many ids, then the ids
         "output_exchange": latency,
         "gradient_exchange": latency,
-        "dense": dense_ms(dense_costs(model, schema, lengths), hardware, batch),
+        "dense": dense_ms(dense_costs(model, schema, events, local_batch(batch, hardware.world_size)), hardware, batch),
         "overhead": hardware.step_overhead_ms,
     }
 
@@ -108,13 +106,22 @@ def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
     return compute + memory + gradients + (_latency_ms(hardware) if hardware.world_size > 1 else 0.0)
 
 
-def dense_costs(
-    model: ModelConfig, schema: DatasetSchema, lengths: Mapping[str, float] = MappingProxyType({})
-) -> ModelCosts:
-    """The costs of ``model`` without towers: built for the dense features and one vector of each feature and sequence.
+def dense_costs(model: ModelConfig, schema: DatasetSchema, events: Events = NO_EVENTS, samples: int = 1) -> ModelCosts:
+    """The costs of ``model`` without towers, with the blocks of its sequences in a batch of ``samples``."""
+    costs = vector_costs(model, schema)
+    if not schema.sequences:
+        return costs
+    blocks = timed_costs(model, schema, events, samples)
+    return ModelCosts(
+        flop=costs.flop + blocks.flop, parameters=costs.parameters + blocks.parameters,
+        activations=costs.activations + blocks.activations,
+    )  # fmt: skip
 
-    With the projections of embeddings of another width: a product forward, two backward. ``lengths``: mean events of a
-    sample, by sequence.
+
+def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
+    """The costs of ``model`` on the dense features and one vector of each feature and sequence, which are there.
+
+    With the projections of embeddings of another width: a product forward, two backward.
     """
     dim = model.embedding_dim
     names = tuple(column.name for column in schema.sparse) + tuple(each.name for each in schema.sequences)
@@ -122,12 +129,11 @@ def dense_costs(
     costs = model_costs(model, inputs)
     widths = [model.dim_of(column.owner) for column in schema.sparse]
     weights = sum(width * dim for width in widths if width != dim)
-    if not weights and not schema.sequences:
+    if not weights:
         return costs
-    events = sequence_costs(model, schema, lengths)
     return ModelCosts(
-        flop=costs.flop + 6 * weights + events.flop, parameters=costs.parameters + weights + events.parameters,
-        activations=costs.activations + sum(dim for width in widths if width != dim) + events.activations,
+        flop=costs.flop + 6 * weights, parameters=costs.parameters + weights,
+        activations=costs.activations + sum(dim for width in widths if width != dim),
     )  # fmt: skip
 
 

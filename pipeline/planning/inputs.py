@@ -7,6 +7,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, ModelConfig, PlanConfig, TrainConfig
+from pipeline.planning.events import Events
 from pipeline.records import DatasetSchema, Profile
 
 
@@ -42,9 +43,9 @@ class PlanInputs:
         return self.train.batch
 
     @property
-    def lengths(self) -> dict[str, float]:
-        """Mean events of a sample, by sequence."""
-        return {name: max(each.mean, 1.0) for name, each in (self.profile.sequences or {}).items()}
+    def events(self) -> Events:
+        """The lengths of sequences, and how many events a block takes at once."""
+        return Events(self.profile.sequences or {}, self.train.max_events)
 
     def changed(self, path: str, value: object) -> PlanInputs:
         """A copy with the setting at dotted ``path`` changed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipeline.config import HardwareConfig
 from pipeline.models.costs import model_costs
 from pipeline.planning.choices import Table, tables_of
-from pipeline.planning.cost import BYTES_PER_MS, FLOAT, dense_costs, dense_ms, fixed_ms, local_batch, shard_ms, step_ms
+from pipeline.planning.cost import BYTES_PER_MS, FLOAT, dense_ms, fixed_ms, local_batch, shard_ms, step_ms, vector_costs
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.reservations import dense_bytes, staged_row
@@ -45,7 +45,7 @@ def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
     Ranks wait for each other in the exchanges; that time is not added up, the slowest rank's own time counts.
     """
     hardware, batch = inputs.hardware, inputs.batch
-    phases = [fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.lengths) for _ in range(plan.world_size)]
+    phases = [fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.events) for _ in range(plan.world_size)]
     own, staged = [0] * plan.world_size, [0] * plan.world_size
     for table in tables_of(inputs):
         placed = plan.tables[table.name]
@@ -96,7 +96,7 @@ def beyond_tower_ms(own: PlanInputs, hardware: HardwareConfig, crossing: Crossin
     ranking = model_costs(
         model, ModelInputs(dense=schema.dense, vectors=crossing.vectors, dim=crossing.dim, tasks=tasks)
     )
-    alone = dense_ms(dense_costs(model, schema, own.lengths), own.hardware, batch)
+    alone = dense_ms(vector_costs(model, schema), own.hardware, batch)
     phases["dense"] = dense_ms(ranking, hardware, batch) - alone
     if crossing.groups == 1:
         return phases

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.embeddings.rules import table_rules
-from pipeline.planning.cost import FLOAT, dense_costs, local_batch
+from pipeline.planning.cost import FLOAT, dense_costs, local_batch, vector_costs
+from pipeline.planning.events import kept_activations
 from pipeline.planning.inputs import PlanInputs
 from pipeline.records import DatasetSchema, Profile
 from pipeline.specs import ORDINARY_STATE
@@ -31,13 +32,15 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     the rest. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
     hardware, schema, world = inputs.hardware, inputs.schema, inputs.world_size
-    batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema, inputs.lengths)
+    batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema, inputs.events)
+    activations = float(batch * vector_costs(inputs.model, schema).activations)
+    activations += kept_activations(inputs.model, schema, inputs.events, batch)
     pooled = batch * FLOAT * sum(len(table.features) * inputs.model.dim_of(table.name) for table in schema.tables)
-    pooled += int(batch * event_bytes(inputs))
+    pooled += int(event_bytes(inputs, batch))
     per_parameter = PER_PARAMETER + max(ORDINARY_STATE, inputs.train.dense_state_values)
     reserved = {
         "dense": int(per_parameter * FLOAT * costs.parameters),
-        "activations": int(PER_ACTIVATION * FLOAT * batch * costs.activations),
+        "activations": int(PER_ACTIVATION * FLOAT * activations),
         "inputs": int(BATCHES_IN_WORK * batch * _row_bytes(schema, inputs.profile)),
         "communication": pooled * (4 if world > 1 else 2),
         "staging": 0,
@@ -52,16 +55,16 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     return reserved
 
 
-def event_bytes(inputs: PlanInputs) -> float:
-    """Mean bytes of the embeddings of a sample's events: every table of sequences has a value for each row of events.
+def event_bytes(inputs: PlanInputs, samples: int) -> float:
+    """Bytes of the embeddings of the events of ``samples`` rows, in the batches that have most of them.
 
-    Rows are those of ``embeddings.event_lookups``.
+    Every table of sequences has a value for each row of events; rows are those of ``embeddings.event_lookups``.
     """
     lookups = event_lookups(inputs.schema)
     if lookups is None:
         return 0.0
-    profile = inputs.profile.sparse
-    rows = sum(profile[next(iter(segment.columns.values()))].pooling for segment in lookups.events)
+    longest = {each.name: each.max_length for each in inputs.schema.sequences}
+    rows = sum(inputs.events.of_batch(each.sequence, longest[each.sequence], samples) for each in lookups.events)
     return rows * FLOAT * sum(inputs.model.dim_of(table) for table in lookups.tables)
 
 

@@ -60,7 +60,7 @@ def settle(inputs: PlanInputs) -> Setting:
         offered=choices(inputs.plan, hardware, batch, tables, heavy),
         reserved=reserved,
         room=capacity(hardware, inputs.plan, reserved, host_bytes(inputs)),
-        fixed=fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.lengths),
+        fixed=fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.events),
     )
 
 

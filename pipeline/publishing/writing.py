@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -33,20 +33,23 @@ class WrittenTable:
 
 
 def write_table(
-    draft: Draft, reader: ChainReader, table: str, coding: str, window_bytes: int = WINDOW_BYTES
+    draft: Draft, readers: Sequence[ChainReader], table: str, coding: str, window_bytes: int = WINDOW_BYTES
 ) -> WrittenTable:
-    """Write ``table`` of a checkpoint as ``tables/<table>.rows``. ``window_bytes``: float32 bytes in memory at a time.
+    """Write ``table`` as ``tables/<table>.rows``: each row as in the checkpoints of ``readers``, side by side.
+
+    ``window_bytes``: float32 bytes of a checkpoint in memory at a time.
 
     Values that are not finite are written as 0 and counted; the gate holds such a version.
     """
-    rows, dim = reader.tables[table].rows, reader.tables[table].dim
+    rows, dim = readers[0].tables[table].rows, sum(reader.tables[table].dim for reader in readers)
     name, size = f"tables/{quote(table, safe='')}.rows", record_bytes(dim, coding)
     units: list[float] = []
     block_rows, bad, quantiser = rows, 0, None
-    trained = np.zeros(rows, bool) if reader.states(table) else None
+    trained = np.zeros(rows, bool) if readers[0].states(table) else None
     with draft.open(name) as sink:
-        for window in reader.windows(table, window_bytes):
-            weight = window.weight
+        for windows in zip(*(reader.windows(table, window_bytes) for reader in readers), strict=True):
+            first = windows[0]
+            weight = first.weight if len(windows) == 1 else torch.cat([each.weight for each in windows], dim=1)
             if not (finite := torch.isfinite(weight)).all():
                 bad += int((~finite).sum())
                 weight = torch.where(finite, weight, 0.0)
@@ -58,7 +61,7 @@ def write_table(
                 block_rows = len(weight) if not units else block_rows
                 units.append(unit)
             if trained is not None:
-                trained[window.row : window.row + len(weight)] = _moved(window.state)
+                trained[first.row : first.row + len(weight)] = np.any([_moved(each.state) for each in windows], axis=0)
             sink.write(records.numpy().data)
     layout = TableLayout(
         file=name, rows=rows, dim=dim, coding=coding, record_bytes=size, block_rows=block_rows, units=units

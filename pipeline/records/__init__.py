@@ -56,6 +56,7 @@ from pipeline.records.dataset import (
     vector_columns,
     weight_column,
 )
+from pipeline.records.ensemble import EnsemblePart, Member, ServingCost, ensemble_of, members_of
 from pipeline.records.gate import (
     GATE,
     HOLD,
@@ -108,6 +109,7 @@ from pipeline.records.result import (
     Resumed,
     Shrunk,
     SsdPart,
+    StageAttempt,
     StageOutcome,
     TablePlace,
     TaskFigures,
@@ -116,6 +118,7 @@ from pipeline.records.result import (
     ValidationPart,
 )
 from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice
+from pipeline.records.search import DecisionRecord, Price, SearchPoint, SearchRecord, search_directory
 from pipeline.records.serving import SERVING, Description, TableLayout
 from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Towers
 from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
@@ -123,24 +126,22 @@ from pipeline.records.versions import ListedModel, ListedVersion, Promotion, Sho
 __all__ = [
     "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CALIBRATOR", "CARD", "EVENTS", "FAILED", "GATE", "HELD",
     "HISTORIES", "HOLD", "LABEL", "MARK_BYTES", "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS", "PHASES",
-    "PLAN_VERSION", "PUBLISHED",
-    "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "SPLIT_HOUR", "TRANSFORMS", "TRUE_PROBABILITY",
-    "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget", "Bytes", "Calibrated",
-    "CalibrationCurve",
-    "CalibratorRecord", "CardPlan", "Check", "CheckpointDiff", "CheckpointPart", "Compacted", "Curve", "Damage",
-    "DatasetSchema", "DenseDiff", "DenseProfile", "Description", "EmbeddedTable", "ErrorPart",
-    "Evaluation", "Exported",
+    "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "SPLIT_HOUR",
+    "TRANSFORMS", "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget",
+    "Bytes", "Calibrated", "CalibrationCurve", "CalibratorRecord", "CardPlan", "Check", "CheckpointDiff",
+    "CheckpointPart", "Compacted", "Curve", "Damage", "DatasetSchema", "DecisionRecord", "DenseDiff",
+    "DenseProfile", "Description", "EmbeddedTable", "EnsemblePart", "ErrorPart", "Evaluation", "Exported",
     "ExportedTable", "Extent", "FeatureProfile", "Figures", "Former", "GatePart", "GateRecord", "Grown",
     "Histogram", "Importance", "Index", "IngestPart", "Interval", "Lineage", "LinkShare", "ListedCheckpoint",
-    "ListedModel", "ListedVersion", "Milliseconds", "ModelCard", "ModelFigures", "ModelPart", "MovedTable",
-    "NightRecord", "Plan", "PlanDiff", "PlanPart", "PlanSide", "PlannedCase", "Profile", "Promotion", "Record",
-    "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions", "Result", "Resumed", "RowsPower",
-    "RunChange", "RunLine", "RunSlice", "RunsComparison", "Serving", "SequenceColumn",
-    "SequenceGroup", "SequenceProfile", "ShardPlan",
-    "Shift", "ShownCheckpoint",
-    "ShownVersion", "Shrunk", "Slice", "SparseColumn", "SsdPart", "StageOutcome", "StoredTable", "TableDiff",
-    "TableLayout", "TablePlace", "TablePlan", "TableSize", "TaskColumn", "TaskComparison", "TaskFigures",
-    "TierBytes", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart", "ValidationPart",
-    "Verdict", "Verified", "absent", "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest",
-    "rest_field", "task_column", "unseen_column", "vector_columns", "weight_column",
+    "ListedModel", "ListedVersion", "Member", "Milliseconds", "ModelCard", "ModelFigures", "ModelPart",
+    "MovedTable", "NightRecord", "Plan", "PlanDiff", "PlanPart", "PlanSide", "PlannedCase", "Price", "Profile",
+    "Promotion", "Record", "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions", "Result", "Resumed",
+    "RowsPower", "RunChange", "RunLine", "RunSlice", "RunsComparison", "SearchPoint", "SearchRecord", "Serving",
+    "ServingCost", "SequenceColumn", "SequenceGroup", "SequenceProfile", "ShardPlan", "Shift", "ShownCheckpoint",
+    "ShownVersion", "Shrunk", "Slice", "SparseColumn", "SsdPart", "StageAttempt", "StageOutcome", "StoredTable",
+    "TableDiff", "TableLayout", "TablePlace", "TablePlan", "TableSize", "TaskColumn", "TaskComparison",
+    "TaskFigures", "TierBytes", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart",
+    "ValidationPart", "Verdict", "Verified", "absent", "dataset_path", "ensemble_of", "members_of", "place_bytes",
+    "plain", "raw_column", "read", "rest", "rest_field", "search_directory", "task_column", "unseen_column",
+    "vector_columns", "weight_column",
 ]  # fmt: skip

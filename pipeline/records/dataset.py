@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pipeline.records.record import Record, absent
@@ -185,6 +186,37 @@ class DatasetSchema(Record):
         )  # fmt: skip
 
     @property
+    def vectors(self) -> tuple[str, ...]:
+        """The names of the model's embedding vectors: the sparse features, and behind them the sequences."""
+        return (*(column.name for column in self.sparse), *(each.name for each in self.sequences))
+
+    def with_vectors(self, names: Sequence[str]) -> DatasetSchema:
+        """The schema with the features and sequences of these ``names`` alone, in their order."""
+        sparse = {column.name: column for column in self.sparse}
+        sequences = {each.name: each for each in self.sequences}
+        return replace(
+            self, sparse=tuple(sparse[name] for name in names if name in sparse),
+            sequences=tuple(sequences[name] for name in names if name in sequences),
+        )  # fmt: skip
+
+    @property
+    def tables_of_sequences(self) -> dict[str, list[str]]:
+        """The features whose tables the events have, by sequence; each once."""
+        return {
+            each.name: list(dict.fromkeys(column.table for column in each.columns if column.table))
+            for each in self.sequences
+        }
+
+    @property
+    def sharing(self) -> dict[str, list[str]]:
+        """The features and the sequences of every table, by its name, in the order of ``tables``."""
+        sequence_of = {column.name: each.name for each in self.sequences for column in each.columns}
+        return {
+            table.name: list(dict.fromkeys([*table.features, *(sequence_of[column] for column in table.events)]))
+            for table in self.tables
+        }
+
+    @property
     def id_columns(self) -> tuple[SparseColumn | SequenceColumn, ...]:
         """The sparse features, and the columns of all sequences."""
         return (*self.sparse, *self.event_columns)
@@ -224,13 +256,23 @@ class DenseProfile(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceProfile(Record):
-    """What ingestion measured of a sequence over the train rows: events a row, and how many were left out as leaks."""
+    """What ingestion measured of a sequence over the train rows: events a row, and how many were left out as leaks.
+
+    ``rows_by_length``: rows without events, then those with 1 to ``events_per_bin``, with as many more, and so on.
+    """
 
     mean: float
     p99: int
     longest: int
     empty_share: float
     left_out: int = absent(0)
+    rows_by_length: tuple[int, ...] = absent(())
+    events_per_bin: int = absent(1)
+
+    @property
+    def looked_up(self) -> float:
+        """Mean events a row that a model works on: an empty history has the one of missing values."""
+        return self.mean + self.empty_share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+from pipeline.records.ensemble import ServingCost
 from pipeline.records.record import Record, absent
 
 GATE = "gate.json"
@@ -222,7 +223,7 @@ class GateRecord(Record):
     ``tasks``: those besides the main one. ``young_labels``: in words, that clicks of the scored rows may still come;
     calibration then holds nothing. ``calibrated``: where the version has a calibrator; then all other figures
     of the candidate are with it, on rows that it was not fitted on, but for ``serving``. ``importance``: of the
-    candidate's features, by name, and of its towers.
+    candidate's features, by name, and of its towers. ``cost``: of an ensemble.
     """
 
     FILE: ClassVar[str] = GATE
@@ -247,6 +248,7 @@ class GateRecord(Record):
     calibrated: Calibrated | None = absent()
     importance: dict[str, Importance] | None = absent()
     tower_importance: dict[str, Importance] | None = absent()
+    cost: ServingCost | None = absent()
     young_labels: str | None = absent()
     incumbent_version: str | None = None
     weights_not_finite: dict[str, int] = field(default_factory=dict)

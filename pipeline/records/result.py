@@ -6,16 +6,40 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pipeline.records.dataset import SequenceProfile
+from pipeline.records.ensemble import EnsemblePart
 from pipeline.records.record import Record, absent, rest
 
 
 @dataclass(frozen=True, kw_only=True)
+class ErrorPart(Record):
+    """What stopped the run, or an attempt of a stage."""
+
+    message: str
+    exit_code: int
+    hint: str | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageAttempt(Record):
+    """A job of a stage: seconds since 1970, wall seconds, and what ended it (None: it made the artifact)."""
+
+    started: float
+    seconds: float
+    error: ErrorPart | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageOutcome(Record):
-    """How a stage went: done | skipped | failed, wall seconds, and the artifact's path (None where it failed)."""
+    """How a stage went: done | skipped | failed, wall seconds, and the artifact's path (None where it failed).
+
+    ``started``: seconds since 1970. ``attempts``: where there were several.
+    """
 
     status: str
     seconds: float = 0.0
     artifact: str | None = None
+    started: float | None = absent()
+    attempts: tuple[StageAttempt, ...] | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +201,7 @@ class TrainPart(Record):
     ssd: SsdPart | None = absent()
     budget: Budget | None = absent()
     validation: ValidationPart | None = absent()
+    ensemble: EnsemblePart | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,15 +305,6 @@ class Grown(Record):
     stage: str
     from_hosts: int
     hosts: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ErrorPart(Record):
-    """What stopped the run."""
-
-    message: str
-    exit_code: int
-    hint: str | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,14 @@ from pipeline.records.night import NightRecord
 from pipeline.records.plan import Plan
 from pipeline.records.record import Record, hints_of, required, rest_field
 from pipeline.records.result import Evaluation, Result
+from pipeline.records.search import SearchRecord
 from pipeline.records.serving import Description
+from pipeline.records.study import StudyRecord, TrialRecord
 from pipeline.records.towers import Towers
 
 RECORDS: tuple[type[Record], ...] = (
     DatasetSchema, Profile, Plan, Towers, Evaluation, Curve, GateRecord, ModelCard, CalibratorRecord, Description,
-    Index, Result, NightRecord,
+    Index, Result, NightRecord, StudyRecord, TrialRecord, SearchRecord,
 )  # fmt: skip
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
 

@@ -44,6 +44,7 @@ class Description(Record):
     ``tasks``: kinds of the labels of tasks besides the main one, in the order of the program's columns.
     ``sequences``: their columns; the program takes for each, behind the embeddings, those of its events' columns side
     by side, [n, sum of widths], sample by sample, and the sample of each event, [n] int64.
+    ``members``: of an ensemble; a row of a table then has the rows of all of them, and all widths are those together.
     """
 
     FILE: ClassVar[str] = SERVING
@@ -64,6 +65,7 @@ class Description(Record):
     tasks: dict[str, str] | None = absent()
     calibrator: str | None = absent()
     sequences: dict[str, tuple[str, ...]] | None = absent()
+    members: int = absent(1)
 
     @staticmethod
     def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout], mean: tuple[str, ...] = ()) -> Description:

@@ -10,7 +10,10 @@ from pipeline.records.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Tower(Record):
-    """Features that are embedded together, on the ranks of ``hosts``; towers share all their hosts or none."""
+    """Features that are embedded together, on the ranks of ``hosts``; towers share all their hosts or none.
+
+    ``features``: sparse ones and, by their names, sequences, each with all features whose tables its events have.
+    """
 
     STRICT: ClassVar[bool] = True
 
@@ -65,7 +68,7 @@ class TowerEvidence(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Towers(Record):
-    """``towers.json``: every sparse feature in exactly one tower. ``partition`` flat: one tower, no transform."""
+    """``towers.json``: every sparse feature and sequence in one tower. ``partition`` flat: one tower, no transform."""
 
     FILE: ClassVar[str] = "towers.json"
     KIND: ClassVar[str] = "towers record"

@@ -63,9 +63,9 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
     stages = list(dict.fromkeys(name for each in record.runs for name in each.stages or {}))
     seconds = [(each.run, *(units.duration((each.stages or {}).get(name)) for name in stages)) for each in record.runs]
     return from_template(
-        "compare.html", title=f"Nightjar: {' and '.join(names)}", files="result.json, logits and metrics.jsonl",
-        heading=f"{units.plural(len(names), 'run')} compared", about=", ".join(names),
-        runs=Table(head, shown), first=names[0], confidence=units.percent(record.confidence, 0),
+        "compare.html", title=f"Nightjar: {' and '.join(names)}", heading=f"{units.plural(len(names), 'run')} compared",
+        about=", ".join(names), runs=Table([f"{name[0].upper()}{name[1:]}" for name in head], shown), first=names[0],
+        confidence=units.percent(record.confidence, 0),
         changes=Table(("Run", "Rows*", "NE*", "AUC*", "Calibration*", "Verdict~"), _change_rows(record)),
         problems=[f"{each.run}: {each.problem}" for each in record.changes if each.problem],
         slices=Table(("Run", "Slice", "Value", "Rows*", "Clicks*", "NE*", "Verdict~"), _slice_rows(record)),

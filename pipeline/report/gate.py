@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records import HOLD, Check, GateRecord, Importance, Interval, RowsPower, Slice
+from pipeline.records import HOLD, Check, GateRecord, Importance, Interval, RowsPower, ServingCost, Slice
 from pipeline.report.gateplots import gate_figures
 from pipeline.report.page import Table, from_template, pill
 
@@ -41,6 +41,8 @@ def gate_markdown(record: GateRecord) -> str:
     if figures := _figure_rows(record):
         head = ("figure", "candidate", *(("incumbent", "change") if record.incumbent is not None else ()))
         lines += [*_markdown_table(head, figures), ""]
+    if record.cost is not None:
+        lines += [f"An ensemble of {units.count(record.cost.members)} members: {_cost_words(record.cost)}.", ""]
     if record.calibrated is not None:
         lines += [f"The calibrator is {record.calibrated.words}.", ""]
         lines += [*_markdown_table(("figure", "without the calibrator", "with it"), _calibrated_rows(record)), ""]
@@ -88,7 +90,16 @@ def _cards(record: GateRecord) -> list[tuple[str, str, str]]:
     if serving := record.serving:
         said = f"served over trained; largest {units.decimal(serving.largest_difference)}"
         figures.append(("Serving gap", f"{100 * serving.gap:+.3f}%", said))
+    if cost := record.cost:
+        figures.append(("Ensemble", f"{units.count(cost.members)} members", _cost_words(cost)))
     return figures
+
+
+def _cost_words(cost: ServingCost) -> str:
+    """Bytes of tables and time a row, beside those of one member and of the incumbent."""
+    beside = "" if cost.row_us_of_incumbent is None else f", the incumbent's {cost.row_us_of_incumbent:.1f}"
+    size = f"{units.size(cost.bytes)} of tables, one member {units.size(cost.bytes_of_one)}"
+    return f"{size}; {cost.row_us:.1f} microseconds a row{beside}"
 
 
 def _rows_that_tell(rows: int, power: RowsPower) -> str:

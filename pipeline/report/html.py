@@ -28,13 +28,14 @@ from pipeline.report.page import from_template, pill
 from pipeline.report.phases import phases_table
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
+from pipeline.report.sequences import sequence_figures
 from pipeline.report.summary import error_text, hosts_lines, reachable_gain
 from pipeline.report.tables import config_excerpt, plan_table, plan_words, stages_bar, stages_table, tasks_table
 from pipeline.report.towers import TOWERS_PAGE
 from pipeline.specs import STAGES
 from pipeline.store import Store
 
-RELIABILITY = "reliability.json"
+RELIABILITY, ATTENTION = "reliability.json", "attention.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class ReportData:
 
     ``plan_problem``: why ``plan.json`` could not be read. ``finished``: when the youngest artifact was committed,
     seconds since 1970. ``plan_page``, ``towers_page``, ``gate_page``: relative URLs. ``data``: from ``read_data``.
+    ``attention``: what events of example rows weigh, by sequence.
     """
 
     result: Result
@@ -56,6 +58,7 @@ class ReportData:
     towers_page: str = ""
     gate_page: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
+    attention: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_report(store: Store, run: str) -> str:
@@ -74,7 +77,7 @@ def read_run(store: Store, run: str) -> ReportData:
     result = read(Result, store, f"runs/{run}/{Result.FILE}")
     paths = {name: stage.artifact for name, stage in result.stages.items() if stage.artifact}
     artifacts = [artifact for path in paths.values() if (artifact := store.find(path)) is not None]
-    curve = f"{paths.get('evaluate')}/{RELIABILITY}"
+    curve, attention = (f"{paths.get('evaluate')}/{name}" for name in (RELIABILITY, ATTENTION))
     planned = paths.get("plan" if result.towers is None else "partition")
     plan, problem = _read_plan(store, planned)
     config = ""
@@ -92,6 +95,7 @@ def read_run(store: Store, run: str) -> ReportData:
         towers_page=_page(store, paths.get("partition"), TOWERS_PAGE),
         gate_page=_page(store, paths.get("publish"), GATE_PAGE),
         data=read_data(store, store.find(paths["ingest"]) if "ingest" in paths else None),
+        attention=store.read_json(attention) if store.exists(attention) else {},
         finished=max((artifact.created for artifact in artifacts), default=None),
     )
 
@@ -125,6 +129,7 @@ def render(data: ReportData) -> str:
         summary=_figures(result), gate=_gate(result, data.gate_page), stages=stages_table(stages),
         stages_bar=stages_bar(stages), data=_data(result.ingest, data.data),
         tasks=tasks_table(scores),
+        sequences=sequence_figures((result.ingest or IngestPart()).sequences or {}, data.attention),
         plots=run_figures(data.records, scores, data.reliability), phases=phases_table(train),
         has_phases=bool(train.phases), details=_details(result), plan=_plan(result.plan, data),
         config=config_excerpt(data.config),

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline import units
 from pipeline.logs import TERMINAL, Terminal, show
 from pipeline.records import Result
-from pipeline.report.records import MetricsLog
+from pipeline.report.records import NORMS, MetricsLog
 from pipeline.report.summary import summary
 from pipeline.store import Store
 
@@ -27,7 +27,7 @@ class Reporter:
 
     def __init__(self, store: Store, run: str, *, columns: int = 0, terminal: Terminal = TERMINAL) -> None:
         self.store, self.run, self.columns, self.terminal = store, run, columns, terminal
-        self._metrics = MetricsLog(store, run)
+        self._metrics, self._norms = MetricsLog(store, run), MetricsLog(store, run, NORMS)
 
     def interval(self, record: Mapping[str, Any]) -> None:
         """Show and store a ``record`` of the training loop (``records.KEYS``). ArtifactError if the disk is full."""
@@ -35,7 +35,9 @@ class Reporter:
             self.terminal.write(f"\r{live_line(record, self.columns - 1)}{CLEAR_TO_END}")
         else:
             log.info("%s", plain_line(record))
-        self._metrics.append(record)
+        self._metrics.append({name: value for name, value in record.items() if name != "norms"})
+        if "norms" in record:
+            self._norms.append({name: record[name] for name in ("step", "steps_total", "resumed_step", "norms")})
         if record["step"] == record["steps_total"]:
             self.close()
 
@@ -43,6 +45,7 @@ class Reporter:
         """End the live line and store pending records. The last step calls it."""
         self.terminal.end_line()
         self._metrics.flush()
+        self._norms.flush()
 
     def summary(self, result: Result) -> str:
         """Print the table at the end of a run (at most 80 columns), and return it."""

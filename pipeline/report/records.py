@@ -1,4 +1,4 @@
-"""``runs/<run>/metrics.jsonl``: one JSON record per log interval, each step at most once."""
+"""``runs/<run>/metrics.jsonl``: one JSON record per log interval, each step at most once; ``norms.jsonl`` likewise."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ KEYS = (
 )  # fmt: skip
 # An object store cannot append: the whole file is written again, at most this often and at the last step.
 REWRITE_SECONDS = 10.0
+METRICS, NORMS = "metrics.jsonl", "norms.jsonl"  # the latter: histograms of the embeddings' norms, after each look
 
 
-def metrics_path(run: str) -> str:
+def metrics_path(run: str, file: str = METRICS) -> str:
     """The path of the records of ``run``, relative to the store."""
-    return f"runs/{run}/metrics.jsonl"
+    return f"runs/{run}/{file}"
 
 
-def read_records(store: Store, run: str) -> list[dict[str, Any]]:
+def read_records(store: Store, run: str, file: str = METRICS) -> list[dict[str, Any]]:
     """The records of ``run`` by step. Ignores lines that a crash cut short."""
-    path = metrics_path(run)
+    path = metrics_path(run, file)
     if not store.exists(path):
         return []
     with store.open(path) as source:
@@ -43,14 +44,14 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 class MetricsLog:
-    """Writes ``metrics.jsonl``, on rank 0.
+    """Writes ``metrics.jsonl``, or another ``file``, on rank 0.
 
     It continues the file of an earlier attempt, without the records after the step from which training resumed, because
     those steps are trained again.
     """
 
-    def __init__(self, store: Store, run: str) -> None:
-        self.store, self.path, self.run = store, metrics_path(run), run
+    def __init__(self, store: Store, run: str, file: str = METRICS) -> None:
+        self.store, self.path, self.run, self.file = store, metrics_path(run, file), run, file
         self._lines: list[str] = []
         self._began = False
         self._pending = False
@@ -78,7 +79,11 @@ class MetricsLog:
 
     def _begin(self, resumed: int) -> None:
         """Keep an earlier attempt's records up to step ``resumed``, and create the folder."""
-        kept = [json.dumps(record) + "\n" for record in read_records(self.store, self.run) if record["step"] <= resumed]
+        kept = [
+            json.dumps(record) + "\n"
+            for record in read_records(self.store, self.run, self.file)
+            if record["step"] <= resumed
+        ]
         if self.store.is_local:
             self.store.write_bytes(self.path, "".join(kept).encode())
         self._lines, self._began = kept, True

@@ -99,6 +99,17 @@ def series_plot(series: Sequence[Series], *, x: Axis, y: Axis, label: str) -> Ma
     return drawing(body, label)
 
 
+def scatter_plot(
+    points: Sequence[tuple[Point, str]], *, joined: Sequence[Point] = (), x: Axis, y: Axis, label: str
+) -> Markup:
+    """Dots with their tooltips, and a line through the ``joined`` points; "" without points."""
+    if not points:
+        return Markup("")
+    frame = Frame.around([*(point for point, _ in points), *joined], x, y)
+    line = [tag("path", class_="reference", d=frame.path(joined))] if len(joined) > 1 else []
+    return drawing([*frame.grid(), *line, *(frame.dot(point, text) for point, text in points)], label)
+
+
 def reliability_plot(
     predicted: Sequence[float], observed: Sequence[float], rows: Sequence[int], *, x: Axis, y: Axis, label: str
 ) -> Markup:

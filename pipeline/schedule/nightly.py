@@ -98,7 +98,7 @@ def run_night(
     log.info("night      %s", line_of(record))
     if record.summary is not None:
         log.info("summary    %s", store.url_of(record.summary))
-    _post(config, record)
+    _post(config, store, record)
     return record
 
 
@@ -163,15 +163,15 @@ def refused(config: Config, store: Store, day: date, problem: NightjarError, *, 
     )  # fmt: skip
     if write and not isinstance(problem, PassingError):
         record = _written(store, record, problem)
-    _post(config, record)
+    _post(config, store, record)
     return record
 
 
-def _post(config: Config, record: NightRecord) -> None:
+def _post(config: Config, store: Store, record: NightRecord) -> None:
     """Tell those who asked for it: the webhook and the trackers."""
     if config.nightly.webhook:
         deliver(config.nightly.webhook, _posted(record))
-    tell_night(config.track, record)
+    tell_night(config.track, store, record)
 
 
 def _settings(config: Config) -> str:

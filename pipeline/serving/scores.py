@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -72,33 +72,41 @@ class DensePart(nn.Module):
 
     def forward(self, dense: Tensor, embeddings: Tensor, *events: Tensor) -> Tensor:
         """The logits, as the class says. ``events``: of each sequence embeddings [n, w] and samples [n] of events."""
-        pooled = embeddings
+        own = self._sequences(embeddings, events, dense.shape[0]) if self._events else None
         if len(self.towers):
-            parts = [
-                module(self._taken(embeddings, places))
-                for module, places in zip(self.towers, self._places, strict=True)
-            ]
-            embeddings = joined(parts)
-            if self._order:
-                embeddings = embeddings[:, self._order]
-        elif self.project is not None:
-            embeddings = self.project(embeddings)
-        if self._events:
-            own = [
-                vector(
-                    values.split(each.widths, dim=1), rows,
-                    [None if place is None else self._taken(pooled, [place]).flatten(1) for place in each.candidates],
-                    dense.shape[0],
-                )
-                for vector, each, values, rows in zip(
-                    self.vectors, self._events, events[::2], events[1::2], strict=True
-                )
-            ]  # fmt: skip
-            embeddings = torch.cat([embeddings, torch.stack(own, dim=1)], dim=1)
+            embeddings = self._in_towers(embeddings, own)
+        else:
+            if self.project is not None:
+                embeddings = self.project(embeddings)
+            if own is not None:
+                embeddings = torch.cat([embeddings, own], dim=1)
         if self.normalise is not None:
             dense = self.normalise(dense)
         logits: Tensor = self.ranking(dense, embeddings)
         return logits
+
+    def _sequences(self, pooled: Tensor, events: Sequence[Tensor], samples: int) -> Tensor:
+        """The vectors of the sequences, [b, S, D]."""
+        vectors = [
+            vector(
+                values.split(each.widths, dim=1), rows,
+                [None if place is None else self._taken(pooled, [place]).flatten(1) for place in each.candidates],
+                samples,
+            )
+            for vector, each, values, rows in zip(self.vectors, self._events, events[::2], events[1::2], strict=True)
+        ]  # fmt: skip
+        return torch.stack(vectors, dim=1)
+
+    def _in_towers(self, embeddings: Tensor, sequences: Tensor | None) -> Tensor:
+        """What the towers put out; places behind the features are those of ``sequences``."""
+        if self.widths is None:
+            every = embeddings if sequences is None else torch.cat([embeddings, sequences], dim=1)
+            taken = [every[:, places] for places in self._places]
+        else:
+            parts = [*embeddings.split(self.widths, dim=1), *(() if sequences is None else sequences.unbind(1))]
+            taken = [joined([parts[place] for place in places]) for places in self._places]
+        found = joined([module(each) for module, each in zip(self.towers, taken, strict=True)])
+        return found[:, self._order] if self._order else found
 
     def _taken(self, embeddings: Tensor, places: list[int]) -> Tensor:
         """The embeddings of the features at ``places``."""
@@ -116,25 +124,24 @@ def dense_part(
 
     ``seed``: of the weights that these take the place of.
     """
-    features = [column.name for column in schema.sparse]
     modules: list[tuple[list[int], nn.Module]] = []
     in_towers: list[str] = []
-    vectors, dim = tuple(features), model.embedding_dim
+    vectors, dim = schema.vectors, model.embedding_dim
     widths = {column.name: model.dim_of(column.owner) for column in schema.sparse}
     project = projections(widths, dim, seed)
     if not towers.is_flat:
-        layout = layout_of(towers, features, hardware.hosts, hardware.ranks_per_host)
+        layout = layout_of(towers, vectors, hardware.hosts, hardware.ranks_per_host)
+        every = widths | {sequence.name: model.embedding_dim for sequence in schema.sequences}
         for number in (number for group in layout.tower_hosts for number in group.towers):
             own = towers.towers[number].features
-            chosen = {name: widths[name] for name in own}
+            chosen = {name: every[name] for name in own}
             module = projected_tower(towers.module, chosen, model.embedding_dim, seed, number, even=project is None)
             _load(module, weights, f"{_TOWERS}{number}.")
-            modules.append(([features.index(name) for name in own], module))
+            modules.append(([schema.vectors.index(name) for name in own], module))
             in_towers += own
             dim = module.dim
         vectors = vectors if towers.module.by_feature else layout.vectors
     tasks = task_inputs(schema.tasks)
-    vectors = (*vectors, *(sequence.name for sequence in schema.sequences))
     ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed, tasks=tasks))
     sequences = _sequences(schema, weights, model, seed)
     _load(ranking, weights, _RANKING)
@@ -144,7 +151,7 @@ def dense_part(
         _load(normalise, weights, _NORMALISE)
     if project is not None and not modules:
         _load(project, weights, _PROJECT)
-    order = [in_towers.index(name) for name in features] if modules and towers.module.by_feature else []
+    order = [in_towers.index(name) for name in schema.vectors] if modules and towers.module.by_feature else []
     apart = None if project is None else list(widths.values())
     return DensePart(
         ranking, modules, [] if order == sorted(order) else order, normalise, apart, None if modules else project,

@@ -11,6 +11,7 @@ from pipeline.specs.id_mapping import BINS, IdMapping
 from pipeline.specs.label_kind import MAIN_TASK, LabelKind, TaskSpec, TaskSums
 from pipeline.specs.model import Model, ModelCosts, ModelInputs, model_problem
 from pipeline.specs.registry import Registry
+from pipeline.specs.search_part import Decision, SearchPart
 from pipeline.specs.sequence_block import BlockInputs, SequenceBlock
 from pipeline.specs.stage import Stage
 from pipeline.specs.table_optimizer import TableOptimizer
@@ -19,13 +20,13 @@ from pipeline.specs.tracker import Tracker
 
 __all__ = [
     "CALIBRATORS", "CONNECTORS", "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS",
-    "ORDINARY_STATE", "REGISTRIES", "SEQUENCE_BLOCKS", "STAGES", "TABLE_OPTIMIZERS",
+    "ORDINARY_STATE", "REGISTRIES", "SEARCH_PARTS", "SEQUENCE_BLOCKS", "STAGES", "TABLE_OPTIMIZERS",
     "TASK_ARCHITECTURES", "TRACKERS", "BlockInputs", "Calibrator",
-    "Connector", "Delivery", "DenseOptimizer", "Excerpt", "IdMapping", "LabelKind", "Model", "ModelCosts",
-    "ModelInputs", "Registry", "SequenceBlock", "Snapshot", "Stage", "TableOptimizer", "TaskArchitecture",
+    "Connector", "Decision", "Delivery", "DenseOptimizer", "Excerpt", "IdMapping", "LabelKind", "Model", "ModelCosts",
+    "ModelInputs", "Registry", "SearchPart", "SequenceBlock", "Snapshot", "Stage", "TableOptimizer", "TaskArchitecture",
     "TaskInput", "TaskSpec",
     "TaskSums", "Tracker", "all_tasks", "calibrator_docs", "default_stages", "id_mapping_docs", "id_mapping_names",
-    "mapping_of", "task_inputs",
+    "mapping_of", "search_part_docs", "task_inputs",
 ]  # fmt: skip
 
 STAGES: Registry[Stage] = Registry("stage", setting="stages", home="pipeline.stages")
@@ -55,16 +56,24 @@ CONNECTORS: Registry[Connector] = Registry("connector", setting="data.format", h
 CALIBRATORS: Registry[Calibrator] = Registry(
     "calibrator", setting="publish.calibrator.method", home="pipeline.evaluation.calibrators"
 )
+SEARCH_PARTS: Registry[SearchPart] = Registry(
+    "search part", setting="search.parts", home="pipeline.search.parts", group="nightjar.search_parts"
+)
 # All registries, for ``nightjar doctor``.
 REGISTRIES: tuple[Registry[Any], ...] = (
     STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES,
-    SEQUENCE_BLOCKS, CALIBRATORS, CONNECTORS, TRACKERS,
+    SEQUENCE_BLOCKS, CALIBRATORS, CONNECTORS, TRACKERS, SEARCH_PARTS,
 )  # fmt: skip
 
 
 def calibrator_docs() -> str:
     """Documentation of the calibrators."""
     return " ".join(f"{each.name}: {each.doc}" for each in CALIBRATORS)
+
+
+def search_part_docs() -> str:
+    """Documentation of the searchable parts."""
+    return " ".join(f"{each.name}: {each.doc}" for each in SEARCH_PARTS)
 
 
 def default_stages() -> list[str]:

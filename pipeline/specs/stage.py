@@ -95,13 +95,15 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
 def _plain(node: Any) -> Any:
     """``node`` as plain data; entries of a dictionary without their quiet settings at defaults."""
     if isinstance(node, dict):
-        return {
-            name: {k: v for k, v in _plain(each).items() if k not in _quiet(each)}
-            if dataclasses.is_dataclass(each)
-            else each
-            for name, each in node.items()
-        }
+        return {name: _entry(each) if dataclasses.is_dataclass(each) else each for name, each in node.items()}
     return dataclasses.asdict(node) if dataclasses.is_dataclass(node) and not isinstance(node, type) else node
+
+
+def _entry(node: Any) -> dict[str, Any]:
+    """The entry ``node`` of a dictionary, and the groups of settings in it, without quiet settings at defaults."""
+    plain, quiet = dataclasses.asdict(node), _quiet(node)
+    groups = {name: each for name in plain if dataclasses.is_dataclass(each := getattr(node, name))}
+    return {name: _entry(groups[name]) if name in groups else plain[name] for name in plain if name not in quiet}
 
 
 def _quiet(node: Any) -> set[str]:

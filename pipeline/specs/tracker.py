@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,31 @@ if TYPE_CHECKING:
     from pipeline.config import TrackConfig
     from pipeline.records import NightRecord, Result
     from pipeline.store import Store
+
+
+@dataclass(frozen=True)
+class ServedVersion:
+    """A version that serves or has served. ``uri``: where it lies. ``by``, ``reason``: of what happened to it last.
+
+    ``run``, ``verdict`` and ``ne`` are those of the run that made it.
+    """
+
+    version: str
+    uri: str
+    run: str | None
+    verdict: str | None
+    ne: float | None
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Served:
+    """The versions of ``model`` that have served, oldest first, and the one that serves now."""
+
+    model: str
+    serving: str | None
+    versions: tuple[ServedVersion, ...]
 
 
 class RunTracking(ABC):
@@ -28,15 +54,15 @@ class RunTracking(ABC):
 
 
 class Tracker(ABC):
-    """A choice of ``track.to``. ``package``: what it imports, installed by the extra of its own name."""
+    """A choice of ``track.to``. ``package``: what it imports, installed by the extra of its own name; None: nothing."""
 
     name: str
     doc: str
-    package: str
+    package: str | None = None
 
     def check(self, track: TrackConfig) -> None:
         """ConfigError where the package is missing, or a setting of this tracker."""
-        if find_spec(self.package) is None:
+        if self.package is not None and not _installed(self.package):
             raise ConfigError(
                 f"track.to names {self.name}, which needs the package {self.package}",
                 hint=f"pip install 'nightjar[{self.name}]'",
@@ -46,6 +72,17 @@ class Tracker(ABC):
     def run(self, track: TrackConfig, store: Store, run: str, model: str) -> RunTracking:
         """Begin, or go on, to track ``run`` of ``model``."""
 
-    def night(self, track: TrackConfig, record: NightRecord) -> None:
+    def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:
         """A night has its outcome."""
         return
+
+    def serving(self, track: TrackConfig, store: Store, served: Served) -> None:
+        """A run has ended that may have published a version, or a version was promoted or rolled back."""
+        return
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # nor is what it is a part of
+        return False

@@ -35,14 +35,13 @@ def assign(
     """The features of every tower, and what that rests on, by ``partition.strategy``."""
     from pipeline.towers import check_partition, kept_together, strided, tower_count
 
-    features, hosts = [column.name for column in schema.sparse], config.hardware.hosts
-    part = kept_together(config.partition, [t.features for t in schema.tables if len(t.features) > 1])
-    check_partition(
-        part, config.plan, hosts, features
-    )  # a dataset that names the features itself could not be checked before
+    features, hosts = schema.vectors, config.hardware.hosts
+    part = kept_together(config.partition, schema.sharing.values())
+    # A dataset that names the features itself could not be checked before.
+    check_partition(part, config.plan, hosts, features, schema.tables_of_sequences)
     if part.strategy == STRIDED:
         towers = strided(features, tower_count(part, hosts), part.pins, part.groups)
-        evidence = TowerEvidence(strategy=STRIDED, features=tuple(features), loads=_loads(schema, plan))
+        evidence = TowerEvidence(strategy=STRIDED, features=features, loads=_loads(schema, plan))
         return towers, evidence
     if not schema.rows.get("train"):
         raise ConfigError(
@@ -71,30 +70,29 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
     from pipeline.planning.predict import beyond_tower_ms
     from pipeline.towers import layout_of, tower_hosts_settings, united_plan
 
-    features = [column.name for column in schema.sparse]
-    layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
+    layout = layout_of(towers, schema.vectors, config.hardware.hosts, config.hardware.ranks_per_host)
     plans = []
     for group in layout.tower_hosts:
-        columns = tuple(column for column in schema.sparse if column.name in group.features)
-        own = dataclasses.replace(schema, sparse=columns)
-        settings, hardware = tower_hosts_settings(config.plan, config.hardware, group)
+        own = schema.with_vectors([name for name in schema.vectors if name in group.features])
+        tables = [table.name for table in own.tables]
+        settings, hardware = tower_hosts_settings(config.plan, config.hardware, group, tables)
         inputs = dataclasses.replace(PlanInputs.of(config, own, profile), plan=settings, hardware=hardware)
         plan = make_plan(inputs, key)
-        crossing = _crossing(config.model.embedding_dim, layout, group, profile)
+        crossing = _crossing(config.model.embedding_dim, schema, layout, group, profile)
         more = beyond_tower_ms(inputs, config.hardware, crossing)
         phases = [{name: round(ms + more[name], 6) for name, ms in rank.items()} for rank in plan.phases]
         plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
     return united_plan(layout, plans, [table.name for table in schema.tables])
 
 
-def _crossing(dim: int, layout: Layout, group: TowerHosts, profile: Profile) -> Crossing:
+def _crossing(dim: int, schema: DatasetSchema, layout: Layout, group: TowerHosts, profile: Profile) -> Crossing:
     """What a sample sends between these tower hosts and the others; ``dim``: width of an embedding."""
     from pipeline.planning.predict import Crossing
 
     module, towers = layout.towers.module, layout.towers.towers
-    away = [name for name in layout.features if name not in group.features]
+    away = schema.with_vectors([name for name in layout.features if name not in group.features])
     return Crossing(
-        ids=sum(1 + profile.sparse[name].pooling for name in away),
+        ids=sum(1 + profile.sparse[column.name].pooling for column in away.id_columns),
         own=sum(module.vectors(len(towers[number].features)) for number in group.towers),
         vectors=layout.vectors,
         dim=dim if module.name == "pass_through" else module.dim,
@@ -140,10 +138,13 @@ def _room(config: Config) -> float:
 
 
 def _loads(schema: DatasetSchema, plan: Plan) -> dict[str, list[float]]:
-    """Predicted ms and bytes of every feature's table; features that share one have equal parts of it."""
+    """Predicted ms and bytes of the tables of every feature and sequence; those that share one have equal parts."""
     missing = [table.name for table in schema.tables if table.name not in plan.tables]
     if missing:
         raise ArtifactError(f"the plan has no table {missing[0]!r}", hint="nightjar plan force=true makes it again")
-    sharing = {table.name: len(table.features) for table in schema.tables}
-    tables = [(plan.tables[column.owner], sharing[column.owner]) for column in schema.sparse]
-    return {"ms": [table.cost_ms / n for table, n in tables], "bytes": [table.bytes / n for table, n in tables]}
+    loads = {name: dict.fromkeys(schema.vectors, 0.0) for name in ("ms", "bytes")}
+    for table, names in schema.sharing.items():
+        for name in names:
+            loads["ms"][name] += plan.tables[table].cost_ms / len(names)
+            loads["bytes"][name] += plan.tables[table].bytes / len(names)
+    return {name: [*values.values()] for name, values in loads.items()}

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
-from pipeline.records import Evaluation, Result, TaskFigures
+from pipeline.records import Evaluation, Result, TaskFigures, members_of
 from pipeline.records.step import Step
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
@@ -44,6 +44,7 @@ class Evaluate(Stage):
 
         from pipeline.evaluation import evaluate, reliability
         from pipeline.evaluation.tasks import evaluate_tasks
+        from pipeline.stages.attention import ATTENTION, attention_json
         from pipeline.stages.judging import LOGITS
         from pipeline.stages.read import read_dataset, read_towers
         from pipeline.training.predict import predict
@@ -53,8 +54,9 @@ class Evaluate(Stage):
         if not final:
             raise ArtifactError(f"{inputs['train'].path} names no final checkpoint", hint="nightjar train force=true")
         plan, towers = read_towers(config, store, inputs, _readable(store, final))
+        members = members_of(inputs["train"].summary)
         try:
-            predictions = predict(PredictionSettings.of(config), store, inputs["ingest"], plan, final, towers)
+            predictions = predict(PredictionSettings.of(config), store, inputs["ingest"], plan, final, towers, members)
         except DamagedError as error:
             hint = (
                 f"remove {store.url_of(final)}; then stages=[train,evaluate] goes on from the newest whole checkpoint"
@@ -74,6 +76,8 @@ class Evaluate(Stage):
         with self.draft(store, step) as draft:
             draft.write_json("metrics.json", figures)
             draft.write_json("reliability.json", curve.to_json())
+            if predictions.attention:
+                draft.write_json(ATTENTION, attention_json(config, store, inputs["ingest"], predictions.attention))
             with draft.open(LOGITS) as sink:
                 np.lib.format.write_array(sink, predictions.logits, allow_pickle=False)
             return draft.commit(figures)

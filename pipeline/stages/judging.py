@@ -38,10 +38,11 @@ LOGITS = "logits.npy"
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """The model as written: tables by name, and the values that are not finite by table or parameter."""
+    """The model as written: tables by name, values that are not finite by table or parameter, number of members."""
 
     tables: dict[str, Any]
     not_finite: dict[str, int]
+    members: int = 1
 
 
 def judged(
@@ -52,6 +53,7 @@ def judged(
     Where one is asked for, it is fitted on some of the held-out rows and written, and the others are judged with it.
     """
     from pipeline.evaluation import Scored, judge, measure
+    from pipeline.serving.ensemble import serving_cost
     from pipeline.serving.scores import score_dataset, spread_groups
     from pipeline.training.parquet import SplitReader
 
@@ -67,6 +69,9 @@ def judged(
         trained = {name: written.tables[table].trained for name, table in looked_up.items()}
         scores = score_dataset(split, opened.models, trained, features)
         worth = _importance(config, store, inputs, split, opened.models["candidate"][0])
+        if written.members > 1:
+            layouts = {name: table.layout for name, table in written.tables.items()}
+            worth["cost"] = serving_cost(split, opened.models, layouts, written.members)
     whole = {name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in scores.logits.items()}
     fitted = calibrator_of(config, split, whole["candidate"], scores.codes)
     raw = _main(whole["candidate"])
@@ -124,7 +129,10 @@ def _importance(
     worth = {"importance": importance(split, candidate, alone, rows, config.seed)}
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
     if not towers.is_flat:
-        groups = {f"tower {number}": tower.features for number, tower in enumerate(towers.towers)}
+        groups = {
+            f"tower {number}": [column for name in tower.features for column in alone[name]]
+            for number, tower in enumerate(towers.towers)
+        }
         worth["tower_importance"] = importance(split, candidate, groups, rows, config.seed)
     return worth
 

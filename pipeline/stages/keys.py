@@ -22,7 +22,7 @@ NO_KEY = (
     use("debug", "*"),
     use("publish", "cache_mib"),
     # How and when stages are started.
-    use("launch", "name inline attempts deadline_minutes logs limit_memory job context namespace queue"),
+    use("launch", "name inline attempts deadline_minutes logs torchrun limit_memory job context namespace queue"),
     use(
         "launch",
         "priority_class min_hosts shrink_after_minutes pending_minutes rendezvous_minutes first_step_minutes port "
@@ -35,7 +35,9 @@ NO_KEY = (
     use("launch.pods.resources", "*.cpu *.memory_gib *.shm_gib *.disk_gib *.gpus"),
     use("schedule", "*"),
     use("nightly", "*"),
-    use("track", "to every_seconds prometheus.folder prometheus.push"),
+    use("tune", "*"),
+    use("search", "*"),
+    use("track", "to every_seconds mlflow.* prometheus.* opentelemetry.*"),
 )
 
 

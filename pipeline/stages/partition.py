@@ -58,6 +58,7 @@ class Partition(Stage):
         use("partition", "probe_steps", when=probes),
         use("model", "name embedding_dim", when=compares),
         use("model", "*", when=probes),
+        use("data.sequences", "*.target", when=probes),
         use("train", "global_batch", when=compares),
         use("train", "lr sparse_lr dense_optimizer sparse_optimizer weight_decay", when=probes),
         *optimizer_options(when=probes),
@@ -97,6 +98,8 @@ class Partition(Stage):
 
         schema, profile = read_dataset(store, inputs["ingest"])
         features, hosts = [column.name for column in schema.sparse], config.hardware.hosts
+        if has_towers(config):
+            features = [*schema.vectors]
         if has_towers(config):
             flat = read_plan(store, inputs["plan"])
             assigned, evidence = assign(config, store, inputs["ingest"], schema, flat)

@@ -44,6 +44,7 @@ class PlanStage(Stage):
         use("train", "global_batch sparse_optimizer prefetch_batches shuffle_window_groups"),
         use("train", "dense_optimizer", when=_heavy),
         use("train.average", "kind", when=_heavy),
+        use("train", "max_events"),
     )
 
     def path(self, config: Config, key: str) -> str:

@@ -29,6 +29,7 @@ from pipeline.records import (
     ModelFigures,
     Towers,
     Verdict,
+    members_of,
     read,
 )
 from pipeline.records.step import Step
@@ -110,6 +111,7 @@ def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact])
     """A new version, whole and judged, not promoted."""
     from pipeline.publishing.card import CARD_TEXT, card_text
 
+    members = members_of(inputs["train"].summary)
     model, name = config.model_name, versions.new_version(store, config.model_name, step.key)
     path = versions.version_path(model, name)
     with store.draft(path, kind=versions.KIND, key=step.key, config=step.config, inputs=step.input_keys) as draft:
@@ -127,7 +129,7 @@ def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact])
             "version": name, "verdict": record.verdict, "reasons": [*record.reasons],
             "forced": record.forced, "incumbent": record.incumbent_version,
             "checkpoint": inputs["train"].summary["final"], "dataset": inputs["ingest"].path, "run": config.run,
-            **figures,
+            **({"members": [each.checkpoint for each in members]} if len(members) > 1 else {}), **figures,
         }  # fmt: skip
         artifact: Artifact = draft.commit(summary)
     return artifact
@@ -141,23 +143,31 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     from pipeline.publishing.program import write_program
     from pipeline.publishing.served import SERVING, Description
     from pipeline.publishing.writing import write_table
+    from pipeline.serving.ensemble import joined
     from pipeline.serving.scores import dense_part
     from pipeline.training.parquet import SplitReader
 
-    checkpoint = store.get(inputs["train"].summary["final"], "train")
+    members = members_of(inputs["train"].summary)
+    checkpoints = [store.get(each.checkpoint, "train") for each in members]
     schema = SplitReader(store, inputs["ingest"], "test").schema
-    reader, weights = ChainReader(store, checkpoint), read_dense(store, checkpoint)
-    tables = {t.name: write_table(draft, reader, t.name, config.publish.quantise) for t in schema.tables}
+    readers = [ChainReader(store, checkpoint) for checkpoint in checkpoints]
+    tables = {t.name: write_table(draft, readers, t.name, config.publish.quantise) for t in schema.tables}
+    dense = [read_dense(store, checkpoint) for checkpoint in checkpoints]
     bad = {f"table {name!r}": table.not_finite for name, table in tables.items()}
-    bad |= {f"parameter {name}": int((~value.isfinite()).sum()) for name, value in weights.items()}
+    bad |= {f"parameter {name}": sum(int((~each[name].isfinite()).sum()) for each in dense) for name in dense[0]}
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
-    module = dense_part(
-        schema, towers, weights, model=config.model, data=config.data, hardware=config.hardware, seed=config.seed
-    )
+    modules = [
+        dense_part(
+            schema, towers, weights, model=config.model, data=config.data, hardware=config.hardware, seed=config.seed
+        )
+        for weights in dense
+    ]
+    module = joined(schema, config.model, modules, [each.weight for each in members])
     layouts = {name: table.layout for name, table in tables.items()}
-    name, dim = config.model.name, config.model.embedding_dim
+    name, dim = config.model.name, config.model.embedding_dim * len(members)
     mean = tuple(table for table in layouts if config.model.table(table).pooling == "mean")
     description = Description.of(schema, dim, layouts, mean).built_by(name, MODELS.package(name))
+    description = dataclasses.replace(description, members=len(members))
     if config.publish.calibrator.method is not None:
         description = dataclasses.replace(description, calibrator=CALIBRATOR)
     widths = [layouts[column.owner].dim for column in schema.sparse]
@@ -171,7 +181,7 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
             sink.write(source.read())
     with draft.open("config.yaml") as sink:
         sink.write(to_yaml(config).encode())
-    return Written(tables, {name: count for name, count in bad.items() if count})
+    return Written(tables, {name: count for name, count in bad.items() if count}, len(members))
 
 
 def _mappings(dataset: Artifact) -> list[str]:

@@ -29,7 +29,9 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
     config = with_former_batch(config, store)
     if config.data.sparse:
         partition = kept_together(config.partition, config.data.shared_tables)
-        check_partition(partition, config.plan, config.hardware.hosts, list(config.data.sparse))
+        check_partition(
+            partition, config.plan, config.hardware.hosts, config.data.vectors, config.data.tables_of_sequences
+        )
     made: dict[str, Step] = {}
     for stage in _stages_of(config):
         settings = with_first_names({**stage.key_settings(config), **stage.named_settings(config, store, made)})

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
-from pipeline.records import CheckpointPart, LinkShare, Record, Result, TrainPart, ValidationPart
+from pipeline.records import CheckpointPart, EnsemblePart, LinkShare, Record, Result, TrainPart, ValidationPart
 from pipeline.records.step import Step, run_directory
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
 from pipeline.stages.optimizing import optimizer_options
@@ -50,6 +50,10 @@ def _auto_bits(config: Config) -> bool:
     return config.checkpoint.final_quantise == "auto"
 
 
+def _snapshots(config: Config) -> bool:
+    return config.train.snapshots.active
+
+
 # What its numbers depend on, whatever the ranks, the threads and the kernels.
 CONTINUATION = (
     use("", "seed"),
@@ -69,6 +73,9 @@ CONTINUATION = (
     use("train", "warmup_steps schedule precision shuffle shuffle_window_groups"),
     use("train.clip", "dense_norm table_value"),
     use("train", "decay_ratio min_lr_factor", when=_scheduled),
+    # The length says where a cycle ends, so a longer training is another one.
+    use("train", "epochs max_steps", when=_snapshots),
+    use("train.snapshots", "count kind perturbation", when=_snapshots),
     use("checkpoint", "init_from", when=_warm, named=True),
     use("checkpoint", "init_tables_only rename", when=_warm),
 )
@@ -93,6 +100,7 @@ def continuation_key(config: Config, init: Any, dataset: str) -> str:
 # Where it ends, and how its last checkpoint is written: a training goes on through a change of these.
 END = (
     use("train", "epochs max_steps"),
+    use("train.snapshots", "keep choose weights", when=_snapshots),
     use("checkpoint", "final_quantise state"),
     use("checkpoint", "hot_share", when=_few_bits),
     use("checkpoint", "expected_restores", when=_auto_bits),
@@ -188,6 +196,7 @@ class Train(Stage):
             ("Training time", units.duration(part.seconds)),
             ("Ranks", units.count(part.world_size)),
             *_look_facts(part.validation),
+            *_ensemble_facts(part.ensemble),
             ("Peak memory", units.size(part.peak_rss_bytes)),
             ("Embeddings between hosts, bytes per sample", units.count(sent.inter_host)),
             ("Embeddings within hosts, bytes per sample", units.count(sent.intra_host)),
@@ -214,6 +223,29 @@ def _look_facts(part: ValidationPart | None) -> list[tuple[str, str]]:
     ]
 
 
+def _ensemble_facts(part: EnsemblePart | None) -> list[tuple[str, str]]:
+    if part is None:
+        return []
+    return [
+        ("Members of the ensemble", f"{units.count(len(part.members))} of {units.count(part.made)} snapshots"),
+        ("Their validation NE together", units.decimal(part.ne, 5)),
+        ("That of the best one alone", units.decimal(part.best_ne, 5)),
+        ("That of as many newest ones", units.decimal(part.last_ne, 5)),
+        ("Time for choosing them", units.duration(part.seconds)),
+    ]
+
+
+def _ensemble_lines(part: EnsemblePart | None) -> list[str]:
+    """A line about the members of an ensemble; none without one."""
+    if part is None:
+        return []
+    steps = ", ".join(each.checkpoint.rpartition("-")[2].lstrip("0") for each in part.members)
+    return [
+        f"ensemble of {units.count(len(part.members))} of {units.count(part.made)} snapshots, after steps {steps}: "
+        f"validation NE {units.decimal(part.ne, 5)}, {units.decimal(part.best_ne, 5)} the best one alone"
+    ]
+
+
 def _train_lines(part: TrainPart) -> list[str]:
     from pipeline.report.phases import phase_lines
 
@@ -222,7 +254,8 @@ def _train_lines(part: TrainPart) -> list[str]:
         *_trained(part),
         f"{units.count(part.samples_per_s)} samples/s, {wait}",
         f"peak memory {units.size(part.peak_rss_bytes)}",
-        *_looked(part.validation, part.steps),
+        *([] if part.ensemble is not None else _looked(part.validation, part.steps)),
+        *_ensemble_lines(part.ensemble),
         *_sent_per_sample(part),
         *phase_lines(part),
     ]

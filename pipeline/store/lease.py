@@ -26,6 +26,7 @@ from pipeline.store.conditional import Seen, SwappedError
 from pipeline.store.pausing import can_pause, end_soon, hold, pausable, tell
 from pipeline.store.refusals import taken
 from pipeline.store.retrying import passes
+from pipeline.units import duration
 
 CHECKS = 6  # checks, and renewals, of the record per lease duration
 ACQUIRE_SECONDS = 2.0  # that a place may not answer when its lease is taken
@@ -277,7 +278,7 @@ class Lease:
             raise LostLeaseError(f"another launcher has {self.place.name}")
         if self._paused and (silent := now() - self._since) > self.outage_seconds + self.seconds:
             raise LaunchError(
-                f"{self.place.name} could not be renewed for {silent / 60:.0f} minutes",
+                f"{self.place.name} could not be renewed for {duration(silent)}",
                 hint=f"run the same command again once {self.place.where} answers; running stages go on",
             )
         return not self._paused

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from pipeline.config import PartitionConfig, PlanConfig
 from pipeline.errors import ConfigError
@@ -69,20 +70,30 @@ def flat_towers(hosts: int, features: Sequence[str]) -> Towers:
     return Towers(partition="flat", towers=(Tower(features=tuple(features), hosts=tuple(range(hosts))),))
 
 
-def kept_together(partition: PartitionConfig, shared: Sequence[Sequence[str]]) -> PartitionConfig:
-    """``partition`` with groups of the features that share a table, ``shared``: a table lies in one tower."""
+def kept_together(partition: PartitionConfig, shared: Iterable[Sequence[str]]) -> PartitionConfig:
+    """``partition`` with groups of the features and sequences that share a table, ``shared``: it lies in one tower."""
     groups = [list(group) for group in partition.groups]
-    for names in shared:
+    for names in (each for each in shared if len(each) > 1):
         joins = [group for group in groups if not set(group).isdisjoint(names)]
         groups = [group for group in groups if group not in joins]
         groups.append(list(dict.fromkeys([*itertools.chain(*joins), *names])))
     return replace(partition, groups=groups)
 
 
-def check_partition(partition: PartitionConfig, plan: PlanConfig, hosts: int, features: Sequence[str]) -> None:
-    """Raise ConfigError where these ``features`` cannot be partitioned so on this number of ``hosts``."""
+def check_partition(
+    partition: PartitionConfig,
+    plan: PlanConfig,
+    hosts: int,
+    features: Sequence[str],
+    sequences: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
+    """Raise ConfigError where these ``features`` cannot be partitioned so on this number of ``hosts``.
+
+    ``features``: those of the dataset, and its sequences; ``sequences``: by name, whose tables their events have.
+    """
     if partition.name == "flat":
         return
+    _check_sequences(partition, sequences)
     count = tower_count(partition, hosts)
     tower_hosts(count, hosts)
     if count > len(features):
@@ -149,6 +160,20 @@ def _check_together(partition: PartitionConfig, count: int) -> None:
             raise ConfigError(
                 f"partition.groups keeps {', '.join(group)} together, but partition.pins sends {shown}",
                 hint=f"~partition.pins.{next(iter(wanted))}",
+            )
+
+
+def _check_sequences(partition: PartitionConfig, sequences: Mapping[str, Sequence[str]]) -> None:
+    """A sequence is looked up where its tables are: with all features whose tables its events have."""
+    for name, features in sequences.items():
+        wanted = {each: partition.pins[each] for each in (*features, name) if each in partition.pins}
+        if len(set(wanted.values())) > 1:
+            first, shown = next(iter(wanted)), ", ".join(f"{each} to tower {tower}" for each, tower in wanted.items())
+            moved = [each for each, tower in wanted.items() if tower != wanted[first]]
+            raise ConfigError(
+                f"partition.pins sends {shown}, but the events of sequence {name!r} are looked up in the tables of "
+                f"{', '.join(features)}: a sequence and its tables lie in one tower",
+                hint=" ".join(f"++partition.pins.{each}={wanted[first]}" for each in moved),
             )
 
 

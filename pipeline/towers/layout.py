@@ -7,7 +7,7 @@ where ranks per host and hosts differ; here the peers come in the order of the g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -131,14 +131,14 @@ def _check_hosts(towers: Sequence[Tower], hosts: int) -> None:
 
 
 def tower_hosts_settings(
-    plan: PlanConfig, hardware: HardwareConfig, group: TowerHosts
+    plan: PlanConfig, hardware: HardwareConfig, group: TowerHosts, tables: Collection[str]
 ) -> tuple[PlanConfig, HardwareConfig]:
-    """The settings with which the planner places the tables of one group of tower hosts.
+    """The settings with which the planner places the ``tables`` of one group of tower hosts.
 
     The global batch stays: every rank of the group looks up the samples of all its peers.
     """
     types = [kind for kind in plan.sharding_types if kind not in WHOLE_WORLD]
-    pins = {table: kind for table, kind in plan.tables.items() if table in group.features}
+    pins = {table: kind for table, kind in plan.tables.items() if table in tables}
     return replace(plan, sharding_types=types, tables=pins), replace(hardware, hosts=len(group.hosts))
 
 

@@ -9,7 +9,7 @@ that is the mean over all ranks, as in the flat model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -21,9 +21,10 @@ from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from pipeline.embeddings.collection import pooled_stack, reordered, side_by_side
+from pipeline.embeddings.collection import feature_vectors, reordered
 from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.sharding import TableRanks
+from pipeline.towers.events import TowerEvents, by_key, by_sample, side_by_side
 from pipeline.towers.layout import Layout
 from pipeline.towers.modules import joined, projected_tower
 
@@ -60,6 +61,8 @@ class TowerEmbeddings(nn.Module):
     are: where a tower puts out one a feature, they come in the order of ``widths`` (those of all features' embeddings),
     as in the flat model. ``width``: of the model. A tower brings its features' embeddings to it.
     ``dtype``: what the modules compute in (None: float32). ``penalty``: factor of the L2 penalty on embeddings.
+    ``events``: sequences, each of which becomes one more vector of the tower that has its tables. ``widths`` has them
+    behind the features.
     """
 
     def __init__(
@@ -72,25 +75,33 @@ class TowerEmbeddings(nn.Module):
         seed: int,
         codecs: QuantizedCommCodecs | None = None,
         dtype: torch.dtype | None = None,
+        events: TowerEvents | None = None,
     ) -> None:
         super().__init__()
-        self.layout, self.groups, self.dtype = layout, groups, dtype
-        self.collection = collection
+        self.layout, self.groups, self.dtype, self._width = layout, groups, dtype, width
+        self.collection = collection if len(collection.embedding_bags) else None
+        own = layout.tower_hosts[groups.number].features
+        # The modules of sequences are at the flat model's path, where checkpoints and versions look for them.
+        self._events = events
+        self.event_tables = events.tables if events is not None and events.blocks is not None else None
         self.penalty = 0.0
         spec = layout.towers.module
         features, self.even = list(widths), set(widths.values()) <= {width}
-        self._widths = {name: widths[name] for name in layout.tower_hosts[groups.number].features}
+        self._widths = {name: widths[name] for name in own}
         towers = [
             projected_tower(spec, {f: widths[f] for f in tower.features}, width, seed, i, even=self.even)
             for i, tower in enumerate(layout.towers.towers)
         ]
         self.tower = nn.ModuleList(towers)
         self.dim = towers[0].dim
-        self._places = [features.index(name) for name in layout.features]
+        columns = events.columns if events is not None else {}
+        self._pooled = [name for name in own if name not in columns]
+        keys = [[key for name in group.features for key in columns.get(name, [name])] for group in layout.tower_hosts]
+        self._keys = [key for group in keys for key in group]
         self._found = layout.vectors
         self.names = tuple(features) if spec.by_feature else self._found
         sizes = [self.dim * sum(towers[n].vectors for n in group.towers) for group in layout.tower_hosts]
-        self._send = KJTAllToAll(groups.peers, [len(group.features) for group in layout.tower_hosts])
+        self._send = KJTAllToAll(groups.peers, [len(group) for group in keys])
         self._back = PooledEmbeddingsAllToAll(groups.peers, sizes, codecs=codecs)
 
     def table_ranks(self, path: str) -> TableRanks:
@@ -98,41 +109,96 @@ class TowerEmbeddings(nn.Module):
         return TableRanks(self.groups.tower_ranks, self.groups.tower, apart=(f"{path}.tower.",))
 
     def module_features(self, path: str) -> dict[str, list[str]]:
-        """The features of each tower whose module has parameters, by what their names start with; ``path``: of this."""
-        towers = self.layout.towers.towers
-        learning = [number for number, tower in enumerate(self.tower) if any(True for _ in tower.parameters())]
-        return {f"{path}.tower.{number}.": list(towers[number].features) for number in learning}
+        """The features of each tower, by what the names of its module's parameters start with; ``path``: of this.
+
+        Empty where no module has parameters. Where some have, the others count too: they hold the rest.
+        """
+        if not any(True for _ in self.tower.parameters()):
+            return {}
+        return {f"{path}.tower.{number}.": list(each.features) for number, each in enumerate(self.layout.towers.towers)}
+
+    def parameters_of(self, group: int) -> list[nn.Parameter]:
+        """The parameters that the ranks of the tower hosts with number ``group`` train: of modules and sequences."""
+        hosts = self.layout.tower_hosts[group]
+        vectors: Mapping[str, nn.Module] = dict(self._events.vectors.items()) if self._events is not None else {}
+        modules = [self.tower[number] for number in hosts.towers]
+        modules += [vectors[name] for name in hosts.features if name in vectors]
+        return [parameter for module in modules for parameter in module.parameters()]
 
     def own_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the tower modules that this rank trains."""
-        own = self.layout.tower_hosts[self.groups.number]
-        return [p for number in own.towers for p in self.tower[number].parameters()]
+        """The parameters of towers that this rank trains."""
+        return self.parameters_of(self.groups.number)
+
+    def apart_parameters(self) -> list[nn.Parameter]:
+        """The parameters of all towers, which only the ranks of some hosts train."""
+        return [parameter for group in range(len(self.layout.tower_hosts)) for parameter in self.parameters_of(group)]
 
     @torch.no_grad()
-    def send(self, ids: KeyedJaggedTensor) -> Sent:
+    def send(
+        self, ids: KeyedJaggedTensor, lookups: KeyedJaggedTensor | None = None, events: Sequence[Tensor] = ()
+    ) -> Sent:
         """Start sending ids to the ranks that hold their tables: after the first wait lengths are known and ids leave,
-        after the second they are there, for all peers' samples: F of its tower hosts x (groups * b)."""
-        if self._places != list(range(len(self._places))):
-            ids = ids.permute(self._places)
+        after the second they are there, for all peers' samples: F of its tower hosts x (groups * b).
+
+        ``lookups``, ``events``: those of sequences, as ``training.data.Batch`` has them.
+        """
+        if self._events is not None and lookups is not None:
+            samples = ids.stride()
+            weighted = ids.weights_or_none() is not None or lookups.weights_or_none() is not None
+            parts = by_key(ids) | by_sample(self._events.every, lookups, samples, events)
+            ids = side_by_side(parts, self._keys, samples, weighted=weighted)
+        elif self._keys != ids.keys():
+            ids = ids.permute([ids.keys().index(key) for key in self._keys])
         return cast(Sent, self._send(ids)) if len(self.layout.tower_hosts) > 1 else NoWait(NoWait(ids))
 
     def forward(
-        self, ids: KeyedJaggedTensor, received: KeyedJaggedTensor | None = None, weights: Tensor | None = None
-    ) -> Tensor:
+        self, ids: KeyedJaggedTensor, received: KeyedJaggedTensor | None = None, weights: Tensor | None = None,
+        lookups: KeyedJaggedTensor | None = None, events: Sequence[Tensor] = (),
+    ) -> Tensor:  # fmt: skip
         """[b, V, dim] float32 for ``ids``; ``received``: what ``send`` brought of them, where that was called ahead.
 
         ``weights`` [b] of the samples, as ``Batch`` has them: the shares of an L2 penalty. None: it is not trained.
+        ``lookups``, ``events``: as in ``send``.
         """
-        mine = self.send(ids).wait().wait() if received is None else received
-        own = self.layout.tower_hosts[self.groups.number]
-        pooled = self.collection(mine)
-        embeddings = (pooled_stack if self.even else side_by_side)(pooled, own.features)
-        if self.penalty and weights is not None and torch.is_grad_enabled():
-            embeddings = penalised(embeddings, self.penalty * self._weights_here(weights))
+        mine = self.send(ids, lookups, events).wait().wait() if received is None else received
+        embeddings = self._embeddings(mine, weights)
         vectors = self._towers(embeddings)
         if len(self.layout.tower_hosts) > 1:
             vectors = self._back(vectors.flatten(1)).wait().unflatten(1, (-1, self.dim))
         return reordered(vectors, self._found, self.names)
+
+    def _embeddings(self, mine: KeyedJaggedTensor, weights: Tensor | None) -> Tensor:
+        """What this rank's towers take, [B, F of its tower hosts, N], or side by side where tables differ in width."""
+        if self._events is None or self._events.blocks is None or self.event_tables is None:
+            assert self.collection is not None
+            return self._penalised(feature_vectors(self.collection(mine), None, self._pooled, even=self.even), weights)
+        samples, parts, blocks = mine.stride(), by_key(mine), self._events.blocks
+        lookup, places = self._events.lookup(parts, samples)
+        taken, pooled = blocks.take(self.event_tables(lookup), samples, places), None
+        if self.collection is not None:
+            plain = [name for name in self._pooled if name not in taken.pooled]
+            pooled = self.collection(side_by_side(parts, plain, samples, weighted=mine.weights_or_none() is not None))
+        if self._pooled:
+            features = feature_vectors(pooled, taken.pooled, self._pooled, even=self.even)
+        else:  # a tower of sequences alone
+            features = torch.zeros((samples, 0, self._width) if self.even else (samples, 0), device=lookup.device())
+        features = self._penalised(features, weights)
+        with torch.autocast(features.device.type, self.dtype, enabled=self.dtype is not None):
+            vectors = blocks(taken, places)
+        return self._in_place(features, vectors)
+
+    def _in_place(self, features: Tensor, vectors: Tensor) -> Tensor:
+        """The embeddings of features and the ``vectors`` [B, S, D] of sequences in the order of this rank's towers."""
+        sizes = [1 if self.even else self._widths[name] for name in self._pooled]
+        parts = dict(zip(self._pooled, features.split(sizes, dim=1), strict=True))
+        sequences = [name for name in self._widths if name not in parts]
+        parts |= dict(zip(sequences, vectors.split(1, dim=1) if self.even else vectors.unbind(1), strict=True))
+        return torch.cat([parts[name] for name in self._widths], dim=1)
+
+    def _penalised(self, embeddings: Tensor, weights: Tensor | None) -> Tensor:
+        if self.penalty and weights is not None and torch.is_grad_enabled():
+            return penalised(embeddings, self.penalty * self._weights_here(weights))
+        return embeddings
 
     def _weights_here(self, weights: Tensor) -> Tensor:
         """Of all samples that this rank's towers see: their parts of a mean over the peers. Collective."""

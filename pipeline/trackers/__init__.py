@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pipeline.trackers.mlflow import MLFLOW
+from pipeline.trackers.opentelemetry import OPENTELEMETRY
 from pipeline.trackers.prometheus import PROMETHEUS
 from pipeline.trackers.tensorboard import TENSORBOARD
 
-SPECS = (TENSORBOARD, PROMETHEUS)
+SPECS = (TENSORBOARD, MLFLOW, PROMETHEUS, OPENTELEMETRY)

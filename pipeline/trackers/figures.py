@@ -10,6 +10,8 @@ from pipeline.records import Result
 
 # Keys of ``metrics.jsonl`` that are no curves.
 NO_CURVE = frozenset({"step", "steps_total", "eta_seconds", "seconds", "resumed_step", "best_step", "epoch"})
+# Where a figure of the training loop stands; others stand under "train".
+GROUPS = {"validation_ne": "validation/ne", "validation_auc": "validation/auc", "ne_window": "train/ne"}
 EVALUATED = ("ne", "auc", "logloss", "calibration", "bayes_ne")
 
 
@@ -19,6 +21,11 @@ def curve_figures(record: Mapping[str, Any]) -> dict[str, float]:
     for task, own in (figures.pop("tasks", None) or {}).items():
         figures |= {f"{task}_{name}": value for name, value in own.items()}
     return {name: float(value) for name, value in figures.items() if units.known(value)}
+
+
+def grouped(name: str) -> str:
+    """``name`` of ``curve_figures`` with the group that a program shows it in."""
+    return GROUPS.get(name, f"train/{name}")
 
 
 def final_figures(result: Result) -> dict[str, float]:

@@ -16,9 +16,9 @@ from pipeline.config import Config, TrackConfig
 from pipeline.errors import LostLeaseError
 from pipeline.records import NightRecord, Result, read
 from pipeline.records.step import run_directory
-from pipeline.report.records import read_records
+from pipeline.report.records import NORMS, read_records
 from pipeline.specs import TRACKERS
-from pipeline.specs.tracker import RunTracking
+from pipeline.specs.tracker import RunTracking, Served, ServedVersion, Tracker
 from pipeline.store import Store
 
 END_SECONDS, INTERRUPTED_SECONDS = 30.0, 5.0  # in which trackers are told of the end; nobody waits longer for them
@@ -48,6 +48,7 @@ def followed(config: Config, store: Store) -> Iterator[None]:
         follower.look()
         if over.is_set():
             follower.end(settings_of(asdict(config)))
+            tell_serving(track, store, config.model_name)
 
     thread = threading.Thread(target=follow, name="trackers", daemon=True)
     thread.start()
@@ -78,13 +79,53 @@ def settings_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def tell_night(track: TrackConfig, record: NightRecord) -> None:
+def tell_night(track: TrackConfig, store: Store, record: NightRecord) -> None:
     """Tell the trackers of a night's outcome; what one raises is logged."""
+    _tell_all(track, "the night", lambda tracker: tracker.night(track, store, record))
+
+
+def tell_serving(track: TrackConfig, store: Store, model: str) -> None:
+    """Tell the trackers which versions of ``model`` have served and which one serves; what one raises is logged."""
+
+    def tell(tracker: Tracker) -> None:
+        if (served := versions_served(store, model)) is not None:
+            tracker.serving(track, store, served)
+
+    _tell_all(track, f"the version of {model} that serves", tell)
+
+
+def versions_served(store: Store, model: str) -> Served | None:
+    """What ``current.json`` of ``model`` says; None where nothing was published. Removed versions are left out."""
+    path = f"models/{model}/current.json"
+    if not store.exists(path):
+        return None
+    current = store.read_json(path)
+    last = {entry["version"]: entry for entry in current["log"]}
+    versions = []
+    for name in sorted({*current["line"], *last}):
+        artifact = store.find(f"models/{model}/{name}")
+        if artifact is not None:
+            made, entry = artifact.summary, last.get(name, {})
+            versions.append(ServedVersion(
+                version=name, uri=store.url_of(artifact.path), run=made.get("run"), verdict=made.get("verdict"),
+                ne=made.get("ne"), by=entry.get("by", ""), reason=entry.get("reason", ""),
+            ))  # fmt: skip
+    return Served(model=model, serving=current["version"], versions=tuple(versions))
+
+
+def _tell_all(track: TrackConfig, what: str, call: Callable[[Tracker], None]) -> None:
     for name in track.to:
         try:
-            TRACKERS.get(name).night(track, record)
+            call(TRACKERS.get(name))
         except Exception as error:  # whatever another program's library raises
-            log.warning("%s was not told of the night: %s: %s", name, type(error).__name__, error)
+            log.warning("%s was not told of %s: %s: %s", name, what, type(error).__name__, error)
+
+
+def _with_norms(store: Store, run: str) -> list[dict[str, Any]]:
+    """The records of ``run``, each with ``norms`` where they were measured at its step."""
+    norms = {record["step"]: record["norms"] for record in read_records(store, run, NORMS)}
+    records = read_records(store, run)
+    return [{**each, "norms": norms[each["step"]]} if each["step"] in norms else each for each in records]
 
 
 class _Follower:
@@ -97,7 +138,7 @@ class _Follower:
     def look(self) -> None:
         """Pass on what the store has now."""
         try:
-            records = read_records(self.store, self.run)
+            records = _with_norms(self.store, self.run)
         except Exception as error:  # the store may be away; the next look reads everything
             log.debug("the run's records cannot be read: %s", error)
             return

@@ -107,7 +107,7 @@ class _Prometheus(Tracker):
         """The gauges of the model's run."""
         return _Run(_Gauges(track, model, "run"), run)
 
-    def night(self, track: TrackConfig, record: NightRecord) -> None:
+    def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:
         """The gauges of the model's last night."""
         gauges = _Gauges(track, record.model, "night")
         for outcome in (PUBLISHED, HELD, FAILED):

@@ -1,4 +1,4 @@
-"""TensorBoard: event files with scalars and hyper-parameters, in ``runs/<run>/tensorboard`` of the store."""
+"""TensorBoard: event files of scalars, histograms and hyper-parameters in ``runs/<run>/tensorboard`` of the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.records.step import run_directory
 from pipeline.specs.tracker import RunTracking, Tracker
-from pipeline.trackers.figures import curve_figures, final_figures
+from pipeline.trackers.figures import curve_figures, final_figures, grouped
 
 if TYPE_CHECKING:
     from pipeline.config import TrackConfig
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pipeline.store import Store
 
 FOLDER = "tensorboard"
-# Where a figure of the training loop stands; others stand under "train".
-GROUPS = {"validation_ne": "validation/ne", "validation_auc": "validation/auc", "ne_window": "train/ne"}
 HPARAMS = ("train.", "model.", "data.", "partition.", "checkpoint.", "seed")
 
 
@@ -30,15 +28,17 @@ class _Events(RunTracking):
         self.path = f"{self.folder}/events.out.tfevents.{int(time.time())}.nightjar"
         self.written: dict[int, Mapping[str, Any]] = {}
         self.content = b""
-        self._begun = False
+        self._begun, self._size = False, 0
+        self._last = 0  # the step that the file ends with
 
     def records(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write those that are new."""
         fresh = [record for record in records if self.written.get(record["step"]) != record]
-        events = [self._scalars(record["step"], _named(record)) for record in fresh]
-        if fresh and fresh[0]["step"] <= max(self.written, default=0):
+        events = [self._event(record["step"], _named(record), record.get("norms", {})) for record in fresh]
+        if fresh and fresh[0]["step"] <= self._last:
             events.insert(0, _again(fresh[0]["step"]))
         self._write(events)
+        self._last = fresh[-1]["step"] if fresh else self._last
         self.written = {record["step"]: record for record in records}
 
     def ended(self, result: Result, settings: Mapping[str, Any]) -> None:
@@ -47,13 +47,14 @@ class _Events(RunTracking):
         figures = {f"eval/{name}": value for name, value in final_figures(result).items()}
         seconds = {f"seconds/{name}": stage.seconds for name, stage in result.stages.items()}
         chosen = {name: value for name, value in settings.items() if name.startswith(HPARAMS)}
-        self._write([*_session(chosen, result.status), self._scalars(step, {**figures, **seconds})])
+        self._write([*_session(chosen, result.status), self._event(step, {**figures, **seconds}, {})])
 
-    def _scalars(self, step: int, figures: Mapping[str, float]) -> Any:
+    def _event(self, step: int, figures: Mapping[str, float], norms: Mapping[str, Any]) -> Any:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+        values += [Summary.Value(tag=f"embeddings/{name}", histo=_histogram(own)) for name, own in norms.items()]
         return Event(wall_time=time.time(), step=step, summary=Summary(value=values))
 
     def _write(self, events: Sequence[Any]) -> None:
@@ -72,12 +73,13 @@ class _Events(RunTracking):
             writer.write(event.SerializeToString())
         fresh = sink.getvalue()
         if self.store.is_local and self._begun:  # TensorBoard keeps the file open
-            with self.store.fs.open(self.store.full(self.path), "ab") as file:
+            with self.store.fs.open(self.store.full(self.path), "r+b") as file:
+                file.seek(self._size)  # over what a full disk cut short, which TensorBoard could not read past
                 file.write(fresh)
         else:
             self.store.write_bytes(self.path, self.content + fresh)
         self.content = b"" if self.store.is_local else self.content + fresh
-        self._begun = True
+        self._begun, self._size = True, self._size + len(fresh)
 
 
 def _again(step: int) -> Any:
@@ -88,7 +90,19 @@ def _again(step: int) -> Any:
 
 
 def _named(record: Mapping[str, Any]) -> dict[str, float]:
-    return {GROUPS.get(name, f"train/{name}"): value for name, value in curve_figures(record).items()}
+    return {grouped(name): value for name, value in curve_figures(record).items()}
+
+
+def _histogram(norms: Mapping[str, Any]) -> Any:
+    """``pipeline.embeddings.norms`` as TensorBoard keeps a histogram; bins are half octaves."""
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto
+
+    rows, low = norms["rows"], norms["low"]
+    limits = [2.0 ** ((low + place + 1) / 2) for place in range(len(norms["counts"]))]
+    return HistogramProto(
+        min=norms["smallest"], max=norms["largest"], num=rows, sum=rows * norms["mean"],
+        sum_squares=rows * norms["mean_square"], bucket_limit=limits, bucket=norms["counts"],
+    )  # fmt: skip
 
 
 def _session(settings: Mapping[str, Any], status: str) -> list[Any]:

@@ -71,6 +71,8 @@ class Checkpoints:
         )
         self._last = time.monotonic()
         self.stopping: Stopping | None = None  # what the looks at validation rows have decided so far
+        self.snapshots: list[str] | None = None  # names of those that may join an ensemble; None: none is made
+        self._place = directory
 
     @property
     def final(self) -> str:
@@ -86,7 +88,7 @@ class Checkpoints:
         state = self.saver.resume()
         if state is None:
             if init is not None:
-                self._start_from(init)
+                self.start_from(init)
             return
         if state.towers not in ({}, self.trainer.tower_features):
             raise ArtifactError(
@@ -145,6 +147,26 @@ class Checkpoints:
         kept = self.stopping.kept if self.stopping is not None else None
         return None if kept is None else name_of(kept)
 
+    def snapshot_paths(self) -> list[str]:
+        """The snapshots in the order of their steps; the last one is the training's last checkpoint.
+
+        One that a ``gc`` has removed since the training ended is left out. Collective.
+        """
+        paths = [f"{self._place}/{name}" for name in (self.snapshots or [])[:-1]]
+        store = self.saver.store
+        return [*together("finding snapshots", lambda: [p for p in paths if store.find(p) is not None])[0], self.final]
+
+    def load(self, path: str) -> None:
+        """Put tables and dense part of the checkpoint at ``path`` in place, no optimizer's state. Collective."""
+        model, store = self.saver.model, self.saver.store
+        artifact = together(f"opening {path}", lambda: store.get(path, "train").to_json())[0]
+        restore(store, parsed_artifact(path, artifact), Target(model.rows, dict(self.trainer.dense), states=False))
+
+    def changed_without_lookups(self) -> None:
+        """Have the next checkpoint hold every row, and the guards look at no figures of before."""
+        self.saver.model.touched.fill()
+        self.meter.begin_anew()
+
     def _end_as_asked(self, state: TrainState, then: dict[str, Any], ended: bool) -> None:
         """Write a finished training's last checkpoint again where ``checkpoint`` asks for another coding. Collective.
 
@@ -166,7 +188,8 @@ class Checkpoints:
         if dist.get_rank() == 0:
             log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
 
-    def _start_from(self, init: Artifact) -> None:
+    def start_from(self, init: Artifact) -> None:
+        """Put what fits of checkpoint ``init`` in the place of initial values. Collective."""
         wanted, model = self.settings.checkpoint, self.saver.model
         partition = {**asdict(PartitionConfig()), **init.config.get("partition", {})}
         allowed = check_changes(init, self.settings.record, wanted, self.settings.data, self.saver.inputs["dataset"])
@@ -231,7 +254,8 @@ class Checkpoints:
             validation=self.stopping.state() if self.stopping is not None else {},
             compiled=self.compiling.compiled,
         )  # fmt: skip
-        held = None if final else self.best
+        held: list[str] = [] if final or self.best is None else [self.best]
+        held = held if self.snapshots is None else [name for name in self.snapshots if name != name_of(step)]
         wait = final or exact or grace is not None
         self.saver.save(state, final=final, exact=exact, held=held, wait=wait, timeout=grace)
         if average is not None:

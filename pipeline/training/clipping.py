@@ -21,7 +21,7 @@ class DenseClip:
 
     def __init__(self, parameters: Sequence[nn.Parameter], limit: float, towers: TowerEmbeddings | None = None) -> None:
         self._limit, self._parameters = limit, list(parameters)
-        self._away = {id(p) for p in towers.tower.parameters()} if towers is not None else set()
+        self._away = {id(p) for p in towers.apart_parameters()} if towers is not None else set()
         self._apart = bool(self._away) and dist.get_world_size() > 1
         self._counts = towers is None or dist.get_rank() == towers.groups.tower_ranks[0]
 

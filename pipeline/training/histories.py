@@ -13,6 +13,7 @@ from pipeline.config import ModelConfig
 from pipeline.embeddings.event_lookups import EventLookups, event_lookups
 from pipeline.models.sequences.build import build_sequences
 from pipeline.records import DatasetSchema
+from pipeline.training.event_parts import in_parts
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,21 @@ class Taken:
 class Histories(nn.Module):
     """forward(embeddings, events) -> the vectors of all sequences, [b, S, ``dim``] float32.
 
-    ``vectors``: the modules of ``build_sequences``, by sequence.
+    ``vectors``: the modules of ``build_sequences``, by sequence. ``most``: events that a block takes at once, if any.
     """
 
-    def __init__(self, schema: DatasetSchema, lookups: EventLookups, vectors: nn.ModuleDict) -> None:
+    def __init__(
+        self, schema: DatasetSchema, lookups: EventLookups, vectors: nn.ModuleDict, most: int | None = None
+    ) -> None:
         super().__init__()
-        self._lookups, self.vectors = lookups, vectors
+        self._lookups, self.vectors, self._most = lookups, vectors, most
         self._columns = {each.name: [column.name for column in each.columns] for each in schema.sequences}
         self._candidates = {each.name: [column.table or None for column in each.columns] for each in schema.sequences}
+
+    def of(self, schema: DatasetSchema) -> Histories | None:
+        """The part of ``schema``, which has some of the sequences; the modules are the same ones. None: it has none."""
+        lookups = event_lookups(schema)
+        return None if lookups is None else Histories(schema, lookups, self.vectors, self._most)
 
     def take(self, looked_up: KeyedTensor, samples: int, events: Sequence[Tensor]) -> Taken:
         """The embeddings that the lookup of ``Batch.lookups`` gave, by what they are of."""
@@ -51,8 +59,8 @@ class Histories(nn.Module):
 
     def forward(self, taken: Taken, events: Sequence[Tensor]) -> Tensor:
         vectors = [
-            self.vectors[name](
-                [taken.events[column] for column in columns], rows,
+            in_parts(
+                self.vectors[name], self._most, [taken.events[column] for column in columns], rows,
                 [None if each is None else taken.pooled[each] for each in self._candidates[name]],
                 taken.samples,
             )
@@ -61,9 +69,9 @@ class Histories(nn.Module):
         return torch.stack(vectors, dim=1)
 
 
-def histories_of(model: ModelConfig, schema: DatasetSchema, seed: int) -> Histories | None:
-    """The module of the sequences of ``schema``; None where it has none."""
+def histories_of(model: ModelConfig, schema: DatasetSchema, seed: int, most: int | None = None) -> Histories | None:
+    """The module of the sequences of ``schema``; None where it has none. ``most``: ``train.max_events``."""
     lookups = event_lookups(schema)
     if lookups is None:
         return None
-    return Histories(schema, lookups, build_sequences(model, schema, seed))
+    return Histories(schema, lookups, build_sequences(model, schema, seed), most)

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.config import TrainConfig
+from pipeline.embeddings.norms import histograms, squared_norms
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.models.layers import log_odds
@@ -35,6 +37,7 @@ from pipeline.training.profiling import STEPS, Profiler, debugging
 from pipeline.training.schedule import log_planned, planned_steps
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.signals import STOP, Agreement
+from pipeline.training.snapshots import Snapshots, Start
 from pipeline.training.ssd import SsdMeter, log_shortcomings, naming_checkpoint, ssd_store
 from pipeline.training.stopping import Verdict
 from pipeline.training.trainer import Trainer
@@ -81,14 +84,14 @@ def train(
         memory = MemoryMeter(device)
         total = planned_steps(config, split.rows)
         trainer = _trainer(settings, split.schema, plan, device, towers, ssd, total)
-        if (rate := split.base_rate()) is not None:  # of a new model; a checkpoint replaces it
-            trainer.dense_part.start_at([log_odds(rate, split.rows), *split.task_starts()])
+        if (starts := _starts(split)) is not None:  # of a new model; a checkpoint replaces it
+            trainer.dense_part.start_at(starts)
         meter = Meter(config.guard.window_steps, split.schema)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         order = _order(settings, dataset)
         compiling = AutoCompile(trainer, settings, order.local_batch)
         saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, on_point)
-        looks = _looks(config, split, order, trainer, saver)
+        looks = _looks(config, split, order, trainer, saver, Start(settings, split, starts), init)
         saver.resume(init, total, split.rows)
         if looks is not None:
             total = looks.begin(total, warm=init is not None)
@@ -119,6 +122,8 @@ def train(
                 trainer.close()
         summary = run.summary()
         summary["train"] |= compared(plan, trainer.clock, memory, device)
+        if looks is not None:
+            summary["train"] |= looks.result()
         return summary
 
 
@@ -131,6 +136,12 @@ def _trainer(
     return Trainer(settings, schema, plan, device, towers, ssd, total)
 
 
+def _starts(split: SplitReader) -> list[float] | None:
+    """The logits of the tasks' base rates; None where the dataset does not say them."""
+    rate = split.base_rate()
+    return None if rate is None else [log_odds(rate, split.rows), *split.task_starts()]
+
+
 def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
     """The batches of this rank."""
     config = settings.train
@@ -141,12 +152,16 @@ def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
 
 
 def _looks(
-    config: TrainConfig, split: SplitReader, order: Order, trainer: Trainer, saver: Checkpoints
-) -> Validation | None:
+    config: TrainConfig, split: SplitReader, order: Order, trainer: Trainer, saver: Checkpoints, start: Start,
+    init: Artifact | None,
+) -> Validation | None:  # fmt: skip
     """The looks at the validation rows that lie beside those of ``split``; None where there are none."""
-    looked_at = validation_split(split)
+    looked_at, per_epoch = validation_split(split), -(-split.rows // config.batch)
+    if looked_at is not None and config.snapshots.active:
+        warm = None if init is None else partial(saver.start_from, init)
+        return Snapshots(config, looked_at, order, trainer, saver, per_epoch, start, warm)
     if looked_at is not None:
-        return Validation(config, looked_at, order, trainer, saver, -(-split.rows // config.batch))
+        return Validation(config, looked_at, order, trainer, saver, per_epoch)
     if dist.get_rank() == 0:
         log_without(config)
     return None
@@ -246,6 +261,8 @@ class _Run:
         """Do what follows from a look at the validation rows; returns whether that took a checkpoint of this step."""
         assert self.looks is not None
         step = self.trainer.steps
+        if isinstance(self.looks, Snapshots):
+            return self._end_cycle(self.looks, step)
         if verdict is Verdict.BETTER and step < self.total:
             self.saver.save_best(self.per_epoch, self._samples(step))
             return True
@@ -254,6 +271,17 @@ class _Run:
         elif verdict is Verdict.LOWER:
             self.looks.lower()
         return False
+
+    def _end_cycle(self, snapshots: Snapshots, step: int) -> bool:
+        """Take a snapshot, whose place that of the last cycle leaves to the last checkpoint, and begin the next cycle.
+
+        Returns whether it was taken.
+        """
+        if step == self.total:
+            return False
+        self.saver.save_best(self.per_epoch, self._samples(step))
+        snapshots.restart()
+        return True
 
     def _save(self, final: bool, stopping: bool, saved: bool) -> None:
         """Take a checkpoint, unless one was ``saved`` already.
@@ -289,6 +317,7 @@ class _Run:
         ssd = self.ssd.interval(steps)
         memory = self.budget.interval(step, ssd.get("pss_bytes"))
         verdict, looked = self._look() if looking else (None, {})
+        norms = self._norms() if looking or step == self.total else None
         if dist.get_rank() == 0:
             elapsed = time.perf_counter() - self.began
             self.on_interval(
@@ -312,9 +341,10 @@ class _Run:
                     **ssd,
                     **memory,
                     **looked,
+                    **({} if norms is None else {"norms": norms}),
                 }
             )
-        check_collapse(self.meter, step, self.config)
+        check_collapse(self.meter, step if self.looks is None else self.looks.age(step), self.config)
         return verdict
 
     def _look(self) -> tuple[Verdict, dict[str, Any]]:
@@ -325,6 +355,11 @@ class _Run:
         if verdict is Verdict.STOP:
             self.total = self.trainer.steps
         return verdict, self.looks.record()
+
+    def _norms(self) -> dict[str, dict[str, Any]]:
+        """Histograms of the rows' norms by table. Collective."""
+        squares = add_up(squared_norms(self.trainer.rows).to(self._device))
+        return histograms(self.trainer.rows.tables, squares)
 
     def _sent(self) -> list[float]:
         """Bytes that all ranks sent since the last call, in the order of ``LinkBytes``. Collective on several ranks."""

@@ -113,6 +113,10 @@ class Meter:
         """Go on with the window of an earlier session."""
         self._window = deque(_Interval.of(figures, len(self._tasks)) for figures in state)
 
+    def begin_anew(self) -> None:
+        """Forget the window, whose rows another model scored."""
+        self._window.clear()
+
     def close(self, waited: float) -> tuple[Sums, float, float]:
         """End the interval: (its sums over all ranks, its seconds, the share spent waiting for data on this rank).
 

@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.config import DataConfig, ModelConfig, TrainConfig
-from pipeline.embeddings.collection import build_collection, event_collection, pooled_stack, side_by_side
+from pipeline.embeddings.collection import build_collection, event_collection, feature_vectors
 from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.rules import table_rules
@@ -28,6 +28,7 @@ from pipeline.models.layers.tasks import MultiTaskRanker
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.specs import ModelInputs, task_inputs
 from pipeline.towers import Layout, layout_of
+from pipeline.towers.events import TowerEvents
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
 from pipeline.training.counted import RowCounts
@@ -42,6 +43,7 @@ from pipeline.training.tasks import TaskLoss, join_labels
 TABLES = "collection"
 EVENT_TABLES = "event_tables"
 TOWERS = "towers"
+HISTORIES = "head.histories."  # what the parameters of sequences start with, in towers too
 Output = tuple[Tensor, Tensor, Tensor]
 
 
@@ -86,8 +88,13 @@ class TowerClickModel(nn.Module):
 
     def forward(self, batch: Batch, received: KeyedJaggedTensor | None = None) -> tuple[Tensor, Output]:
         """As ``ClickModel``; ``received``: its ids from ``TowerEmbeddings.send``, where that was called ahead."""
-        embeddings = self.towers(batch.sparse, received, batch.weights)
+        embeddings = self.towers(batch.sparse, received, batch.weights, batch.lookups, batch.events)
         return self.head(embeddings, batch.dense, batch.labels, batch.weights, batch.extra)
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of its collections."""
+        return [f"{TOWERS}.{path}" for path in (TABLES, EVENT_TABLES) if getattr(self.towers, path) is not None]
 
 
 class Pooled(nn.Module):
@@ -104,12 +111,7 @@ class Pooled(nn.Module):
         """``apart``: embeddings [b, w] of the features that ``pooled`` lacks."""
         if isinstance(pooled, Tensor):
             return pooled
-        if apart:
-            every = {**({} if pooled is None else pooled.to_dict()), **apart}
-            vectors = [every[name] for name in self.features]
-            return torch.stack(vectors, dim=1) if self.even else torch.cat(vectors, dim=1)
-        assert pooled is not None
-        return pooled_stack(pooled, self.features) if self.even else side_by_side(pooled, self.features)
+        return feature_vectors(pooled, apart, self.features, even=self.even)
 
 
 class DensePart(nn.Module):
@@ -142,7 +144,7 @@ class DensePart(nn.Module):
         self.pooled = Pooled(self.tables, even=project is None)
         self.dtype = dtype
         vectors = names or [f"table {name!r}" for name in self.tables]
-        vectors += [f"sequence {sequence.name!r}" for sequence in schema.sequences]
+        vectors += [f"sequence {each.name!r}" for each in schema.sequences if names is None]
         self.faults = FaultFinder(schema.dense, vectors, ranking, self._rank)
         self._embeddings: Tensor | None = None
         self.inputs: ModelInputs | None = None  # what the ranking model was built for
@@ -172,7 +174,6 @@ class DensePart(nn.Module):
             embeddings = penalised(embeddings, self.penalty * weights)
         if self.project is not None:
             embeddings = self.project(embeddings)
-        features = embeddings
         if taken is not None and self.histories is not None:
             with torch.autocast(dense.device.type, self.dtype, enabled=self.dtype is not None):
                 embeddings = torch.cat([embeddings, self.histories(taken, events)], dim=1)
@@ -192,7 +193,7 @@ class DensePart(nn.Module):
             loss = functional.binary_cross_entropy_with_logits(kept, targets, weights, reduction="sum")
         if (counted := self.counts.in_figures(labels[:, 0] if labels.dim() > 1 else labels, extra)) is not None:
             weights = counted * (weights > 0)
-        self._embeddings = features.detach()
+        self._embeddings = embeddings.detach()
         self.faults.look(dense.detach(), embeddings.detach(), loss.detach())
         return loss, (logits.detach(), labels, weights)
 
@@ -215,7 +216,7 @@ class DensePart(nn.Module):
 
     @property
     def embeddings(self) -> Tensor:
-        """The pooled embeddings [B, F, D] of the last forward pass, in the order of the schema, detached."""
+        """The vectors [B, F, D] of features and sequences of the last forward pass, in their order, detached."""
         assert self._embeddings is not None, "no forward pass yet"
         return self._embeddings
 
@@ -267,7 +268,7 @@ def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, 
     collection = build_collection(schema, settings.model, torch.device("meta"))
     names = tuple(column.name for column in schema.sparse)
     project = projections(widths_of(settings.model, schema), width, settings.seed)
-    histories = histories_of(settings.model, schema, settings.seed)
+    histories = histories_of(settings.model, schema, settings.seed, settings.train.max_events)
     names += tuple(sequence.name for sequence in schema.sequences)
     part = _dense_part(settings, schema, names, width, device, project=project, histories=histories, trained=trained)
     events = event_collection(schema, settings.model, torch.device("meta")) if schema.sequences else None
@@ -284,22 +285,26 @@ def build_towers(
 ) -> TowerClickModel:
     """The unsharded model of this rank's towers; collective. The ranking model takes the towers' outputs."""
     groups, width = make_groups(layout), settings.model.embedding_dim
-    mine = layout.tower_hosts[groups.number].features
-    columns = {column.name: column for column in schema.sparse}
-    own = replace(schema, sparse=tuple(columns[name] for name in mine))
+    own = schema.with_vectors(layout.tower_hosts[groups.number].features)
     # Weights travel with all ids or with none, so that every tower is weighted where one is.
     weighted = any(column.weighted for column in schema.sparse)
     collection = build_collection(own, settings.model, torch.device("meta"), weighted=weighted)
     widths, dtype = widths_of(settings.model, schema), compute_dtype(settings.train.precision, device)
+    widths |= {sequence.name: width for sequence in schema.sequences}
+    histories = histories_of(settings.model, schema, settings.seed, settings.train.max_events)
+    events = None
+    if histories is not None:
+        tables = event_collection(own, settings.model, torch.device("meta"), weighted=weighted)
+        blocks = histories.of(own)
+        events = TowerEvents(schema, own, blocks, histories.vectors, tables, groups.tower, weighted=weighted)
     exchange = codecs(settings.partition.exchange)
-    towers = TowerEmbeddings(layout, groups, collection, widths, width, settings.seed, exchange, dtype)
+    towers = TowerEmbeddings(layout, groups, collection, widths, width, settings.seed, exchange, dtype, events)
     towers.penalty = settings.train.embedding_l2
     towers.tower.to(device)
     passed = layout.towers.module.name == "pass_through"
     names = None if passed else [f"tower output {name!r}" for name in towers.names]
-    return TowerClickModel(
-        towers, _dense_part(settings, schema, towers.names, towers.dim, device, names, trained=trained)
-    )
+    part = _dense_part(settings, schema, towers.names, towers.dim, device, names, histories=histories, trained=trained)
+    return TowerClickModel(towers, part)
 
 
 def _max_norm(data: DataConfig, schema: DatasetSchema, device: torch.device) -> MaxNorm | None:
@@ -375,14 +380,14 @@ def assemble(
         prefetch = trained and settings.train.pipeline == "prefetch"
         model = shard_model(flat, plan, flat.paths, device, rules, codecs=exchange, ssd=ssd, prefetch=prefetch)
         return Sharded(model, flat.head, RowAccess(model))
-    features = [column.name for column in schema.sparse]
-    layout = layout_of(towers, features, settings.hardware.hosts, settings.hardware.ranks_per_host)
+    layout = layout_of(towers, schema.vectors, settings.hardware.hosts, settings.hardware.ranks_per_host)
     built = build_towers(settings, schema, layout, device, trained=trained)
-    own = layout.tower_hosts[built.towers.groups.number].features
-    names = {column.owner for column in schema.sparse if column.name in own}
+    own = schema.with_vectors(layout.tower_hosts[built.towers.groups.number].features)
+    names = {table.name for table in own.tables}
     own_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in names})
     ranks = built.towers.table_ranks(TOWERS)
-    model = shard_model(built, own_plan, f"{TOWERS}.{TABLES}", device, rules, ranks, ssd=ssd)
+    ranks = replace(ranks, apart=(*ranks.apart, HISTORIES))
+    model = shard_model(built, own_plan, built.paths, device, rules, ranks, ssd=ssd)
     specs = [
         TableSpec(t.name, t.rows, settings.model.dim_of(t.name), settings.model.table(t.name).init_bound)
         for t in schema.tables

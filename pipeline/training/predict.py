@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.reader import Target, restore
 from pipeline.embeddings.tables import dense_parameters
-from pipeline.records import LABEL, Plan, Towers
+from pipeline.evaluation.members import shares
+from pipeline.records import LABEL, Member, Plan, Towers
 from pipeline.store import Artifact, Store
+from pipeline.training.attention import Attention, watching
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import connect, shared_failure
 from pipeline.training.model import assemble
@@ -25,7 +28,7 @@ class Predictions:
     """Labels, logits and (where known) true click probabilities of all test rows, float32 [rows], in row order.
 
     With further ``tasks``, logits are [rows, T], the main task's first; their labels by name, NaN where missing.
-    ``weights``: of the rows, None where the dataset has none.
+    ``weights``: of the rows, None where the dataset has none. ``attention``: of an example row, by sequence.
     """
 
     labels: np.ndarray
@@ -33,6 +36,7 @@ class Predictions:
     true_probability: np.ndarray | None
     tasks: dict[str, np.ndarray] = field(default_factory=dict)
     weights: np.ndarray | None = None
+    attention: dict[str, Attention] = field(default_factory=dict)
 
 
 def predict(
@@ -42,8 +46,11 @@ def predict(
     plan: Plan,
     checkpoint: str,
     towers: Towers | None = None,
+    members: Sequence[Member] = (),
 ) -> Predictions | None:
     """Logits of the checkpoint at path ``checkpoint`` for the dataset's test rows; on rank 0, None elsewhere.
+
+    ``members``: of an ensemble, whose logits are added up by their weights; none: the checkpoint alone.
 
     Every rank calls it. Raises DataError where there are no test rows, ArtifactError for a bad checkpoint.
     """
@@ -58,14 +65,32 @@ def predict(
                 key=dataset.key, seed=settings.seed, global_batch=global_batch, shuffle=False,
                 rank=dist.get_rank(), world_size=dist.get_world_size(),
             )  # fmt: skip
-            with BatchReader(split, order, pin=device.type == "cuda") as reader:
-                sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd)
-                target = Target(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
-                restore(store, store.get(checkpoint, "train"), target)
-                logits = score(sharded.model, reader, device)
+            sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd)
+            target = Target(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
+            parts = []
+            # Of an ensemble, its first member. Towers see the events of other ranks' rows.
+            with watching(sharded.dense_part.histories if sharded.towers is None else None) as seen:
+                for path in [each.checkpoint for each in members] or [checkpoint]:
+                    with BatchReader(split, order, pin=device.type == "cuda") as reader:
+                        restore(store, store.get(path, "train"), target)
+                        parts.append(score(sharded.model, reader, device))
+        logits = _together(parts, members, len(split.schema.tasks))
         if logits is None:
             return None
-        return Predictions(split.column(LABEL), logits, split.true_probability(), split.labels(), split.row_weights())
+        rows = min(order.local_batch, split.rows)  # of this rank, the first, in the first batch
+        return Predictions(
+            split.column(LABEL), logits, split.true_probability(), split.labels(), split.row_weights(),
+            seen.examples(rows),
+        )  # fmt: skip
+
+
+def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tasks: int) -> np.ndarray | None:
+    """The logits of an ensemble, from those of its ``members``; the only part as it is."""
+    if parts[0] is None or len(parts) == 1:
+        return parts[0]
+    counted = shares(np.asarray([each.weight for each in members]), tasks).astype(np.float32)
+    each = zip(parts, counted, strict=True)
+    return np.asarray(sum(part * share for part, share in each if part is not None), np.float32)
 
 
 def score(model: torch.nn.Module, reader: BatchReader, device: torch.device) -> np.ndarray | None:

@@ -43,7 +43,7 @@ def probe(
     checkpoint: Artifact | None,
     also: Interaction | None = None,
 ) -> tuple[Matrix, str]:
-    """Interactions [F, F] of the dataset's sparse features, in the order of its schema, and a name of their source.
+    """Interactions [F, F] of the dataset's sparse features and sequences, in order, and a name of their source.
 
     ``checkpoint``: compares its tables; None trains ``partition.probe_steps`` steps. ``also``: another measure, of
     the same embeddings. Raises ConfigError for a checkpoint of another dataset or embedding dimension,
@@ -69,7 +69,7 @@ def probe(
             batches = _folded(reader, limit)
             for _ in range(steps):
                 trainer.step(batches)
-            measures = [Interaction(len(schema.sparse)), *([also] if also is not None else [])]
+            measures = [Interaction(len(schema.vectors)), *([also] if also is not None else [])]
             _look(trainer, batches, measures, device)
     finally:
         if not outside:
@@ -123,17 +123,23 @@ def _alone(settings: TrainingSettings) -> TrainingSettings:
 def _cut(schema: DatasetSchema, limit: int) -> DatasetSchema:
     """``schema`` with tables of at most ``limit`` rows."""
     sparse = tuple(dataclasses.replace(column, rows=min(column.rows, limit)) for column in schema.sparse)
-    return dataclasses.replace(schema, sparse=sparse)
+    sequences = tuple(
+        dataclasses.replace(
+            each, columns=tuple(dataclasses.replace(column, rows=min(column.rows, limit)) for column in each.columns)
+        )
+        for each in schema.sequences
+    )
+    return dataclasses.replace(schema, sparse=sparse, sequences=sequences)
 
 
 def _folded(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
     """``batches`` with the rows from ``limit`` on folded onto the first ones, the reserved rows apart."""
     for batch in batches:
-        values = batch.sparse.values()
-        if values.numel() and int(values.max()) >= limit:
-            values[:] = torch.where(
-                values < limit, values, RESERVED_ROWS + (values - RESERVED_ROWS) % (limit - RESERVED_ROWS)
-            )
+        for values in (each.values() for each in (batch.sparse, batch.lookups) if each is not None):
+            if values.numel() and int(values.max()) >= limit:
+                values[:] = torch.where(
+                    values < limit, values, RESERVED_ROWS + (values - RESERVED_ROWS) % (limit - RESERVED_ROWS)
+                )
         yield batch
 
 

@@ -252,7 +252,9 @@ def _opened(pid: int, handle: int, mark: int, size: int) -> mmap.mmap | None:
 
 
 def _bytes(values: Tensor) -> Tensor:
-    return values.detach().reshape(-1).view(torch.uint8)
+    flat = values.detach().reshape(-1)
+    # One value, or none, counts as contiguous with any stride: 0 where NumPy gave it.
+    return flat.as_strided(flat.shape, (1,), flat.storage_offset()).view(torch.uint8)
 
 
 def _runs(pid: int) -> bool:

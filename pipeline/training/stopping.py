@@ -17,12 +17,13 @@ LOOKS_PER_EPOCH = 4  # of train.validate.every_steps=auto
 
 
 class Verdict(Enum):
-    """What follows from a look. LOWER and STOP: the best weights come back."""
+    """What follows from a look. LOWER and STOP: the best weights come back. SNAPSHOT: these may join an ensemble."""
 
     BETTER = "better"
     WORSE = "worse"
     LOWER = "lower"
     STOP = "stop"
+    SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True)

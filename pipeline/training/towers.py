@@ -56,7 +56,7 @@ class TowerPipeline:
     def start_sparse_data_dist(self, batch: Batch) -> tuple[Batch, Sent]:
         """Start to send a batch's ids to their towers. ``phases`` times it by TorchRec's name for it."""
         batch = batch.to(self._device, non_blocking=True)
-        return batch, self._towers.send(batch.sparse)
+        return batch, self._towers.send(batch.sparse, batch.lookups, batch.events)
 
     def wait_sparse_data_dist(self, sent: Awaitable[Any]) -> Any:
         """Wait for what was sent: first lengths, then ids."""
@@ -71,14 +71,13 @@ def gather_towers(towers: TowerEmbeddings, optimizer: torch.optim.Optimizer) -> 
     """Copy every tower module and its optimizer state from the first rank of its hosts to all ranks. Collective."""
     # Of several states: only those of parameters that learn here have all names after a restore.
     template = {name: value for state in optimizer.state.values() for name, value in state.items()}
-    for group, hosts in enumerate(towers.layout.tower_hosts):
+    for group in range(len(towers.layout.tower_hosts)):
         source = towers.layout.tower_ranks(group)[0]
-        for number in hosts.towers:
-            for parameter in towers.tower[number].parameters():
-                _send(parameter.data, source, parameter.device)
-                state = _state(optimizer, parameter, template)
-                for name in sorted(state):
-                    state[name] = _send(state[name], source, parameter.device)
+        for parameter in towers.parameters_of(group):
+            _send(parameter.data, source, parameter.device)
+            state = _state(optimizer, parameter, template)
+            for name in sorted(state):
+                state[name] = _send(state[name], source, parameter.device)
 
 
 def _send(value: Any, source: int, device: torch.device) -> Any:

@@ -217,7 +217,7 @@ def _reductions(sharded: Sharded, dense: dict[str, torch.nn.Parameter]) -> list[
     every = list(range(dist.get_world_size()))
     towers = sharded.towers
     tower_ranks = towers.groups.tower_ranks if towers is not None else every
-    apart = list(towers.tower.parameters()) if towers is not None else []
+    apart = towers.apart_parameters() if towers is not None else []
     away = {id(parameter) for parameter in apart}
     own = sum(p.nbytes for p in towers.own_parameters()) if towers is not None else 0
     shared = sum(p.nbytes for p in dense.values() if id(p) not in away)

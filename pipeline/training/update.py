@@ -32,7 +32,7 @@ class Optimizers:
         self._dmp, self._config, self._total = dmp, config, total
         named, clip = dense_parameters(dmp), config.clip
         parameters, groups = list(named.values()), dense_groups(named, config)
-        own = list(towers.tower.parameters()) if towers is not None else []
+        own = towers.apart_parameters() if towers is not None else []
         self.dense = config.dense_spec.build(groups, own)
         self._rates = [group.lr for group in groups]
         self._clip = DenseClip(parameters, clip.dense_norm, towers) if clip.dense_norm is not None else None

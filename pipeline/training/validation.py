@@ -144,16 +144,28 @@ class Validation:
                     "train.average.start=0 starts at once", f"{average.first:,}",
                 )  # fmt: skip
 
-    def _look(self, train_ne: float | None) -> Look:
-        """The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite."""
-        began, step = time.perf_counter(), self._trainer.steps
+    def age(self, step: int) -> int:
+        """Steps that the model after ``step`` has taken since its initial values."""
+        return step
+
+    def result(self) -> dict[str, Any]:
+        """What the training's figures have besides ``summary``."""
+        return {}
+
+    def _scores(self) -> np.ndarray | None:
+        """The logits of all validation rows: on rank 0, None elsewhere."""
         device = next(iter(self._trainer.dense.values())).device
         with (
             self._trainer.looking() as model,
             torch.compiler.set_stance("force_eager"),
             BatchReader(self._split, self._order, pin=device.type == "cuda") as reader,
         ):
-            logits = score(model, reader, device)
+            return score(model, reader, device)
+
+    def _look(self, train_ne: float | None) -> Look:
+        """The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite."""
+        began, step = time.perf_counter(), self._trainer.steps
+        logits = self._scores()
         finite = logits is not None and bool(np.isfinite(logits).all())
         figures = exchange(self._figures(logits) if logits is not None and finite else None)[0]
         if figures is None:

@@ -24,11 +24,12 @@ from tests.embeddings.cases import make, shards_to_tensors, train
 from tests.embeddings.ranks import plan_for, spawn
 
 KINDS = ["row_wise", "data_parallel", "table_wise"]
-# The second rank's first chunk takes ``slow`` seconds: what the first rank meets is in the name.
+# The second rank's first chunk takes ``slow`` seconds: what the first rank meets is in the name. Two limits may end it
+# where that has no end, of which a busy machine may meet the second one first.
 SLOW = {
-    "its word that it took too long": (Limits(write=1.0, slack=60.0), 1.2, "was not written within 1 s"),
-    "no word in time": (Limits(write=1.0, slack=2.0), 4.0, "the ranks lost contact"),
-    "no end": (Limits(write=1.0, slack=1.0), 6.0, "the ranks lost contact"),
+    "its word that it took too long": (Limits(write=1.0, slack=60.0), 1.2, ["was not written within 1 s"]),
+    "no word in time": (Limits(write=1.0, slack=2.0), 4.0, ["the ranks lost contact"]),
+    "no end": (Limits(write=1.0, slack=1.0), 6.0, ["the ranks lost contact", "is not written after 3.0 s"]),
 }
 
 
@@ -50,7 +51,7 @@ def slow_rank(folder, name):
     assert (saver.figures.count, saver.figures.failed) == (2, 1)
     assert len(said) == (dist.get_rank() == 0)
     assert all(line.startswith("the checkpoint was not written; its rows go into the next one: ") for line in said)
-    assert all(told in line for line in said)
+    assert all(any(each in line for each in told) for line in said), said
     save_file(shards_to_tensors(rows), folder / f"a-end-{dist.get_rank()}.safetensors")
     for thread in threading.enumerate():  # one that had no end
         if thread.name == "nightjar-checkpoint":

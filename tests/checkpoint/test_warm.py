@@ -14,6 +14,7 @@ from pipeline.checkpoint.warm import warm_start
 from pipeline.compose import compose
 from pipeline.compose.overrides import parse
 from pipeline.config import CheckpointConfig, DenseFeature, SparseDefaults, SparseFeature
+from pipeline.config.sequences import EventColumn, SequenceConfig
 from pipeline.config.tasks import TaskLabel
 from pipeline.errors import ArtifactError, ConfigError
 from tests.checkpoint.built import CODINGS, DIM, ROWS, config, dense, model, new_store, put, restored
@@ -349,3 +350,46 @@ def test_a_feature_whose_name_seeds_its_hash_cannot_be_renamed(tmp_path, mapping
         check_changes(before, features({"z": SparseFeature(mapping=mapping)}, rename={"a": "z"}), D)
     assert "feature 'a' is now 'z', but the hash of its ids is seeded with the name" in caught.value.message
     assert caught.value.hint == "keep the name: data.sparse.a.column=z without checkpoint.rename of a"
+
+
+def with_sequence(timed=True, **settings):
+    """A configuration of a sequence, or (None) of none."""
+    made = config(**settings.pop("checkpoint", {}))
+    if not timed:
+        return made
+    sequence = SequenceConfig(features={"item": EventColumn()}, time="times", **settings)
+    return dataclasses.replace(made, data=dataclasses.replace(made.data, sequences={"seen": sequence}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "back"),
+    [
+        ({"age_bins": 32}, "data.sequences.seen.age_bins was 64, is 32", "data.sequences.seen.age_bins=64"),
+        ({"max_length": 50}, "data.sequences.seen.max_length was 100, is 50", "checkpoint.init_tables_only=true"),
+        ({"max_length": 500, "age_bins": 9}, "data.sequences.seen.max_length was 100, is 500",
+         "checkpoint.init_tables_only=true and data.sequences.seen.age_bins=64"),
+    ],
+)  # fmt: skip
+def test_events_that_mean_something_else_are_refused_by_name(tmp_path, settings, said, back):
+    """Allowed or not: the row of an age is the number of its bin, and a place beyond the longest has no vector."""
+    before = put(new_store(tmp_path), 1, config=dataclasses.asdict(with_sequence()))
+    with pytest.raises(ConfigError, match="cannot be changed") as caught:
+        check_changes(before, with_sequence(**settings, checkpoint={"allow": ["data.sequences"]}), D)
+    assert said in caught.value.message and caught.value.hint == back
+
+
+def test_tables_alone_may_have_histories_of_another_length(tmp_path):
+    before = put(new_store(tmp_path), 1, config=dataclasses.asdict(with_sequence()))
+    tables = {"init_tables_only": True, "allow": ["dataset"]}
+    check_changes(before, with_sequence(max_length=7, checkpoint=tables), D)
+    with pytest.raises(ConfigError, match=r"cannot be changed: data\.sequences\.seen\.age_bins was 64, is 7"):
+        check_changes(before, with_sequence(age_bins=7, checkpoint=tables), D)
+
+
+def test_a_sequence_that_is_new_or_gone_is_one_change(tmp_path):
+    store = new_store(tmp_path)
+    without = put(store, 1, config=dataclasses.asdict(with_sequence(timed=False)))
+    with pytest.raises(ConfigError, match=r"must be allowed: data\.sequences\.seen is new") as caught:
+        check_changes(without, with_sequence(checkpoint={"allow": ["dataset"]}), D)
+    assert caught.value.hint is not None and "else ~data.sequences.seen" in caught.value.hint
+    check_changes(without, with_sequence(checkpoint={"init_tables_only": True, "allow": ["dataset"]}), D)

@@ -38,7 +38,10 @@ def test_a_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [("train.epochs", "Training continues from its checkpoints."), ("run", "no finished stage runs again.")],
+    [
+        ("train.epochs", "Training continues from its checkpoints, or with train.snapshots from scratch."),
+        ("run", "no finished stage runs again."),
+    ],
 )
 def test_a_change_that_costs_less_is_explained(setting: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", setting]) == 0
@@ -94,7 +97,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(
 def test_the_help_of_run_has_the_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--help", "all"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if line.startswith("  lr: ")]
+    (line,) = [line for line in lines if line.startswith("  lr: ") and "dense part" in line]
     assert line.split("#")[0].strip() == "lr: 0.002"
     assert line.endswith("# Learning rate of the dense part after the warm-up.")
     assert lines[0].startswith("nightjar run [overrides]") and "  nightjar run experiment=demo" in lines

@@ -61,7 +61,7 @@ class Publishing:
         tables: dict[str, WrittenTable] = {}
         reader = ChainReader(self.store, self.checkpoint)
         for name in built.ROWS:
-            tables[name] = write_table(draft, reader, name, "8")
+            tables[name] = write_table(draft, [reader], name, "8")
             reached("tables")
         with draft.open("dense.pt2") as sink:
             reached("program")

@@ -142,8 +142,10 @@ def test_a_stage_that_met_a_passing_fault_is_attempted_again(tmp_path, monkeypat
         return end
 
     monkeypatch.setattr(chain, "_attempt", attempt)
-    assert chain._launched(SimpleNamespace(name="train", scratch=())) == "artifact"
+    noted: list = []
+    assert chain._launched(SimpleNamespace(name="train", scratch=()), noted) == "artifact"
     assert said == ["train      the disk did not answer; attempt 2 of 2"]
+    assert [each.error and each.error.message for each in noted] == ["the disk did not answer", None]
 
 
 def test_memory_stores_are_steady_too():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -61,6 +63,11 @@ def brute_force(rows, row, days: int, most: int, lag: float):
     st.lists(ROW, max_size=40), st.integers(1, 2), st.integers(1, 5), st.sampled_from([0.0, 90.0]), st.integers(1, 9)
 )
 def test_histories_are_what_brute_force_says(rows, days, most, lag, small):
+    assert_histories(rows, days, most, lag, small)
+
+
+def assert_histories(rows, days, most, lag, small):
+    """Those of ``rows`` are what brute force says, with pieces and buffers of ``small`` events."""
     plan = plan_of(days, most, lag)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_partitions, "_WAITING_ROWS", small)
@@ -82,6 +89,44 @@ def test_histories_are_what_brute_force_says(rows, days, most, lag, small):
                     got = [] if own is None else [(e["time"], e["item"], e["kind"]) for e in own.to_list()]
                     assert got == [(START + timedelta(hours=at), item, item.upper()) for at, item in wanted]
                     assert all(at < START + timedelta(hours=rows[number][1]) for at, *_ in got)
+
+
+def at_the_same_time(plan, users, times, row_users, row_times):
+    return windows_ranges(users, times, row_users, row_times + 1, plan)
+
+
+def a_day_too_far(plan, users, times, row_users, row_times):
+    return windows_ranges(users, times, row_users, row_times, replace(plan, days=plan.days + 1))
+
+
+def one_event_too_few(plan, users, times, row_users, row_times):
+    return windows_ranges(users, times, row_users, row_times, replace(plan, most=max(plan.most - 1, 1)))
+
+
+def the_oldest(plan, users, times, row_users, row_times):
+    own = windows_ranges(users, times, row_users, row_times, replace(plan, most=1000))
+    return windows.Ranges(own.first, np.minimum(own.last, own.first + plan.most))
+
+
+def without_lag(plan, users, times, row_users, row_times):
+    return windows_ranges(users, times, row_users, row_times, replace(plan, lag_minutes=0.0))
+
+
+windows_ranges = windows.ranges
+
+
+@pytest.mark.parametrize("wrong", [at_the_same_time, a_day_too_far, one_event_too_few, the_oldest, without_lag])
+def test_brute_force_finds_histories_that_are_wrong(monkeypatch, wrong):
+    """The comparison above fails where the ranges of events do."""
+    chance = random.Random(5)
+    rows = [
+        (chance.choice("abc"), chance.randrange(61), chance.choice("xyz"), chance.random() < 0.7, chance.choice([0, 1]))
+        for _ in range(60)
+    ]
+    assert_histories(rows, 1, 4, 90.0, 1000)
+    monkeypatch.setattr(windows, "ranges", lambda *given: wrong(given[4], *given[:4]))
+    with pytest.raises(AssertionError):
+        assert_histories(rows, 1, 4, 90.0, 1000)
 
 
 def test_a_user_who_is_alone_in_the_last_part_sees_no_one_else():

@@ -11,6 +11,7 @@ from pipeline.config import DataConfig, LabelConfig, SparseFeature
 from pipeline.config.data import DataConfig as Data
 from pipeline.config.sequences import EventColumn, SequenceConfig
 from pipeline.errors import ConfigError, DataError
+from pipeline.ingest.event_columns import Lengths
 from pipeline.ingest.record_transform import RecordTransform
 from tests.ingest.conftest import csv_config
 
@@ -84,6 +85,19 @@ def test_the_profile_has_the_lengths_of_the_train_rows(run_ingest, tmp_path):
     ]
     assert profile["mean"] == pytest.approx(np.mean(lengths)) and profile["longest"] == profile["p99"] == 4
     assert profile["empty_share"] == pytest.approx(np.mean([not n for n in lengths]))
+    assert profile["rows_by_length"] == np.bincount(lengths).tolist() and "events_per_bin" not in profile
+
+
+@pytest.mark.parametrize(("lengths", "wanted", "each"), [
+    ([], [0], 1), ([0, 0], [2], 1), ([1, 50, 50], [0, 1, *[0] * 48, 2], 1),
+    ([0, 1, 3, 4, 101], [1, 2, 1, *[0] * 31, 1], 3),
+])  # fmt: skip
+def test_the_histogram_of_lengths_has_few_bins_of_one_width(lengths, wanted, each):
+    counted = Lengths()
+    counted.add(pl.Series([[0] * length for length in lengths], dtype=pl.List(pl.Int32)), 0)
+    profile = counted.profile()
+    assert profile.events_per_bin == each and list(profile.rows_by_length) == wanted
+    assert sum(profile.rows_by_length) == len(lengths)
 
 
 def test_a_row_whose_lists_differ_in_length_goes_to_quarantine(run_ingest, tmp_path):

@@ -116,7 +116,7 @@ def test_result_json_has_exactly_the_keys_of_the_architecture(store: Store, stag
     result = store.read_json("runs/x/result.json")
     assert list(result) == ["run", "status", "stages", "ingest", "plan", "train", "checkpoint", "eval"]
     assert list(result["stages"]) == default_stages()
-    assert {tuple(o) for o in result["stages"].values()} == {("status", "seconds", "artifact")}
+    assert {tuple(o) for o in result["stages"].values()} == {("status", "seconds", "artifact", "started")}
     assert {part: list(result[part]) for part in ("ingest", "plan", "train", "checkpoint", "eval")} == {
         "ingest": ["rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s"],
         "plan": ["tiers", "predicted_step_ms", "tables"],

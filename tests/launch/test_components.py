@@ -144,6 +144,20 @@ def test_the_tracker_has_run_figures_artifacts_and_lineage(ended) -> None:
     assert failed and failed[0]["exit_code"] == 7
 
 
+def test_torchx_shows_what_its_tracker_has(ended) -> None:
+    folder, _ = ended
+    kept = tracker.create(str(folder / "tracked"))
+    last = max(kept.run_ids(), key=lambda job: len(kept.artifacts(job)))
+    shown = {}
+    for kind in ("jobs", "metadata", "artifacts"):
+        done = torchx("tracker", "list", kind, *([last] if kind != "jobs" else []), cwd=folder)
+        assert done.returncode == 0, done.stderr
+        shown[kind] = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert [last] in shown["jobs"]
+    assert ["status", "done"] in shown["metadata"] and ["run", "x"] in shown["metadata"]
+    assert {"ingest", "train", "evaluate"} <= {line[0] for line in shown["artifacts"]}
+
+
 def test_nobody_imports_torchx_to_find_that_there_is_no_tracker() -> None:
     code = (
         "import sys; from pipeline.launch.tracker import record; record(None, None, [], None); "

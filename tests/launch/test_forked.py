@@ -7,10 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
+import pytest
 
-from pipeline.launch.forkserver import RANK
+from pipeline.errors import LaunchError
+from pipeline.launch.forked import ForkServer
+from pipeline.launch.forkserver import MEETING, RANK, Request
 from tests.launch.test_launched import ROOT, SMALL, _name, start, wait_for_worker
 
 TRAINING = [
@@ -34,12 +38,32 @@ sys.exit(serve(["json", "no_such_module"], run))
 """
 
 
+TOGETHER = """
+import os, sys, time
+import torch.distributed as dist
+from pipeline.launch.forkserver import serve
+
+def run(arguments):
+    dist.init_process_group("gloo")
+    words = [None] * dist.get_world_size()
+    dist.all_gather_object(words, f"{dist.get_rank()} of {os.environ['LOCAL_WORLD_SIZE']} {arguments[0]}")
+    threads = sys.modules["torch"].get_num_threads()
+    os.write(1, f"{words} {os.environ['OMP_NUM_THREADS']} {threads}\\n".encode())  # at once: the file is everybody's
+    if arguments[0] == "wait":
+        time.sleep(600)
+    return dist.get_rank()
+
+sys.exit(serve(["torch.distributed"], run))
+"""
+
+
 def request(server: subprocess.Popen, word: str, folder: Path) -> tuple[int, int]:
     """The process that the server forked for ``word``, and its exit code."""
-    asked = {"arguments": [word], "stdout": f"{folder}/{word}.out", "stderr": f"{folder}/{word}.err"}
-    server.stdin.write(f"{json.dumps(asked)}\n")
+    server.stdin.write(Request([word], f"{folder}/{word}.out", [f"{folder}/{word}.err"], {}).line())
     server.stdin.flush()
-    return int(server.stdout.readline()), int(server.stdout.readline())
+    process, (rank, code) = int(server.stdout.readline()), server.stdout.readline().split()
+    assert rank == "0"
+    return process, int(code)
 
 
 def test_every_request_has_a_process_of_its_own_that_knows_nothing_of_the_last_one(tmp_path: Path) -> None:
@@ -55,6 +79,58 @@ def test_every_request_has_a_process_of_its_own_that_knows_nothing_of_the_last_o
     assert (tmp_path / "0.out").read_text() == f"{first} {server.pid} 0 0\n"
     assert (tmp_path / "7.out").read_text() == f"{second} {server.pid} 7 0\n"
     assert (tmp_path / "7.err").read_text() == "to the error stream\n"
+
+
+def asked(server: subprocess.Popen, word: str, folder: Path, ranks: int) -> list[int]:
+    """The processes that the server forked for ``word``."""
+    errors = [f"{folder}/{word}-{rank}.err" for rank in range(ranks)]
+    server.stdin.write(Request([word], f"{folder}/{word}.out", errors, {"OMP_NUM_THREADS": "3"}).line())
+    server.stdin.flush()
+    return [int(server.stdout.readline()) for _ in range(ranks)]
+
+
+def test_ranks_that_are_forked_together_meet_and_all_of_them_end_with_the_server(tmp_path: Path) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen([sys.executable, "-c", TOGETHER], **pipes) as server:
+        for word in ("first", "second"):  # each request has a meeting of its own
+            asked(server, word, tmp_path, 3)
+            ended = dict(server.stdout.readline().split() for _ in range(3))
+            assert ended == {"0": "0", "1": "1", "2": "2"}
+            words = [f"{rank} of 3 {word}" for rank in range(3)]
+            assert (tmp_path / f"{word}.out").read_text() == f"{words} 3 3\n" * 3
+        ranks = [psutil.Process(process) for process in asked(server, "wait", tmp_path, 2)]
+        while (tmp_path / "wait.out").stat().st_size == 0:
+            time.sleep(0.01)
+        assert [rank.name() for rank in ranks] == [f"{RANK}0", f"{RANK}1"]
+        children = psutil.Process(server.pid).children()
+        assert sorted(child.name() for child in children) == [f"{RANK}0", f"{RANK}1", MEETING]
+        server.kill()
+        assert psutil.wait_procs(children, timeout=15)[1] == []
+
+
+def test_a_machine_that_starts_no_more_processes_is_an_error_and_leaves_none(tmp_path: Path) -> None:
+    limited = SERVE.replace("def run", "fork, forks = os.fork, []\n\ndef refusing():\n    forks.append(1)\n"
+    "    if len(forks) == 3:\n        raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+    "    return fork()\n\nos.fork = refusing\n\ndef run")  # fmt: skip
+    limited = limited.replace('["json", "no_such_module"]', '["json", "torch.distributed"]')
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen([sys.executable, "-c", limited], **pipes) as server:
+        errors = [f"{tmp_path}/{rank}.err" for rank in range(2)]
+        server.stdin.write(Request(["0"], f"{tmp_path}/out", errors, {}).line())
+        server.stdin.flush()
+        assert server.stdout.readline() == "refused [Errno 11] Resource temporarily unavailable\n"
+        assert psutil.Process(server.pid).children() == []
+        assert request(server, "0", tmp_path)[1] == 0, "it goes on"
+
+
+def test_a_refusal_is_one_message_with_a_way_out(tmp_path: Path) -> None:
+    server = object.__new__(ForkServer)
+    server._heard, server._ranks = b"refused [Errno 11] Resource temporarily unavailable\n", 2
+    server._process = SimpleNamespace(poll=lambda: None)
+    server._answers = SimpleNamespace(closed=True)
+    with pytest.raises(LaunchError, match=r"does not start 2 more processes: \[Errno 11\]") as refused:
+        server.codes()
+    assert "ulimit -u" in refused.value.hint
 
 
 def test_a_killed_server_takes_its_rank_along_and_the_next_attempt_has_another(tmp_path: Path) -> None:

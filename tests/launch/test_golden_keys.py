@@ -169,3 +169,15 @@ def test_artifacts_lie_where_they_lay(name: str) -> None:
     then = recorded()["settings"][name]  # a stage that was added since has no recorded key
     assert settings_of(config, then) == then
     assert paths_of(config) == recorded()["paths"][name]
+
+
+def test_an_option_of_a_later_release_leaves_the_keys_of_sequences() -> None:
+    """``ages`` came after the first models with sequences, whose keys know four options."""
+    of_data, own = ["run=golden", "data=synthetic_users"], "+model.sequences.history={block: hstu%s}"
+    before = {"hidden": None, "softmax": None, "layers": None, "heads": None}
+    for key in ("plan", "train"):
+        for more, options in (("", before), (", options: {ages: true}", {**before, "ages": True})):
+            config = compose([*of_data, own % more])
+            assert key_config(key, config)["model"]["sequences"] == {
+                "history": {"block": "hstu", "places": True, "options": options}
+            }

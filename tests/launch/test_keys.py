@@ -35,6 +35,7 @@ BASES = {
         "partition=dmt", "partition.strategy=coherent", "train.sparse_options.eps=0.1", "train.dense_optimizer=shampoo",
         "train.dense_options.block_size=8", "+train.dense_groups.a={lr: 0.1}", "train.average.kind=ema",
     ],
+    "ensemble": ["train.snapshots.count=3", "data.split.validation_share=0.1"],
     "few": ["checkpoint.final_quantise='4'"],
     "entries": [
         "+plan.tables.C1={tier: ddr}", "+launch.pods.volumes.v={claim: c, path: /x}", "+launch.pods.resources.train={}",
@@ -80,7 +81,7 @@ def changed(node: Any, parts: list[str]) -> Any:
 # Whose change of value moves conditions as well: what then belongs to the keys is another list.
 DECIDING = (
     "data.format", "data.sparse.*.mapping", "data.sparse_defaults.mapping", "partition.name", "partition.strategy",
-    "partition.probe", "train.schedule", "train.dense_optimizer", "train.average.kind",
+    "partition.probe", "train.schedule", "train.dense_optimizer", "train.average.kind", "train.snapshots.count",
     "checkpoint.init_from", "checkpoint.final_quantise", "data.split.validation_share", "data.split.validation_hours",
 )  # fmt: skip
 # The first one that is given brings all of its group into the keys.
@@ -123,7 +124,14 @@ def test_what_a_setting_names_is_read_by_its_value_too() -> None:
 def test_a_finished_training_is_named_by_all_that_its_checkpoints_are_named_by() -> None:
     for config in CONFIGS.values():
         whole, part = key_config("train", config), key_config(CHECKPOINTS, config)
-        assert all(whole[group].items() >= values.items() for group, values in part.items() if isinstance(values, dict))
+        assert within(part, whole)
+
+
+def within(part: Any, whole: Any) -> bool:
+    """Whether ``whole`` has all that ``part`` has, group by group."""
+    if not isinstance(part, dict):
+        return bool(part == whole)
+    return all(name in whole and within(value, whole[name]) for name, value in part.items())
 
 
 GUARD_HINTS = ["train.guard.collapse=false", "train.guard.max_window_ne=2", "train.guard.min_logit_std=0"]

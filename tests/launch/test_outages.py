@@ -22,6 +22,7 @@ from pipeline.launch.kubernetes.jobs import ClusterJob
 from pipeline.launch.kubernetes.podlogs import _Follower
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
 from pipeline.launch.signals import Interrupted
+from pipeline.records import StageAttempt
 from pipeline.records.step import Step
 from pipeline.store import Store
 from tests.launch.cluster_cases import config_for
@@ -138,9 +139,11 @@ def test_attempts_that_committed_a_checkpoint_do_not_count(
 
     monkeypatch.setattr(chain, "_attempt", attempt)
     monkeypatch.setattr(chain, "_reached", lambda step: reached.pop(0))
+    tried: list[StageAttempt] = []
     with pytest.raises(PassingError):
-        chain._launched(Step(name="train", key="k", path="p"))
+        chain._launched(Step(name="train", key="k", path="p"), tried)
     assert len(made) == tries
+    assert [each.error and each.error.message for each in tried] == ["a node went away"] * tries
     again = ["attempt 1 of 2"] * (tries - 2) + ["attempt 2 of 2"] * (attempts > 1)
     assert [line[-len("attempt 1 of 2") :] for line in said] == again
 

@@ -1,4 +1,4 @@
-"""Whole runs, raw logs to figures, on 1 and 2 ranks through TorchX and torchrun; stopped ones go on."""
+"""Whole runs, raw logs to figures, on 1 and 2 ranks, forked and under torchrun; stopped ones go on."""
 
 import json
 import os
@@ -59,9 +59,24 @@ def test_a_run_has_every_part_and_leaves_what_it_promises(store: Path) -> None:
 def test_one_and_two_ranks_agree(store: Path) -> None:
     one, two = result(store, "one"), result(store, "two")
     assert two["train"]["world_size"] == 2
-    assert two["stages"]["ingest"] == {**one["stages"]["ingest"], "status": "skipped", "seconds": 0.0}
+    first, second = one["stages"]["ingest"], two["stages"]["ingest"]
+    assert second == {**first, "status": "skipped", "seconds": 0.0, "started": second["started"]}
+    assert second["started"] > first["started"]
     assert two["eval"]["ne"] == pytest.approx(one["eval"]["ne"], rel=1e-3)
     assert two["eval"]["samples"] == one["eval"]["samples"]
+
+
+def test_ranks_under_torchrun_train_the_same_bits_as_forked_ones(store: Path) -> None:
+    done = nightjar("run", *SMALL, TWO, "run=under", "launch.torchrun=true", f"store={store}")
+    assert done.returncode == 0, done.stderr
+    forked, under = tensors(store, "two"), tensors(store, "under")
+    assert len(forked) > 2 and forked == under
+
+
+def tensors(store: Path, run: str) -> dict[str, bytes]:
+    """The files of the checkpoints of ``run`` that hold tensors."""
+    (place,) = (store / "runs" / run / "checkpoints").iterdir()
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*.safetensors")}
 
 
 @pytest.mark.parametrize("run", ["one", "two"])

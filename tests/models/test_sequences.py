@@ -7,7 +7,6 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.models.layers import Jagged, SequenceVector
-from pipeline.models.layers.jagged_attention import groups_of
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
 from pipeline.specs.options import with_options
 
@@ -15,6 +14,7 @@ DIM, LENGTHS = 8, [3, 1, 5, 2]
 BLOCKS = [
     ("sum", {}), ("din", {}), ("din", {"softmax": True, "hidden": [6]}), ("sasrec", {"layers": 2, "heads": 1}),
     ("bst", {"layers": 2, "heads": 1}), ("bst", {"heads": 1}), ("hstu", {"heads": 1}),
+    ("hstu", {"layers": 2, "heads": 1, "ages": True}),
 ]  # fmt: skip
 
 
@@ -27,12 +27,13 @@ def block_of(name, options, dim=DIM):
 
     spec = with_options(SEQUENCE_BLOCKS, name, SequenceOptions(**options), "here")
     torch.manual_seed(0)
-    return spec, spec.build(BlockInputs(dim=dim, max_length=6))
+    return spec, spec.build(BlockInputs(dim=dim, max_length=6, ages=4))
 
 
 def vector_of(name, options, widths=(4, DIM)):
     spec, block = block_of(name, options)
-    vector = SequenceVector(list(widths), DIM, 6, block, targeted=spec.targeted, places=True)
+    age = 0 if spec.ages else None  # the first column has four values, as ``ages`` says
+    vector = SequenceVector(list(widths), DIM, 6, block, targeted=spec.targeted, places=True, age=age)
     vector.start(1)
     return vector
 
@@ -63,8 +64,10 @@ def test_gradients_are_those_of_finite_differences(name, options):
     target = torch.randn(4, 3, generator=generator, dtype=torch.float64, requires_grad=True)
     jagged = Jagged.of(rows_of(LENGTHS), 4)
     given = (events, target) if spec.targeted else (events,)
+    if spec.ages:
+        given += (torch.randn(11, 4, generator=generator, dtype=torch.float64, requires_grad=True),)
     assert torch.autograd.gradcheck(
-        lambda events, target=None: block(events, jagged, target), given, eps=1e-6, atol=1e-6, rtol=1e-5
+        lambda events, target=None, *ages: block(events, jagged, target, *ages), given, eps=1e-6, atol=1e-6, rtol=1e-5
     )
 
 
@@ -156,12 +159,34 @@ def test_no_event_sees_a_later_one(name, options):
 
 
 @pytest.mark.parametrize("lengths", [[1], [3, 9, 3, 40, 8, 17, 200], [5] * 7])
-def test_groups_hold_every_sample_once_and_pad_little(lengths):
-    groups = groups_of(torch.tensor(lengths))
-    assert sorted(torch.cat([samples for samples, _ in groups]).tolist()) == list(range(len(lengths)))
-    for samples, longest in groups:
-        own = [lengths[sample] for sample in samples.tolist()]
-        assert max(own) == longest and longest <= max(1.25 * min(own) + 1, min(own))
+def test_grids_hold_every_event_once_and_pad_little(lengths):
+    jagged = Jagged.of(rows_of(lengths), len(lengths))
+    grids = jagged.grids
+    assert torch.equal(grids.events[grids.cells], torch.arange(sum(lengths)))
+    assert len(grids.events) == sum(samples * width for samples, width in grids.sizes)
+    assert sorted(torch.cat(grids.lengths).tolist()) == sorted(lengths)
+    for own, (samples, width) in zip(grids.lengths, grids.sizes, strict=True):
+        assert len(own) == samples and int(own.max()) == width <= max(int(own.min()) + 7, 1.25 * int(own.min()))
+    for part, own in zip(grids.split(grids.events), grids.lengths, strict=True):
+        for sample, length in zip(part.view(len(own), -1), own.tolist(), strict=True):
+            assert sample[:length].diff().eq(1).all() and sample[length:].eq(sample[0]).all()
+
+
+def test_a_bias_by_age_weighs_events_of_some_ages_more():
+    """Keys of one age are preferred, and the gradient of that preference reaches the ages."""
+    _, block = block_of("hstu", {"ages": True, "heads": 1})
+    events, jagged, target = torch.ones(4, DIM), Jagged.of(rows_of([4]), 1), torch.ones(1, DIM)
+    old = torch.zeros(4, 4)
+    old[0, 0] = 1.0
+    plain = block(events, jagged, target, torch.zeros(4, 4))
+    with torch.no_grad():
+        block.layers[0].age.weight.copy_(torch.tensor([[3.0, 0.0, 0.0, 0.0]]))
+    assert torch.equal(block(events, jagged, target, torch.zeros(4, 4)), plain)
+    ages = old.requires_grad_()
+    changed = block(events, jagged, target, ages)
+    assert not torch.allclose(changed, plain)
+    changed.square().sum().backward()
+    assert ages.grad is not None and ages.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("block", ["bst", "hstu"])

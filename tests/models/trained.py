@@ -91,7 +91,7 @@ def publish(store: Store, model: ModelConfig, final: str, split: SplitReader, co
     )  # fmt: skip
     path, reader = f"models/m/{coding}", ChainReader(store, checkpoint)
     with target.draft(path, kind="model", key="k", config={}, inputs={}) as draft:
-        layouts = {table: write_table(draft, reader, table, coding).layout for table in ROWS}
+        layouts = {table: write_table(draft, [reader], table, coding).layout for table in ROWS}
         write_program(draft, module, len(split.schema.dense), (len(ROWS), DIM))
         draft.write_json(SERVING, Description.of(split.schema, DIM, layouts).to_json())
         draft.commit({})

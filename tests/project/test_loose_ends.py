@@ -24,7 +24,8 @@ IMPORTED_AS = {
     "hydra-core": "hydra", "fbgemm-gpu-cpu": "fbgemm_gpu", "fbgemm-gpu": "fbgemm_gpu", "kubernetes-validate":
     "kubernetes_validate", "polars-hash": "polars_hash", "scikit-learn": "sklearn",
     "confluent-kafka": "confluent_kafka", "google-cloud-bigquery-storage": "google",
-    "prometheus-client": "prometheus_client",
+    "prometheus-client": "prometheus_client", "opentelemetry-sdk": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
 }  # fmt: skip
 # Requirements that are used without an import of ours: what shows that.
 USED_OTHERWISE = {

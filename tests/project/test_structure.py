@@ -54,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
         "report",
         "compose",
     },
+    "search": {"compose", "embeddings", "models", "planning", "report", "training"},
     "stages": {
         "calibration",
         "launch",
@@ -69,7 +70,9 @@ ALLOWED: dict[str, set[str]] = {
         "compose",
     },
     "calibration": {"ingest", "planning", "embeddings", "models", "training"},
+    "tuning": {"compose", "launch", "report", "stages"},
     "commands": {
+        "tuning",
         "calibration",
         "compose",
         "ingest",
@@ -83,6 +86,7 @@ ALLOWED: dict[str, set[str]] = {
         "serving",
         "stages",
         "report",
+        "search",
     },
     "cli": {"commands"},
     "api": {"publishing", "report", "serving", "stages"},
@@ -115,7 +119,11 @@ def test_imports_point_down_the_table_of_rooms(path: Path) -> None:
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
 # Protocols whose methods take a configuration: the name alone, for annotations.
-FOR_ANNOTATIONS = {("pipeline.specs.stage", "pipeline.config"), ("pipeline.specs.tracker", "pipeline.config")}
+FOR_ANNOTATIONS = {
+    ("pipeline.specs.stage", "pipeline.config"),
+    ("pipeline.specs.tracker", "pipeline.config"),
+    ("pipeline.specs.search_part", "pipeline.config"),
+}
 # A model's module takes its settings: that name alone too, and the settings' file builds the module.
 RANKERS = {module for module in MODULES if module.startswith("pipeline.models.rankers.")}
 FOR_ANNOTATIONS |= {(module, module.replace("rankers.", "")) for module in RANKERS}

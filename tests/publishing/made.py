@@ -62,7 +62,7 @@ def write_version(store: Store, coding: str, version: str = "v00001-00000000"):
     reader = ChainReader(store, built.put(store, 1))
     path = version_path("clicks", version)
     with store.draft(path, kind="model", key="0" * 32, config={}, inputs={}) as draft:
-        layouts = {name: write_table(draft, reader, name, coding).layout for name in built.ROWS}
+        layouts = {name: write_table(draft, [reader], name, coding).layout for name in built.ROWS}
         write_program(draft, dense_part(), 2, (3, built.DIM))
         draft.write_json(SERVING, Description.of(SCHEMA, built.DIM, layouts).to_json())
         draft.commit({"version": version, "verdict": "PASS"})

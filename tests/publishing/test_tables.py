@@ -26,7 +26,7 @@ def written(folder: Path, coding: str, window_bytes: int = 16 << 20, table: str 
     store = built.new_store(folder)
     reader = ChainReader(store, built.put(store, 1))
     with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
-        found = write_table(draft, reader, table, coding, window_bytes)
+        found = write_table(draft, [reader], table, coding, window_bytes)
         draft.commit({})
     return found, Path(store.full(f"v/{found.layout.file}")), made.tables()[table]
 
@@ -70,7 +70,7 @@ def test_what_training_moved_and_what_is_not_finite_is_told(tmp_path: Path) -> N
 
     reader.windows = spoilt
     with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
-        found = write_table(draft, reader, "a", "8")
+        found = write_table(draft, [reader], "a", "8")
         draft.commit({})
     assert found.not_finite == 2
     assert not found.trained[:10].any() and found.trained[10:].all()

@@ -36,7 +36,7 @@ class Night:
         code = cli.main([
             "nightly", "date=2026-01-01", *CLUSTER, "launch.namespace=training", "publish.model=clicks",
             "data.synthetic.rows=2000", f"store={self.folder}/store", "nightly.wait_minutes=0",
-            "launch.image_minutes=0", "launch.outage_minutes=0.05",
+            "launch.image_minutes=0", "launch.outage_minutes=1",
             f"launch.pods.volumes={{store:{{claim:store,path:{self.folder}}}}}", *overrides,
         ])  # fmt: skip
         said = self.capsys.readouterr().err
@@ -99,6 +99,7 @@ def test_a_namespace_that_is_missing(night: Night) -> None:
 
 
 def test_a_run_that_another_launcher_holds(night: Night) -> None:
-    with held(night.cluster.api(), "training", f"nightjar-{RUN}", 3):
+    lease = held(night.cluster.api(), "training", f"nightjar-{RUN}", 30, outage_seconds=600)  # a busy machine is slow
+    with lease:
         said = night.refused(free=False)
     assert re.search(rf"this run is running already: launcher \S+ holds lease training/nightjar-{RUN}", said)

@@ -7,7 +7,16 @@ import pytest
 from pipeline.compose import compose
 from pipeline.errors import ConfigError
 from pipeline.records import Tower, TowerModuleSpec, Towers
-from pipeline.towers import check_partition, flat_towers, layout_of, strided, tower_hosts, towers_of, united_plan
+from pipeline.towers import (
+    check_partition,
+    flat_towers,
+    kept_together,
+    layout_of,
+    strided,
+    tower_hosts,
+    towers_of,
+    united_plan,
+)
 from tests.embeddings.ranks import plan_for
 
 FEATURES = ["a", "b", "c", "d", "e"]
@@ -23,6 +32,54 @@ def checked(config, features):
 
 def made(config, assigned, features):
     return towers_of(config.partition, config.model.embedding_dim, config.hardware.hosts, assigned, features)
+
+
+SEQUENCES = {"history": ["a", "c"], "searches": ["e"], "alone": []}
+SHARED = [["a", "b", "history"], ["c", "history"], ["e", "searches"], ["d"]]
+
+
+def with_sequences(*overrides, hosts=2):
+    """The features and sequences by tower, strided; a and b share a table."""
+    config, names = dmt("partition.strategy=strided", *overrides, hosts=hosts), [*FEATURES, *SEQUENCES]
+    part = kept_together(config.partition, SHARED)
+    check_partition(part, config.plan, hosts, names, SEQUENCES)
+    return strided(names, hosts, part.pins, part.groups)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hosts", "expected"),
+    [
+        ([], 2, [["a", "b", "c", "e", "history", "searches"], ["d", "alone"]]),
+        (["+partition.pins.history=1"], 2, [["d", "alone"], ["a", "b", "c", "e", "history", "searches"]]),
+        (["+partition.pins.alone=1", "+partition.pins.a=0"], 2,
+         [["a", "b", "c", "d", "history"], ["e", "searches", "alone"]]),
+        (["partition.groups=[[alone,d]]"], 3, [["a", "b", "c", "history"], ["d", "alone"], ["e", "searches"]]),
+    ],
+)  # fmt: skip
+def test_a_sequence_lies_with_all_features_whose_tables_it_has(overrides, hosts, expected):
+    assert with_sequences(*overrides, hosts=hosts) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "hint"),
+    [
+        (
+            ["+partition.pins.a=0", "+partition.pins.c=1"],
+            "partition.pins sends a to tower 0, c to tower 1, but the events of sequence 'history' are looked up in "
+            "the tables of a, c: a sequence and its tables lie in one tower",
+            "++partition.pins.c=0",
+        ),
+        (
+            ["+partition.pins.searches=0", "+partition.pins.e=1"],
+            "partition.pins sends e to tower 1, searches to tower 0, but the events of sequence 'searches'",
+            "++partition.pins.searches=1",
+        ),
+    ],
+)
+def test_pins_that_split_a_sequence_are_named_with_their_fix(overrides, message, hint):
+    with pytest.raises(ConfigError, match=message) as caught:
+        with_sequences(*overrides)
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize(

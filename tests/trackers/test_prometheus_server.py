@@ -3,15 +3,14 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
-import threading
 import time
 import urllib.parse
 import urllib.request
 from functools import partial
-from http.server import HTTPServer, SimpleHTTPRequestHandler
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,6 +18,7 @@ from pipeline.config import PrometheusConfig, TrackConfig
 from pipeline.records import NightRecord, Result
 from pipeline.store import Store
 from pipeline.trackers.prometheus import PROMETHEUS
+from tests.trackers.servers import Quiet, free_port, serving, until
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "prometheus"
 RESULT = Result.from_json({
@@ -42,7 +42,7 @@ def written(folder: Path) -> str:
         ne=0.8, incumbent_ne=0.81, rows=90, rows_quarantined=10, rows_scored=20, seconds={"train": 3.0},
         seconds_waited=7200.0,
     )  # fmt: skip
-    PROMETHEUS.night(track, night)
+    PROMETHEUS.night(track, Store(str(folder / "store")), night)
     return "".join((folder / f"nightjar_ads_{part}.prom").read_text() for part in ("run", "night"))
 
 
@@ -92,48 +92,34 @@ def test_two_held_nights_are_an_alert_and_one_that_was_done_again_is_none(tmp_pa
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs the program prometheus (Debian: prometheus)")
 def test_prometheus_scrapes_them_and_the_alerts_fire(tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text(written(tmp_path))
-    site = HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
-    serving = threading.Thread(target=site.serve_forever)
-    serving.start()
     port = free_port()
-    (tmp_path / "prometheus.yml").write_text(json.dumps({  # JSON is YAML
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(SHIPPED / "alerts.yaml")],
-        "scrape_configs": [{"job_name": "n", "static_configs": [{"targets": [f"127.0.0.1:{site.server_port}"]}]}],
-    }))  # fmt: skip
     command = [
         "prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb",
         f"--web.listen-address=127.0.0.1:{port}",
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        names = until(lambda: firing(port) if len(firing(port)) >= 5 else None)
-        assert names == {"NightMissed", "NightFailed", "CalibrationOff", "DataLate", "RowsDropped"}
-        (series,) = asked(port, 'nightjar_night_outcome{outcome="failed"}')
-        assert (series["metric"]["model"], float(series["value"][1])) == ("ads", 1)
-        assert float(asked(port, "nightjar_training_ne")[0]["value"][1]) == 0.9
-    finally:
-        process.kill()
-        process.wait()
-        site.shutdown()
-        serving.join()
-        site.server_close()
+    with serving(partial(Files, directory=str(tmp_path))) as site:
+        (tmp_path / "prometheus.yml").write_text(json.dumps({  # JSON is YAML
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(SHIPPED / "alerts.yaml")],
+            "scrape_configs": [{"job_name": "n", "static_configs": [{"targets": [urlsplit(site).netloc]}]}],
+        }))  # fmt: skip
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            names = until(lambda: firing(port) if len(firing(port)) >= 5 else None)
+            assert names == {"NightMissed", "NightFailed", "CalibrationOff", "DataLate", "RowsDropped"}
+            (series,) = asked(port, 'nightjar_night_outcome{outcome="failed"}')
+            assert (series["metric"]["model"], float(series["value"][1])) == ("ads", 1)
+            assert float(asked(port, "nightjar_training_ne")[0]["value"][1]) == 0.9
+        finally:
+            process.kill()
+            process.wait()
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Files without a line of log for each, ``metrics`` as plain text."""
-
-    def log_message(self, *_: object) -> None:
-        pass
+class Files(Quiet, SimpleHTTPRequestHandler):
+    """Files as plain text."""
 
     def guess_type(self, path: object) -> str:
         return "text/plain; version=0.0.4"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def asked(port: int, query: str) -> list:
@@ -148,13 +134,3 @@ def asked(port: int, query: str) -> list:
 
 def firing(port: int) -> set[str]:
     return {each["metric"]["alertname"] for each in asked(port, 'ALERTS{alertstate="firing"}')}
-
-
-def until(answer, seconds: float = 60.0):
-    """What ``answer`` gives once it is true; AssertionError after ``seconds``."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if given := answer():
-            return given
-        threading.Event().wait(0.2)
-    raise AssertionError(f"nothing within {seconds:g} s")

@@ -1,24 +1,32 @@
 """Trackers: TensorBoard and Prometheus' own clients read what runs and nights write, and no tracker stops a run."""
 
 import json
+import resource
 import socket
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipeline.cli import main
-from pipeline.compose import compose
+from pipeline.compose import compose, to_yaml
 from pipeline.config import PrometheusConfig, TrackConfig
+from pipeline.embeddings.norms import histograms
+from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ConfigError, LostLeaseError
 from pipeline.records import NightRecord, Result
+from pipeline.report import Reporter, read_records
+from pipeline.specs import TRACKERS
+from pipeline.specs.tracker import Tracker
 from pipeline.store import Store
 from pipeline.trackers import SPECS, following
-from pipeline.trackers.following import followed, settings_of, tell_night
+from pipeline.trackers.following import _Follower, followed, settings_of, tell_night
 from pipeline.trackers.prometheus import PROMETHEUS, PUSH_SECONDS
 from pipeline.trackers.tensorboard import TENSORBOARD
 from tests.logged import listen
+from tests.trackers.servers import Quiet, serving
 
 RESULT = Result.from_json({
     "run": "r", "status": "done", "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.01, "samples": 9},
@@ -73,6 +81,35 @@ def test_tensorboard_reads_curves_figures_and_hyper_parameters(tmp_path):
     }  # fmt: skip
 
 
+def test_tensorboard_reads_histograms_of_norms(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    store = Store(str(tmp_path))
+    with_norms = record(2, norms={"user": norms_of([0.0, 0.5, 1.2, 1.3]), "ad": norms_of([3.0])}, resumed_step=0)
+    reporter = Reporter(store, "r")
+    reporter.interval(record(1, resumed_step=0))
+    reporter.interval(with_norms)
+    assert "norms" not in read_records(store, "r")[1]
+    follower = _Follower(store, "r", {"tensorboard": TENSORBOARD.run(TrackConfig(), store, "r", "m")})
+    follower.look()
+    events = EventAccumulator(store.full("runs/r/tensorboard")).Reload()
+    assert events.Tags()["histograms"] == ["embeddings/user", "embeddings/ad"]
+    (seen,) = events.Histograms("embeddings/user")
+    assert (seen.step, seen.histogram_value.num, seen.histogram_value.max) == (2, 4, 1.3)
+    counts = zip(seen.histogram_value.bucket_limit, seen.histogram_value.bucket, strict=True)
+    assert [(pytest.approx(limit), count) for limit, count in counts if count] == [
+        (2**-23.5, 1),
+        (2**-0.5, 1),
+        (2**0.5, 2),
+    ]
+    assert seen.histogram_value.sum == pytest.approx(3.0)
+
+
+def norms_of(norms):
+    """Their histogram, of a table with a row for each."""
+    return histograms({"t": TableSpec("t", len(norms), 1)}, torch.tensor(norms, dtype=torch.float64) ** 2)["t"]
+
+
 def test_a_resumed_training_and_a_second_launcher_leave_each_step_once(tmp_path):
     store = Store(str(tmp_path))
     first = TENSORBOARD.run(TrackConfig(), store, "r", "m")
@@ -83,6 +120,31 @@ def test_a_resumed_training_and_a_second_launcher_leave_each_step_once(tmp_path)
     second.records([record(1), record(2, loss=7.0), record(3)])
     assert scalars(store)["train/loss"] == [(1, 1.0), (2, 7.0), (3, pytest.approx(1 / 3))]
     assert len(store.names("runs/r/tensorboard")) == 1
+
+
+def test_tensorboard_reads_on_after_a_disk_that_was_full_for_a_while(tmp_path):
+    store = Store(str(tmp_path))
+    events = TENSORBOARD.run(TrackConfig(), store, "r", "m")
+    events.records([record(1)])
+    (name,) = store.names("runs/r/tensorboard")
+    size, former = (tmp_path / "runs/r/tensorboard" / name).stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, former[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            events.records([record(1), record(2)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    events.records([record(1), record(2), record(3)])
+    assert scalars(store)["train/loss"] == [(step, 1 / step) for step in (1, 2, 3)]
+
+
+def test_steps_that_are_trained_again_are_shown_once_whenever_they_are_read(tmp_path):
+    store = Store(str(tmp_path))
+    events = TENSORBOARD.run(TrackConfig(), store, "r", "m")
+    events.records([record(step) for step in (1, 2, 3)])
+    events.records([record(1)])  # a resumed training has cut its records, and written none yet
+    events.records([record(1), record(2, loss=7.0)])
+    assert scalars(store)["train/loss"] == [(1, 1.0), (2, 7.0)]
 
 
 def test_prometheus_reads_the_files_of_runs_and_nights(tmp_path):
@@ -106,7 +168,7 @@ def night(**more):
 
 def test_a_night_tells_its_outcome(tmp_path):
     track = TrackConfig(to=["prometheus"], prometheus=PrometheusConfig(folder=str(tmp_path)))
-    tell_night(track, night(ne=0.7, rows=10, seconds={"train": 3.0}))
+    tell_night(track, Store(str(tmp_path / "s")), night(ne=0.7, rows=10, seconds={"train": 3.0}))
     seen = gauges((tmp_path / "nightjar_ads_night.prom").read_text())
     outcomes = {
         labels[1][1]: value for (name, *labels), value in seen.items() if name == "nightjar_night_outcome"
@@ -118,7 +180,8 @@ def test_a_night_tells_its_outcome(tmp_path):
 
 def test_figures_are_pushed_to_a_gateway(tmp_path, received):
     url, requests = received
-    tell_night(TrackConfig(to=["prometheus"], prometheus=PrometheusConfig(push=url)), night(ne=0.7))
+    track = TrackConfig(to=["prometheus"], prometheus=PrometheusConfig(push=url))
+    tell_night(track, Store(str(tmp_path)), night(ne=0.7))
     ((path, body),) = requests
     assert path.startswith("/metrics/job/nightjar/")
     assert "model/ads" in path
@@ -128,7 +191,7 @@ def test_figures_are_pushed_to_a_gateway(tmp_path, received):
 def test_a_tracker_that_is_away_is_one_warning_and_stops_nothing(tmp_path):
     said = listen()
     track = TrackConfig(to=["prometheus"], prometheus=PrometheusConfig(push="http://127.0.0.1:9"))
-    tell_night(track, night())
+    tell_night(track, Store(str(tmp_path / "s")), night())
     config = configured(tmp_path, "track.to=[prometheus]", "track.prometheus.push=http://127.0.0.1:9")
     store = Store(config.store)
     with followed(config, store):
@@ -205,6 +268,9 @@ def test_without_trackers_nothing_is_written(tmp_path):
     [
         (["track.to=[tensorbord]"], "track.to"),
         (["track.to=[prometheus]"], "neither track.prometheus.folder nor track.prometheus.push is set"),
+        (["track.to=[mlflow]"], "track.mlflow.uri is not set"),
+        (["track.to=[opentelemetry]"], "track.opentelemetry.endpoint is not set"),
+        (["track.mlflow.uri=server"], "track.mlflow.uri is not an http or https URL"),
         (["track.prometheus.push=gateway:9091"], "track.prometheus.push is not an http or https URL"),
     ],
 )
@@ -214,11 +280,44 @@ def test_mistakes_are_named(tmp_path, overrides, said):
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    for tracker in SPECS:
+    for tracker in (each for each in SPECS if each.package is not None):
         monkeypatch.setattr(tracker, "package", "no_such_package", raising=False)
         with pytest.raises(ConfigError, match=f"track.to names {tracker.name}, which needs the package") as error:
             tracker.check(TrackConfig(prometheus=PrometheusConfig(folder=".")))
         assert f"pip install 'nightjar[{tracker.name}]'" in error.value.hint
+
+
+class Noting(Tracker):
+    """Notes which versions it is told of."""
+
+    name, doc = "noting", "for tests"
+
+    def __init__(self):
+        self.told = []
+
+    def run(self, track, store, run, model):
+        raise AssertionError("no run is tracked")
+
+    def serving(self, track, store, served):
+        self.told.append((served.serving, [(each.version, each.by, each.reason) for each in served.versions]))
+
+
+def test_promoting_and_rolling_back_are_told_by_the_settings_of_the_run_that_made_the_version(tmp_path):
+    store, noting = Store(str(tmp_path / "store")), Noting()
+    first, second = "v00001-aaaaaaaa", "v00002-bbbbbbbb"
+    with TRACKERS.added(noting):
+        write(store, "config.yaml", to_yaml(configured(tmp_path, "track.to=[noting]")))
+        for name in (first, second):
+            with store.draft(f"models/ads/{name}", kind="model", key=name, config={}, inputs={}) as draft:
+                draft.commit({"version": name, "verdict": "PASS", "run": "r"})
+        assert main(["models", "promote", "ads", first, "--store", store.url]) == 0
+        assert main(["models", "promote", "ads", second, "--reason", "a new app", "--store", store.url]) == 0
+        assert main(["rollback", "ads", "--reason", "complaints", "--store", store.url]) == 0
+    assert noting.told == [
+        (first, [(first, "promote", "")]),
+        (second, [(first, "promote", ""), (second, "promote", "a new app")]),
+        (first, [(first, "rollback", "complaints"), (second, "promote", "a new app")]),
+    ]
 
 
 def test_settings_are_plain_values_by_dotted_name():
@@ -236,24 +335,13 @@ def write(store, name, text):
 @pytest.fixture
 def received():
     """A server that takes what is pushed: its URL, and the (path, body) of each request."""
-    import threading
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-
     requests = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_PUT(self):
-            requests.append((self.path, self.rfile.read(int(self.headers["Content-Length"])).decode()))
+            requests.append((self.path, self.body().decode()))
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", requests
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Handler) as url:
+        yield url, requests

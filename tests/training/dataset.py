@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.records import DatasetSchema, SparseColumn, TaskColumn, task_column
+from pipeline.records import DatasetSchema, SequenceGroup, SparseColumn, TaskColumn, task_column
 from pipeline.store import Artifact, Store
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -28,6 +28,7 @@ def write_dataset(
     tasks: tuple[TaskColumn, ...] = (),
     row_weights: bool = False,
     sampled: str = "",
+    sequences: tuple[SequenceGroup, ...] = (),
 ) -> tuple[Store, Artifact]:
     """A committed dataset under ``root``: a planted logistic truth, dense column ``d0`` numbers the rows.
 
@@ -47,11 +48,13 @@ def write_dataset(
         tasks=tasks,
         row_weights=row_weights,
         sampled=sampled,
+        sequences=sequences,
     )
     with store.draft(f"datasets/t/{KEY}", kind="dataset", key=KEY, config={}, inputs={}) as draft:
         for split, rows in schema.rows.items():
             columns = _columns(split, rows, dense, sparse, effects, rng)
             columns |= _labels(columns, tasks, np.random.default_rng([seed, rows]))
+            columns |= _events(sequences, rows, np.random.default_rng([seed, 2, rows]))
             if row_weights:
                 columns["row_weight"] = np.random.default_rng([seed, 1, rows]).integers(0, 4, rows).astype(np.float32)
             if sampled:
@@ -86,6 +89,18 @@ def _labels(columns, tasks, rng):
         if task.given:
             each = np.where(columns["label"] == 0, np.float32(0), each)
         made[task_column(task.name)] = each
+    return made
+
+
+def _events(sequences, rows, rng):
+    """Columns of sequences: lists of random rows, of one length in every row of the dataset."""
+    made = {}
+    for sequence in sequences:
+        lengths = rng.integers(1, sequence.max_length + 1, rows)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        for column in sequence.columns:
+            values = rng.integers(0, column.rows, lengths.sum()).astype(np.int32)
+            made[column.name] = pa.ListArray.from_arrays(offsets, pa.array(values))
     return made
 
 

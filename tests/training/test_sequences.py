@@ -155,6 +155,19 @@ def test_the_next_day_goes_on_from_the_rows_of_the_same_ids(runs):
     assert len(after["item"]) > len(before["item"])
 
 
+def test_the_report_shows_lengths_and_what_events_weigh_by_their_names(runs):
+    key = result(runs, "one")["stages"]["evaluate"]["artifact"]
+    attention = json.loads((runs / "store" / key / "attention.json").read_text())
+    history = attention["history"]
+    assert [*history["target"]] == ["item"] and len(history["events"]) == 8
+    assert all(each["names"]["item"].startswith("i") and each["age"] > 0 for each in history["events"])
+    ages = [each["age"] for each in history["events"]]
+    assert ages == sorted(ages, reverse=True)
+    assert set(attention["searches"]["events"][0]["names"]) == {"word", "item", "other"}
+    page = (runs / "store" / "runs" / "one" / "report.html").read_text()
+    assert "What events of history weigh" in page and "Events of searches" in page
+
+
 def test_the_gate_judges_by_the_number_of_events(runs):
     key = result(runs, "one")["stages"]["publish"]["artifact"]
     record = json.loads((runs / "store" / key / "gate.json").read_text())

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from pipeline.training import shared_memory, trainer
-from pipeline.training.shared_memory import _runs, share_memory
+from pipeline.training.shared_memory import _bytes, _runs, share_memory
 from tests.embeddings.ranks import spawn
 from tests.towers.cases import flat
 
@@ -106,6 +106,15 @@ def leave(folder):
 def test_a_rank_that_ends_does_not_leave_the_others_waiting(tmp_path):
     spawn(leave, 2, tmp_path)
     assert (tmp_path / "told").exists()
+
+
+def test_bytes_are_those_of_the_values_whatever_their_stride():
+    """A tensor of one value may have stride 0, and writing to its bytes writes to it."""
+    for values in (torch.tensor([7], dtype=torch.int32).expand(1), torch.zeros(0, dtype=torch.int32), torch.arange(3)):
+        odd = values.as_strided(values.shape, (0,)) if len(values) < 2 else values
+        assert torch.equal(_bytes(odd).view(values.dtype), values)
+        _bytes(odd).fill_(0)
+        assert not odd.any()
 
 
 def test_a_process_runs_until_it_has_ended():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers import Jagged, mlp
+from pipeline.models.layers import EventWeights, Jagged, mlp
 
 
 class TargetAttention(nn.Module):
@@ -20,11 +20,11 @@ class TargetAttention(nn.Module):
     def __init__(self, dim: int, hidden: Sequence[int], *, softmax: bool) -> None:
         super().__init__()
         self.weigh = mlp([4 * dim, *hidden, 1], last_activation=False)
-        self.softmax = softmax
+        self.softmax, self.seen = softmax, EventWeights()
 
     def forward(self, events: Tensor, jagged: Jagged, target: Tensor | None) -> Tensor:
         assert target is not None
         own = jagged.of_samples(target)
         scores = self.weigh(torch.cat([events, own, events - own, events * own], dim=1)).to(events.dtype)
-        weights = jagged.softmax(scores) if self.softmax else scores
+        weights = self.seen(jagged.softmax(scores) if self.softmax else scores)
         return jagged.sum(events * weights)

@@ -9,7 +9,7 @@ from pipeline.models.layers.events import SequenceVector
 from pipeline.models.layers.factors import pair_products, with_own_weights
 from pipeline.models.layers.gates import FeatureGate, MaskBlock
 from pipeline.models.layers.interaction import DotInteraction
-from pipeline.models.layers.jagged import Jagged, wide
+from pipeline.models.layers.jagged import EventWeights, Jagged, wide
 from pipeline.models.layers.mlp import (
     HeadedRanker,
     Logit,
@@ -29,6 +29,7 @@ __all__ = [
     "BilinearLogit",
     "CrossNet",
     "DotInteraction",
+    "EventWeights",
     "FeatureGate",
     "HeadedRanker",
     "Jagged",

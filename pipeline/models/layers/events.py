@@ -16,16 +16,17 @@ class SequenceVector(nn.Module):
 
     An event's columns, side by side, are brought to width ``dim``; to this comes a vector of its place, counted from
     the newest event. The target is what the same projection makes of the candidate's embeddings in the tables that the
-    events share; columns without such have zeros.
+    events share; columns without such have zeros. ``age``: the column of the ages, where ``block`` wants them too.
     """
 
     def __init__(
-        self, widths: Sequence[int], dim: int, max_length: int, block: nn.Module, *, targeted: bool, places: bool
-    ) -> None:
+        self, widths: Sequence[int], dim: int, max_length: int, block: nn.Module, *, targeted: bool, places: bool,
+        age: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.project = nn.Identity() if list(widths) == [dim] else nn.Linear(sum(widths), dim, bias=False)
         self.places = nn.Parameter(torch.zeros(max_length, dim)) if places else None
-        self.block, self.targeted = block, targeted
+        self.block, self.targeted, self.age = block, targeted, age
 
     def start(self, seed: int) -> None:
         """Draw the vectors of the places from ``seed``: as large as those of events."""
@@ -47,5 +48,6 @@ class SequenceVector(nn.Module):
             zeros = [each.new_zeros(samples, each.shape[1]) for each in columns]
             known = [zero if each is None else each for each, zero in zip(candidates, zeros, strict=True)]
             target = wide(self.project(torch.cat(known, dim=1)))
-        vectors: Tensor = wide(self.block(events, jagged, target))
+        ages = () if self.age is None else (columns[self.age],)
+        vectors: Tensor = wide(self.block(events, jagged, target, *ages))
         return vectors

@@ -6,6 +6,7 @@ batched products around it. Here both directions only read and copy.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, cast
 
 import torch
@@ -13,13 +14,19 @@ from torch import Tensor, nn
 
 from pipeline.native import Interact, Library
 
+Pair = tuple[int, int]
 
-def _maps(vectors: int, dim: int) -> tuple[Tensor, Tensor]:
+
+def _maps(vectors: int, dim: int, dropped: Collection[Pair]) -> tuple[Tensor, Tensor]:
     """Positions of the pairs i > j in a flat [V, V] matrix, and for each of its cells the output column that feeds it.
 
-    Cells of the diagonal point at column 0, which the backward pass replaces by zeros.
+    Cells of the diagonal and of ``dropped`` pairs point at column 0, which the backward pass replaces by zeros.
     """
     low = torch.tril_indices(vectors, vectors, -1)
+    if dropped:
+        gone = {max(pair) * vectors + min(pair) for pair in dropped}
+        flat = [i * vectors + j for i in range(vectors) for j in range(i)]
+        low = low[:, torch.tensor([place not in gone for place in flat])]
     pairs = low[0] * vectors + low[1]
     columns = dim + torch.arange(pairs.numel())
     cells = torch.zeros(vectors, vectors, dtype=torch.int64)
@@ -55,6 +62,8 @@ class _DotInteraction(torch.autograd.Function):
             symmetric = grad.index_select(1, cells)
         else:
             symmetric = _gather(grad, cells, grad.new_empty(len(grad), cells.numel()))
+        if 2 * (grad.shape[1] - dim) < count * (count - 1):
+            symmetric = symmetric * (cells > 0)
         symmetric = symmetric.view(-1, count, count)
         symmetric.diagonal(dim1=1, dim2=2).zero_()
         result = torch.bmm(symmetric, vectors.to(grad.dtype))  # under autocast the products are 16-bit floats
@@ -119,27 +128,30 @@ def _fits(vectors: Tensor, first: Tensor | None) -> bool:
 class DotInteraction(nn.Module):
     """forward(vectors [B, V, D]) -> the first vector and the dot products of all pairs: [B, D + V * (V - 1) / 2].
 
-    ``kernels``: the compiled library that does it on a CPU; None: PyTorch does.
+    ``dropped``: pairs of vectors, by number, that are left out. ``kernels``: the compiled library that does it on a
+    CPU, where no pair is left out; None: PyTorch does.
     """
 
     pairs: Tensor
     cells: Tensor
 
-    def __init__(self, vectors: int, dim: int) -> None:
+    def __init__(self, vectors: int, dim: int, dropped: Collection[Pair] = ()) -> None:
         super().__init__()
-        self.width = dim + vectors * (vectors - 1) // 2
         self.kernels: Library | None = None
-        pairs, cells = _maps(vectors, dim)
+        self.whole = not dropped
+        pairs, cells = _maps(vectors, dim, dropped)
+        self.width = dim + pairs.numel()
         self.register_buffer("pairs", pairs, persistent=False)
         self.register_buffer("cells", cells, persistent=False)
 
     def forward(self, vectors: Tensor, first: Tensor | None = None) -> Tensor:
-        """[B, D + V * (V - 1) / 2] in the dtype of ``vectors``; pairs in the order (1,0), (2,0), (2,1), ...
+        """[B, ``width``] in the dtype of ``vectors``; pairs in the order (1,0), (2,0), (2,1), ...
 
         ``first`` [B, D] comes in front of the ``vectors`` [B, V - 1, D], and the result has its dtype.
         """
-        if self.kernels is not None and not torch.compiler.is_compiling() and _fits(vectors, first):
-            return cast(Tensor, _CompiledInteraction.apply(vectors, first, self.kernels))
+        kernels = self.kernels if self.whole and not torch.compiler.is_compiling() else None
+        if kernels is not None and _fits(vectors, first):
+            return cast(Tensor, _CompiledInteraction.apply(vectors, first, kernels))
         if first is not None:
             vectors = torch.cat([first[:, None], vectors.to(first.dtype)], dim=1)
         return cast(Tensor, _DotInteraction.apply(vectors, self.pairs, self.cells))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from pipeline.models.layers.grids import Grids
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,22 @@ class Jagged:
         ends = self.offsets + self.lengths
         return ends[self.rows] - 1 - torch.arange(self.rows.shape[0], device=self.rows.device)
 
+    @cached_property
+    def grids(self) -> Grids:
+        """The samples in grids, made once for all layers."""
+        return Grids.of(self.lengths, self.offsets)
+
 
 def wide(values: Tensor) -> Tensor:
     """``values`` in float32 at least: what layers under autocast give is bf16."""
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+class EventWeights(nn.Module):
+    """forward(weights [n, H]) -> the same: what events weigh in their samples' vectors. A hook sees them here."""
+
+    def forward(self, weights: Tensor) -> Tensor:
+        return weights
 
 
 class _Sum(torch.autograd.Function):

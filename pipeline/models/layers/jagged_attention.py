@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.jagged import Jagged, wide
+from pipeline.models.layers.jagged import EventWeights, Jagged, wide
 
-_STEPS = 4  # lengths between two powers of two, from the fourth on
+_NEVER = -1e4  # a score whose SiLU is 0
 
 
 class Weights(Protocol):
@@ -39,20 +39,16 @@ def causal(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: W
 
     ``longest``: events of a sample at most.
     """
-    if torch.compiler.is_exporting():  # groups depend on lengths, which a program does not know
+    if torch.compiler.is_exporting():  # grids depend on lengths, which a program does not know
         return _windows(query, key, value, jagged, weights, longest)
-    parts, places = list[Tensor](), list[Tensor]()
-    for samples, most in groups_of(jagged.lengths):
-        grid = jagged.offsets[samples, None] + torch.arange(most, device=samples.device)
-        real = torch.arange(most, device=samples.device) < jagged.lengths[samples, None]
-        grid = torch.where(real, grid, jagged.offsets[samples, None])  # any event: no weight reaches it
-        q, k, v = (_taken(each, grid).transpose(1, 2) for each in (query, key, value))  # [b, H, L, d]
+    grids, widths = jagged.grids, [query.shape[2], key.shape[2], value.shape[2]]
+    filled = torch.cat([query, key, value], dim=2).index_select(0, grids.events)
+    parts = list[Tensor]()
+    for part, (samples, most), lengths in zip(grids.split(filled), grids.sizes, grids.lengths, strict=True):
+        q, k, v = part.view(samples, most, *filled.shape[1:]).transpose(1, 2).split(widths, dim=3)  # [b, H, L, d]
         # What fills a sample up is behind its events, so that none of them sees it.
-        seen = weights.attend(q, k, v, jagged.lengths[samples, None, None, None]).transpose(1, 2)
-        parts.append(_taken(seen.flatten(0, 1), real.flatten().nonzero()[:, 0]))
-        places.append(grid[real])
-    order = torch.argsort(torch.cat(places))
-    return torch.cat(parts).index_select(0, order)
+        parts.append(weights.attend(q, k, v, lengths[:, None, None, None]).transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, grids.cells)
 
 
 def newest(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights) -> Tensor:
@@ -61,21 +57,6 @@ def newest(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: W
     own = jagged.of_samples(query.flatten(1)).view_as(key)
     shares = weights.of_newest((own * key).sum(2), jagged)
     return jagged.sum((value * shares[:, :, None].to(value.dtype)).flatten(1)).unflatten(1, (heads, -1))
-
-
-def groups_of(lengths: Tensor) -> list[tuple[Tensor, int]]:
-    """Samples of like length, with the longest length of each group: ``_STEPS`` groups between two powers of two."""
-    power = torch.log2(lengths.float()).floor().clamp(min=2).long()
-    step = _powers(power - 2)
-    rounded = (lengths + step - 1) // step * step
-    order = torch.argsort(rounded, stable=True)
-    _, counts = torch.unique_consecutive(rounded[order], return_counts=True)
-    parts = order.split(counts.tolist())
-    return [(part, int(lengths[part].max())) for part in parts]
-
-
-def _powers(exponents: Tensor) -> Tensor:
-    return torch.bitwise_left_shift(torch.ones_like(exponents), exponents)
 
 
 def _taken(values: Tensor, places: Tensor) -> Tensor:
@@ -100,7 +81,7 @@ class SoftmaxWeights(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.scale = width**-0.5
+        self.scale, self.seen = width**-0.5, EventWeights()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
@@ -112,7 +93,8 @@ class SoftmaxWeights(nn.Module):
 
     def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
         """See ``Weights``."""
-        return jagged.softmax(wide(scores) * self.scale)
+        weights: Tensor = self.seen(jagged.softmax(wide(scores) * self.scale))
+        return weights
 
 
 class SiluWeights(nn.Module):
@@ -124,12 +106,18 @@ class SiluWeights(nn.Module):
     def __init__(self, heads: int, longest: int) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(heads, longest))
+        self.seen = EventWeights()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
-        steps = torch.arange(query.shape[2], device=query.device)
-        distance = steps[:, None] - steps
-        return self.among(query @ key.mT, distance.clamp(min=0), distance >= 0, lengths) @ value
+        scores = wide(query @ key.mT).add_(self._bias_of(query.shape[2]))
+        return (nn.functional.silu(scores).to(value.dtype) @ value) / lengths
+
+    def _bias_of(self, events: int) -> Tensor:
+        """[H, L, L] for that many ``events``, from query to key; ``_NEVER`` for keys after the query."""
+        later = self.bias.new_full((self.bias.shape[0], events - 1), _NEVER)
+        by_distance = torch.cat([self.bias[:, :events].flip(1), later], dim=1)  # from the farthest key to the last one
+        return by_distance.unfold(1, events, 1).flip(1)
 
     def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
@@ -139,4 +127,5 @@ class SiluWeights(nn.Module):
     def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
         """See ``Weights``."""
         weights = nn.functional.silu(wide(scores) + _taken(self.bias.t(), jagged.ages))
-        return weights / jagged.lengths[jagged.rows][:, None]
+        shares: Tensor = self.seen(weights / jagged.lengths[jagged.rows][:, None])
+        return shares

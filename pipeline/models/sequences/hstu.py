@@ -1,6 +1,7 @@
 """HSTU (Zhai et al., ICML'24, arXiv 2402.17152): pointwise attention with gates, the target as the last event.
 
-Of the paper's bias by place and time, the one by place is here; times come as the events' ages.
+The paper's bias is by place and time. Here the one by time is of an event's age: its time before the row's, which is
+the target's. It is a product with the age's embedding, and so a number for each bin and head.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HstuBlock(SequenceBlock):
-    """``layers`` units of ``heads`` heads."""
+    """``layers`` units of ``heads`` heads. ``ages``: with a bias by the events' ages."""
 
     layers: int = 1
     heads: int = 2
+    ages: bool = False
     name = "hstu"
     doc = "pointwise attention with gates, the target as the last event."
     targeted = True
@@ -30,7 +32,7 @@ class HstuBlock(SequenceBlock):
         from pipeline.models.blocks.hstu import Hstu
 
         check_heads(self.name, self.heads, inputs)
-        return Hstu(inputs.dim, self.layers, self.heads, inputs.max_length)
+        return Hstu(inputs.dim, self.layers, self.heads, inputs.max_length, inputs.ages if self.ages else 0)
 
 
 SPEC = HstuBlock()

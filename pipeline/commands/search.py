@@ -1,0 +1,138 @@
+"""``nightjar search``: its arguments, and where its result becomes text."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from pipeline.commands.command import Command, add_config_dir
+from pipeline.commands.console import complain, progress, show, tell
+from pipeline.errors import ConfigError, exit_code_of
+from pipeline.logs import add_level
+
+if TYPE_CHECKING:
+    from pipeline.config import Config
+    from pipeline.records import SearchRecord
+    from pipeline.store import Artifact, Store
+
+SEARCH = """\
+Takes the overrides of nightjar run. The model that they describe is the largest one; the search leaves out of it what
+the clicks do not need: columns of tables, pairs of features, layers and their widths. It writes searches/<name> into
+the store: best.yaml (an experiment with the model found), search.json and report.html.
+
+  nightjar search experiment=demo search=first
+  nightjar search experiment=demo search=small search.cost=0.03 search.memory=0.03
+  nightjar search experiment=demo search.parts=[widths]
+"""
+_KEY = "search="
+log = logging.getLogger(__name__)
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar search``."""
+    parser.epilog, parser.formatter_class = SEARCH, argparse.RawDescriptionHelpFormatter
+    parser.usage = "nightjar search [search=NAME] [key=value ..] [--json] [--config-dir DIR]"
+    parser.add_argument("--json", action="store_true", help="print the record as JSON")
+    add_config_dir(parser)
+    add_level(parser)
+    parser.set_defaults(function=_search)
+
+
+def _search(options: argparse.Namespace) -> int:
+    from pipeline.compose import compose
+    from pipeline.config.values import check_name
+    from pipeline.launch.signals import Interrupted, handled
+    from pipeline.records import search_directory
+    from pipeline.report.search import search_text
+    from pipeline.store import Store
+    from pipeline.triple import require_triple
+
+    given = [f"search.name={text.removeprefix(_KEY)}" if text.startswith(_KEY) else text for text in options.overrides]
+    config = compose(given, options.config_dir)
+    name = config.search.name or str(config.run)
+    check_name("search", name, "first")
+    config = replace(config, search=replace(config.search, name=name))
+    require_triple()
+    store = Store(config.store)
+    store.answers()
+    try:
+        with handled():
+            record = _found(config, store) or _searched(config, store, given, options)
+    except Interrupted as stop:
+        return complain(f"{stop}; nothing was written: the same command searches anew", exit_code_of(stop))
+    tell(options.json, record, search_text)
+    if not options.json:
+        show(f"\nlook at {store.url_of(search_directory(name))}: best.yaml, report.html")
+    return 0
+
+
+def _key(config: Config) -> str:
+    """What an equal search has in common."""
+    from pipeline.compose import config_hash
+    from pipeline.store import artifact_key
+
+    settings = {**asdict(config.search), "config": config_hash(config), "parts": list(config.search.parts)}
+    return artifact_key("search", settings, {})
+
+
+def _found(config: Config, store: Store) -> SearchRecord | None:
+    """The record of an equal search; ConfigError where the name is taken by another one."""
+    from pipeline.records import SearchRecord, read, search_directory
+
+    name = str(config.search.name)
+    done = store.find(search_directory(name))
+    if done is None or config.force:
+        return None
+    if done.key != _key(config):
+        raise ConfigError(
+            f"search {name!r} is in the store already, with other settings", hint="search=<another name>, or force=true"
+        )
+    log.info("search %s is done already; force=true searches again", name)
+    return read(SearchRecord, store, f"{done.path}/{SearchRecord.FILE}")
+
+
+def _searched(config: Config, store: Store, overrides: list[str], options: argparse.Namespace) -> SearchRecord:
+    """Ingest where the dataset is missing, search, and write what was found."""
+    import torch
+
+    from pipeline.calibration.kept import with_figures
+    from pipeline.search.export import best_experiment, write_search
+    from pipeline.search.loop import search, warning
+    from pipeline.search.space import Space
+    from pipeline.stages.read import read_dataset
+    from pipeline.stages.run import settled
+
+    dataset = _dataset(config, store)
+    if config.train.threads_per_rank:
+        torch.set_num_threads(config.train.threads_per_rank)
+    space = Space.of(with_figures(settled(config, store, dataset)), *read_dataset(store, dataset))
+    log.info("search %s: %d decisions", config.search.name, len(space.decisions))
+    record = search(space, store, dataset, progress(options.json, "searching"))
+    if said := warning(record, config.search):
+        log.warning("%s", said)
+    found = space.configured({name: each.chosen for name, each in record.decisions.items()})
+    best = best_experiment(record, space.config, found, overrides, options.config_dir)
+    write_search(store, record, best, _key(config))
+    return record
+
+
+def _dataset(config: Config, store: Store) -> Artifact:
+    """The dataset of ``config``, made where the store does not have it."""
+    from pipeline.specs.stage import StageIO
+    from pipeline.stages.run import run_stage
+    from pipeline.stages.steps import steps
+
+    step = steps(config, store, last="ingest")[0]
+    if store.find(step.path) is None:
+        run_stage(step, config, store, StageIO())
+    return store.get(step.path, step.name)
+
+
+COMMANDS = (
+    Command(
+        name="search", help="find widths, layers and interactions that a model can do without",
+        add_arguments=add_search, composes=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,91 @@
+"""An experiment file that stands for a list of overrides: the options of groups, and the settings that differ."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from hydra._internal.hydra import Hydra
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from pipeline.compose import NOT_IN_RUN_NAME, ROOT, checked_overrides, compose_tree, hydra_session
+from pipeline.compose import overrides as complaints
+from pipeline.errors import ConfigError
+
+
+def experiment_file(arguments: Sequence[str], config_dir: str | None = None, about: Sequence[str] = ()) -> str:
+    """The text of an experiment that composes to what ``arguments`` do, but for where and how a run works.
+
+    It names no other experiment, so it stays what it is when that one changes. ``about``: comments. ConfigError where
+    the overrides remove a setting, which no experiment can.
+    """
+    with hydra_session(config_dir) as (hydra, extra):
+        wanted, chosen = _composed(hydra, arguments, extra)
+        options = [f"{group}={name}" for group, name in _differing(chosen, _composed(hydra, (), extra)[1]).items()]
+        settings = _changes(_composed(hydra, options, extra)[0], wanted)
+    lines = ["# @package _global_", *(f"# {line}" for line in about)]
+    if options:
+        lines += ["defaults:", *(f"  - override /{option.replace('=', ': ')}" for option in options)]
+    text = "\n".join(lines) + "\n" + (f"\n{OmegaConf.to_yaml(OmegaConf.create(settings))}" if settings else "")
+    _require_equal(text, wanted, config_dir)
+    return text
+
+
+def _composed(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings that a run's name depends on, and the option of every group."""
+    mended = complaints.mend_additions(checked_overrides(arguments, extra))
+    whole = hydra.compose_config(ROOT, [*extra, *mended], run_mode=RunMode.RUN, from_shell=True)
+    choices = OmegaConf.to_container(whole.hydra.runtime.choices)
+    assert isinstance(choices, dict)
+    left_out = (*NOT_IN_RUN_NAME, "experiment")
+    chosen = {
+        str(group): str(name) for group, name in choices.items() if "/" not in str(group) and group not in left_out
+    }
+    return _settings(whole), chosen
+
+
+def _settings(tree: DictConfig) -> dict[str, Any]:
+    with open_dict(tree):
+        for name in (*NOT_IN_RUN_NAME, "hydra"):
+            tree.pop(name, None)
+    settings = OmegaConf.to_container(tree)
+    assert isinstance(settings, dict)
+    return {str(name): value for name, value in settings.items()}
+
+
+def _differing(chosen: Mapping[str, str], plain: Mapping[str, str]) -> dict[str, str]:
+    return {group: name for group, name in chosen.items() if plain.get(group) != name}
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """What has to be set on ``before`` to get ``after``."""
+    changes: dict[str, Any] = {}
+    if gone := sorted(before.keys() - after.keys()):
+        raise ConfigError(
+            f"{path}{gone[0]} is removed, which an experiment file cannot say", hint=f"{path}{gone[0]}=.."
+        )
+    for name, value in after.items():
+        former = before.get(name)
+        if isinstance(value, Mapping) and isinstance(former, Mapping):
+            if inner := _changes(former, value, f"{path}{name}."):
+                changes[name] = inner
+        elif name not in before or repr(value) != repr(former):  # not a number is not equal to itself
+            changes[name] = value
+    return changes
+
+
+def _require_equal(text: str, wanted: Mapping[str, Any], config_dir: str | None) -> None:
+    """Compose ``text``: what is written for others to run is tried first."""
+    with tempfile.TemporaryDirectory() as folder, hydra_session(config_dir) as (hydra, extra):
+        Path(folder, "experiment").mkdir()
+        Path(folder, "experiment", "written.yaml").write_text(text)
+        own = [str(each) for override in complaints.parse(extra) for each in cast(list[Any], override.value())]
+        places = ",".join(f"'{each}'" for each in (f"file://{folder}", *own))
+        tree = compose_tree(hydra, ["experiment=written"], [f"hydra.searchpath=[{places}]"])
+        found = _settings(tree)
+    if _changes(found, wanted) or _changes(wanted, found):
+        names = ", ".join({**_changes(found, wanted), **_changes(wanted, found)})
+        raise ConfigError(f"no experiment file says what these overrides do: {names} differ", hint="use the overrides")

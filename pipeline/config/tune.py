@@ -1,0 +1,54 @@
+"""The ``tune`` group: a study, which is many runs that differ in the settings that are searched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.config.fields import setting
+from pipeline.config.values import check_name
+
+
+@dataclass(kw_only=True)
+class TuneConfig:
+    """A study; docs/tuning.md explains it."""
+
+    study: str | None = setting(
+        None, doc="Name of the study under `<store>/studies`; null: `data.name`. `study=NAME` is short for it."
+    )
+    trials: int = setting(
+        24, low=1, high=10_000, doc="Trials of the whole study; those that an earlier call finished count."
+    )
+    parallel: int = setting(
+        1, low=1, high=256, doc="Trials at a time. On one machine without GPUs they share its CPUs evenly."
+    )
+    minutes: float | None = setting(None, low=0.01, doc="Minutes after which no trial begins; null: no limit.")
+    sampler: str = setting(
+        "tpe", choices=("tpe", "random"), doc="What proposes the settings of a trial: Optuna's TPE, or chance alone."
+    )
+    pruner: str = setting(
+        "asha",
+        choices=("asha", "hyperband", "none"),
+        doc="What ends trials early, by the NE of their validation rows: asynchronous successive halving (ASHA), "
+        "Hyperband, or nothing.",
+    )
+    min_epochs: float = setting(0.5, low=1e-3, doc="Epochs after which a trial can be ended for the first time.")
+    reduction: int = setting(
+        3, low=2, high=100,
+        doc="One of this many trials goes on after `min_epochs`, and again each time it has trained so much longer.",
+    )  # fmt: skip
+    seed: int = setting(0, low=0, high=2**31 - 1, doc="Seed of the proposals. The trials themselves have `seed`.")
+    warm_start: str | None = setting(
+        None, doc="An earlier study in this store: its best trial comes first, and its trials inform the proposals."
+    )
+    answer_seconds: float = setting(
+        60.0, low=0.0, doc="Seconds that a trial waits at a look for the study's answer before it goes on without one."
+    )
+    trial: int | None = setting(
+        None, low=0, doc="Which trial of the study this run is; null: none. `nightjar tune` sets it."
+    )
+
+    def check(self, path: str) -> None:
+        """Names of studies are those of folders."""
+        for name in ("study", "warm_start"):
+            if (value := getattr(self, name)) is not None:
+                check_name(f"{path}.{name}", value, "lr")

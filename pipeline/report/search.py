@@ -1,0 +1,139 @@
+"""``searches/<name>/report.html``: the page of a search, and what the command prints of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from markupsafe import Markup
+
+from pipeline import units
+from pipeline.records import DecisionRecord, SearchRecord
+from pipeline.report.page import Figure, Table, from_template, with_meter
+from pipeline.report.svg import Axis, Point, Series, series_plot
+from pipeline.report.text_table import text_table
+
+STEPS = Axis(title="step", whole=True)
+PROBABILITY = Axis(title="probability", from_zero=True)
+MOST_DRAWN = 60  # decisions of a part
+MOST_LISTED = 30
+
+
+def search_text(record: SearchRecord) -> str:
+    """What the command prints: cost before and after, and by part what was decided."""
+    before, after = record.before, record.after
+    saved = f"{after.step_ms / before.step_ms:.2f} of before" if before.step_ms else ""
+    lines = [
+        f"{units.plural(record.steps, 'step')} on {record.rows:,} rows, choices on {record.held_rows:,} others, "
+        f"{units.duration(record.seconds)}",
+        f"step {units.decimal(after.step_ms, 3)} ms (predicted), {saved}",
+        f"tables {units.size(after.total)}, before {units.size(before.total)}",
+    ]
+    for part in dict.fromkeys(each.part for each in record.decisions.values()):
+        lines.append("\n" + _part_text(record, part))
+    return "\n".join(lines)
+
+
+def _part_text(record: SearchRecord, part: str) -> str:
+    """How many decisions of ``part`` differ from the configuration, and the first of them."""
+    own = _of(record, part)
+    changed = [(name, each) for name, each in own if each.chosen != each.choices[0]]
+    rows = [
+        (name, _shown(each.chosen), _shown(each.choices[0]), units.decimal(each.probability, 2))
+        for name, each in changed[:MOST_LISTED]
+    ]
+    text = f"{part}: {len(changed)} of {units.plural(len(own), 'decision')} changed"
+    text += f", {len(changed) - len(rows)} of them only on the page" if len(changed) > len(rows) else ""
+    return text + (f"\n{text_table(('', 'chosen', 'before', 'probability*'), rows)}" if rows else "")
+
+
+def search_page(record: SearchRecord) -> str:
+    """The page of a search; it needs no other file."""
+    before, after = record.before, record.after
+    tiers = list(dict.fromkeys([*before.bytes, *after.bytes]))
+    cost = [
+        ("Predicted step", f"{before.step_ms:.3f} ms", f"{after.step_ms:.3f} ms", _share(after.step_ms, before.step_ms))
+    ]
+    cost += [
+        (
+            f"Tables in {tier.upper()}", units.size(before.bytes.get(tier, 0)), units.size(after.bytes.get(tier, 0)),
+            _share(after.bytes.get(tier, 0), before.bytes.get(tier, 0)),
+        )
+        for tier in tiers
+    ]  # fmt: skip
+    parts = dict.fromkeys(each.part for each in record.decisions.values())
+    changed = sum(each.chosen != each.choices[0] for each in record.decisions.values())
+    return from_template(
+        "search.html", title=f"Nightjar search {record.name}", files="search.json", heading=f"Search {record.name}",
+        about=f"{record.dataset} · seed {record.seed}",
+        summary=[
+            ("Predicted step", f"{after.step_ms:.3f} ms", f"{before.step_ms:.3f} ms before"),
+            ("Tables", units.size(after.total), f"{units.size(before.total)} before"),
+            ("Changed", str(changed), f"of {units.plural(len(record.decisions), 'decision')}"),
+            ("Undecided", str(len(record.undecided)), "choices about as likely as at first"),
+            ("Duration", units.duration(record.seconds), units.plural(record.steps, "step")),
+        ],
+        cost=Table(("", "Before*", "After*", "Share*"), cost),
+        course=_course(record),
+        parts=[(part, _table(record, part), _drawings(record, part)) for part in parts],
+    )  # fmt: skip
+
+
+def _share(after: float, before: float) -> str:
+    return units.percent(after / before, 0) if before else units.ABSENT
+
+
+def _shown(choice: object) -> str:
+    return ("kept" if choice else "dropped") if isinstance(choice, bool) else str(choice)
+
+
+def _of(record: SearchRecord, part: str) -> list[tuple[str, DecisionRecord]]:
+    return [(name, each) for name, each in record.decisions.items() if each.part == part]
+
+
+def _table(record: SearchRecord, part: str) -> Table:
+    rows = [
+        (
+            name, _shown(each.chosen), _shown(each.choices[0]),
+            with_meter(units.decimal(each.probability, 3), each.probability),
+            "undecided" if name in record.undecided else "",
+        )
+        for name, each in _of(record, part)
+    ]  # fmt: skip
+    return Table(("Decision", "Chosen", "Configured", "Probability", ""), rows)
+
+
+def _drawings(record: SearchRecord, part: str) -> list[Figure]:
+    """The probabilities of the choices over time, a drawing a decision."""
+    steps = [point.step for point in record.points]
+    drawings = []
+    for name, each in _of(record, part)[:MOST_DRAWN]:
+        curves = zip(each.choices, zip(*each.history, strict=True), strict=True)
+        series = [
+            Series(_shown(choice), place, _points(steps, values)) for place, (choice, values) in enumerate(curves)
+        ]
+        label = f"Probabilities of the choices of {name} over the steps"
+        drawings.append(Figure(name, ", ".join(_shown(c) for c in each.choices), _plot(series, PROBABILITY, label)))
+    return drawings
+
+
+def _course(record: SearchRecord) -> list[Figure]:
+    points = record.points
+    losses = [
+        Series("rows of the weights", 0, tuple((p.step, p.loss) for p in points)),
+        Series("held rows", 1, tuple((p.step, p.held_loss) for p in points if p.held_loss is not None)),
+    ]
+    cost = [Series("cost", 2, tuple((p.step, p.cost) for p in points if p.cost is not None))]
+    temperature = [Series("temperature", 3, tuple((p.step, p.temperature) for p in points))]
+    return [
+        Figure("Log loss", "of architectures drawn", _plot(losses, Axis(title="log loss"), "Log loss over the steps")),
+        Figure("Cost term", "as log loss", _plot(cost, Axis(title="log loss"), "Cost term over the steps")),
+        Figure("Temperature", "", _plot(temperature, Axis(title="temperature", from_zero=True), "Temperature")),
+    ]  # fmt: skip
+
+
+def _plot(series: list[Series], y: Axis, label: str) -> Markup:
+    return series_plot(series, x=STEPS, y=y, label=label)
+
+
+def _points(steps: list[int], values: Iterable[float]) -> tuple[Point, ...]:
+    return tuple(zip(map(float, steps), values, strict=True))

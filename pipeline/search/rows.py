@@ -1,0 +1,111 @@
+"""The rows of a search: the train rows of the dataset in two parts, as batches in a training's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.errors import DataError
+from pipeline.store import Artifact, Store
+from pipeline.training.counted import RowCounts
+from pipeline.training.data import Batch, BatchReader, Order
+from pipeline.training.parquet import Columns, Group, Ragged, SplitReader, take_each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows of the dataset: dense [B, n]; ids feature by feature with ``lengths`` [F * B] and, in some, weights.
+
+    ``weights`` [B] of sum 1: what each row counts for; 0: padding. ``offset`` [B]: see ``RowCounts.offset``.
+    """
+
+    dense: Tensor
+    ids: Tensor
+    lengths: Tensor
+    labels: Tensor
+    weights: Tensor
+    id_weights: Tensor | None = None
+    offset: Tensor | None = None
+
+    @staticmethod
+    def of(batch: Batch, counts: RowCounts) -> Rows:
+        """The rows of a training's batch."""
+        return Rows(
+            dense=batch.dense, ids=batch.sparse.values(), lengths=batch.sparse.lengths(), labels=batch.labels,
+            weights=batch.weights, id_weights=batch.sparse.weights_or_none(), offset=counts.offset(batch.extra),
+        )  # fmt: skip
+
+
+class PartReader(SplitReader):
+    """A part of the train rows: of every row group those that ``seed`` deals to it, ``share`` of them held.
+
+    ``held``: the held rows, else all others. The two parts have no row in common.
+    """
+
+    def __init__(self, store: Store, dataset: Artifact, *, share: float, held: bool, seed: int) -> None:
+        super().__init__(store, dataset, "train")
+        self._whole = {(group.file, group.index): group for group in self.groups}
+        self._picks: dict[tuple[str, int], np.ndarray] = {}
+        for number, group in enumerate(self.groups):
+            mixed = np.random.default_rng([seed, number]).permutation(group.rows)
+            cut = round(share * group.rows)
+            self._picks[group.file, group.index] = np.sort(mixed[:cut] if held else mixed[cut:])
+        parts = [replace(group, rows=len(self._picks[group.file, group.index])) for group in self.groups]
+        self.groups = [group for group in parts if group.rows]
+        self.rows = sum(group.rows for group in self.groups)
+
+    def read(self, group: Group, into: Columns, at: int) -> dict[str, Ragged]:
+        """See ``SplitReader.read``."""
+        whole, picks = self._whole[group.file, group.index], self._picks[group.file, group.index]
+        decoded = self.allocate(whole.rows)
+        decoded.ragged = super().read(whole, decoded, 0)
+        kept, end = take_each(decoded, [picks])[0], at + group.rows
+        into.labels[at:end] = kept.labels
+        for target, source in ((into.dense, kept.dense), (into.single, kept.single), (into.extra, kept.extra)):
+            target[:, at:end] = source
+        return kept.ragged
+
+
+class Parts:
+    """Batches of both parts; ``epochs`` of the rows for the weights, and the held ones again and again.
+
+    ``steps``: batches of the rows for the weights.
+    """
+
+    def __init__(self, store: Store, dataset: Artifact, order: Order, *, share: float, epochs: int) -> None:
+        self._order, self._epochs = order, epochs
+        self._readers = [PartReader(store, dataset, share=share, held=held, seed=order.seed) for held in (False, True)]
+        learnt, held = self._readers
+        if not learnt.rows or not held.rows:
+            raise DataError(
+                f"the dataset has {learnt.rows + held.rows} train rows, of which {held.rows} are to decide and "
+                f"{learnt.rows} to train on, expected some of both",
+                hint="search.held_share=0.2, and more rows",
+            )
+        self.steps = epochs * -(-learnt.rows // order.global_batch)
+        self.base_rate = learnt.base_rate()
+        self.learnt_rows, self.held_rows = learnt.rows, held.rows
+        self._counts = RowCounts.of(learnt.schema)
+
+    @contextmanager
+    def open(self, start: int = 0, held_start: int = 0) -> Iterator[tuple[Iterator[Rows], Iterator[Rows]]]:
+        """Batches for the weights from batch ``start`` on, and held ones from ``held_start`` on, without an end."""
+        learnt, held = self._readers
+        with self._batches(learnt, self._epochs, start) as one, self._batches(held, 1 << 30, held_start) as other:
+            yield (Rows.of(batch, self._counts) for batch in one), (Rows.of(batch, self._counts) for batch in other)
+
+    def _batches(self, split: SplitReader, epochs: int, start: int) -> BatchReader:
+        each = -(-split.rows // self._order.global_batch)
+        return BatchReader(split, self._order, epochs=epochs, start=divmod(start, each))
+
+
+def start_logit(base_rate: float | None) -> float:
+    """The log odds of ``base_rate``; 0 where it is not known, or no odds."""
+    if base_rate is None or not 0 < base_rate < 1:
+        return 0.0
+    return float(torch.tensor(base_rate).logit())

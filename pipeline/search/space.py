@@ -1,0 +1,122 @@
+"""The search space of a configuration: the decisions of all parts, what a choice of them costs, and the model it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.errors import ConfigError
+from pipeline.planning import make_plan
+from pipeline.planning.inputs import PlanInputs
+from pipeline.planning.predict import predict
+from pipeline.records import Plan, Price, Profile, ShardPlan, TablePlan
+from pipeline.records.dataset import DatasetSchema
+from pipeline.specs import SEARCH_PARTS, Decision, SearchPart
+
+BACKBONE = "dlrm"
+
+
+@dataclass(frozen=True)
+class Space:
+    """What there is to decide about ``config``, by part, for a dataset with this ``schema`` and ``profile``."""
+
+    config: Config
+    schema: DatasetSchema
+    profile: Profile
+    parts: tuple[tuple[SearchPart, tuple[Decision, ...]], ...]
+
+    @classmethod
+    def of(cls, config: Config, schema: DatasetSchema, profile: Profile) -> Space:
+        """The space of ``search.parts``; ConfigError for a model without a super-net, or with nothing to decide."""
+        _check_backbone(config)
+        named = [SEARCH_PARTS.get(name) for name in config.search.parts]
+        space = cls(config, schema, profile, tuple((part, tuple(part.decisions(config, schema))) for part in named))
+        if not space.decisions:
+            raise ConfigError(
+                f"there is nothing to decide: search.parts is {config.search.parts}, and the configured model has the "
+                "least of each",
+                hint="model.embedding_dim=16 model.top_mlp=[256,128]: the model to begin with is the largest one",
+            )
+        return space
+
+    @cached_property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Those of all parts."""
+        return tuple(each for _, own in self.parts for each in own)
+
+    @property
+    def original(self) -> dict[str, Any]:
+        """The choices that are the configuration itself."""
+        return {each.name: each.choices[0] for each in self.decisions}
+
+    def configured(self, chosen: Mapping[str, Any]) -> Config:
+        """The configuration with what was ``chosen``."""
+        config = self.config
+        for part, own in self.parts:
+            config = part.apply(config, {each.name: chosen[each.name] for each in own})
+        return config
+
+    def price(self, chosen: Mapping[str, Any]) -> Price:
+        """Of these choices, with each table where the original plan has it."""
+        inputs = PlanInputs.of(self.configured(chosen), self.schema, self.profile)
+        plan = _widened(self.plan, inputs)
+        return price_of(plan, predict(plan, inputs).step_ms)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Of the configuration itself."""
+        return make_plan(PlanInputs.of(self.config, self.schema, self.profile))
+
+    def planned(self, chosen: Mapping[str, Any]) -> Price:
+        """Of these choices with a plan of their own."""
+        plan = make_plan(PlanInputs.of(self.configured(chosen), self.schema, self.profile))
+        return price_of(plan, plan.predicted_step_ms)
+
+
+def price_of(plan: Plan, step_ms: float) -> Price:
+    """Bytes of rows and optimizer state by the tier that a plan gives each table."""
+    tiers: dict[str, int] = {}
+    for table in plan.tables.values():
+        tiers[table.tier] = tiers.get(table.tier, 0) + table.bytes
+    return Price(step_ms=step_ms, bytes=tiers)
+
+
+def _widened(plan: Plan, inputs: PlanInputs) -> Plan:
+    """``plan`` with the tables' widths of ``inputs``: every shard keeps its rows, rank and share of the columns."""
+
+    def table(name: str, placed: TablePlan) -> TablePlan:
+        dim = inputs.model.dim_of(name)
+        if dim == placed.dim:
+            return placed
+        shards = (_cut(shard, placed.dim, dim) for shard in placed.shards)
+        return replace(placed, dim=dim, shards=tuple(shard for shard in shards if shard.columns))
+
+    return replace(plan, tables={name: table(name, placed) for name, placed in plan.tables.items()})
+
+
+def _cut(shard: ShardPlan, before: int, dim: int) -> ShardPlan:
+    """``shard`` of a table of width ``before``, in one of width ``dim``."""
+    first, end = (place * dim // before for place in (shard.column, shard.column + shard.columns))
+    return replace(shard, column=first, columns=end - first)
+
+
+def _check_backbone(config: Config) -> None:
+    """ConfigError for what the super-net does not have."""
+    if config.model.name != BACKBONE:
+        raise ConfigError(
+            f"model is {config.model.name}, but the search has a super-net of {BACKBONE} alone",
+            hint=f"model={BACKBONE}",
+        )
+    if config.partition.name != "flat":
+        raise ConfigError(
+            f"partition is {config.partition.name}, but the search has no super-net with towers", hint="partition=flat"
+        )
+    for name in ("tasks", "sequences"):
+        if getattr(config.data, name):
+            raise ConfigError(
+                f"data.{name} has {', '.join(getattr(config.data, name))}, which the search has no super-net for",
+                hint=f"data.{name}={{}}",
+            )

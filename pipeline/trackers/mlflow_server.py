@@ -1,0 +1,90 @@
+"""MLflow's REST API: the few calls that a tracker makes, with what the standard library has."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import LaunchError
+
+TIMEOUT_SECONDS = 10.0
+MISSING = "RESOURCE_DOES_NOT_EXIST"
+EXISTS = "RESOURCE_ALREADY_EXISTS"
+
+
+class MlflowError(LaunchError):
+    """The server refused a call. ``code``: MLflow's word for why."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message, hint="track.mlflow.uri=<the server's URL>")
+        self.code = code
+
+
+class MlflowServer:
+    """The server at ``uri``. ``login``: a file with ``user:password`` or a bearer token; None: it asks for none."""
+
+    def __init__(self, uri: str, login: str | None = None) -> None:
+        self.uri, self.login = uri.rstrip("/"), login
+
+    def post(self, path: str, **fields: Any) -> dict[str, Any]:
+        """The answer to ``fields``, those left out that are None."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        return self._ask("POST", path, json.dumps(given).encode())
+
+    def get(self, path: str, **fields: Any) -> dict[str, Any]:
+        """The answer to a question."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        return self._ask("GET", f"{path}?{urllib.parse.urlencode(given)}", None)
+
+    def pages(self, path: str, entries: str, **fields: Any) -> Iterator[dict[str, Any]]:
+        """The ``entries`` of all pages of a question."""
+        token: str | None = None
+        while True:
+            answer = self.get(path, page_token=token, **fields)
+            yield from answer.get(entries, [])
+            token = answer.get("next_page_token")
+            if not token:
+                return
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"{self.uri}/api/2.0/mlflow/{path}", data=body, method=method, headers=self._headers()
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+                told: dict[str, Any] = json.load(answer)
+                return told
+        except urllib.error.HTTPError as error:
+            raise _refusal(error, path.partition("?")[0]) from None
+
+    def _headers(self) -> Mapping[str, str]:
+        headers = {"Content-Type": "application/json", "User-Agent": "nightjar"}
+        if self.login is None:
+            return headers
+        try:
+            secret = Path(self.login).read_text().strip()
+        except OSError as error:
+            raise LaunchError(
+                f"track.mlflow.login_file={self.login} cannot be read: {error.strerror}",
+                hint="track.mlflow.login_file=<file with user:password, or with a token>",
+            ) from None
+        if ":" in secret:
+            return {**headers, "Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"}
+        return {**headers, "Authorization": f"Bearer {secret}"}
+
+
+def _refusal(error: urllib.error.HTTPError, path: str) -> MlflowError:
+    """What the server said, in few words."""
+    try:
+        said = json.loads(error.read())
+        message, code = str(said.get("message", "")), str(said.get("error_code", ""))
+    except (ValueError, AttributeError, OSError):
+        message, code = str(error.reason), ""
+    words = message.splitlines()[0][:300] if message else error.reason
+    return MlflowError(f"{path} was answered with {error.code}: {words}", code)

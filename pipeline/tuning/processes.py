@@ -1,0 +1,51 @@
+"""The processes of trials: each is the launcher of an ordinary run, and ends with the tuner."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.logs import level_arguments
+
+_SAID = "nightjar: "
+
+
+class TrialProcess:
+    """The launcher of a trial's run with ``overrides``; its output goes to file ``log``."""
+
+    def __init__(self, overrides: Sequence[str], config_dir: str | None, log: Path) -> None:
+        directory = ["--config-dir", config_dir] if config_dir is not None else []
+        command = [sys.executable, "-m", "pipeline.cli", "trial", "--tuner", str(os.getpid()), *level_arguments()]
+        self.log = log
+        with log.open("ab") as sink:  # a session of its own: Ctrl-C reaches it through the tuner
+            self._process = subprocess.Popen(
+                [*command, *directory, *overrides], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def exit_code(self) -> int | None:
+        """Its exit code, 128 and more for a signal; None while it runs."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def stop(self, number: int) -> None:
+        """Send it the signal ``number``."""
+        self._process.send_signal(number)
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        self._process.wait()
+
+    def kill(self) -> None:
+        """End it at once, and with it what it started on this machine."""
+        self._process.kill()
+        self._process.wait()
+
+    def error(self) -> str:
+        """The first line of the error that it ended with; the last line that it wrote where that says none."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        errors = [line.removeprefix(_SAID) for line in lines if line.startswith(_SAID)]
+        return errors[-1] if errors else lines[-1] if lines else "it said nothing"

@@ -1,0 +1,153 @@
+"""The space of a study: Hydra's sweep syntax over any override, as dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+
+from pipeline.compose.overrides import parse
+from pipeline.errors import ConfigError
+from pipeline.records.study import Dimension
+
+DIGITS = 4  # significant ones of a number that is drawn: settings that people read
+EXAMPLE = "'train.lr=tag(log, interval(1e-4,1e-1))' 'model=choice(dcnv2,dhen)'"
+# Settings of the study, and of where its runs are: one value for all trials.
+_COMMON = ("run", "store", "stages", "force", "tune", "launch", "experiment")
+
+
+def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Dimension]]:
+    """The overrides that all trials share, and the dimensions by setting.
+
+    ConfigError where nothing is searched, or for a sweep that is no range and no list of values.
+    """
+    shared, space = list[str](), dict[str, Dimension]()
+    for override in parse(overrides):
+        if not override.is_sweep_override():
+            shared.append(override.input_line or "")
+            continue
+        key = override.get_key_element()
+        if key.split(".")[0] in _COMMON:
+            raise ConfigError(
+                f"{override.input_line} searches {key}, but all trials of a study share it",
+                hint=f"{key}=<one value>",
+            )
+        if key in space:
+            raise ConfigError(f"{key} is searched twice, expected one range or list of values", hint="remove one")
+        space[key] = _dimension(override)
+    if not space:
+        raise ConfigError("nothing to tune: no setting has several values", hint=f"nightjar tune {EXAMPLE}")
+    return shared, space
+
+
+def _dimension(override: Override) -> Dimension:
+    sweep: Any = override.value()
+    if isinstance(sweep, IntervalSweep):
+        return _interval(override, sweep)
+    if isinstance(sweep, RangeSweep):
+        return _range(override, sweep)
+    if not isinstance(sweep, ChoiceSweep):
+        raise ConfigError(f"{override.input_line} cannot be searched, expected interval, range or choice", hint=EXAMPLE)
+    return Dimension(
+        kind="choice", choices=tuple(dict.fromkeys(str(each) for each in override.sweep_string_iterator()))
+    )
+
+
+def _interval(override: Override, sweep: IntervalSweep) -> Dimension:
+    low, high = sweep.start, sweep.end
+    assert low is not None and high is not None
+    whole = isinstance(low, int) or "int" in sweep.tags
+    if unknown := sweep.tags - {"log", "int"}:
+        raise ConfigError(
+            f"{override.input_line} has tag {min(unknown)!r}, expected log or int",
+            hint=f"{override.get_key_element()}=tag(log, interval({low:g},{high:g}))",
+        )
+    _check_ends(override, low, high, log="log" in sweep.tags)
+    kind = "int" if whole else "float"
+    return Dimension(kind=kind, low=low, high=high, log="log" in sweep.tags)
+
+
+def _range(override: Override, sweep: RangeSweep) -> Dimension:
+    count = len(list(sweep.range()))
+    if not count:
+        raise ConfigError(
+            f"{override.input_line} has no values, expected a start below its stop",
+            hint=f"{override.get_key_element()}=range(1,10)",
+        )
+    kind = "int" if all(isinstance(each, int) for each in (sweep.start, sweep.stop, sweep.step)) else "float"
+    start: Any = sweep.start
+    low, high = sorted((float(start), _at(start, sweep.step, count - 1)))
+    _check_ends(override, low, high, log="log" in sweep.tags)
+    if "log" in sweep.tags:
+        return Dimension(kind=kind, low=low, high=high, log=True)
+    return Dimension(kind=kind, low=low, high=high, step=abs(float(sweep.step)))
+
+
+def _at(start: float, step: float, place: int) -> float:
+    """The value of a range at ``place``, in decimals, as Optuna counts its steps: 0.9 is three steps of 0.3 from 0."""
+    return float(Decimal(str(start)) + place * Decimal(str(step)))
+
+
+def _check_ends(override: Override, low: float, high: float, *, log: bool) -> None:
+    key = override.get_key_element()
+    if high <= low:
+        raise ConfigError(
+            f"{override.input_line} ends at {high:g}, expected more than its start {low:g}",
+            hint=f"{key}=interval({high:g},{low:g})" if high < low else f"{key}={low:g}",
+        )
+    if log and low <= 0:
+        raise ConfigError(
+            f"{override.input_line} starts at {low:g}, but a logarithmic range has positive values",
+            hint=f"{key}=tag(log, interval({high / 1000:g},{high:g}))",
+        )
+
+
+def rounded(dimension: Dimension, value: Any) -> Any:
+    """``value`` with few digits, in the range and on the steps of ``dimension``; whole numbers, choices as they are."""
+    if dimension.kind == "choice":
+        return str(value)
+    if dimension.kind == "int":
+        return int(value)
+    assert dimension.low is not None and dimension.high is not None
+    if dimension.step:
+        return _at(dimension.low, dimension.step, round((value - dimension.low) / dimension.step))
+    return min(max(float(f"{value:.{DIGITS}g}"), dimension.low), dimension.high)
+
+
+def held(dimension: Dimension, value: Any) -> Any | None:
+    """``value`` as a parameter of ``dimension``; None where it lies outside."""
+    if dimension.kind == "choice":
+        return next((each for each in dimension.choices or () if _alike(each, str(value))), None)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    low, high, step = dimension.low or 0.0, dimension.high or 0.0, dimension.step
+    if not low <= value <= high or (dimension.kind == "int" and value != int(value)):
+        return None
+    if step and abs((value - low) / step - round((value - low) / step)) > 1e-9:
+        return None
+    return int(value) if dimension.kind == "int" else float(value)
+
+
+def _alike(choice: str, value: str) -> bool:
+    """Whether both texts are one value of an override: ``True`` is ``true``, and ``0`` is ``0.0``."""
+    return choice == value or _meant(choice) == _meant(value)
+
+
+@cache
+def _meant(value: str) -> Any:
+    """What ``value`` of an override means; the text itself where it is none."""
+    try:
+        return parse([f"x={value}"])[0].value()
+    except ConfigError:
+        return value
+
+
+def edges(space: Mapping[str, Dimension]) -> Iterator[list[str]]:
+    """Overrides to compose before a study starts: every choice and both ends of every range, one at a time."""
+    for key, dimension in space.items():
+        ends = dimension.choices or [rounded(dimension, end) for end in (dimension.low, dimension.high)]
+        for value in ends:
+            yield [f"{key}={value}"]

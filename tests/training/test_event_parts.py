@@ -1,0 +1,115 @@
+"""Blocks on a bounded number of events at a time: the same vectors and gradients, in less memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config.sequences import SequenceOptions
+from pipeline.models.layers import SequenceVector, initialise
+from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
+from pipeline.specs.options import with_options
+from pipeline.training.event_parts import in_parts, parts_of
+
+DIM, LENGTHS = 8, [3, 1, 9, 2, 2, 1, 7, 4]
+BLOCKS = [("sum", {}), ("din", {}), ("din", {"softmax": True}), ("sasrec", {"layers": 2}), ("bst", {"layers": 2}),
+          ("hstu", {"layers": 2})]  # fmt: skip
+
+
+def vector_of(name, options, dtype=torch.float64):
+    spec = with_options(SEQUENCE_BLOCKS, name, SequenceOptions(**options), "here")
+    vector = SequenceVector(
+        [4, DIM], DIM, 200, spec.build(BlockInputs(dim=DIM, max_length=200)), targeted=spec.targeted, places=True
+    )
+    initialise(vector, 1)
+    vector.start(1)
+    return vector.to(dtype)
+
+
+def inputs(lengths, dtype=torch.float64):
+    """Columns, rows, candidates (of the first column alone) and samples, of leaves that take gradients."""
+    generator = torch.Generator().manual_seed(0)
+    columns = [torch.randn(sum(lengths), w, generator=generator, dtype=dtype).requires_grad_() for w in (4, DIM)]
+    candidate = torch.randn(len(lengths), 4, generator=generator, dtype=dtype).requires_grad_()
+    rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return columns, rows, [candidate, None], len(lengths)
+
+
+def result(vector, most, lengths=LENGTHS, dtype=torch.float64):
+    """Vectors, and the gradients of inputs and parameters."""
+    columns, rows, candidates, samples = inputs(lengths, dtype)
+    vector.zero_grad()
+    vectors = in_parts(vector, most, columns, rows, candidates, samples)
+    weights = torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view_as(vectors)
+    (vectors * weights).sum().backward()
+    taken = [*columns, candidates[0], *vector.parameters()]
+    return [vectors.detach(), *(each.grad if each.grad is None else each.grad.clone() for each in taken)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "parts"),
+    [
+        (LENGTHS, 9, [(2, 4), (1, 9), (3, 5), (1, 7), (1, 4)]),
+        (LENGTHS, 100, [(8, 29)]),
+        ([5, 6, 7], 1, [(1, 5), (1, 6), (1, 7)]),
+        ([2, 2, 2, 2], 4, [(2, 4), (2, 4)]),
+    ],
+)
+def test_parts_are_consecutive_samples_with_few_events(lengths, most, parts):
+    assert parts_of(np.array(lengths), most) == parts
+
+
+@pytest.mark.parametrize("most", [1, 7, 12])
+@pytest.mark.parametrize(("name", "options"), BLOCKS)
+def test_vectors_and_gradients_are_those_of_all_events_at_once(name, options, most):
+    vector = vector_of(name, options)
+    for whole, parts in zip(result(vector, None), result(vector, most), strict=True):
+        if whole is None:
+            assert parts is None
+        else:
+            torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "options"), BLOCKS)
+def test_under_autocast_too(name, options):
+    """The second forward pass runs in the precision of the first."""
+    vector = vector_of(name, options, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        whole, parts = (result(vector, most, dtype=torch.float32) for most in (None, 9))
+    for one, other in zip(whole, parts, strict=True):
+        if one is not None:
+            torch.testing.assert_close(other, one, rtol=2e-2, atol=2e-2 * float(one.abs().max()))
+
+
+def test_what_is_dropped_is_dropped_again():
+    """The gradient of a sum of values that are dropped or doubled is which of them were."""
+
+    class Dropped(torch.nn.Module):
+        def forward(self, columns, rows, candidates, samples):
+            kept = torch.nn.functional.dropout(columns[0], 0.5)
+            return torch.zeros(samples, 4, dtype=kept.dtype).index_add(0, rows, kept)
+
+    columns, rows, candidates, samples = inputs(LENGTHS)
+    columns[0].data.fill_(1.0)
+    torch.manual_seed(5)
+    vectors = in_parts(Dropped(), 4, columns, rows, candidates, samples)
+    torch.rand(3)  # the backward pass begins in another state
+    vectors.sum().backward()
+    assert sorted(set(columns[0].grad.flatten().tolist())) == [0.0, 2.0]
+    torch.testing.assert_close(torch.zeros_like(vectors).index_add(0, rows, columns[0].grad), vectors.detach())
+
+
+def peak_bytes(run):
+    """The most memory that ``run`` holds at once, by what the allocator reports."""
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    events = [each for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"]
+    sizes = np.array([each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())])
+    return int(sizes.cumsum().max())
+
+
+@pytest.mark.parametrize(("name", "options"), [("din", {}), ("hstu", {"layers": 2})])
+def test_activations_take_less_memory(name, options):
+    """Of 64 histories, at most two at a time: what remains grows with the events, not with what a block makes."""
+    vector, lengths = vector_of(name, options, torch.float32), [100] * 64
+    whole, parts = (peak_bytes(lambda most=most: result(vector, most, lengths, torch.float32)) for most in (None, 200))
+    assert parts < 0.4 * whole
