@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import progress, tell
 from pipeline.commands.plans import planned_for
-from pipeline.errors import ConfigError, PlanError
+from pipeline.errors import ConfigError, NightjarError, PlanError
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -24,6 +24,15 @@ here in a few seconds; the checkpoint of that is removed from the store again. E
   nightjar scale experiment=demo
   nightjar scale experiment=demo hardware.inter_host_gb_per_s=3 --ranks 8,64,512 --per-rank 512
   nightjar scale experiment=dlrmv2 --html scale.html
+"""
+DRY_RUN = """\
+Runs every rank of a large world dry, one after the other in this process: the plan, TorchRec's sharding of tables
+without storage, the files of a checkpoint, the rows of batches. Says what is planned, named or dealt twice or not at
+all, and how much each rank keeps beside its rows. Takes the overrides of nightjar run; nothing is trained or written.
+Exit code 1: something does not fit together.
+
+  nightjar dry-run experiment=demo --ranks 512
+  nightjar dry-run experiment=dlrmv2 --ranks 128 --json
 """
 RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 MOST_RANKS = 65_536
@@ -47,6 +56,24 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the predictions as JSON")
     add_config_dir(parser)
     parser.set_defaults(function=_scale)
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar dry-run``."""
+    parser.epilog, parser.formatter_class = DRY_RUN, argparse.RawDescriptionHelpFormatter
+    parser.usage = "nightjar dry-run [key=value ..] --ranks N [--json]"
+    parser.add_argument("--ranks", type=_world, required=True, metavar="N", help="ranks, rounded up to whole hosts")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    add_config_dir(parser)
+    parser.set_defaults(function=_dry_run)
+
+
+def _world(text: str) -> int:
+    """The value of ``--ranks`` of a dry run: one number."""
+    ranks = _ranks(text)
+    if len(ranks) != 1 or ranks[0] < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks, expected 2 or more, such as 512")
+    return ranks[0]
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -109,6 +136,16 @@ def _predicted(config: Config, inputs: PlanInputs, options: argparse.Namespace) 
     )  # fmt: skip
 
 
+def _dry_run(options: argparse.Namespace) -> int:
+    from pipeline.report.scale import dry_run_text
+    from pipeline.scaling.dryrun import dry_run
+
+    config, inputs = planned_for(_without_run(options.overrides), options.config_dir)
+    record = dry_run(config, inputs, options.ranks, progress(options.json, f"{options.ranks} ranks"))
+    tell(options.json, record, dry_run_text)
+    return NightjarError.exit_code if record.problems else 0
+
+
 def _write(file: str, page: str) -> None:
     try:
         Path(file).write_text(page)
@@ -120,5 +157,9 @@ COMMANDS = (
     Command(
         name="scale", help="predict a training on more ranks than this machine has", add_arguments=add_scale,
         composes=True,
+    ),
+    Command(
+        name="dry-run", help="plan, shard and name for many ranks, in this process and without rows",
+        add_arguments=add_dry_run, composes=True,
     ),
 )  # fmt: skip

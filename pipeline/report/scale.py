@@ -1,4 +1,4 @@
-"""``nightjar scale`` as text."""
+"""``nightjar scale`` and ``nightjar dry-run`` as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline import units
-from pipeline.records.scale import Figure, Scale, World
+from pipeline.records.scale import DryRun, Figure, Scale, World
 from pipeline.report.text_table import text_table
 
 WIDTH = 80
@@ -20,6 +20,33 @@ BOUNDS = {
 def scale_text(record: Scale) -> str:
     """A line for each world, the wall, and what was measured and assumed."""
     return "\n".join(_lines(record))
+
+
+def dry_run_text(record: DryRun) -> str:
+    """What a dry run found."""
+    first, largest = record.first, record.largest
+    rows = [
+        [f"rank {each.rank}{what}", units.size(each.metadata), units.size(each.sharding), units.size(each.exchanged),
+         units.size(each.rows), units.count(each.files)]
+        for each, what in ((first, ", which commits"), (largest, ", the largest"))
+    ]  # fmt: skip
+    head = ["", "metadata*", "sharding*", "heard*", "rows*", "files*"]
+    took = ", ".join(f"{name} {units.duration(seconds)}" for name, seconds in record.seconds.items())
+    lines = [
+        f"{record.ranks:,} ranks on {record.hosts:,} hosts, batch {record.batch:,}: {record.tables} tables in "
+        f"{record.shards:,} shards",
+        "",
+        text_table(head, rows[: 1 if first == largest else 2]),
+        "",
+        _wrapped(
+            f"every rank reads a plan of {units.size(record.plan_bytes)} and decodes "
+            f"{units.percent(record.decoded_share)} of the rows; a checkpoint has {record.files:,} files and an index "
+            f"of {units.size(record.index_bytes)}"
+        ),
+        _wrapped(f"{took}; peak {units.size(record.peak)}"),
+        *(record.problems or ("every row is planned, sharded, named and dealt exactly once",)),
+    ]
+    return "\n".join(lines)
 
 
 def title_of(record: Scale) -> str:
