@@ -30,7 +30,7 @@ class Order:
     global_batch: int
     shuffle: bool = True
     window_groups: int = 8
-    lanes: int = 64
+    lanes: int = 1
     rank: int = 0
     world_size: int = 1
 

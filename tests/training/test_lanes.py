@@ -22,7 +22,9 @@ def split(tmp_path_factory):
 
 
 def order(rank=0, world=1, **changes):
-    return Order(**{"key": KEY, "seed": 1, "global_batch": BATCH, "rank": rank, "world_size": world, **changes})
+    return Order(
+        **{"key": KEY, "seed": 1, "global_batch": BATCH, "lanes": 64, "rank": rank, "world_size": world, **changes}
+    )
 
 
 def numbers(batch):
