@@ -40,7 +40,8 @@ from pipeline.records import Extent, Index, Plan, TablePlan, TableSize
 from pipeline.records.scale import DryRank, DryRun
 from pipeline.scaling.worlds import resized
 from pipeline.store import FileEntry
-from pipeline.training.data import Order
+from pipeline.training.order import Deal, Order
+from pipeline.training.parquet import Group
 from pipeline.training.share import decoded_share
 from pipeline.units import GIB, MIB
 
@@ -100,6 +101,7 @@ class _World:
         self._extents: list[Extent] = []
         self._reports: list[int] = []
         self._sharding: dict[int, int] = {}
+        self._deal = deal_of(inputs.train, inputs.schema.groups.get("train", []))
         self._dealt: dict[int, np.ndarray] = {}
         self._measured = _spread(plan.world_size, self._planned)
         self.problems: list[str] = []
@@ -151,11 +153,9 @@ class _World:
 
     def _take(self, rank: int) -> None:
         """Count the rows that ``rank`` takes of the first and the last batch of an epoch."""
-        rows = self._inputs.schema.rows.get("train", 0) or self._inputs.batch
-        train = self._inputs.train
-        for batch in {0, -(-rows // train.batch) - 1}:
-            dealt = self._dealt.setdefault(batch, np.zeros(min(train.batch, rows - batch * train.batch), np.int32))
-            for start, stop in rank_rows(train, rows, batch, rank, self._plan.world_size):
+        for batch in {0, self._deal.batches - 1}:
+            dealt = self._dealt.setdefault(batch, np.zeros(self._inputs.batch, np.int32))
+            for start, stop in rank_rows(self._deal, batch, rank, self._plan.world_size):
                 dealt[start:stop] += 1
 
     def found(self) -> DryRun:
@@ -168,8 +168,10 @@ class _World:
         self._check_cover()
         self._check_memory()
         for batch, dealt in self._dealt.items():
-            if not (dealt == 1).all():
-                self._complain(f"batch {batch}: {int((dealt != 1).sum())} rows are not taken exactly once")
+            if dealt.max() > 1 or dealt.sum() != self._deal.total(batch):
+                self._complain(
+                    f"batch {batch}: {dealt.sum()} rows are taken, expected {self._deal.total(batch)}, once each"
+                )
         files = [sum(1 for extent in self._extents if _rank_of(extent) == rank) for rank in self._measured]
         # Rank 0 hears what all wrote; the others hear the manifest.
         heard = {rank: manifest if rank else sum(self._reports) for rank in self._measured}
@@ -217,12 +219,17 @@ class _World:
             self.problems.append(problem)
 
 
-def rank_rows(train: TrainConfig, rows: int, batch: int, rank: int, world: int) -> list[tuple[int, int]]:
-    """The places [start, stop) in a global ``batch`` whose rows ``rank`` takes, of an epoch of ``rows`` rows."""
-    order = Order(key="dry", seed=0, global_batch=train.batch, rank=rank, world_size=world)
-    positions, own, _ = order.positions(batch, rows)
-    first = int(positions[0]) - batch * train.batch
-    return [(first, first + own)]
+def deal_of(train: TrainConfig, groups: list[list[int]]) -> Deal:
+    """How batches are dealt to ranks; ``groups``: rows of the row groups by file, [] where no rows are known."""
+    sizes = [rows for file in groups for rows in file if rows] or [train.batch]
+    order = Order(key="dry", seed=0, global_batch=train.batch, shuffle=train.shuffle, lanes=train.lanes)
+    return Deal(order, [Group("", index, rows, 0) for index, rows in enumerate(sizes)])
+
+
+def rank_rows(deal: Deal, batch: int, rank: int, world: int) -> list[tuple[int, int]]:
+    """The places [start, stop) in a global ``batch`` whose rows ``rank`` of ``world`` takes."""
+    shift = [(take, take.lane * deal.quota - batch * deal.quota) for take in deal.takes(batch, rank, world)]
+    return [(take.start + moved, take.stop + moved) for take, moved in shift]
 
 
 @contextmanager

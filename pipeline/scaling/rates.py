@@ -64,13 +64,14 @@ def measured_rates(
 
 def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
     """Rows/s of a reader alone."""
-    from pipeline.training.data import BatchReader, Order
+    from pipeline.training.data import BatchReader
+    from pipeline.training.order import Order
     from pipeline.training.parquet import SplitReader
 
     train = inputs.train
     order = Order(
         key=dataset.key, seed=0, global_batch=train.batch, shuffle=train.shuffle,
-        window_groups=train.shuffle_window_groups,
+        window_groups=train.shuffle_window_groups, lanes=train.lanes,
     )  # fmt: skip
     with BatchReader(SplitReader(store, dataset, "train"), order, epochs=1 << 30) as reader:
         return _rows_per_s(reader, train.batch)

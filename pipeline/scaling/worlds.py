@@ -28,7 +28,7 @@ SETTINGS = {
     WITHIN: "partition.exchange=fp16: half of the bytes",
     BETWEEN: "partition=dmt partition.exchange=fp16: less between hosts, half of the bytes",
     "all_reduce": "train.global_batch: fewer steps, and so fewer all-reduces",
-    "reader": "nothing yet: every rank decodes more rows than it trains on",
+    "reader": "train.lanes=64: a rank decodes its own lanes alone",
     "checkpoint": "checkpoint.every_steps: fewer checkpoints; checkpoint.quantise: smaller ones",
     "store": "store=<one that serves more>",
     "memory": "hardware.ddr_gib",

@@ -54,9 +54,9 @@ def test_shards_that_are_missing_or_differ_from_the_plan_are_found(monkeypatch: 
 
 
 def test_rows_that_two_ranks_take_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dryrun, "rank_rows", lambda train, rows, batch, rank, world: [(0, 10)])
+    monkeypatch.setattr(dryrun, "rank_rows", lambda deal, batch, rank, world: [(0, 128)])
     problems = dry_run(*small(), 4).problems
-    assert any("rows are not taken exactly once" in problem for problem in problems)
+    assert "batch 0: 512 rows are taken, expected 512, once each" in problems
 
 
 def test_extents_that_do_not_tile_a_table_are_named() -> None:

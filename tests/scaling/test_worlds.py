@@ -14,7 +14,8 @@ from pipeline.planning.parts import BETWEEN, WITHIN, step_parts
 from pipeline.planning.predict import predict
 from pipeline.scaling.worlds import BESIDE, SETTINGS, Rates, longest, resized, wall_of, whole_ms, worlds
 from pipeline.store import Store
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import BatchReader
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.share import decoded_share
 from tests.planning.plan_cases import configure, cpu, dataset, preset
@@ -120,13 +121,23 @@ def test_plans_of_many_ranks_are_no_slower_than_of_fewer() -> None:
 
 
 def test_the_share_of_rows_is_what_a_reader_decodes(tmp_path: Path) -> None:
-    store, train = Store(str(tmp_path)), TrainConfig(global_batch=8192)
-    make_dataset(store, Trial(rows=(10,), zipf=1.1, dim=4, bottom=(4,), top=(4,), batch=65_536), 8)
+    store = Store(str(tmp_path))
+    make_dataset(store, Trial(rows=(10,), zipf=1.1, dim=4, bottom=(4,), top=(4,), batch=65_536), 16)
     artifact = store.get("datasets/trial", "dataset")
-    for world in (1, 2, 4):
+    for lanes, world, expected in ((1, 2, 1.0), (2, 1, 1.0), (2, 2, 0.5), (2, 4, 0.5)):
+        train = TrainConfig(global_batch=8192, lanes=lanes)
         split = SplitReader(store, artifact, "train")
-        order = Order(key=artifact.key, seed=1, global_batch=train.batch, rank=world - 1, world_size=world)
+        order = Order(
+            key=artifact.key, seed=1, global_batch=train.batch, lanes=lanes, rank=world - 1, world_size=world
+        )  # fmt: skip
         with BatchReader(split, order) as reader:
-            batches = sum(1 for _ in reader)
-        assert batches == 64
-        assert split.groups_read / len(split.groups) == decoded_share(train, world, len(split.groups))
+            assert sum(1 for _ in reader) == 128
+        share = decoded_share(train, world, len(split.groups))
+        assert share == expected == pytest.approx(split.groups_read / len(split.groups), abs=1 / 16)
+
+
+def test_ranks_that_do_not_divide_the_lanes_share_some() -> None:
+    train = TrainConfig(global_batch=960, lanes=8)
+    assert [decoded_share(train, world, 64) for world in (1, 2, 3, 8, 16)] == [1.0, 0.5, 0.5, 0.125, 0.125]
+    assert decoded_share(TrainConfig(global_batch=960, lanes=8, shuffle=False), 8, 64) == 1.0
+    assert decoded_share(train, 8, 0) == 1.0
