@@ -217,7 +217,7 @@ def test_a_thousand_tables_on_128_ranks():
 
 def test_a_search_of_very_many_pairs_offers_copies_where_they_cost_all_ranks_less():
     hardware = preset("h100x16x8")
-    rows, pooling = {f"T{i}": 600 for i in range(40)}, {f"T{i}": 1.0 + 200 * (i == 7) for i in range(40)}
+    rows, pooling = {f"T{i}": 600 for i in range(130)}, {f"T{i}": 1.0 + 200 * (i == 7) for i in range(130)}
     setting = settle(PlanInputs.of(configure(hardware, dim=64, batch=65_536), *dataset(rows, pooling)))
     assert len(rows) * hardware.world_size > SEARCH_PAIRS and rows["T7"] > 65_536 // hardware.world_size
     assert [name for name, choice in setting.offered.items() if "data_parallel" in choice.sharding] == ["T7"]
