@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
         "report",
         "compose",
     },
-    "search": {"compose", "embeddings", "models", "planning", "report", "training"},
+    "search": {"checkpoint", "compose", "embeddings", "models", "planning", "report", "training"},
     "stages": {
         "calibration",
         "launch",
