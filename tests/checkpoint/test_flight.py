@@ -123,7 +123,7 @@ def test_training_goes_on_while_old_checkpoints_are_removed(tmp_path):
 
 def waited_for(folder):
     """Behind training the writer takes what others leave; once training waits for it, it no longer does."""
-    waits, seen = threading.Event(), []
+    begun, waits, seen = threading.Event(), threading.Event(), []
 
     def priority():
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -131,6 +131,7 @@ def waited_for(folder):
     def hook(point):
         if point == FaultPoint.CHUNK and not seen:
             seen.append(priority())
+            begun.set()
             assert waits.wait(60)
             last = time.monotonic() + 60
             while may_be_raised and priority() == seen[0] and time.monotonic() < last:
@@ -152,6 +153,7 @@ def waited_for(folder):
     saver, said = checkpointer(folder, dmp, rows, hook)
     train(dmp, 0, 1)
     assert saver.save(TrainState(step=1))
+    assert begun.wait(60)
     waits.set()
     saver.close()
     assert (seen, said) == ([19, priority() if may_be_raised else 19], [])
