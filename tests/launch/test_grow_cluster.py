@@ -32,8 +32,8 @@ def test_a_run_takes_the_host_back_that_it_gave_up(cluster, tmp_path: Path) -> N
         former = checkpoints(tmp_path, "grown")
         assert cluster.kit.kill_pod(victim, signal.SIGKILL)
         text = read_until(launcher, r"going on with 1 of 2 hosts")
-        (alone,) = wait_for(lambda: pods_of("train"))
         wait_for(lambda: set(checkpoints(tmp_path, "grown")) - set(former), every=0.02)
+        (alone,) = pods_of("train")
         assert cluster.kit.kill_pod(alone, signal.SIGSTOP)  # it is not to be done before there is room
         text += read_until(launcher, r"train      asks for room for 1 more hosts")
         assert pods_of("train-room") == []  # the quota
