@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.store import Store
-from tests.launch.test_cluster import EPOCHS, VOLCANO, checkpoints, read_until, start, train_pods, wait_for
+from tests.launch.test_cluster import VOLCANO, checkpoints, read_until, start, train_pods, wait_for
 
 pytestmark = [pytest.mark.k8s, pytest.mark.slow]
 QUOTAS = "/api/v1/namespaces/training/resourcequotas"
 # That these run in pods, too, is what tests/launch/test_cluster.py shows.
-HERE = ["launch.inline=[ingest,plan,partition]", "stages=[ingest,plan,partition,train]"]
+EPOCHS = 24
+HERE = [
+    "launch.inline=[ingest,plan,partition]", "stages=[ingest,plan,partition,train]", f"train.epochs={EPOCHS}",
+    "checkpoint.every_steps=20",
+]  # fmt: skip
 QUOTA = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
 
 
