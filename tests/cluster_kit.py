@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -48,27 +48,6 @@ class TestCluster:
         older: dict[str, Any] = self.module.as_v1beta1(cron)
         older["spec"]["jobTemplate"]["spec"].pop("podFailurePolicy")
         return older
-
-
-class Standstill:
-    """Holds the cluster's programs still between tests that use them: idle, they take a fifth of a core.
-
-    ``programs``: those of the running cluster; empty where there is none.
-    """
-
-    def __init__(self) -> None:
-        self.programs: Collection[Any] = []
-        self._still = False
-
-    def set(self, still: bool) -> None:
-        """Let all programs stand still, or go on."""
-        if still != self._still and self.programs:
-            self._still = still
-            for program in self.programs:
-                program.send_signal(signal.SIGSTOP if still else signal.SIGCONT)
-
-
-STANDSTILL = Standstill()
 
 
 def wait_for(check: Callable[[], Any], seconds: float = 180, every: float = 0.2) -> Any:
@@ -152,12 +131,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if not all((assets / name).is_file() for name in PROGRAMS):
         pytest.skip(f"no programs of a cluster in {assets}: ../shared/k8s/build.sh makes them; --k8s-assets")
     with running(assets, folder, tmp_path_factory.mktemp("k8s")) as known:
-        STANDSTILL.programs = known.kit._processes.values()  # some are started anew on the way
-        try:
-            yield known
-        finally:
-            STANDSTILL.set(False)
-            STANDSTILL.programs = []
+        yield known
 
 
 @contextlib.contextmanager

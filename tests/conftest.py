@@ -42,7 +42,7 @@ def _stand_for_laptop() -> None:
 
 _stand_for_laptop()
 
-from tests.cluster_kit import STANDSTILL, cluster  # noqa: E402, F401 (a fixture)
+from tests.cluster_kit import cluster  # noqa: E402, F401 (a fixture)
 
 if TYPE_CHECKING:
     from tests.checkpoint.s3 import Proxy
@@ -102,12 +102,6 @@ def _denormals() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The cluster of this process works only while a test uses it."""
-    STANDSTILL.set("cluster" not in getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
