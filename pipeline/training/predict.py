@@ -15,9 +15,10 @@ from pipeline.evaluation.members import shares
 from pipeline.records import LABEL, Member, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.training.attention import Attention, watching
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect, shared_failure
 from pipeline.training.model import assemble
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import PredictionSettings
 from pipeline.training.ssd import ssd_store

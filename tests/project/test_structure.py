@@ -70,6 +70,7 @@ ALLOWED: dict[str, set[str]] = {
         "compose",
     },
     "calibration": {"ingest", "planning", "embeddings", "models", "training"},
+    "scaling": {"calibration", "checkpoint", "embeddings", "planning", "training"},
     "tuning": {"compose", "launch", "report", "stages"},
     "commands": {
         "tuning",
@@ -86,6 +87,7 @@ ALLOWED: dict[str, set[str]] = {
         "serving",
         "stages",
         "report",
+        "scaling",
         "search",
     },
     "cli": {"commands"},
