@@ -20,14 +20,19 @@ POLL_SECONDS = 0.02
 
 
 class ForkServer:
-    """The process of ``forkserver.py``. ``modules``: what it imports; ``environment``: variables while it does."""
+    """The process of ``forkserver.py``. ``modules``: what it imports; ``environment``: variables while it does.
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
-        command = [sys.executable, "-m", "pipeline.cli", "fork-server", *level_arguments(), *modules]
+    ``command``: the internal command that its ranks run.
+    """
+
+    def __init__(
+        self, modules: Sequence[str], environment: Mapping[str, str], directory: Path, command: str = "worker"
+    ) -> None:
+        words = [sys.executable, "-m", "pipeline.cli", "fork-server", "--ranks", command, *level_arguments(), *modules]
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "fork-server.log").open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 env={**os.environ, **environment}, start_new_session=True,
             )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
