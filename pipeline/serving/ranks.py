@@ -229,9 +229,11 @@ class _Own:
         self._scorer = scorer
 
     def score(self, block: Block) -> ScoredBlock:
+        """See ``_Rank``."""
         return self._scorer.score(block)
 
     def cache_figures(self) -> dict[str, float]:
+        """See ``_Rank``."""
         return self._scorer.served.cache_figures()
 
 
@@ -251,11 +253,13 @@ class _Other:
         self._answer()
 
     def score(self, block: Block) -> ScoredBlock:
+        """See ``_Rank``."""
         with contextlib.suppress(OSError):  # it is gone, as the answer says
             self._channel.send(*block_message(block))
         return scored_of(*self._answer())
 
     def cache_figures(self) -> dict[str, float]:
+        """See ``_Rank``."""
         self._channel.send({"kind": "figures"})
         return self._answer()[0]
 
@@ -276,9 +280,11 @@ class _Failed:
         self._error = error
 
     def score(self, block: Block) -> ScoredBlock:
+        """See ``_Rank``."""
         raise self._error
 
     def cache_figures(self) -> dict[str, float]:
+        """See ``_Rank``."""
         raise self._error
 
 
