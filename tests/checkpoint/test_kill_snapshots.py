@@ -13,7 +13,7 @@ from pipeline.config.snapshots import SnapshotConfig
 from pipeline.errors import ConfigError
 from pipeline.store import Store
 from pipeline.training.snapshots import cycle_steps
-from tests.checkpoint.killing import DIRECTORY, STEPS, Kill, attempt, make_dataset
+from tests.checkpoint.killing import DIRECTORY, STEPS, Kill, attempt, complete, make_dataset
 
 # 7 steps an epoch, so cycles end after 7, 14 and 21 steps; checkpoints in between, of which one is kept.
 CHANGES = {"epochs": 3, "snapshots": SnapshotConfig(count=3, keep=2)}
@@ -30,10 +30,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, dataset):
-    root = tmp_path_factory.mktemp("undisturbed")
-    shutil.copytree(dataset, root, dirs_exist_ok=True)
-    assert attempt(root, root / "a", WORLD, CHECKPOINT, changes=CHANGES).codes == [0] * WORLD
-    return root
+    return complete(tmp_path_factory.mktemp("undisturbed"), dataset, WORLD, CHECKPOINT, CHANGES)
 
 
 def ended(root, folder):

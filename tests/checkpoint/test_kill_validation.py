@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.config.validate import ValidateConfig
-from tests.checkpoint.killing import DIRECTORY, Kill, attempt, make_dataset
+from tests.checkpoint.killing import DIRECTORY, Kill, attempt, complete, make_dataset
 
 # 7 steps an epoch, looks after 2, 4, 6, 7, 9, .. steps. The model learns the few rows by heart, so the looks get worse
 # soon: the rates are lowered once, and then the training stops by itself.
@@ -27,10 +27,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, dataset):
-    root = tmp_path_factory.mktemp("undisturbed")
-    shutil.copytree(dataset, root, dirs_exist_ok=True)
-    assert attempt(root, root / "a", WORLD, CHECKPOINT, changes=CHANGES).codes == [0] * WORLD
-    return root
+    return complete(tmp_path_factory.mktemp("undisturbed"), dataset, WORLD, CHECKPOINT, CHANGES)
 
 
 def ended(root, folder):

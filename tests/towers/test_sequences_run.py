@@ -4,10 +4,9 @@ import json
 
 import polars as pl
 import pytest
-import torch
 
 from tests.commands import nightjar_in_turn
-from tests.training.test_sequences import BASE, ROWS, final_rows, result, write_log
+from tests.training.test_sequences import BASE, ROWS, assert_same_rows, result, write_log
 
 pytestmark = pytest.mark.slow
 TWO = ["partition=dmt", "hardware.hosts=2", "hardware.ranks_per_host=1"]
@@ -62,15 +61,13 @@ def test_a_history_is_in_the_tower_of_its_tables(runs):
 def test_towers_train_the_flat_model(runs):
     flat, whole = (result(runs, name)["eval"] for name in ("flat", "whole"))
     assert whole["ne"] == pytest.approx(flat["ne"], rel=1e-5)
-    for name, rows in final_rows(runs, "flat").items():
-        torch.testing.assert_close(rows, final_rows(runs, "whole")[name], atol=1e-5, rtol=1e-4)
+    assert_same_rows(runs, "whole", "flat")
 
 
 def test_a_training_goes_on_with_all_events_at_once(runs):
     """It began with 100 at a time: other sums, so nearly the same bits."""
     assert result(runs, "cut")["train"]["resumed"]["step"] == 2
-    for name, rows in final_rows(runs, "whole").items():
-        torch.testing.assert_close(rows, final_rows(runs, "cut")[name], atol=1e-6, rtol=1e-5)
+    assert_same_rows(runs, "cut", "whole", atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("run", ["cut", "small"])

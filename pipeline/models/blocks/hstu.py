@@ -26,6 +26,7 @@ class HstuLayer(nn.Module):
         self.age = nn.Linear(ages, heads, bias=False) if ages else None
 
     def forward(self, values: Tensor, jagged: Jagged, ages: Tensor | None = None, *, last: bool) -> Tensor:
+        """New ``values`` [n, D]; with ``last`` only those of each sample's newest event, [B, D]."""
         normed = self.norm(values)
         key, value = (self._by_head(part) for part in self._silu(self.pair(normed)))
         gate, query = self._silu(self.asking(jagged.newest(normed) if last else normed))

@@ -39,6 +39,7 @@ class SequenceVector(nn.Module):
     def forward(
         self, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], samples: int
     ) -> Tensor:
+        """A vector of each sample, [samples, D], of its events' ``columns`` [n, width] and its ``candidates``."""
         jagged = Jagged.of(rows, samples)
         events = wide(self.project(torch.cat([*columns], dim=1)))
         if self.places is not None:
