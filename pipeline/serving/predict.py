@@ -30,8 +30,9 @@ from pipeline.ingest.spec import DataSpec
 from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import local_version
 from pipeline.records import LABEL, Description, TaskColumn
-from pipeline.serving.ranks import Effort, Ranks, in_blocks, one_thread
+from pipeline.serving.ranks import Effort, Ranks, in_blocks
 from pipeline.serving.scorer import ScoredBlock, Scorer
+from pipeline.serving.threads import one_thread
 from pipeline.specs import LABEL_KINDS, MAIN_TASK
 from pipeline.store import Store, disk_errors
 from pipeline.units import MIB, plural

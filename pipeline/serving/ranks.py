@@ -21,8 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-import torch
-
 from pipeline.cpus import available_cpus
 from pipeline.errors import LaunchError, NightjarError
 from pipeline.ingest.engines import in_order
@@ -178,17 +176,6 @@ def in_blocks(side: Ranks, blocks: Iterator[tuple[Block, int]], effort: Effort) 
     every = itertools.chain([second], blocks)
     with contextlib.closing(in_order(lambda each: (side.score(each[0]), each[1]), every, side.count)) as found:
         yield from found
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Within: torch computes with one thread, as every rank does; threads decide in which order a library adds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Processes:
