@@ -1,4 +1,4 @@
-"""The gate's scores and importances are the same bits on any number of threads."""
+"""The gate's scores and importances, and a version's tables, are the same bits on any number of threads."""
 
 from types import SimpleNamespace
 
@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.checkpoint.rows import ChainReader
 from pipeline.compose import compose
 from pipeline.ingest.stage import ingest
 from pipeline.serving.importance import importance
 from pipeline.serving.scores import score_dataset
 from pipeline.serving.threads import side_by_side
+from pipeline.stages.promoting import write_tables
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
+from tests.checkpoint import built
 
 
 class Wide:
@@ -73,6 +76,21 @@ def test_importances_are_the_same_bits(split: SplitReader, threads: int) -> None
     groups = {name: [name] for name in ("I1", "C1", "C2", "I2", "C3")}
     one, several = (on(n, lambda: importance(split, Wide(), groups, 2000, 0)) for n in (1, threads))
     assert list(one) == list(several) == list(groups) and one == several and one["C3"].rise == 0 != one["I1"].rise
+
+
+@pytest.mark.parametrize("coding", ["fp32", "4"])
+def test_tables_are_written_with_the_same_bytes(tmp_path, coding: str) -> None:
+    """Those of two checkpoints side by side, whatever a reader has open for another table."""
+    store = Store(str(tmp_path))
+    readers, found = [ChainReader(store, built.put(store, step)) for step in (1, 2)], []
+    for threads in (1, 4):
+        with store.draft(f"v{threads}", kind="model", key="k", config={}, inputs={}) as draft:
+            written = on(threads, lambda draft=draft: write_tables(draft, readers, [*built.ROWS], coding))
+            artifact = draft.commit({})
+        assert [*written] == [*built.ROWS]
+        files = {name: entry.checksum for name, entry in artifact.files.items()}
+        found.append((files, [(each.layout, each.not_finite, each.trained.tobytes()) for each in written.values()]))
+    assert found[0] == found[1] and len(found[0][0]) == len(built.ROWS)
 
 
 def test_an_error_ends_the_others_and_leaves_the_threads_as_they_were(split: SplitReader) -> None:
