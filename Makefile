@@ -113,6 +113,10 @@ bench-ingest: install ## rows/s of ingestion against a plain Polars script and N
 	@.venv/bin/python -m benchmarks.ingest --columns 1024 --rows 20000000 --times 2
 	@.venv/bin/python -m benchmarks.reader
 
+.PHONY: bench-reading
+bench-reading: install ## rows and bytes that 1 to 64 ranks read of one dataset, their order, resumed positions (3 minutes)
+	@.venv/bin/python -m benchmarks.reading
+
 .PHONY: bench-ingest-scale
 bench-ingest-scale: install ## rows/s of ingestion by Ray with 1, 2 and 4 workers, what the driver hears (5 minutes; needs Ray)
 	@.venv/bin/python -m benchmarks.ingest_scale

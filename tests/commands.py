@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 
-import tests.embeddings.ranks  # noqa: F401 (it says what the fork server imports)
+from tests.warm_server import warm_servers
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,6 +44,11 @@ def _ended(command: Sequence[str], folder: Path, exitcode: int | None) -> Comple
 
 def _main(commands: Sequence[Sequence[str]], cwd: Path, folder: str) -> None:
     os.chdir(cwd)
+    with warm_servers():
+        _run(commands, folder)
+
+
+def _run(commands: Sequence[Sequence[str]], folder: str) -> None:
     for number, command in enumerate(commands):
         place = Path(folder, str(number))
         place.mkdir()

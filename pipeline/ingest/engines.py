@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol, TypeVar
 
 import polars as pl
+import pyarrow as pa
 
 from pipeline.config import IngestConfig
 from pipeline.cpus import available_cpus
@@ -22,13 +23,14 @@ from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train
 from pipeline.ingest.dealing import dealt
 from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.numbering import Numbering
-from pipeline.ingest.output import PartWriter, write_frame
+from pipeline.ingest.output import PartWriter, encoded_frame
 from pipeline.ingest.quality import Alone
 from pipeline.ingest.sources import Block, Source
-from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.spill import Spill
 from pipeline.ingest.state import fitted_state
 from pipeline.ingest.transform import State
+from pipeline.ingest.vocab_counts import IDS_IN_MEMORY, IDS_OF_A_FEATURE
 from pipeline.records import EVENTS
 from pipeline.specs.id_mapping import FittingDay
 from pipeline.store import Draft
@@ -107,9 +109,15 @@ class Engine(ExitStack, ABC):
 
     def write_mappings(self, draft: Draft, spec: DataSpec, state: State, compression: str, *, continued: bool) -> None:
         """Write the files of the fitted mappings; ``continued``: with what only the next day needs."""
-        for f in spec.owners:
-            for name, frame in f.mapping.files(f.name, state.sparse[f.name], continued=continued).items():
-                write_frame(draft, name, frame, compression)
+
+        def files(f: SparseSpec) -> dict[str, pa.Buffer]:
+            made = f.mapping.files(f.name, state.sparse[f.name], continued=continued)
+            return {name: encoded_frame(frame, compression) for name, frame in made.items()}
+
+        for encoded in in_order(files, iter(spec.owners), available_cpus()):
+            for name, data in encoded.items():
+                with draft.open(name) as sink:
+                    sink.write(data)
 
 
 class LocalEngine(Engine):
@@ -124,6 +132,7 @@ class LocalEngine(Engine):
         self.callback(self.spill.file.close)
         self._encoders = self.enter_context(ThreadPoolExecutor(self.workers, thread_name_prefix="nightjar-encode"))
         self._fit: Fit | None = None
+        self._looking: Future[None] | None = None
         self._numbering = Numbering()
 
     def parts(self, source: Source) -> Sequence[Source]:
@@ -162,7 +171,10 @@ class LocalEngine(Engine):
         return self._fit
 
     def leaks(self, alone: Alone, first_test_day: int) -> None:
-        """Read as many blocks again as it takes."""
+        """Read as many blocks again as it takes, while others fit and write; done at the end of the day."""
+        self._looking = self._encoders.submit(self._look, alone, first_test_day)
+
+    def _look(self, alone: Alone, first_test_day: int) -> None:
         for number in self.numbers:
             if alone.enough:
                 return
@@ -173,9 +185,23 @@ class LocalEngine(Engine):
         return lambda: (train_rows(self.spill.block(number), first_test_day) for number in self.numbers)
 
     def fitted(self, spec: DataSpec, fit: Fit, before: State | None, day: FittingDay) -> State:
-        """One feature after the other. What pass 1 leaves behind lies elsewhere than pass 2 needs memory."""
+        """A few features at a time. What pass 1 leaves behind lies elsewhere than pass 2 needs memory."""
         _give_freed_memory_back()
-        return fitted_state(spec, fit.train, before, day)
+        together = self._fitted_together(fit.train)
+        return fitted_state(spec, fit.train, before, day, lambda work, each: in_order(work, iter(each), together))
+
+    def _fitted_together(self, train: Partial) -> int:
+        """Features whose fits take no more memory at a time than that of a single one may; of ids on disk one."""
+        if any(counts.on_disk for counts in train.counts.values()):
+            return 1
+        each = IDS_IN_MEMORY // max(sum(f.mapping.vocabulary for f in train.spec.sparse), 1)
+        return max(min(self.workers, IDS_OF_A_FEATURE // max(each, 1)), 1)
+
+    def end_day(self) -> None:
+        """Have the look at ids that give the label away end with the day."""
+        if self._looking is not None:
+            self._looking.result()
+            self._looking = None
 
     def writer(self, draft: Draft, folder: str, config: IngestConfig) -> PartWriter:
         """Files written by this process, whose threads encode the columns."""

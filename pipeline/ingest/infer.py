@@ -39,6 +39,7 @@ ROW_ID_SHARE = 0.98  # of different values, from which on a value is taken to na
 LEAST_ROWS = 100  # by which anything is concluded from how many values differ
 ALSO_AN_ID = 0.001  # NE that exact values gain over bins, from which on a number is looked up too
 FEW = 100  # values of a whole number, and rows for each of them, by which it is looked up too
+PERIODS = 10  # of a log whose rows have times: what a value says is judged by rows of other periods
 LEAST_ROWS_OF_A_TABLE = 1000
 BY_CHANCE = 1e-9  # probability below which it is no luck that a column says something in clicked rows alone
 _LABEL_NAMES = re.compile(r"^(is_?)?(label|click(ed)?|target|y|conver(ted|sion)|purchased?|bought|late)$", re.I)
@@ -102,11 +103,12 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
     lists = {column.name: column.values for column in columns if column.lists and not (column.map or column.nested)}
     numbers = [name for name, values in lists.items() if holds_numbers(values)]
     weights = weights_of(lists, [name for name in lists if name not in numbers], numbers)
-    facts = _Facts(sample, clicks.to_numpy().astype(np.int64), chosen.name, weights)
-    guesses: list[Guess] = []
-    for column in columns:
-        if column not in (chosen, time):
-            guesses += facts.guess(column, another_time=column in times)
+    periods = None if time is None else _periods(time)
+    facts = _Facts(sample, clicks.to_numpy().astype(np.int64), chosen.name, weights, periods)
+    rest = [column for column in columns if column not in (chosen, time)]
+    guesses = facts.guesses(rest, times)
+    if not any(guess.kind == "sparse" for guess in guesses):  # which a model needs: values that may name a time, too
+        guesses = replace(facts, periods=None).guesses(rest, times)
     guesses = _with_own_names(guesses)
     rate = float(clicks.to_numpy().mean())
     plain = [guess for guess in guesses if guess.kind == "dense" and "width" not in guess.settings]
@@ -122,6 +124,12 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
         hour=next((column.name for column in columns if column.name in sample.partitions and is_hour(column)), None),
         min_count=facts.min_count, features=tuple(_without_default(guess, str(transform)) for guess in guesses),
     )  # fmt: skip
+
+
+def _periods(time: Column) -> np.ndarray:
+    """The period of each row, int64 [rows]: as many rows in each, but rows of one time are of one period."""
+    rank = (time.numbers if time.is_numeric else time.text).rank("min").fill_null(1).to_numpy()
+    return ((rank - 1) * PERIODS // len(rank)).astype(np.int64)
 
 
 def _with_own_names(guesses: list[Guess]) -> list[Guess]:
@@ -219,19 +227,25 @@ def _classes(label: Column) -> tuple[str, str]:
 class _Facts:
     """What a column is, by how its values go with the ``clicks`` of the sample.
 
-    ``weights``: of columns of lists of ids those with their weights.
+    ``weights``: of columns of lists of ids those with their weights. ``periods``: of each row, None where none has a
+    time.
     """
 
     sample: Sample
     clicks: np.ndarray
     label: str
     weights: dict[str, str] = field(default_factory=dict)
+    periods: np.ndarray | None = None
 
     @cached_property
     def min_count(self) -> int:
         """Lookups after which an id's own click rate says more than the average one: 1 / variance of the label."""
         rate = float(self.clicks.mean())
         return min(max(round(1 / max(rate * (1 - rate), 1e-9)), 2), 5)
+
+    def guesses(self, columns: list[Column], times: list[Column]) -> list[Guess]:
+        """What ``columns`` are; ``times``: those that hold points in time."""
+        return [guess for column in columns for guess in self.guess(column, another_time=column in times)]
 
     def guess(self, column: Column, *, another_time: bool) -> list[Guess]:
         """What ``column`` is: a feature, two of them (a number whose exact values matter), or left out."""
@@ -260,6 +274,7 @@ class _Facts:
                       settings={"transform": transform_of(column.numbers)})  # fmt: skip
         exact, binned = self.ne_by(column.text), self.ne_by(bins_of(column.numbers))
         few = column.is_whole and 2 < column.distinct <= min(FEW, len(column.text) // FEW)
+        few = few and (self.periods is None or exact < 1)
         if not few and min(binned, 1.0) - exact < ALSO_AN_ID:
             return [dense]
         why = f"its exact values: NE {exact:.3f} alone, {binned:.3f} by {BINS} bins"
@@ -354,12 +369,20 @@ class _Facts:
         return max(area, 1 - area)
 
     def ne_by(self, values: pl.Series) -> float:
-        """Normalised entropy of predicting a row's label by the rate of the other rows with its value."""
-        groups = self._grouped(values)
+        """Normalised entropy of predicting a row's label by the rate of the other rows with its value.
+
+        Where rows have times, by that of the rows of other periods: an exact temperature names the hours in which it
+        was measured, and says nothing of those to come.
+        """
+        frame = pl.DataFrame({"v": values, "p": self.clicks})
+        period = pl.Series("t", range(len(values)) if self.periods is None else self.periods)
+        groups = frame.group_by("v", period).agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("p"))
+        every = groups.group_by("v").agg(pl.sum("n").alias("all_n"), pl.sum("p").alias("all_p"))
+        groups = groups.join(every, on="v", nulls_equal=True)
         counts, clicks = groups["n"].to_numpy(), groups["p"].to_numpy()
         prior = clicks.sum() / counts.sum()
-        clicked, other = (clicks - 1 + prior) / counts, (clicks + prior) / counts
-        loss = xlogy(clicks, clicked) + xlogy(counts - clicks, 1 - other)
+        rate = (groups["all_p"].to_numpy() - clicks + prior) / (groups["all_n"].to_numpy() - counts + 1)
+        loss = xlogy(clicks, rate) + xlogy(counts - clicks, 1 - rate)
         entropy = xlogy(prior, prior) + xlogy(1 - prior, 1 - prior)
         return float(loss.sum() / counts.sum() / entropy)
 

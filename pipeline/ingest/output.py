@@ -121,11 +121,19 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def write_frame(draft: Draft, name: str, frame: pl.DataFrame, compression: str) -> None:
-    """Write ``frame`` as Parquet file ``name``, its strings as ordinary ones, which every reader knows."""
+    """Write ``frame`` as Parquet file ``name``."""
+    data = encoded_frame(frame, compression)
+    with draft.open(name) as sink:
+        sink.write(data)
+
+
+def encoded_frame(frame: pl.DataFrame, compression: str) -> pa.Buffer:
+    """``frame`` as the bytes of a Parquet file, its strings as ordinary ones, which every reader knows."""
     table = frame.rechunk().to_arrow()
     fields = [pa.field(f.name, pa.string() if pa.types.is_large_string(f.type) else f.type) for f in table.schema]
-    with draft.open(name) as sink:
-        pq.write_table(table.cast(pa.schema(fields)), sink, compression=compression)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.cast(pa.schema(fields)), sink, compression=compression)
+    return sink.getvalue()
 
 
 def joined(parts: list[pl.DataFrame]) -> pl.DataFrame:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +23,7 @@ from pipeline.ingest.spec import DataSpec, DenseSpec, EventSource, SequenceSpec,
 from pipeline.ingest.transform import DenseTransform, State, binned, with_vocabulary
 from pipeline.records import TRANSFORMS, DatasetSchema, SequenceColumn, SequenceGroup, SparseColumn, TaskColumn
 from pipeline.specs import ID_MAPPINGS
-from pipeline.specs.id_mapping import Counts, FittingDay
+from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store import Artifact, Store
 
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
@@ -32,10 +32,19 @@ _QUIET = ("table", "holds", "weights", "cross_bins", "sequence")  # of a sparse 
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
 
 
-def fitted_state(spec: DataSpec, train: Partial, before: State | None, day: FittingDay) -> State:
-    """The transforms that the ``train`` rows of ``day`` ask for, after those of the day ``before``."""
+def fitted_state(
+    spec: DataSpec, train: Partial, before: State | None, day: FittingDay, over: Callable[..., Iterable[Any]] = map
+) -> State:
+    """The transforms that the ``train`` rows of ``day`` ask for, after those of the day ``before``.
+
+    ``over``: what calls a function for each table, as ``map`` does.
+    """
     former = before.sparse if before else {}
-    tables = {f.name: f.mapping.fit(f, _counts(f, spec, train), former.get(f.name), day) for f in spec.owners}
+
+    def fit(f: SparseSpec) -> FittedMapping:
+        return f.mapping.fit(f, _counts(f, spec, train), former.get(f.name), day)
+
+    tables = dict(zip((f.name for f in spec.owners), over(fit, spec.owners), strict=True))
     return State(dense=fitted_dense(spec, train, before), sparse={f.name: tables[f.owner] for f in spec.sparse})
 
 

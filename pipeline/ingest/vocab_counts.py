@@ -109,6 +109,11 @@ class VocabCounts(IdCounts):
             self.pieces, self.merged_rows = [merged], merged.height
         return self.pieces[0]
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether there were more than ``limit``."""
+        return self._disk is not None
+
     def settle(self, wanted: pl.Series | None = None) -> None:
         """Add up what is on disk, if anything is: ``table`` then has the hashes ``wanted`` among others."""
         wanted = pl.Series([], dtype=pl.UInt64) if wanted is None else wanted

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from pipeline.errors import LaunchError
 from pipeline.launch.forkserver import REFUSED, Request
@@ -17,6 +18,13 @@ from pipeline.launch.logs import Tail, account, collect, death
 from pipeline.logs import level_arguments
 
 POLL_SECONDS = 0.02
+
+
+def start_server(command: list[str], environment: Mapping[str, str], log: BinaryIO) -> subprocess.Popen[bytes]:
+    """Start ``command`` in a session of its own: pipes at its standard input and output, errors in ``log``."""
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True
+    )
 
 
 class ForkServer:
@@ -31,10 +39,7 @@ class ForkServer:
         words = [sys.executable, "-m", "pipeline.cli", "fork-server", "--ranks", command, *level_arguments(), *modules]
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "fork-server.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                env={**os.environ, **environment}, start_new_session=True,
-            )  # fmt: skip
+            self._process = start_server(words, {**os.environ, **environment}, log)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
         os.set_blocking(self._answers.fileno(), False)

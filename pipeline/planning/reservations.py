@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.config.lanes import fitting_lanes
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.embeddings.rules import table_rules
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch, vector_costs
@@ -74,15 +75,27 @@ def host_bytes(inputs: PlanInputs) -> dict[str, int]:
     row = _row_bytes(schema, inputs.profile)
     groups = [rows for file in schema.groups.get("train", []) for rows in file]
     largest = max(groups, default=inputs.ingest.rows_per_group)
-    window = min(train.shuffle_window_groups * largest, max(schema.rows.get("train", 0), 1))
-    # One window is cut into batches while the next is decoded, and the rank copies its own part of the first.
-    windows = (2 + 1 / world) * window * row
+    windows = _window_rows(inputs, largest, len(groups)) * row
     batches = int(train.prefetch_batches * local_batch(train.batch, world) * row)
     rules = table_rules(inputs.model, train)
     sizes = ((table, inputs.model.dim_of(table.name)) for table in schema.tables)
     tables = sum(t.rows * staged_row(dim * FLOAT + rules.of(t.name).state_bytes(dim)) for t, dim in sizes)
     process = int(inputs.hardware.process_gib * GIB)  # interpreter and libraries
     return {"process": process, "inputs": int(windows) + batches, "staging": tables // world}
+
+
+def _window_rows(inputs: PlanInputs, largest: int, groups: int) -> int:
+    """Rows of decoded windows in memory, of row ``groups`` of at most ``largest`` rows: each lane's, and those ahead.
+
+    A window is decoded into memory of its own, and its rows are mixed into that of the lane (``training/windows.py``).
+    """
+    train = inputs.train
+    lanes = fitting_lanes(train.lanes, train.batch, groups) if train.shuffle else 1
+    together = max(1, -(-train.shuffle_window_groups // lanes)) if train.shuffle else 1
+    own = max(1, -(-lanes // inputs.world_size))
+    ahead = max(1, min(own, train.shuffle_window_groups // together))
+    window = min(together * largest, max(inputs.schema.rows.get("train", 0), 1))
+    return (own + ahead + min(ahead, 2)) * window
 
 
 def staged_row(size: int) -> int:

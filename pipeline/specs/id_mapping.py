@@ -137,6 +137,11 @@ class Counts(ABC):
         """At most ``count`` counts of the same class that merge to these: those that no worker need add up alone."""
         return [self]
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether there are more ids than are held in memory."""
+        return False
+
     def settle(self, wanted: pl.Series | None = None) -> None:  # noqa: B027  (most counts are never on disk)
         """Add up what is on disk so that the ids with the hashes ``wanted`` can be told apart."""
 

@@ -74,6 +74,7 @@ class Proxy(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # an answer's body does not wait, 40 ms, for the client to acknowledge its head
 
     def _serve(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -33,7 +33,7 @@ def store(endpoint, monkeypatch, request):
     fsspec.filesystem("s3").mkdir(bucket)
     yield Store(f"s3://{bucket}/store")
     endpoint.fault = None
-    fsspec.filesystem("s3").clear_instance_cache()
+    fsspec.filesystem("s3").invalidate_cache()
 
 
 def put(store, step, **more):

@@ -80,6 +80,7 @@ class Proxy(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # as in tests/checkpoint/s3.py
     server: Proxy
 
     def _serve(self) -> None:

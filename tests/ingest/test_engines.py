@@ -6,17 +6,20 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import pipeline
-from pipeline.config import RayConfig
+from pipeline.config import RayConfig, SparseFeature
 from pipeline.errors import ConfigError
 from pipeline.ingest.engines import LocalEngine, in_order
 from pipeline.ingest.file_source import file_sources
+from pipeline.ingest.mappings.vocab import VocabMapping
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.spec import data_spec
+from pipeline.ingest.vocab_counts import VocabCounts
 
 from .conftest import csv_config, write_rows
 
@@ -146,3 +149,43 @@ def test_a_ray_that_is_not_installed_is_a_clear_error(tmp_path, run_ingest, monk
     with pytest.raises(ConfigError, match="ingest.engine is ray, but Ray cannot be imported") as error:
         run_ingest(config_for(write_rows(tmp_path / "log.csv"), engine="ray"))
     assert "ingest.engine=local" in error.value.hint
+
+
+def eight_features(path, rows=400):
+    """A log and a schema of eight features of ids with vocabularies."""
+    names = [f"c{number}" for number in range(8)]
+    lines = [",".join(["label", "x", *names])]
+    lines += [",".join([str(row % 2), "1", *(f"{name}{row * 7 % 31}" for name in names)]) for row in range(rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return csv_config(path, sparse={name: SparseFeature(mapping="vocab") for name in names})
+
+
+def test_tables_are_fitted_side_by_side(tmp_path, run_ingest, monkeypatch):
+    config, fit, both = eight_features(tmp_path / "log.csv"), VocabMapping.fit, threading.Barrier(2, timeout=30)
+    alone = run_ingest(config)
+
+    def met(*given):
+        both.wait()
+        return fit(*given)
+
+    monkeypatch.setattr(VocabMapping, "fit", met)
+    monkeypatch.setattr("pipeline.ingest.stage.engine_of", lambda _: LocalEngine(2))
+    assert run_ingest(config).checksums == alone.checksums
+
+
+def test_tables_whose_ids_are_on_disk_are_fitted_one_at_a_time(tmp_path, run_ingest, monkeypatch):
+    config, fit, fitting, seen = eight_features(tmp_path / "log.csv"), VocabMapping.fit, threading.Semaphore(1), []
+
+    def counted(self, feature, counts, *given):
+        assert fitting.acquire(blocking=False)
+        seen.append(counts.on_disk)
+        made = fit(self, feature, counts, *given)
+        fitting.release()
+        return made
+
+    monkeypatch.setattr(VocabMapping, "fit", counted)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 200)
+    monkeypatch.setattr(VocabMapping, "counts", lambda *_: VocabCounts(kept=40, limit=5))
+    monkeypatch.setattr("pipeline.ingest.stage.engine_of", lambda _: LocalEngine(4))
+    run_ingest(config)
+    assert seen == [True] * 8

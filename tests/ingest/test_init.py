@@ -241,3 +241,22 @@ def test_real_logs(work, run_ingest, file, label):
     config = composed("real")
     assert config.data.label.column == label
     assert run_ingest(config).quarantine == []
+
+
+def test_values_that_name_a_time_are_not_looked_up_and_those_that_say_something_of_other_times_are(work):
+    """Each day has a click rate and a temperature of its own; a shop has its rate on all days."""
+    rng = np.random.default_rng(5)
+    day, shop = np.repeat(np.arange(80), 100), rng.permutation(np.arange(8000) % 40)
+    rate = rng.choice([0.1, 0.5], 80)[day] * rng.choice([0.3, 1.7], 40)[shop]
+    frame = pl.DataFrame(
+        {
+            "day": [f"2026-{1 + each // 28:02}-{1 + each % 28:02}" for each in day],
+            "temperature": rng.permutation(300)[day] / 10,
+            "shop": rng.permutation(900)[shop] / 10,
+            "clicked": (rng.random(8000) < rate).astype(int),
+        }
+    )
+    frame.write_csv(work / "log.csv")
+    assert set(by_name(guessed(work / "log.csv"), "sparse")) == {"shop-value"}
+    frame.drop("day").write_csv(work / "timeless.csv")
+    assert set(by_name(guessed(work / "timeless.csv"), "sparse")) == {"shop-value", "temperature-value"}

@@ -12,6 +12,7 @@ import pytest
 from pipeline.checkpoint.index import committed
 from pipeline.launch.forkserver import RANK
 from pipeline.store import Store
+from tests.commands import nightjar
 from tests.conftest import ROOT
 
 SETTINGS = [
@@ -36,7 +37,7 @@ def kill_rank(launcher: subprocess.Popen) -> None:
 @pytest.mark.slow
 def test_a_further_attempt_of_a_forced_training_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
-    done = subprocess.run(command(tmp_path / "store"), cwd=ROOT, capture_output=True, text=True)
+    done = nightjar("run", f"store={tmp_path}/store", *SETTINGS)
     assert done.returncode == 0, done.stderr
     (directory,) = [f"runs/f/checkpoints/{name}" for name in store.names("runs/f/checkpoints")]
     (final,) = committed(store, directory)

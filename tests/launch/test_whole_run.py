@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from pipeline.records import PHASES
+from tests.commands import nightjar
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -24,12 +25,6 @@ SMALL = [
     "train.precision=fp32", "train.log_every_steps=2",
 ]  # fmt: skip
 ONE, TWO = "hardware.ranks_per_host=1", "hardware.ranks_per_host=2"
-
-
-def nightjar(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
 
 
 def result(store: Path, run: str) -> dict:

@@ -43,6 +43,8 @@ def serving(handler):
 class Quiet(BaseHTTPRequestHandler):
     """A handler without a line of log for each request."""
 
+    disable_nagle_algorithm = True  # as in tests/checkpoint/s3.py
+
     def log_message(self, *_):
         """Nothing."""
 

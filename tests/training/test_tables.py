@@ -164,7 +164,7 @@ def test_checkpoints_have_the_state_of_every_rule_and_a_frozen_table_its_first_v
 
 def test_a_killed_training_ends_with_the_same_bits(runs):
     """Killed with signal 9 after its first checkpoint, the same command goes on from there."""
-    command = [sys.executable, "-m", "pipeline.cli", "run", *BASE, *RULES, "run=killed"]
+    command = [sys.executable, "-m", "pipeline.cli", "run", *BASE, *RULES, INLINE, "run=killed"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = subprocess.Popen(command, cwd=runs, env=environment, stdout=subprocess.DEVNULL)
     directory, limit = runs / "store" / "runs" / "killed" / "checkpoints", time.monotonic() + 120

@@ -111,7 +111,10 @@ def test_a_study_of_this_name_with_another_space_or_other_settings_is_refused(tm
     assert study._begun(config, store, shared, space).settings == known["settings"]
 
 
-COMMAND = [*SMALL, RATES, "study=s", "train.epochs=4", "tune.parallel=2", "tune.min_epochs=0.5"]
+COMMAND = [
+    *SMALL, RATES, "study=s", "train.epochs=4", "tune.parallel=2", "tune.min_epochs=0.5",
+    "launch.inline=[ingest,plan,partition,train,evaluate]",
+]  # fmt: skip
 
 
 def trials(folder: Path) -> list[dict]:
@@ -120,8 +123,7 @@ def trials(folder: Path) -> list[dict]:
 
 @pytest.mark.slow
 def test_a_study_finds_a_best_trial_that_its_file_makes_again_bit_for_bit(tmp_path) -> None:
-    inline = "launch.inline=[ingest,plan,partition,train,evaluate]"
-    sweep = ["run", "-m", "hydra/sweeper=nightjar", *COMMAND, "tune.trials=3", inline]
+    sweep = ["run", "-m", "hydra/sweeper=nightjar", *COMMAND, "tune.trials=3"]
     done = nightjar(*sweep, cwd=tmp_path, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     store = Store(str(tmp_path / "store"))
@@ -162,12 +164,12 @@ def test_a_study_that_is_killed_loses_and_doubles_nothing(tmp_path) -> None:
         while not any(each["looks"] for each in trials(tmp_path)) and first.poll() is None:
             time.sleep(0.05)
     assert first.poll() is None, (tmp_path / "log").read_text()
-    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    second = nightjar("tune", *COMMAND, "tune.trials=3", cwd=tmp_path)
     assert second.returncode == 8 and "study 's' is running already" in second.stderr
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     before = {each["number"]: each for each in trials(tmp_path)}
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    again = nightjar("tune", *COMMAND, "tune.trials=3", cwd=tmp_path, timeout=1200)
     assert again.returncode == 0, again.stdout + again.stderr
     known = trials(tmp_path)
     assert [each["number"] for each in known] == [0, 1, 2]

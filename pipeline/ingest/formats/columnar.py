@@ -16,6 +16,7 @@ from pyarrow import orc
 from pipeline.config import DataConfig
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
+from pipeline.ingest.formats.wide_groups import cut_groups, is_wide
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.spec import require_columns
 
@@ -73,11 +74,15 @@ class Parquet(Columnar):
     def batches(
         self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
     ) -> Iterator[pa.RecordBatch]:
-        """Row groups, cut."""
+        """Row groups, cut; those of many columns a few columns at a time."""
         file = pq.ParquetFile(pa.OSFile(stream.name) if isinstance(stream, LocalFileOpener) else stream)
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
         rows = max(LEAST_ROWS, block_bytes * file.metadata.num_rows // max(1, sum(g.total_byte_size for g in groups)))
-        yield from file.iter_batches(batch_size=rows, columns=columns, row_groups=[*range(len(groups))[slice(*part)]])
+        wanted = [*range(len(groups))[slice(*part)]]
+        if is_wide(file, wanted, len(columns), rows):
+            yield from cut_groups(file, wanted, columns, rows)
+        else:
+            yield from file.iter_batches(batch_size=rows, columns=columns, row_groups=wanted)
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
         """From the file's last bytes."""
