@@ -87,6 +87,10 @@ lint: install ## ruff and mypy
 bench-scaling: install ## samples/s on 1, 2 and 4 ranks of one thread each
 	@.venv/bin/python -m benchmarks.scaling
 
+.PHONY: bench-dryrun
+bench-dryrun: install ## metadata of a rank, seconds and memory of dry runs of 64 and 512 ranks
+	@.venv/bin/python -m benchmarks.dryrun
+
 bench-epochs: install ## test NE of a training that stops by itself, against the best number of epochs found by hand
 	@.venv/bin/python -m benchmarks.epochs
 

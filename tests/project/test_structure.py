@@ -71,6 +71,7 @@ ALLOWED: dict[str, set[str]] = {
         "compose",
     },
     "calibration": {"ingest", "planning", "embeddings", "models", "training"},
+    "scaling": {"calibration", "checkpoint", "embeddings", "planning", "training"},
     "tuning": {"compose", "launch", "report", "stages"},
     "commands": {
         "tuning",
@@ -87,6 +88,7 @@ ALLOWED: dict[str, set[str]] = {
         "serving",
         "stages",
         "report",
+        "scaling",
         "search",
     },
     "cli": {"commands"},
