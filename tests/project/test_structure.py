@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
         "publishing",
         "report",
         "compose",
+        "launch",
     },
     "search": {"compose", "embeddings", "models", "planning", "report", "training"},
     "stages": {
