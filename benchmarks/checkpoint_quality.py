@@ -30,8 +30,9 @@ from pipeline.config import CheckpointConfig
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.evaluation.metrics import evaluate
 from pipeline.store import Artifact, Store
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer

@@ -21,8 +21,9 @@ import pyarrow.parquet as pq
 from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
 from pipeline.store import Store
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import BatchReader
 from pipeline.training.loop import train
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import TrainingSettings
 

@@ -28,8 +28,9 @@ from benchmarks.common import finish
 from pipeline.config import HardwareConfig
 from pipeline.records import DatasetSchema, Plan
 from pipeline.store import Store
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer

@@ -35,8 +35,9 @@ from pipeline.config.sequences import SequenceModel, SequenceOptions
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import DatasetSchema, Plan, SequenceColumn, SequenceGroup, ShardPlan, SparseColumn, TablePlan
 from pipeline.store import Artifact, Store
-from pipeline.training.data import Batch, BatchReader, Order
+from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer

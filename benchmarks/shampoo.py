@@ -34,8 +34,9 @@ from pipeline.stages.read import read_plan
 from pipeline.stages.run import run_stage
 from pipeline.stages.steps import steps as steps_of
 from pipeline.store import Store
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer

@@ -28,9 +28,10 @@ from benchmarks.reference import EagerLoop, PlainLoop
 from pipeline.config import Config
 from pipeline.evaluation.metrics import exact_auc, split_by_class
 from pipeline.store import Store
-from pipeline.training.data import Batch, BatchReader, Order
+from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.metrics import Meter
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer

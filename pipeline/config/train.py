@@ -127,6 +127,12 @@ class TrainConfig:
     shuffle_window_groups: int = setting(
         8, low=1, doc="Row groups that are mixed at a time; more mix better and take more memory."
     )
+    lanes: int = setting(
+        1, low=1, quiet=True,
+        doc="Lanes that shuffled rows are dealt to, of row groups of their own. Every global batch takes equally many "
+        "rows of each, and a rank decodes its own lanes alone. Largest divisor of it that divides the global batch and "
+        "leaves each lane eight row groups of the dataset. 1: every rank decodes all rows.",
+    )  # fmt: skip
     prefetch_batches: int = setting(4, low=1, doc="Batches that a background thread reads ahead.")
     max_events: int | None = setting(
         None, low=1, quiet=True,

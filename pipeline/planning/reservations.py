@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.config.lanes import fitting_lanes
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.embeddings.rules import table_rules
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch, vector_costs
@@ -41,7 +42,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     reserved = {
         "dense": int(per_parameter * FLOAT * costs.parameters),
         "activations": int(PER_ACTIVATION * FLOAT * activations),
-        "inputs": int(BATCHES_IN_WORK * batch * _row_bytes(schema, inputs.profile)),
+        "inputs": int(BATCHES_IN_WORK * batch * row_bytes(schema, inputs.profile)),
         "communication": pooled * (4 if world > 1 else 2),
         "staging": 0,
         "runtime": RUNTIME + (RUNTIME_LINKED if world > 1 else 0),
@@ -71,12 +72,10 @@ def event_bytes(inputs: PlanInputs, samples: int) -> float:
 def host_bytes(inputs: PlanInputs) -> dict[str, int]:
     """Bytes that one rank needs in host memory on any device: the process, rows read ahead, a checkpoint's copy."""
     schema, train, world = inputs.schema, inputs.train, inputs.world_size
-    row = _row_bytes(schema, inputs.profile)
+    row = row_bytes(schema, inputs.profile)
     groups = [rows for file in schema.groups.get("train", []) for rows in file]
     largest = max(groups, default=inputs.ingest.rows_per_group)
-    window = min(train.shuffle_window_groups * largest, max(schema.rows.get("train", 0), 1))
-    # One window is cut into batches while the next is decoded, and the rank copies its own part of the first.
-    windows = (2 + 1 / world) * window * row
+    windows = _window_rows(inputs, largest, len(groups)) * row
     batches = int(train.prefetch_batches * local_batch(train.batch, world) * row)
     rules = table_rules(inputs.model, train)
     sizes = ((table, inputs.model.dim_of(table.name)) for table in schema.tables)
@@ -85,12 +84,26 @@ def host_bytes(inputs: PlanInputs) -> dict[str, int]:
     return {"process": process, "inputs": int(windows) + batches, "staging": tables // world}
 
 
+def _window_rows(inputs: PlanInputs, largest: int, groups: int) -> int:
+    """Rows of decoded windows in memory, of row ``groups`` of at most ``largest`` rows: each lane's, and those ahead.
+
+    A window is decoded into memory of its own, and its rows are mixed into that of the lane (``training/windows.py``).
+    """
+    train = inputs.train
+    lanes = fitting_lanes(train.lanes, train.batch, groups) if train.shuffle else 1
+    together = max(1, -(-train.shuffle_window_groups // lanes)) if train.shuffle else 1
+    own = max(1, -(-lanes // inputs.world_size))
+    ahead = max(1, min(own, train.shuffle_window_groups // together))
+    window = min(together * largest, max(inputs.schema.rows.get("train", 0), 1))
+    return (own + ahead + min(ahead, 2)) * window
+
+
 def staged_row(size: int) -> int:
     """Bytes that a checkpoint stages for a row: its ``size`` with optimizer state, its number and its touched mark."""
     return size + 8 + 1
 
 
-def _row_bytes(schema: DatasetSchema, profile: Profile) -> float:
+def row_bytes(schema: DatasetSchema, profile: Profile) -> float:
     """Mean bytes of a sample: label, dense values, and every feature's ids with their weights."""
     size = float(FLOAT * (1 + len(schema.dense)))
     for column in schema.sparse:

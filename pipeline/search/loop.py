@@ -14,7 +14,7 @@ from pipeline.search.learning import Learner
 from pipeline.search.rows import Parts, Rows, start_logit
 from pipeline.search.space import Space
 from pipeline.store import Artifact, Store
-from pipeline.training.data import Order
+from pipeline.training.order import Order
 
 log = logging.getLogger(__name__)
 POINTS = 24  # of the record
@@ -31,7 +31,7 @@ def search(
     began, config = time.monotonic(), space.config
     order = Order(
         key=dataset.key, seed=config.seed, global_batch=config.train.batch, shuffle=config.train.shuffle,
-        window_groups=config.train.shuffle_window_groups,
+        window_groups=config.train.shuffle_window_groups, lanes=config.train.lanes,
     )  # fmt: skip
     parts = Parts(store, dataset, order, share=config.search.held_share, epochs=config.search.epochs)
     course = _Course(space, parts)

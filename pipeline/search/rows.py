@@ -13,7 +13,8 @@ from torch import Tensor
 from pipeline.errors import DataError
 from pipeline.store import Artifact, Store
 from pipeline.training.counted import RowCounts
-from pipeline.training.data import Batch, BatchReader, Order
+from pipeline.training.data import Batch, BatchReader
+from pipeline.training.order import Order
 from pipeline.training.parquet import Columns, Group, Ragged, SplitReader, take_each
 
 

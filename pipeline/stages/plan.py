@@ -41,7 +41,7 @@ class PlanStage(Stage):
         use("hardware", "inter_host_latency_us ssd_read_iops dense_gflop_per_s dense_gb_per_s"),
         use("hardware", "lookup_ns update_ns table_overhead_us step_overhead_ms process_gib"),
         use("model", "*"),
-        use("train", "global_batch sparse_optimizer prefetch_batches shuffle_window_groups"),
+        use("train", "global_batch sparse_optimizer prefetch_batches shuffle_window_groups lanes"),
         use("train", "dense_optimizer", when=_heavy),
         use("train.average", "kind", when=_heavy),
         use("train", "max_events"),

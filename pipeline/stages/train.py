@@ -70,7 +70,7 @@ CONTINUATION = (
     use("train.validate", "every_steps monitor min_delta patience cycle_epochs lr_drops lr_factor", when=_validates),
     use("train", "embedding_l2 label_smoothing mode"),
     use("train.tasks", "*.weight"),
-    use("train", "warmup_steps schedule precision shuffle shuffle_window_groups"),
+    use("train", "warmup_steps schedule precision shuffle shuffle_window_groups lanes"),
     use("train.clip", "dense_norm table_value"),
     use("train", "decay_ratio min_lr_factor", when=_scheduled),
     # The length says where a cycle ends, so a longer training is another one.

@@ -1,9 +1,7 @@
-"""Global batches from Parquet: the same rows in the same order for any number of ranks.
+"""Global batches from Parquet, read ahead: the same rows in the same order for any number of ranks.
 
-The global batches of an epoch are a function of (dataset key, seed, epoch, global batch size) alone. Row groups
-are permuted, then the rows inside each window of ``window_groups`` groups; the stream that results is cut
-every ``global_batch`` rows, across windows. Rank r of W takes rows [r*b, (r+1)*b) of each global batch,
-b = ceil(B / W); what is short is filled up to b with the global batch's first row at weight 0.
+``order.Deal`` says which rows a global batch has and which of them are this rank's; a rank decodes the row groups of
+its own rows. What is short is filled up with the rank's first row at weight 0.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,11 @@ from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.errors import DataError
 from pipeline.training.counted import RowCounts
 from pipeline.training.events import EventBuilder, EventCounts
-from pipeline.training.parquet import Columns, Group, SplitReader, join, take_each
-from pipeline.training.windows import Window, WindowReader
+from pipeline.training.order import Deal, Order
+from pipeline.training.parquet import Columns, SplitReader
+from pipeline.training.windows import LaneReader
+
+LOCAL_READERS, REMOTE_READERS = 2, 8  # threads: a disk answers at once, requests to an object store run side by side
 
 
 @dataclass
@@ -70,58 +72,13 @@ class Batch(Pipelineable):
         return Batch(*whole, *some, tuple(apply(part) for part in self.events))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """The settings that fix the sequence of global batches, and this rank's share of it."""
-
-    key: str
-    seed: int
-    global_batch: int
-    shuffle: bool = True
-    window_groups: int = 8
-    rank: int = 0
-    world_size: int = 1
-
-    @property
-    def local_batch(self) -> int:
-        """Rows of a batch on each rank, padding included."""
-        return -(-self.global_batch // self.world_size)
-
-    def generator(self, *numbers: int) -> np.random.Generator:
-        """A random generator that depends on dataset, seed and ``numbers`` only."""
-        mixed = np.random.SeedSequence([self.seed, *self.key.encode(), *numbers])
-        return np.random.Generator(np.random.PCG64(mixed))
-
-    def windows(self, groups: list[Group], epoch: int) -> list[list[Group]]:
-        """The row groups of an ``epoch`` in order, ``window_groups`` at a time (one, where nothing is shuffled)."""
-        if not self.shuffle:
-            return [[group] for group in groups]
-        mixed = [groups[i] for i in self.generator(epoch).permutation(len(groups))]
-        return [mixed[i : i + self.window_groups] for i in range(0, len(mixed), self.window_groups)]
-
-    def rows(self, count: int, epoch: int, window: int) -> np.ndarray:
-        """The order of the ``count`` rows of a window."""
-        if not self.shuffle:
-            return np.arange(count)
-        return self.generator(epoch, window).permutation(count)
-
-    def positions(self, batch: int, total: int) -> tuple[np.ndarray, int, int]:
-        """Stream positions of this rank's rows in a global batch, padding included: (positions [b], own, global)."""
-        start = batch * self.global_batch
-        stop = min(start + self.global_batch, total)
-        low = min(start + self.rank * self.local_batch, stop)
-        own = min(low + self.local_batch, stop) - low
-        positions = np.full(self.local_batch, start, np.int64)
-        positions[:own] = np.arange(low, low + own)
-        return positions, own, stop - start
-
-
 @dataclass(frozen=True)
 class Announce:
     """Announces the ids of coming batches: the reading thread calls ``receive`` with {table: ids int64}.
 
-    Every rank decodes whole windows, so it knows the ids of the whole global batch and can prepare the rows of its
-    shards for all ranks without communication. ``tables``: the features of those that are announced.
+    They are those of the whole global batch, so that a rank can prepare the rows of its shards for all ranks without
+    communication: of several ranks, each also decodes these columns of the others' rows. ``tables``: the features of
+    those that are announced.
     """
 
     tables: Mapping[str, tuple[str, ...]]
@@ -154,15 +111,11 @@ class BatchReader:
                 hint="data.split.test_share=0.2, or more input rows",
             )
         self.split, self.order, self.epochs, self.start = split, order, epochs, start
-        self.batches_per_epoch = -(-split.rows // order.global_batch)
+        self.deal = Deal(order, split.groups)
         self.wait_seconds = 0.0
         self._announce, self._pin = announce, pin
         self._builder = _Builder(split, order)
-        self._widest = None
-        if order.world_size > 1:
-            self._widest = EventCounts(
-                split.schema, split.rows, size=order.global_batch, local=order.local_batch, ranks=order.world_size
-            )
+        self._together = _Together.of(split, self.deal, announce)
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=prefetch)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="nightjar-reader", daemon=True)
@@ -207,7 +160,8 @@ class BatchReader:
 
     def _produce(self) -> None:
         try:
-            with ThreadPoolExecutor(max_workers=2, thread_name_prefix="nightjar-decode") as pool:
+            readers = LOCAL_READERS if self.split.store.is_local else REMOTE_READERS
+            with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="nightjar-decode") as pool:
                 for batch in self._batches(pool):
                     self._put(batch.pin_memory() if self._pin else batch)
                     if self._stop.is_set():
@@ -217,88 +171,59 @@ class BatchReader:
             self._put(error)
 
     def _batches(self, pool: ThreadPoolExecutor) -> Iterator[Batch]:
-        reader = WindowReader(self.split, pool)
-        epoch, batch = self.start
+        """Every batch; its ids are announced before it is built."""
+        deal, (epoch, batch) = self.deal, self.start
+        rank, world = deal.order.rank, deal.order.world_size
+        reader = partial(LaneReader, deal=deal, pool=pool, epochs=self.epochs, start=self.start)
+        own = reader(self.split, rank=rank, world=world)
+        every = None if self._together is None else reader(self._together.split, rank=0, world=1)
         while epoch < self.epochs:
-            yield from self._epoch(reader, epoch, batch)
-            epoch, batch = epoch + 1, 0
-
-    def _epoch(self, reader: WindowReader, epoch: int, batch: int) -> Iterator[Batch]:
-        """Walk over the windows; a batch is complete with the window that has its last position.
-
-        With ``announce`` that is the last position of the global batch, so that every batch is announced once and whole
-        before any rank looks it up, wherever windows end. With sequences on several ranks it is so, too: ranks pad
-        their lookups to the one with most events.
-        """
-        parts: list[tuple[np.ndarray, Columns]] = []
-        pieces: list[dict[str, np.ndarray]] = []
-        groups = self.order.windows(self.split.groups, epoch)
-        for window in reader.windows(groups, batch * self.order.global_batch):
-            cuts = self._cuts(batch, window.start, window.start + window.rows)
-            if not self._needs_all and not any(len(cut.inside) for cut in cuts):
-                continue
-            order = self.order.rows(window.rows, epoch, window.number)
-            if self._widest is not None:
-                self._widest.add(window, order, batch)
-            mine = take_each(window.columns, [order[cut.positions[cut.inside] - window.start] for cut in cuts])
-            for cut, part in zip(cuts, mine, strict=True):
-                pieces.append(self._piece(window, order, batch))
-                if len(cut.inside):
-                    parts.append((cut.inside, part))
-                if cut.complete:
-                    self._announce_batch(pieces)
-                    most = self._widest.take(batch) if self._widest is not None else 0
-                    yield self._builder.build(parts, cut.own, cut.total, most)
-                    parts, pieces, batch = [], [], batch + 1
-
-    @property
-    def _needs_all(self) -> bool:
-        """Whether a batch is complete only with the last row of the global batch."""
-        return self._announce is not None or (self._widest is not None and self._widest.active)
-
-    def _piece(self, window: Window, order: np.ndarray, batch: int) -> dict[str, np.ndarray]:
-        """The ids to announce of the rows of a batch, of all ranks, that are in ``window``."""
-        if self._announce is None:
-            return {}
-        low = max(batch * self.order.global_batch - window.start, 0)
-        rows = order[low : (batch + 1) * self.order.global_batch - window.start]
-        return {
-            table: np.concatenate([self._ids(window.columns, name, rows) for name in features])
-            for table, features in self._announce.tables.items()
-        }
-
-    def _announce_batch(self, pieces: list[dict[str, np.ndarray]]) -> None:
-        """Announce a batch by its ``pieces``, one of each window."""
-        if self._announce is not None:
-            tables = self._announce.tables
-            self._announce.receive({name: np.concatenate([piece[name] for piece in pieces]) for name in tables})
-
-    def _ids(self, columns: Columns, name: str, rows: np.ndarray) -> np.ndarray:
-        if name in columns.ragged:
-            return columns.ragged[name].take(rows).values.astype(np.int64)
-        return columns.single[self.split.single.index(name)][rows].astype(np.int64)
-
-    def _cuts(self, batch: int, start: int, stop: int) -> list[_Cut]:
-        """What this rank's batches from ``batch`` on take of the stream positions [start, stop)."""
-        cuts = []
-        while batch < self.batches_per_epoch and batch * self.order.global_batch < stop:
-            positions, own, total = self.order.positions(batch, self.split.rows)
-            inside = np.flatnonzero((positions >= start) & (positions < stop))
-            last = batch * self.order.global_batch + total - 1 if self._needs_all else positions.max()
-            cuts.append(_Cut(positions, inside, own, total, bool(last < stop)))
-            batch += 1
-        return cuts
+            rows, count = own.take(epoch, batch)
+            most = 0
+            if self._together is not None and every is not None:
+                most = self._together.add(batch, *every.take(epoch, batch))
+            elif self._announce is not None:
+                self._announce.receive(_ids(self._announce, self.split, rows, count))
+            yield self._builder.build(rows, count, deal.total(batch), most)
+            epoch, batch = (epoch, batch + 1) if batch + 1 < deal.batches else (epoch + 1, 0)
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """A batch's stream ``positions`` and which of them are ``inside`` a window. ``complete``: needs no later one."""
+class _Together:
+    """What every one of several ranks must know of all rows of a global batch: the rest of ``split`` is left out."""
 
-    positions: np.ndarray
-    inside: np.ndarray
-    own: int
-    total: int
-    complete: bool
+    split: SplitReader
+    deal: Deal
+    events: EventCounts
+    announce: Announce | None
+
+    @classmethod
+    def of(cls, split: SplitReader, deal: Deal, announce: Announce | None) -> _Together | None:
+        """None for one rank, and where nobody needs to know anything."""
+        events = EventCounts(split.schema, deal)
+        names = set(events.columns)
+        if announce is not None:
+            names |= {name for features in announce.tables.values() for name in features}
+        if deal.order.world_size == 1 or not names:
+            return None
+        return cls(split.only(names), deal, events, announce)
+
+    def add(self, batch: int, rows: Columns, count: int) -> int:
+        """Announce the ids of a global batch of ``count`` rows; returns the most rows of events that a rank has."""
+        if self.announce is not None:
+            self.announce.receive(_ids(self.announce, self.split, rows, count))
+        return self.events.most(rows, batch)
+
+
+def _ids(announce: Announce, split: SplitReader, rows: Columns, count: int) -> dict[str, np.ndarray]:
+    """The ids of the first ``count`` rows by table, int64."""
+
+    def of(name: str) -> np.ndarray:
+        if name in rows.ragged:
+            return rows.ragged[name].cut(0, count).values.astype(np.int64)
+        return rows.single[split.single.index(name), :count].astype(np.int64)
+
+    return {table: np.concatenate([of(name) for name in names]) for table, names in announce.tables.items()}
 
 
 class _Builder:
@@ -321,12 +246,11 @@ class _Builder:
         self.counts = RowCounts.of(split.schema)
         self.full_weights = torch.full((order.local_batch,), order.world_size / order.global_batch)
 
-    def build(self, parts: list[tuple[np.ndarray, Columns]], own: int, total: int, most: int = 0) -> Batch:
-        """The batch of ``own`` real rows of a global batch of ``total``, each part with its places in the batch.
+    def build(self, rows: Columns, own: int, total: int, most: int = 0) -> Batch:
+        """The batch of ``own`` real rows of a global batch of ``total``; ``rows`` are filled up.
 
         ``most``: rows for events on the rank that has most of them.
         """
-        rows = parts[0][1] if len(parts) == 1 else _merge(parts)
         labels = torch.from_numpy(rows.labels)
         weights = self.full_weights
         if total < self.order.global_batch or own < self.order.local_batch:
@@ -370,9 +294,3 @@ class _Builder:
             weights=torch.from_numpy(np.concatenate(weights)) if self.weighted else None,
             stride=self.order.local_batch,
         )
-
-
-def _merge(parts: list[tuple[np.ndarray, Columns]]) -> Columns:
-    """Parts of a batch that came from several windows, put back into batch order."""
-    order = np.argsort(np.concatenate([inside for inside, _ in parts]))
-    return take_each(join([part for _, part in parts]), [order])[0]

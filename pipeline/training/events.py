@@ -10,8 +10,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.embeddings.event_lookups import EventLookups, Segment, event_lookups
 from pipeline.records import DatasetSchema
+from pipeline.training.order import Deal
 from pipeline.training.parquet import Columns
-from pipeline.training.windows import Window
 
 Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # lengths int32, values int32, weights of the values
 
@@ -62,46 +62,28 @@ class EventBuilder:
 
 
 class EventCounts:
-    """How many rows of events each rank has in the coming global batches, which every rank knows: it decodes all rows.
+    """How many rows of events the ranks have in a global batch; TorchRec's exchange wants one size on all of them.
 
-    TorchRec's exchange wants a batch of one size on all ranks. ``size``: of a global batch of ``rows`` in all, of which
-    each of the ``ranks`` takes ``local``.
+    ``columns``: those whose lengths tell, which every rank reads of all rows.
     """
 
-    def __init__(self, schema: DatasetSchema, rows: int, *, size: int, local: int, ranks: int) -> None:
-        self._rows, self._size, self._local, self._ranks = rows, size, local, ranks
+    def __init__(self, schema: DatasetSchema, deal: Deal) -> None:
+        self._deal = deal
         lookups = event_lookups(schema)
-        self._columns = [] if lookups is None else [_first_columns(schema)[each.sequence] for each in lookups.events]
-        self._counts: dict[int, np.ndarray] = {}
+        self.columns = [] if lookups is None else [_first_columns(schema)[each.sequence] for each in lookups.events]
 
-    @property
-    def active(self) -> bool:
-        """Whether there are sequences."""
-        return bool(self._columns)
-
-    def add(self, window: Window, order: np.ndarray, first: int) -> None:
-        """Take in the rows of ``window``, in the ``order`` of the stream, of the batches from ``first`` on."""
-        if not self._columns:
-            return
-        lengths = sum(np.diff(window.columns.ragged[name].offsets) for name in self._columns)[order]  # type: ignore[index]
-        size, local = self._size, self._local
-        end = window.start + window.rows
-        for batch in range(max(first, window.start // size), -(-end // size)):
-            start = batch * size
-            low, high = max(start, window.start), min(start + size, end)
-            ranks = (np.arange(low, high) - start) // local
-            counts = self._counts.setdefault(batch, np.zeros(self._ranks, np.int64))
-            own = lengths[low - window.start : high - window.start]
-            counts += np.bincount(ranks, own, self._ranks).astype(np.int64)
-            if low == start:  # padding repeats the global batch's first row
-                total = min(size, self._rows - start)
-                real = np.clip(total - np.arange(self._ranks) * local, 0, local)
-                counts += (local - real) * int(own[0])
-
-    def take(self, batch: int) -> int:
-        """The most rows of events that a rank has in global batch ``batch``, all of which was added; 0: none."""
-        counts = self._counts.pop(batch, None)
-        return 0 if counts is None else int(counts.max())
+    def most(self, rows: Columns, batch: int) -> int:
+        """The most rows of events that a rank has in global batch ``batch``, whose ``rows`` these are; 0: none."""
+        if not self.columns:
+            return 0
+        lengths = np.sum([np.diff(rows.ragged[name].offsets) for name in self.columns], axis=0)
+        order, most, at = self._deal.order, 0, 0
+        for rank in range(order.world_size):
+            own = self._deal.owned(batch, rank, order.world_size)
+            filler = int(lengths[at if own else 0])
+            most = max(most, int(lengths[at : at + own].sum()) + (order.local_batch - own) * filler)
+            at += own
+        return most
 
 
 def _first_columns(schema: DatasetSchema) -> dict[str, str]:

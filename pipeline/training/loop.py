@@ -25,12 +25,13 @@ from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compared import compared
 from pipeline.training.compiling import AutoCompile
-from pipeline.training.data import Announce, Batch, BatchReader, Order
+from pipeline.training.data import Announce, Batch, BatchReader
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
 from pipeline.training.hogwild import Hogwild
 from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.products import Speed
 from pipeline.training.profiling import STEPS, Profiler, debugging
@@ -147,7 +148,8 @@ def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
     config = settings.train
     return Order(
         key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
-        window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
+        window_groups=config.shuffle_window_groups, lanes=config.lanes, rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
     )  # fmt: skip
 
 

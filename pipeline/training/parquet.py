@@ -6,6 +6,8 @@ Knows the dataset's layout (``records.DatasetSchema``) and nothing of batches, r
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +62,12 @@ class Ragged:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         picks = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return Ragged(offsets, self.values[picks], None if self.weights is None else self.weights[picks])
+
+    def cut(self, start: int, stop: int) -> Ragged:
+        """Rows [start, stop), in the same memory."""
+        first, end = self.offsets[start], self.offsets[stop]
+        weights = None if self.weights is None else self.weights[first:end]
+        return Ragged(self.offsets[start : stop + 1] - first, self.values[first:end], weights)
 
 
 @dataclass
@@ -138,15 +146,33 @@ class SplitReader:
         self.schema = read(DatasetSchema, store, f"{dataset.path}/{SCHEMA_FILE}")
         self.groups = _groups(self.schema, split)
         self.rows = sum(group.rows for group in self.groups)
+        self.groups_read = 0
+        self._footers: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._name_columns()
+
+    def _name_columns(self) -> None:
+        """The columns to read, as the schema has them."""
         self.single = [column.name for column in self.schema.sparse if not column.multi]
         self.multi = [column for column in self.schema.sparse if column.multi]
         self.extra = [task_column(task.name) for task in self.schema.tasks]
         self.extra += [ROW_WEIGHT] if self.schema.row_weights else []
         self.extra += [NEGATIVE_RATE] if self.schema.sampled else []
-        self.groups_read = 0
         self._table_rows = {column.name: column.rows for column in self.schema.id_columns}
-        self._footers: dict[str, Any] = {}
-        self._lock = threading.Lock()
+
+    def only(self, names: Collection[str]) -> SplitReader:
+        """The same rows with their label and the ids of columns ``names`` alone; the others are not read."""
+        part, schema = copy(self), self.schema
+        sequences = (
+            replace(each, columns=tuple(column for column in each.columns if column.name in names))
+            for each in schema.sequences
+        )
+        part.schema = replace(
+            schema, dense=(), sparse=tuple(column for column in schema.sparse if column.name in names), tasks=(),
+            row_weights=False, sampled="", sequences=tuple(each for each in sequences if each.columns),
+        )  # fmt: skip
+        part._name_columns()
+        return part
 
     def allocate(self, rows: int) -> Columns:
         """Empty columns for ``rows`` rows; ragged ones are filled by ``read_groups``."""

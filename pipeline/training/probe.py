@@ -24,8 +24,9 @@ from pipeline.records import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, Tabl
 from pipeline.store import Artifact, Store
 from pipeline.towers.interaction import Interaction
 from pipeline.towers.placement import Matrix
-from pipeline.training.data import Batch, BatchReader, Order
+from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.schedule import warmup_steps
 from pipeline.training.settings import TrainingSettings

@@ -27,8 +27,8 @@ from pipeline.embeddings.learning import set_table_steps
 from pipeline.errors import ConfigError
 from pipeline.evaluation.members import choose, fitted_weights, ne_of
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.data import Order
 from pipeline.training.model import build
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import main_logits
 from pipeline.training.settings import ModelSettings

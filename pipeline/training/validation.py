@@ -21,7 +21,8 @@ from pipeline.errors import DataError, GuardError
 from pipeline.evaluation import evaluate
 from pipeline.records import LABEL, VALIDATION
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import BatchReader
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import main_logits, score
 from pipeline.training.stopping import Look, Stopping, Verdict, is_due, looks_after

@@ -12,7 +12,8 @@ from pipeline.embeddings.ssd import SsdStore
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
 from pipeline.store import Store
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import BatchReader
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer

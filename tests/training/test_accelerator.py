@@ -11,8 +11,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from pipeline.checkpoint.snapshot import HostBuffers
 from pipeline.embeddings.ssd import FIGURES
 from pipeline.embeddings.touched import _Marker, _Marks
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import BatchReader
 from pipeline.training.distributed import add_up, collective_device, largest
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.ssd import SsdMeter
 from tests.fake_cuda import fake_cuda

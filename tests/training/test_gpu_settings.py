@@ -15,9 +15,10 @@ from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import ModelInputs
 from pipeline.training import trainer
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.model import DensePart, _dense_part, compute_dtype, use_tf32
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import ModelSettings
 from tests.embeddings.ranks import on_tier, plan_for

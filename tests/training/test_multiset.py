@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import BatchReader
+from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from tests.training.dataset import KEY, write_dataset
 
@@ -36,6 +37,7 @@ def test_rows_before_and_after_a_resume_are_every_row_once_an_epoch(shared_split
     order = {
         "seed": int(rng.integers(0, 1000)), "global_batch": int(rng.integers(1, 97)) + 8,
         "window_groups": int(rng.integers(1, 9)), "shuffle": bool(rng.random() < 0.8),
+        "lanes": int(rng.choice([1, 4, 12, 64])),
     }  # fmt: skip
     total = EPOCHS * -(-ROWS // order["global_batch"])
     stop = int(rng.integers(0, total + 1))
@@ -52,5 +54,5 @@ def test_rows_before_and_after_a_resume_are_every_row_once_an_epoch(shared_split
 
 @pytest.fixture(scope="module")
 def shared_split(tmp_path_factory):
-    store, dataset = write_dataset(tmp_path_factory.mktemp("rows"), train=ROWS, test=1, group=29, groups_per_file=3)
+    store, dataset = write_dataset(tmp_path_factory.mktemp("rows"), train=ROWS, test=1, group=13, groups_per_file=3)
     return SplitReader(store, dataset, "train")

@@ -1,0 +1,162 @@
+"""The order of an epoch's rows: lanes of row groups, from which every global batch takes equally many rows.
+
+Row groups are permuted and laid end to end; lane l of L has rows [f(l), f(l + 1)) of that sequence, so that all lanes
+last as long as each other. ``B / L`` rows of each lane make a global batch, and the rest of the epoch its last, short
+one. A lane's rows are mixed within windows of row groups. All of it depends on (dataset key, seed, epoch, global batch)
+and on the lanes alone, not on the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from pipeline.config.lanes import fitting_lanes
+from pipeline.training.parquet import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The settings that fix the sequence of global batches, and this rank's share of it.
+
+    ``lanes``: of a dataset that has row groups for that many; one, where nothing is shuffled.
+    """
+
+    key: str
+    seed: int
+    global_batch: int
+    shuffle: bool = True
+    window_groups: int = 8
+    lanes: int = 1
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def local_batch(self) -> int:
+        """Rows of a batch on each rank, padding included."""
+        return -(-self.global_batch // self.world_size)
+
+    def generator(self, *numbers: int) -> np.random.Generator:
+        """A random generator that depends on dataset, seed and ``numbers`` only."""
+        mixed = np.random.SeedSequence([self.seed, *self.key.encode(), *numbers])
+        return np.random.Generator(np.random.PCG64(mixed))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows [start, stop) of a row group."""
+
+    group: Group
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """``rows`` rows of a ``lane`` that are mixed with each other, from row ``start`` of the lane in this epoch on."""
+
+    epoch: int
+    lane: int
+    number: int
+    start: int
+    rows: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Take:
+    """Rows [start, stop) of a ``lane``, counted from its first row in the epoch."""
+
+    lane: int
+    start: int
+    stop: int
+
+
+class Deal:
+    """How ``order`` deals the rows of ``groups`` to global batches and ranks."""
+
+    def __init__(self, order: Order, groups: list[Group]) -> None:
+        self.order, self._groups = order, groups
+        self.rows = sum(group.rows for group in groups)
+        self.lanes = fitting_lanes(order.lanes, order.global_batch, len(groups)) if order.shuffle else 1
+        self.quota = order.global_batch // self.lanes  # rows of each lane in a global batch
+        self._full, self._short = divmod(self.rows, order.global_batch)
+        self.batches = self._full + bool(self._short)  # of an epoch
+        self.together = max(1, -(-order.window_groups // self.lanes)) if order.shuffle else 1  # groups of a window
+        self._laid = lru_cache(maxsize=2)(self._lay)
+
+    def total(self, batch: int) -> int:
+        """Rows of global batch ``batch`` of an epoch."""
+        return self.order.global_batch if batch < self._full else self._short
+
+    def takes(self, batch: int, rank: int, world: int) -> list[Take]:
+        """The rows of ``rank`` of ``world`` in a global batch, in order; none, where the batch has too few for it.
+
+        A rank has the places [r * b, (r + 1) * b) of the batch, b = ceil(B / W), and lane l fills those from
+        l * B / L on. So ranks whose number divides the lanes have lanes of their own.
+        """
+        size = -(-self.order.global_batch // world)
+        first, end = rank * size, min((rank + 1) * size, self.order.global_batch)
+        found = []
+        for lane in range(first // self.quota, -(-end // self.quota)):
+            begin, filled = batch * self.quota, self._filled(batch, lane)
+            low, high = max(first - lane * self.quota, 0), min(end - lane * self.quota, filled)
+            if low < high:
+                found.append(Take(lane, begin + low, begin + high))
+        return found
+
+    def owned(self, batch: int, rank: int, world: int) -> int:
+        """How many rows of a global batch are those of ``rank`` of ``world``."""
+        return sum(take.stop - take.start for take in self.takes(batch, rank, world))
+
+    def first(self, batch: int) -> Take:
+        """The first row of a global batch."""
+        lane = next(lane for lane in range(self.lanes) if self._filled(batch, lane))
+        return Take(lane, batch * self.quota, batch * self.quota + 1)
+
+    def windows(self, epoch: int, lane: int) -> Iterator[Window]:
+        """The windows of a lane in an ``epoch``."""
+        parts, start = self._parts(epoch, lane), 0
+        for number, at in enumerate(range(0, len(parts), self.together)):
+            own = tuple(parts[at : at + self.together])
+            rows = sum(part.stop - part.start for part in own)
+            yield Window(epoch, lane, number, start, rows, own)
+            start += rows
+
+    def mixed(self, window: Window) -> np.ndarray:
+        """The order of the rows of a window."""
+        if not self.order.shuffle:
+            return np.arange(window.rows)
+        lane = [window.lane] if window.lane else []  # lane 0 is as in an order of one lane
+        return self.order.generator(window.epoch, window.number, *lane).permutation(window.rows)
+
+    def _filled(self, batch: int, lane: int) -> int:
+        """Rows of ``lane`` in a global batch; the last, short one has equally many of all lanes, but for one."""
+        if batch < self._full:
+            return self.quota
+        return self._short * (lane + 1) // self.lanes - self._short * lane // self.lanes
+
+    def _begin(self, lane: int) -> int:
+        """Where a lane begins in the sequence of an epoch."""
+        return self._full * self.quota * lane + self._short * lane // self.lanes
+
+    def _lay(self, epoch: int) -> tuple[list[Group], np.ndarray]:
+        """The row groups of an epoch, one behind the other, and where each ends."""
+        groups = self._groups
+        if self.order.shuffle:
+            groups = [groups[i] for i in self.order.generator(epoch).permutation(len(groups))]
+        return groups, np.cumsum([group.rows for group in groups])
+
+    def _parts(self, epoch: int, lane: int) -> list[Part]:
+        groups, ends = self._laid(epoch)
+        at, stop = self._begin(lane), self._begin(lane + 1)
+        number, parts = int(np.searchsorted(ends, at, side="right")), []
+        while at < stop:
+            group, end = groups[number], int(ends[number])
+            begin = end - group.rows
+            parts.append(Part(group, at - begin, min(end, stop) - begin))
+            at, number = end, number + 1
+        return parts
