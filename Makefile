@@ -87,6 +87,10 @@ lint: install ## ruff and mypy
 bench-scaling: install ## samples/s on 1, 2 and 4 ranks of one thread each
 	@.venv/bin/python -m benchmarks.scaling
 
+.PHONY: bench-dryrun
+bench-dryrun: install ## metadata of a rank, seconds and memory of dry runs of 64 and 512 ranks
+	@.venv/bin/python -m benchmarks.dryrun
+
 bench-epochs: install ## test NE of a training that stops by itself, against the best number of epochs found by hand
 	@.venv/bin/python -m benchmarks.epochs
 
@@ -174,6 +178,10 @@ bench-predict: install ## predicted step time and memory against measured ones, 
 
 # The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
 CRITEO ?= ../shared/data/criteo_sample.tsv
+
+.PHONY: bench-ranks
+bench-ranks: install ## CPU seconds of the busiest process of nightjar predict on 1, 2 and 4 ranks, and equal scores (2 minutes)
+	@.venv/bin/python -m benchmarks.ranks
 
 .PHONY: bench-compile
 bench-compile: install ## ms of every ranker's forward and backward pass, compiled and not (6 minutes)

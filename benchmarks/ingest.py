@@ -90,7 +90,9 @@ def _wide(columns: int, rows: int, times: int) -> None:
     finish(
         "ingest_columns", large["peak"] / small["peak"], columns=columns, rows=rows, times=times,
         peak_bytes=small["peak"], peak_bytes_large=large["peak"], values_per_s=large["rows_per_s"] * columns,
-        peak_bytes_by_threads={log[-3:]: {n: run["peak"] for n, run in by.items()} for log, by in runs.items()},
+        peak_bytes_by_threads={
+            Path(log).suffix[1:]: {count: run["peak"] for count, run in by.items()} for log, by in runs.items()
+        },
         same=all(len({run["checksum"] for run in by.values()}) == 1 for by in runs.values()),
     )  # fmt: skip
 

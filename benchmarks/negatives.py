@@ -18,6 +18,7 @@ import io
 import json
 import statistics
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,15 @@ def main() -> None:
         "negatives", seconds[0] / seconds[1], share=args.share, correct=args.correct,
         ne_change=statistics.fmean(changes), worst_ne_change=max(changes),
         calibration=mean["sampled"]["calibration"],
-        worst_calibration=max((run["sampled"]["calibration"] for run in runs), key=lambda each: abs(each - 1)),
-        calibration_of_all=mean["all"]["calibration"], seeds=args.seeds, figures=mean,
+        worst_calibration=_worst(run["sampled"]["calibration"] for run in runs),
+        calibration_of_all=mean["all"]["calibration"],
+        worst_calibration_of_all=_worst(run["all"]["calibration"] for run in runs), seeds=args.seeds, figures=mean,
     )  # fmt: skip
+
+
+def _worst(calibrations: Iterable[float]) -> float:
+    """The one that is furthest from 1."""
+    return max(calibrations, key=lambda each: abs(each - 1))
 
 
 def compared(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:

@@ -24,6 +24,7 @@ from pipeline.commands import (
     result,
     run,
     runs,
+    scaling,
     search,
     stores,
     tune,
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def commands() -> list[Command]:
     """All commands, in the order of ``nightjar --help``."""
     families = (
-        init, plans, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, result, runs,
+        init, plans, scaling, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, result, runs,
         search, tune, worker,
     )  # fmt: skip
     return [*run.commands(), *(command for family in families for command in family.COMMANDS)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.flushing import Flushing
 from pipeline.checkpoint.index import DENSE, INDEX, STATE, Entry
-from pipeline.checkpoint.ranks import this_rank, together
+from pipeline.checkpoint.ranks import from_first, this_rank, to_first, together
 from pipeline.errors import ArtifactError, NightjarError, PassingError
 from pipeline.records import Extent, Index, TableSize, plain
 from pipeline.store import MANIFEST, Artifact, Draft, FileEntry, Store
@@ -65,30 +65,34 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
     """Write ``job`` and commit it. Collective over ``group``; ArtifactError on all ranks if one of them fails."""
     draft = Draft(store, job.path, KIND, job.key, job.config, job.inputs)
     leader, last = this_rank() == 0, time.monotonic() + job.seconds
+    written: list[Extent] = []
 
-    def write() -> dict[str, Any]:
-        extents = _write_rows(draft, job, on_point, last)
+    def write() -> None:
+        written.extend(_write_rows(draft, job, on_point, last))
         if leader:
             _retry(draft, DENSE, lambda: _write_dense(draft, job.dense, on_point))
             _retry(draft, STATE, lambda: draft.write_json(STATE, job.state))
             _flush(draft, DENSE, STATE)
         on_point(FaultPoint.WRITTEN)
-        return {"extents": plain(extents), "files": {name: asdict(entry) for name, entry in draft.files.items()}}
 
     try:
-        together(f"clearing {job.path}", lambda: _clear(draft) if leader else None, group)
-        parts = together(f"writing {job.path}", write, group)
-        committed = together(
-            f"committing {job.path}",
-            lambda: _commit(draft, job, parts, on_point).to_json() if leader else None,
-            group,
-        )[0]
+        from_first(f"clearing {job.path}", lambda: _clear(draft), group)
+        together(f"writing {job.path}", write, group)
+        parts = to_first(report_of(written, draft.files), group)
+        committed = from_first(
+            f"committing {job.path}", lambda: _commit(draft, job, parts, on_point).to_json(), group
+        )  # fmt: skip
     except BaseException:
         if leader:
             with suppress(Exception):  # a store that fails here too must not hide the first error
                 draft.discard_uncommitted()
         raise
     return parsed_artifact(job.path, committed)
+
+
+def report_of(extents: list[Extent], files: Mapping[str, FileEntry]) -> dict[str, Any]:
+    """What a rank tells the first one about the files that it wrote: entries of the index and of the manifest."""
+    return {"extents": plain(extents), "files": {name: asdict(entry) for name, entry in files.items()}}
 
 
 def _clear(draft: Draft) -> None:
@@ -112,7 +116,7 @@ def _write_rows(draft: Draft, job: Job, on_point: OnPoint, last: float) -> list[
     with Flushing(draft) as flushing:
         for block in job.blocks:
             for rows, coding in split_by_heat(block, job.coding(block)):
-                for chunk in _chunks(block, rows, job.chunk_bytes):
+                for chunk in pieces(block, rows, job.chunk_bytes):
                     if time.monotonic() > last:
                         raise PassingError(f"{job.path} was not written within {job.seconds:g} s", hint=SLOW)
                     extents.append(_write_extent(draft, len(extents), chunk, coding, on_point))
@@ -122,12 +126,18 @@ def _write_rows(draft: Draft, job: Job, on_point: OnPoint, last: float) -> list[
 
 def _write_extent(draft: Draft, number: int, chunk: RowBlock, coding: TableCoding, on_point: OnPoint) -> Extent:
     """Write one chunk; its entry of the index."""
-    name = f"rows/{quote(chunk.table, safe='')}/{this_rank():05d}-{number:06d}.safetensors"
+    extent = extent_of(this_rank(), number, chunk, coding)
     on_point(FaultPoint.ENCODE)
-    _retry(draft, name, lambda: _write_chunk(draft, name, chunk, coding, on_point))
+    _retry(draft, extent.file, lambda: _write_chunk(draft, extent.file, chunk, coding, on_point))
+    return extent
+
+
+def extent_of(rank: int, number: int, chunk: RowBlock, coding: TableCoding) -> Extent:
+    """The index's entry of the ``number``-th file that ``rank`` writes into a checkpoint; no other has its name."""
     return Extent(
-        file=name, table=chunk.table, first=int(chunk.ids[0]), last=int(chunk.ids[-1]), rows=len(chunk.ids),
-        column=chunk.column, columns=chunk.weight.shape[1], coding=coding_name(coding.weight),
+        file=f"rows/{quote(chunk.table, safe='')}/{rank:05d}-{number:06d}.safetensors", table=chunk.table,
+        first=int(chunk.ids[0]), last=int(chunk.ids[-1]), rows=len(chunk.ids), column=chunk.column,
+        columns=chunk.weight.shape[1], coding=coding_name(coding.weight),
     )  # fmt: skip
 
 
@@ -143,7 +153,7 @@ def _write_chunk(draft: Draft, name: str, chunk: RowBlock, coding: TableCoding, 
         on_point(FaultPoint.CHUNK)
 
 
-def _chunks(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBlock]:
+def pieces(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBlock]:
     """The block's ``rows`` (places; None: all) in pieces of about ``limit`` bytes of float32; of all rows as views."""
     values = block.weight.shape[1] + sum(s[:1].numel() for s in block.state.values())
     step = max(1, limit // (4 * max(1, values)))

@@ -26,9 +26,7 @@ def exchange(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Every rank's ``record`` (JSON data), in rank order. Collective over ``group``; JSON bytes, never pickled."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [json.loads(json.dumps(record))]
-    device = (
-        torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
-    )
+    device = _device(group)
     data = bytearray(json.dumps(record).encode())
     size = torch.tensor([len(data)], device=device)
     sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]
@@ -41,6 +39,65 @@ def exchange(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     return [json.loads(b[: int(n)].cpu().numpy().tobytes()) for b, n in zip(blocks, sizes, strict=True)]
 
 
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    """Where tensors must lie that ``group`` sends."""
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    )
+
+
+def _json_bytes(record: Any, device: torch.device) -> torch.Tensor:
+    """``record`` as JSON, uint8 [bytes]."""
+    return torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8).to(device)
+
+
+def _record_of(data: torch.Tensor) -> Any:
+    return json.loads(data.cpu().numpy().tobytes())
+
+
+def to_first(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Every rank's ``record`` (JSON data), in rank order, on rank 0; [] on the others. Collective over ``group``.
+
+    What a rank keeps does not grow with the number of ranks, but on rank 0.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [json.loads(json.dumps(record))]
+    own = _json_bytes(record, _device(group))
+    sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=own.device)
+    sizes[dist.get_rank()] = len(own)
+    dist.all_reduce(sizes, group=group)
+    if dist.get_rank() != 0:
+        dist.send(own, 0, group=group)
+        return []
+    records = [_record_of(own)]
+    for rank, size in enumerate(sizes.tolist()[1:], start=1):  # as many bytes as there are, not ranks times the longest
+        block = torch.empty(size, dtype=torch.uint8, device=own.device)
+        dist.recv(block, rank, group=group)
+        records.append(_record_of(block))
+    return records
+
+
+def from_first(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> Any:
+    """What ``work`` (JSON data) gives on rank 0, which alone does it, on every rank. Collective over ``group``.
+
+    Where it fails, all ranks raise its error, as in ``together``.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return together(what, work)[0]
+    cause, record = _tried(what, work) if dist.get_rank() == 0 else (None, {})
+    device = _device(group)
+    data = _json_bytes(record, device)
+    size = torch.tensor([len(data)], device=device)
+    dist.broadcast(size, 0, group=group)
+    if dist.get_rank() != 0:
+        data = torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(data, 0, group=group)
+    answer = _record_of(data)
+    if "error" in answer:
+        raise NightjarError.from_json(answer["error"]) from cause
+    return answer["value"]
+
+
 _AGAIN = "run the same command again; that rank's log says more"
 
 
@@ -51,19 +108,23 @@ def together(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None
     An unexpected exception becomes a PassingError that names the rank: memory, a thread or a connection that was not
     to be had says nothing about what was read.
     """
-    cause: Exception | None = None
-    try:
-        record = {"value": work()}
-    except NightjarError as error:
-        cause, record = error, {"error": error.to_json()}
-    except Exception as error:
-        message = f"{what} failed on rank {this_rank()}: {type(error).__name__}: {error}"
-        cause, record = error, {"error": PassingError(message, hint=_AGAIN).to_json()}
+    cause, record = _tried(what, work)
     records = exchange(record, group)
     for each in records:
         if "error" in each:
             raise NightjarError.from_json(each["error"]) from cause
     return [each["value"] for each in records]
+
+
+def _tried(what: str, work: Callable[[], Any]) -> tuple[Exception | None, dict[str, Any]]:
+    """What ``work`` gives, or its error: the exception itself (None: there is none), and a record for other ranks."""
+    try:
+        return None, {"value": work()}
+    except NightjarError as error:
+        return error, {"error": error.to_json()}
+    except Exception as error:
+        message = f"{what} failed on rank {this_rank()}: {type(error).__name__}: {error}"
+        return error, {"error": PassingError(message, hint=_AGAIN).to_json()}
 
 
 def once(write: Callable[..., None], message: str, *values: object) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import Entry, entry_of
 from pipeline.checkpoint.job import SLOW, Job, parsed_artifact, write_checkpoint
-from pipeline.checkpoint.ranks import this_rank, together
+from pipeline.checkpoint.ranks import from_first
 from pipeline.errors import NightjarError, PassingError
 from pipeline.store import Artifact, Store
 
@@ -65,6 +65,14 @@ class Outcome:
         return cls(**{**data, "entry": entry, "error": data["error"] and NightjarError.from_json(data["error"])})
 
 
+def _hurry(thread: threading.Thread) -> None:
+    """Give ``thread`` the caller's priority; only privileged processes may, the others leave it as it is."""
+    if sys.platform == "linux" and thread.is_alive() and thread.native_id is not None:
+        with suppress(OSError):
+            own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            os.setpriority(os.PRIO_PROCESS, thread.native_id, own)
+
+
 @dataclass
 class Writer:
     """Writes one job at a time behind the caller. ``group``: a process group used by nothing else (None: one rank).
@@ -106,9 +114,11 @@ class Writer:
     def wait(self, timeout: float | None = None) -> Outcome | None:
         """The outcome of the job in flight, once it is there; None where there is none.
 
+        Its thread no longer yields to other programs, where that may be taken back: the caller waits for it.
         TimeoutError after ``timeout`` seconds.
         """
         if self._thread is not None:
+            _hurry(self._thread)
             self._thread.join(timeout)
             if self._thread.is_alive():
                 raise TimeoutError(f"the checkpoint in flight is not written after {timeout:.1f} s")
@@ -146,11 +156,8 @@ class Writer:
     def _prune(self, prune: Callable[[Entry], tuple[list[str], str]], entry: Entry, outcome: Outcome) -> None:
         """Remove what retention does not need; whatever fails, the checkpoint is committed."""
 
-        def work() -> tuple[list[str], str] | None:
-            return prune(entry) if this_rank() == 0 else None
-
         try:
-            outcome.stay, outcome.note = together("pruning checkpoints", work, self.group)[0]
+            outcome.stay, outcome.note = from_first("pruning checkpoints", lambda: prune(entry), self.group)
         except NightjarError as error:
             outcome.note = f"old checkpoints are kept until the next one: {error.message}"
         except Exception as error:
@@ -159,7 +166,5 @@ class Writer:
     def _compact(self, compact: Callable[[Artifact], Artifact], artifact: Artifact) -> Artifact:
         """The compacted ``artifact``, on every rank; rank 0 does it."""
 
-        def work() -> dict[str, Any] | None:
-            return compact(artifact).to_json() if this_rank() == 0 else None
-
-        return parsed_artifact(artifact.path, together(f"compacting {artifact.path}", work, self.group)[0])
+        done = from_first(f"compacting {artifact.path}", lambda: compact(artifact).to_json(), self.group)
+        return parsed_artifact(artifact.path, done)

@@ -12,6 +12,7 @@ from pipeline.commands.growing import nights_ahead, what_if_nights
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 
 if TYPE_CHECKING:
+    from pipeline.config import Config
     from pipeline.planning import PlanInputs
     from pipeline.planning.whatif import Case, Refused
 
@@ -128,7 +129,12 @@ def _cases(jobs: list[list[str]], options: argparse.Namespace) -> list[Case | Re
 
 
 def _inputs(job: list[str], options: argparse.Namespace, *, timed: bool = False) -> PlanInputs:
-    """One combination with the dataset it plans for; where that is missing the error names the command that helps.
+    """One combination with the dataset it plans for, as ``planned_for``."""
+    return planned_for(job, options.config_dir, timed=timed)[1]
+
+
+def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) -> tuple[Config, PlanInputs]:
+    """The configuration of ``job`` and what a planner takes; where the dataset is missing, the error names the command.
 
     ``timed``: the speeds of the hardware matter, so those of this machine are measured where they are not known.
     """
@@ -139,14 +145,15 @@ def _inputs(job: list[str], options: argparse.Namespace, *, timed: bool = False)
     from pipeline.stages.read import planning_inputs
     from pipeline.store import Store
 
-    config = compose(job, options.config_dir)
+    config = compose(job, config_dir)
     store = Store(config.store)
     try:
         schema, profile = planning_inputs(config, store)
     except ArtifactError as error:
         raise ArtifactError(error.message, hint=_ingest_command(job)) from None
     config = with_batch(with_former_batch(config, store), schema.rows.get("train", 0))
-    return PlanInputs.of(with_figures(config) if timed else config, schema, profile)
+    config = with_figures(config) if timed else config
+    return config, PlanInputs.of(config, schema, profile)
 
 
 def _ingest_command(job: list[str]) -> str:

@@ -83,7 +83,7 @@ def fixed_ms(
 
     ``batch``: samples of a step on all ranks.
     """
-    latency = _latency_ms(hardware)
+    latency = latency_ms(hardware)
     return {
         **dict.fromkeys(PHASES, 0.0),
         "input_exchange": 2 * latency,  # how many ids, then the ids
@@ -102,8 +102,8 @@ def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
     samples = local_batch(batch, hardware.world_size)
     compute = samples * costs.flop / hardware.dense_gflop_per_s / 1e6
     memory = samples * costs.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
-    gradients = _all_reduce_ms(hardware, costs.parameters * FLOAT)
-    return compute + memory + gradients + (_latency_ms(hardware) if hardware.world_size > 1 else 0.0)
+    gradients = all_reduce_ms(hardware, costs.parameters * FLOAT)
+    return compute + memory + gradients + (latency_ms(hardware) if hardware.world_size > 1 else 0.0)
 
 
 def dense_costs(model: ModelConfig, schema: DatasetSchema, events: Events = NO_EVENTS, samples: int = 1) -> ModelCosts:
@@ -193,7 +193,7 @@ def _replica_ms(hardware: HardwareConfig, load: ShardLoad) -> dict[str, float]:
     """A data-parallel table: its whole gradient is reduced over the ranks and applied by dense passes."""
     size = load.rows * load.columns * FLOAT
     return {
-        "gradient_exchange": _all_reduce_ms(hardware, size),
+        "gradient_exchange": all_reduce_ms(hardware, size),
         "update": hardware.table_overhead_us / 1e3
         + load.optimizer.replica_passes * size / _gb_per_s(hardware, "") / BYTES_PER_MS,
     }
@@ -211,13 +211,18 @@ def _outputs_ms(hardware: HardwareConfig, sharding: str, size: float) -> float:
 
 def _all_to_all_ms(hardware: HardwareConfig, size: float) -> float:
     """Ms to spread ``size`` bytes of this rank evenly over all ranks; what stays is free, both links work at once."""
+    return max(links_ms(hardware, size))
+
+
+def links_ms(hardware: HardwareConfig, size: float) -> tuple[float, float]:
+    """Ms of the links within a host and between hosts while every rank spreads ``size`` bytes evenly over all ranks."""
     world, local = hardware.world_size, hardware.ranks_per_host
     within = size * (local - 1) / world / hardware.intra_host_gb_per_s if local > 1 else 0.0
     between = size * (world - local) / world / hardware.inter_host_gb_per_s if world > local else 0.0
-    return max(within, between) / BYTES_PER_MS
+    return within / BYTES_PER_MS, between / BYTES_PER_MS
 
 
-def _all_reduce_ms(hardware: HardwareConfig, size: float) -> float:
+def all_reduce_ms(hardware: HardwareConfig, size: float) -> float:
     """Ms to add up ``size`` bytes over all ranks in rings: a reduce-scatter, then an all-gather.
 
     Every rank sends to the next; where that one is on another host, the rings share the links of all the host's ranks.
@@ -229,7 +234,7 @@ def _all_reduce_ms(hardware: HardwareConfig, size: float) -> float:
     return max(within, between) / BYTES_PER_MS
 
 
-def _latency_ms(hardware: HardwareConfig) -> float:
+def latency_ms(hardware: HardwareConfig) -> float:
     """Ms of a small collective over all ranks."""
     if hardware.hosts > 1:
         return hardware.inter_host_latency_us / 1e3

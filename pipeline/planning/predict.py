@@ -49,7 +49,7 @@ def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
     own, staged = [0] * plan.world_size, [0] * plan.world_size
     for table in tables_of(inputs):
         placed = plan.tables[table.name]
-        for shard, spent in zip(placed.shards, _shard_phases(hardware, batch, table, placed), strict=True):
+        for shard, spent in zip(placed.shards, shard_phases(hardware, batch, table, placed), strict=True):
             for phase, ms in spent.items():
                 phases[shard.rank][phase] += ms
             own[shard.rank] += placed.resident_bytes(shard, plan.device)
@@ -61,7 +61,7 @@ def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
     return Prediction(phases=phases, tables=own, reserved=reserved)
 
 
-def _shard_phases(hardware: HardwareConfig, batch: int, table: Table, placed: TablePlan) -> list[dict[str, float]]:
+def shard_phases(hardware: HardwareConfig, batch: int, table: Table, placed: TablePlan) -> list[dict[str, float]]:
     """Ms by phase of each of its shards, as the planner priced them."""
     blocks = [Block(shard.row, shard.rows, shard.column, shard.columns) for shard in placed.shards]
     asked = asked_of(hardware.world_size, batch, table, placed.sharding, blocks)

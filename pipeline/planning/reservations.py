@@ -42,7 +42,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     reserved = {
         "dense": int(per_parameter * FLOAT * costs.parameters),
         "activations": int(PER_ACTIVATION * FLOAT * activations),
-        "inputs": int(BATCHES_IN_WORK * batch * _row_bytes(schema, inputs.profile)),
+        "inputs": int(BATCHES_IN_WORK * batch * row_bytes(schema, inputs.profile)),
         "communication": pooled * (4 if world > 1 else 2),
         "staging": 0,
         "runtime": RUNTIME + (RUNTIME_LINKED if world > 1 else 0),
@@ -72,7 +72,7 @@ def event_bytes(inputs: PlanInputs, samples: int) -> float:
 def host_bytes(inputs: PlanInputs) -> dict[str, int]:
     """Bytes that one rank needs in host memory on any device: the process, rows read ahead, a checkpoint's copy."""
     schema, train, world = inputs.schema, inputs.train, inputs.world_size
-    row = _row_bytes(schema, inputs.profile)
+    row = row_bytes(schema, inputs.profile)
     groups = [rows for file in schema.groups.get("train", []) for rows in file]
     largest = max(groups, default=inputs.ingest.rows_per_group)
     windows = _window_rows(inputs, largest, len(groups)) * row
@@ -103,7 +103,7 @@ def staged_row(size: int) -> int:
     return size + 8 + 1
 
 
-def _row_bytes(schema: DatasetSchema, profile: Profile) -> float:
+def row_bytes(schema: DatasetSchema, profile: Profile) -> float:
     """Mean bytes of a sample: label, dense values, and every feature's ids with their weights."""
     size = float(FLOAT * (1 + len(schema.dense)))
     for column in schema.sparse:

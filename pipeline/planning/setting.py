@@ -70,8 +70,9 @@ def choices(
     """What the planner may try for every table, for a global ``batch`` of samples.
 
     Tables below the share ``heavy`` of a rank's fair load (bytes and lookups alike) are not offered split, and replicas
-    only of tables that cost all ranks together less so, which keeps 1,000 tables on 128 ranks searchable; 0 offers
-    every type. Raises ConfigError for an unknown type, an unknown pinned table or a pin that cannot run.
+    only of tables that cost less so all the ranks that whole tables would keep busy, which keeps 1,000 tables on 128
+    ranks searchable; 0 offers every type. Raises ConfigError for an unknown type, an unknown pinned table or a pin that
+    cannot run.
     """
     check_values(plan, "plan")
     check_pins(plan, {table.name for table in tables})
@@ -84,16 +85,17 @@ def choices(
         if pin is not None and pin.sharding:
             offered[table.name] = pinned(hardware, table, pin, None)
             continue
-        replicas = not heavy or _cheap_replicas(hardware, batch, table)
+        replicas = not heavy or _cheap_replicas(hardware, batch, table, min(hardware.world_size, len(tables)))
         free = _free(plan.sharding_types, hardware, table, share >= heavy, replicas)
         offered[table.name] = free if pin is None else pinned(hardware, table, pin, free)
     return offered
 
 
-def _cheap_replicas(hardware: HardwareConfig, batch: int, table: Table) -> bool:
-    """Whether a copy of the table on every rank costs the ranks together no more than the table whole on one of them.
+def _cheap_replicas(hardware: HardwareConfig, batch: int, table: Table, busy: int) -> bool:
+    """Whether copies of the table cost ``busy`` ranks together no more than the table whole on one of them.
 
-    What overlaps with the step is left out, and memory: the search counts them.
+    Of more ranks than tables the others would be idle, so their copies are free. What overlaps with the step is left
+    out, and memory: the search counts them.
     """
     whole, tier = Block(0, table.rows, 0, table.dim), tiers(hardware)[0]
     cost = {}
@@ -101,7 +103,7 @@ def _cheap_replicas(hardware: HardwareConfig, batch: int, table: Table) -> bool:
         asked = asked_of(hardware.world_size, batch, table, sharding, [whole])
         phases = shard_ms(hardware, asked.loads(hardware, tier, 0)[0], global_batch=batch)
         cost[sharding] = sum(phases.values()) - phases[BESIDE]
-    return hardware.world_size * cost[DATA_PARALLEL] <= cost[TABLE_WISE]
+    return busy * cost[DATA_PARALLEL] <= cost[TABLE_WISE]
 
 
 def _free(wanted: list[str], hardware: HardwareConfig, table: Table, split: bool, replicas: bool) -> Choice:

@@ -151,8 +151,8 @@ class Plan(Record):
         """Bytes of ``reserved_tier`` that ``rank`` keeps free of tables; 0 where the plan has no such figure."""
         return sum(self.reserved[rank].values()) if rank < len(self.reserved) else 0
 
-    def resident_bytes(self, rank: int) -> int | None:
-        """What training is predicted to take of ``rank`` in the device's own memory; None where nothing is reserved.
+    def resident_bytes(self) -> list[int] | None:
+        """What training is predicted to take of each rank in the device's own memory; None where nothing is reserved.
 
         Its tables there with optimizer state (of others what a cache keeps) and the reservations, but for ``margin``,
         which is the user's wish and no use, and ``process``, which was there before. The buffers in ``memory`` are left
@@ -160,5 +160,10 @@ class Plan(Record):
         """
         if not self.reserved:
             return None
-        own = sum(t.resident_bytes(s, self.device) for t in self.tables.values() for s in t.shards if s.rank == rank)
-        return own + sum(size for purpose, size in self.reserved[rank].items() if purpose not in BESIDE_TRAINING)
+        taken = [
+            sum(size for purpose, size in kept.items() if purpose not in BESIDE_TRAINING) for kept in self.reserved
+        ]
+        for table in self.tables.values():
+            for shard in table.shards:
+                taken[shard.rank] += table.resident_bytes(shard, self.device)
+        return taken

@@ -30,7 +30,8 @@ class Series:
 class StackedBars:
     """Bars: ``series`` from the bottom up, with a ``limit`` (0: none) called ``limit_name``.
 
-    ``show`` formats a value. The axis shows values divided by ``scale``, in ``unit``.
+    ``show`` formats a value. The axis shows values divided by ``scale``, in ``unit``. ``names``: of the bars, where
+    they are no ranks; as many rows as there are bars then.
     """
 
     title: str
@@ -40,6 +41,11 @@ class StackedBars:
     limit: float = 0.0
     limit_name: str = ""
     scale: float = 1.0
+    names: Sequence[str] = ()
+
+    def name(self, rank: int) -> str:
+        """The name of the bar of ``rank``."""
+        return self.names[rank] if self.names else f"{RANKS} {rank}"
 
     @property
     def ranks(self) -> int:
@@ -65,11 +71,11 @@ class StackedBars:
         """The bar of ``rank`` in words."""
         parts = [f"{series.name} {self.show(series.values[rank])}" for series in self.series if series.values[rank]]
         limit = f", {self.limit_name} {self.show(self.limit)}" if self.limit else ""
-        return f"{RANKS} {rank}: {', '.join(parts) or 'nothing'}{limit}"
+        return f"{self.name(rank)}: {', '.join(parts) or 'nothing'}{limit}"
 
     def figure(self) -> Figure:
         """Rows with figures for up to MOST_ROWS ranks, else a plot over ranks."""
-        if self.ranks <= MOST_ROWS:
+        if self.names or self.ranks <= MOST_ROWS:
             rows = [_row(self, rank, self.top or 1.0) for rank in range(self.ranks)]
             return Figure(self.title, self.unit, tag("div", *rows, class_="stacked-bars"))
         return Figure(self.title, f"{self.unit}, {self.span}", _plot(self))
@@ -90,7 +96,7 @@ def _row(bars: StackedBars, rank: int, top: float) -> Markup:
     of = f" of {bars.show(bars.limit)}" if bars.limit else ""
     attributes = {"viewBox": f"0 0 {UNITS} 16", "preserveAspectRatio": "none", "role": "img", "aria-label": words}
     picture = tag("svg", tag("title", words), *parts, class_="stacked-bar", **attributes)
-    return tag("div", f"{RANKS} {rank}", class_="rank") + picture + tag("div", total + of, class_="number")
+    return tag("div", bars.name(rank), class_="rank") + picture + tag("div", total + of, class_="number")
 
 
 def _plot(bars: StackedBars) -> Markup:

@@ -16,7 +16,7 @@ from pipeline.checkpoint.checkpointer import Checkpointer, Model
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.job import parsed_artifact
-from pipeline.checkpoint.ranks import together
+from pipeline.checkpoint.ranks import from_first
 from pipeline.checkpoint.reader import Target, restore
 from pipeline.checkpoint.state import TrainState
 from pipeline.checkpoint.warm import warm_start
@@ -96,7 +96,7 @@ class Checkpoints:
                 f"the model's: {_features_text(self.trainer.tower_features)}",
                 hint="the partition settings it was trained with, or force=true",
             )
-        then = together(f"reading {self.final}", lambda: self.saver.store.get(self.final, "train").config)[0]
+        then = from_first(f"reading {self.final}", lambda: self.saver.store.get(self.final, "train").config)
         check_length(self.settings.train, then, state.step, total, self.final)
         self.trainer.steps = state.step
         set_table_steps(self.trainer.model, state.step)
@@ -135,7 +135,7 @@ class Checkpoints:
         assert self.best is not None
         model, store = self.saver.model, self.saver.store
         path = f"{self.saver.directory}/{self.best}"
-        artifact = together(f"opening {path}", lambda: store.get(path, "train").to_json())[0]
+        artifact = from_first(f"opening {path}", lambda: store.get(path, "train").to_json())
         target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.saver.on_point)
         self._train_on(restore(store, parsed_artifact(path, artifact), target))
         model.touched.fill()  # the next delta rests on a checkpoint of other rows
@@ -154,12 +154,12 @@ class Checkpoints:
         """
         paths = [f"{self._place}/{name}" for name in (self.snapshots or [])[:-1]]
         store = self.saver.store
-        return [*together("finding snapshots", lambda: [p for p in paths if store.find(p) is not None])[0], self.final]
+        return [*from_first("finding snapshots", lambda: [p for p in paths if store.find(p) is not None]), self.final]
 
     def load(self, path: str) -> None:
         """Put tables and dense part of the checkpoint at ``path`` in place, no optimizer's state. Collective."""
         model, store = self.saver.model, self.saver.store
-        artifact = together(f"opening {path}", lambda: store.get(path, "train").to_json())[0]
+        artifact = from_first(f"opening {path}", lambda: store.get(path, "train").to_json())
         restore(store, parsed_artifact(path, artifact), Target(model.rows, dict(self.trainer.dense), states=False))
 
     def changed_without_lookups(self) -> None:
@@ -181,7 +181,7 @@ class Checkpoints:
         directory = f"{self.saver.directory}-{coding_of(wanted)}"
         path = f"{directory}/{self.final.rpartition('/')[2]}"
         self.saver.turn_to(directory)
-        if together(f"looking for {path}", lambda: self.saver.store.find(path) is not None)[0]:
+        if from_first(f"looking for {path}", lambda: self.saver.store.find(path) is not None):
             self.saver.newest = path
             return
         self.saver.save(state, final=True, wait=True)
@@ -279,12 +279,15 @@ def _features_text(towers: dict[str, list[str]]) -> str:
     return "; ".join(", ".join(features) for features in towers.values()) or "none"
 
 
-def _all_rng_states() -> Tensor:
-    """Every rank's ``torch.get_rng_state()``: uint8 [world size, bytes]. Collective."""
+def _all_rng_states() -> Tensor | None:
+    """Every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], on rank 0, which writes it. Collective."""
     own = torch.get_rng_state()
     if dist.get_world_size() == 1:
         return own[None]
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else own.device
+    if dist.get_rank() != 0:
+        dist.gather(own.to(device), None, dst=0)
+        return None
     states = [torch.empty_like(own, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(states, own.to(device))
+    dist.gather(own.to(device), states, dst=0)
     return torch.stack(states).cpu()

@@ -40,7 +40,7 @@ def predicted_phases(plan: Plan) -> dict[str, float]:
 
 def predicted_bytes(plan: Plan) -> int | None:
     """Bytes of the fullest rank in the device's own memory: its tables and the reservations; None where unknown."""
-    return max((plan.resident_bytes(rank) or 0 for rank in range(plan.world_size)), default=0) or None
+    return max(plan.resident_bytes() or [0]) or None
 
 
 def _beside(unit: str, predicted: float | None, measured: float) -> dict[str, float]:

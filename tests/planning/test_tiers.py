@@ -221,7 +221,7 @@ def test_sgd_keeps_no_state_and_the_plan_counts_none():
     copies = sum(4 * shard.rows for table in adagrad.tables.values() for shard in table.shards)
     assert freed == pytest.approx(copies, abs=4_000)
     assert adagrad.reserved[0]["staging"] - sgd.reserved[0]["staging"] == pytest.approx(4 * 800_100 / 2, rel=0.01)
-    assert adagrad.resident_bytes(0) > sgd.resident_bytes(0)
+    assert adagrad.resident_bytes()[0] > sgd.resident_bytes()[0]
     assert Plan.from_json(json.loads(json.dumps(sgd.to_json()))) == sgd
     assert key_config("plan", configure(cpu(1, 2))) != key_config("plan", config)
 

@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
         "publishing",
         "report",
         "compose",
+        "launch",
     },
     "search": {"compose", "embeddings", "models", "planning", "report", "training"},
     "stages": {
@@ -70,6 +71,7 @@ ALLOWED: dict[str, set[str]] = {
         "compose",
     },
     "calibration": {"ingest", "planning", "embeddings", "models", "training"},
+    "scaling": {"calibration", "checkpoint", "embeddings", "planning", "training"},
     "tuning": {"compose", "launch", "report", "stages"},
     "commands": {
         "tuning",
@@ -86,6 +88,7 @@ ALLOWED: dict[str, set[str]] = {
         "serving",
         "stages",
         "report",
+        "scaling",
         "search",
     },
     "cli": {"commands"},
