@@ -32,7 +32,7 @@ from pipeline.training.memory import status_bytes
 from pipeline.training.parquet import SplitReader
 from tests.commands import nightjar
 
-ROWS = 3000
+ROWS = 12_000
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def overrides(folder: Path) -> list[str]:
         "data=parquet", f"data.path={folder}/log.parquet", "+data.dense.x={}", "data.sparse_defaults.min_count=1",
         *(f"+data.sparse.{name}={{}}" for name in "abc"), f"store={folder}/store", "hardware=laptop",
         "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[32,16]", "train.global_batch=64",
-        "train.threads_per_rank=1", "search.epochs=12", "search.lr=0.03", "search.cost=0.05", "search.memory=0.05",
+        "train.threads_per_rank=1", "search.epochs=3", "search.lr=0.03", "search.cost=0.05", "search.memory=0.05",
     ]  # fmt: skip
 
 
