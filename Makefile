@@ -179,6 +179,10 @@ bench-predict: install ## predicted step time and memory against measured ones, 
 # The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
 CRITEO ?= ../shared/data/criteo_sample.tsv
 
+.PHONY: bench-ranks
+bench-ranks: install ## CPU seconds of the busiest process of nightjar predict on 1, 2 and 4 ranks, and equal scores (2 minutes)
+	@.venv/bin/python -m benchmarks.ranks
+
 .PHONY: bench-compile
 bench-compile: install ## ms of every ranker's forward and backward pass, compiled and not (6 minutes)
 	@.venv/bin/python -m benchmarks.compiling

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 
@@ -21,18 +22,24 @@ def silent() -> None:
     logging.disable(logging.WARNING)
 
 
-def run(overrides: list[str]) -> dict[str, Artifact]:
+def run(overrides: list[str], cpu: dict[str, float] | None = None) -> dict[str, Artifact]:
     """The artifacts by stage of a run with these ``overrides``; says nothing but errors."""
     silent()
-    return run_config(compose(overrides))
+    return run_config(compose(overrides), cpu)
 
 
-def run_config(config: Config) -> dict[str, Artifact]:
-    """The artifacts by stage of a run of ``config``; stages whose artifact exists are skipped."""
+def run_config(config: Config, cpu: dict[str, float] | None = None) -> dict[str, Artifact]:
+    """The artifacts by stage of a run of ``config``; stages whose artifact exists are skipped.
+
+    ``cpu`` receives the CPU seconds of this process by stage.
+    """
     store, artifacts = Store(config.store), {}
     for step in steps(config, store):
+        began = time.process_time()
         if store.find(step.path) is None:
             run_stage(step, config, store, StageIO())
+        if cpu is not None:
+            cpu[step.name] = time.process_time() - began
         artifacts[step.name] = store.get(step.path, step.name)
     return artifacts
 

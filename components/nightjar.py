@@ -1,7 +1,8 @@
 """TorchX components: ``torchx run -s kubernetes components/nightjar.py:chain --image <image> -- <overrides>``.
 
 ``chain`` is the whole run, ``stage`` any registered stage by its name. The stages of Nightjar itself have a component
-each, because TorchX reads names, arguments and help from the functions of this file. docs/torchx.md has examples.
+each, because TorchX reads names, arguments and help from the functions of this file. ``predict`` scores rows with what
+they published. docs/torchx.md has examples.
 """
 
 import sys
@@ -10,7 +11,7 @@ from typing import Callable, Dict, List, Optional, TypeVar
 from torchx.specs import AppDef
 
 from pipeline.errors import NightjarError
-from pipeline.launch.components import Place, chain_app, stage_app
+from pipeline.launch.components import Place, chain_app, predict_app, stage_app
 
 ARGUMENTS = {
     "overrides": "Hydra overrides, behind ``--``",
@@ -138,6 +139,23 @@ def publish(
         *overrides, name="publish", image=image, h=h, cpu=cpu, gpu=gpu, memMB=memMB, env=env, mounts=mounts,
         max_retries=max_retries,
     )  # fmt: skip
+
+
+@described(
+    overrides="the store, store=<URL>, and further arguments of ``nightjar predict``, behind ``--``",
+    path="raw rows: a file, a directory or a glob on any fsspec URL",
+    out="URL or path of the scores, *.parquet, else CSV",
+    model="the model's name; none: the store's only one",
+    ranks="processes that score; 0: as many as pay",
+)
+def predict(
+    *overrides: str, path: str, out: str, model: str = "", ranks: int = 0, image: str = "", h: Optional[str] = None,
+    cpu: int = 0, gpu: int = 0, memMB: int = 0, env: Optional[Dict[str, str]] = None,
+    mounts: Optional[List[str]] = None, max_retries: int = 0,
+) -> AppDef:  # fmt: skip
+    """Scores of raw rows by a published version."""
+    place = Place(image, h, cpu, gpu, memMB, env or {}, mounts or [], max_retries)
+    return _told(lambda: predict_app(list(overrides), path, out, model, ranks, place))
 
 
 def _told(make: Callable[[], AppDef]) -> AppDef:

@@ -36,6 +36,27 @@ def usable_memory(root: Path | None = None) -> int:
     return min([_installed(root), *_limits(root)])
 
 
+def spare_memory() -> int:
+    """Bytes that this process could still take: what the machine has left, and its cgroups beside this process."""
+    return max(
+        min(_figure("/proc/meminfo", "MemAvailable"), usable_memory() - _figure("/proc/self/status", "VmRSS")), 0
+    )
+
+
+def own_memory() -> int:
+    """Bytes of this process that are in no file, which another process like it would take anew."""
+    return _figure("/proc/self/status", "RssAnon")
+
+
+def _figure(file: str, key: str) -> int:
+    """The line ``key`` of a file of ``proc``, in bytes; 0 where there is none, as without ``proc``."""
+    try:
+        lines = Path(file).read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+    except (OSError, StopIteration, ValueError):
+        return 0
+
+
 def _installed(root: Path) -> int:
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()

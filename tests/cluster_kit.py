@@ -50,12 +50,12 @@ class TestCluster:
         return older
 
 
-def wait_for(check: Callable[[], Any], seconds: float = 60) -> Any:
-    """Look until ``check`` says something."""
+def wait_for(check: Callable[[], Any], seconds: float = 180, every: float = 0.2) -> Any:
+    """Look until ``check`` says something; only what never does takes all of ``seconds``."""
     last = time.monotonic() + seconds
     while not (found := check()):
         assert time.monotonic() < last, "timed out"
-        time.sleep(0.2)
+        time.sleep(every)
     return found
 
 

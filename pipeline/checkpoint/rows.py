@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -33,6 +34,12 @@ class ChainReader:
         self.tables: dict[str, TableSize] = self._indices[-1].tables
         self._open: dict[tuple[str, str], RowBlock] = {}
         self._states: dict[str, dict[str, bool]] = {}
+
+    def beside(self) -> ChainReader:
+        """Another reader of the same checkpoint, for another thread: what a reader has open is its own."""
+        other = copy.copy(self)
+        other._open, other._states = {}, {}
+        return other
 
     def states(self, table: str) -> dict[str, bool]:
         """The optimizer's states of ``table`` by name: whether each weight has one, not each row."""

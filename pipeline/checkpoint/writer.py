@@ -65,6 +65,14 @@ class Outcome:
         return cls(**{**data, "entry": entry, "error": data["error"] and NightjarError.from_json(data["error"])})
 
 
+def _hurry(thread: threading.Thread) -> None:
+    """Give ``thread`` the caller's priority; only privileged processes may, the others leave it as it is."""
+    if sys.platform == "linux" and thread.is_alive() and thread.native_id is not None:
+        with suppress(OSError):
+            own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            os.setpriority(os.PRIO_PROCESS, thread.native_id, own)
+
+
 @dataclass
 class Writer:
     """Writes one job at a time behind the caller. ``group``: a process group used by nothing else (None: one rank).
@@ -106,9 +114,11 @@ class Writer:
     def wait(self, timeout: float | None = None) -> Outcome | None:
         """The outcome of the job in flight, once it is there; None where there is none.
 
+        Its thread no longer yields to other programs, where that may be taken back: the caller waits for it.
         TimeoutError after ``timeout`` seconds.
         """
         if self._thread is not None:
+            _hurry(self._thread)
             self._thread.join(timeout)
             if self._thread.is_alive():
                 raise TimeoutError(f"the checkpoint in flight is not written after {timeout:.1f} s")

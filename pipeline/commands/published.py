@@ -80,6 +80,9 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         "--cache-mib", type=amount, default=1024.0, help="memory for table rows, in MiB (default: 1024)"
     )
     parser.add_argument(
+        "--ranks", type=_ranks, help="processes that score (default: as many as pay, at most one for each CPU)"
+    )
+    parser.add_argument(
         "--rejected", metavar="FILE", help="write rows that do not parse to FILE, as JSON lines of file, line, reason"
     )
     parser.add_argument("--no-label", action="store_true", help="the rows have no label column")
@@ -96,6 +99,12 @@ def _common(
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
+    return int(text)
+
+
+def _ranks(text: str) -> int:
+    if not _count(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; expected a whole number, 1 or more")
     return int(text)
 
 
@@ -199,7 +208,7 @@ def _predict(options: argparse.Namespace) -> int:
     with score_sink(options.out, options.path) as write, reject_sink(options.rejected, options.path) as reject:
         done = score_file(
             store, model, options.version, options.path, write, cache_mib=options.cache_mib,
-            labelled=not options.no_label, reject=reject, progress=bar,
+            labelled=not options.no_label, ranks=options.ranks, reject=reject, progress=bar,
         )  # fmt: skip
     to = sys.stderr if options.out == "-" else sys.stdout  # the scores have standard output for themselves
     tell(options.json, done, text.predicted, to)

@@ -15,18 +15,21 @@ from pipeline.logs import add_level
 if TYPE_CHECKING:
     from pipeline.config import Config
     from pipeline.records import SearchRecord
+    from pipeline.search.state import Kept
     from pipeline.store import Artifact, Store
 
 SEARCH = """\
 Takes the overrides of nightjar run. The model that they describe is the largest one; the search leaves out of it what
 the clicks do not need: columns of tables, pairs of features, layers and their widths. It writes searches/<name> into
-the store: best.yaml (an experiment with the model found), search.json and report.html.
+the store: best.yaml (an experiment with the model found), search.json and report.html. A search that was stopped or
+killed goes on where it was: run the same command again.
 
   nightjar search experiment=demo search=first
   nightjar search experiment=demo search=small search.cost=0.03 search.memory=0.03
   nightjar search experiment=demo search.parts=[widths]
 """
 _KEY = "search="
+SEARCHING = "searching"  # folder of the searches that are under way: lock and state of each
 log = logging.getLogger(__name__)
 
 
@@ -43,6 +46,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 def _search(options: argparse.Namespace) -> int:
     from pipeline.compose import compose
     from pipeline.config.values import check_name
+    from pipeline.launch.runlock import folder_lock
     from pipeline.launch.signals import Interrupted, handled
     from pipeline.records import search_directory
     from pipeline.report.search import search_text
@@ -57,11 +61,16 @@ def _search(options: argparse.Namespace) -> int:
     require_triple()
     store = Store(config.store)
     store.answers()
+    from pipeline.search.state import Kept  # imports torch, which takes seconds: after what is wrong was said
+
+    kept = Kept(store, f"{SEARCHING}/{name}", _key(config))
+    hint = "run the same command again once that one has ended, or search=<another name>"
     try:
-        with handled():
-            record = _found(config, store) or _searched(config, store, given, options)
+        with handled(), folder_lock(store, kept.folder, f"search {name!r}", config.launch.lease_seconds, hint=hint):
+            record = _found(config, store) or _searched(config, store, given, options, kept)
+            kept.remove()
     except Interrupted as stop:
-        return complain(f"{stop}; nothing was written: the same command searches anew", exit_code_of(stop))
+        return complain(f"{stop}: the same command goes on with the search", exit_code_of(stop))
     tell(options.json, record, search_text)
     if not options.json:
         show(f"\nlook at {store.url_of(search_directory(name))}: best.yaml, report.html")
@@ -93,7 +102,9 @@ def _found(config: Config, store: Store) -> SearchRecord | None:
     return read(SearchRecord, store, f"{done.path}/{SearchRecord.FILE}")
 
 
-def _searched(config: Config, store: Store, overrides: list[str], options: argparse.Namespace) -> SearchRecord:
+def _searched(
+    config: Config, store: Store, overrides: list[str], options: argparse.Namespace, kept: Kept
+) -> SearchRecord:
     """Ingest where the dataset is missing, search, and write what was found."""
     import torch
 
@@ -109,7 +120,7 @@ def _searched(config: Config, store: Store, overrides: list[str], options: argpa
         torch.set_num_threads(config.train.threads_per_rank)
     space = Space.of(with_figures(settled(config, store, dataset)), *read_dataset(store, dataset))
     log.info("search %s: %d decisions", config.search.name, len(space.decisions))
-    record = search(space, store, dataset, progress(options.json, "searching"))
+    record = search(space, store, dataset, progress(options.json, "searching"), kept)
     if said := warning(record, config.search):
         log.warning("%s", said)
     found = space.configured({name: each.chosen for name, each in record.decisions.items()})

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar fork-server``."""
     parser.add_argument("modules", nargs="*", help="what ranks have imported when they start")
+    parser.add_argument("--ranks", choices=("worker", "scorer"), default="worker", help="the command that they run")
     add_level(parser)
     parser.set_defaults(function=_serve)
 
@@ -37,10 +38,18 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from pipeline.launch.forkserver import serve
 
+    if options.ranks == "scorer":
+        return serve(options.modules, _score)
     parser = argparse.ArgumentParser(prog="nightjar worker")
     add_arguments(parser)
     own = ["pipeline.commands.run", "pipeline.compose", "pipeline.report", "pipeline.stages.worker"]
     return serve([*options.modules, *own], lambda arguments: _work(parser.parse_args(arguments)))
+
+
+def _score(arguments: list[str]) -> int:
+    from pipeline.serving.ranks import be_scorer
+
+    return be_scorer(*arguments)
 
 
 def _work(options: argparse.Namespace) -> int:

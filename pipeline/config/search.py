@@ -34,8 +34,10 @@ class SearchConfig:
         0.3, low=0.0, high=0.9, doc="Share of the steps in which weights learn alone, every choice as likely as others."
     )
     lr: float = setting(0.02, low=1e-6, doc="Learning rate of the choices' probabilities.")
-    temperature: float = setting(8.0, low=1e-3, doc="Temperature of the draws (Gumbel-softmax) at the start.")
-    final_temperature: float = setting(0.4, low=1e-3, doc="Temperature at the end; it falls by a constant factor.")
+    temperature: float = setting(
+        1.0, low=1e-3, doc="Temperature at the start of the relaxed draws (Gumbel-softmax) whose gradients choices get."
+    )
+    final_temperature: float = setting(1.0, low=1e-3, doc="Temperature at the end; it changes by a constant factor.")
 
     def check(self, path: str) -> None:
         """There must be something to search."""

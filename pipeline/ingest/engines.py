@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol, TypeVar
@@ -238,7 +238,7 @@ def _give_freed_memory_back() -> None:
         trim(ctypes.c_size_t(0))
 
 
-def in_order(work: Callable[[A], B], items: Iterator[A], workers: int) -> Iterator[B]:
+def in_order(work: Callable[[A], B], items: Iterator[A], workers: int) -> Generator[B, None, None]:
     """``work`` of each item in the order of the items, by ``workers`` threads, no more than that many items ahead."""
     with ThreadPoolExecutor(workers, thread_name_prefix="nightjar-ingest") as pool:
         ahead: deque[Future[B]] = deque()

@@ -61,6 +61,20 @@ def stage_app(stage: str, overrides: Sequence[str], hosts: int, nproc: int, plac
     return _app(f"nightjar-{stage}", stage, stage, [*added, *overrides], hosts or 1, place)
 
 
+def predict_app(given: Sequence[str], path: str, out: str, model: str, ranks: int, place: Place) -> AppDef:
+    """``nightjar predict`` of the rows at ``path``; ``given``: ``store=<URL>`` and further arguments of it.
+
+    ConfigError where the scores would go with the container.
+    """
+    if place.image and not place.mounts and "://" not in out:
+        raise ConfigError(
+            f"--out {out} is in the container: it goes when the job ends",
+            hint="--out s3://<bucket>/<path>, or --mounts type=volume,src=<claim>,dst=/mnt/scores and a path there",
+        )
+    own = [path, "--out", out, *(["--model", model] if model else []), *(["--ranks", str(ranks)] if ranks else [])]
+    return _app("nightjar-predict", "predict", "predict", [*own, *given], 1, place)
+
+
 def _ranks(nproc: int) -> list[str]:
     return [f"hardware.ranks_per_host={nproc}"] if nproc else []
 

@@ -28,13 +28,18 @@ def start_server(command: list[str], environment: Mapping[str, str], log: Binary
 
 
 class ForkServer:
-    """The process of ``forkserver.py``. ``modules``: what it imports; ``environment``: variables while it does."""
+    """The process of ``forkserver.py``. ``modules``: what it imports; ``environment``: variables while it does.
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
-        command = [sys.executable, "-m", "pipeline.cli", "fork-server", *level_arguments(), *modules]
+    ``command``: the internal command that its ranks run.
+    """
+
+    def __init__(
+        self, modules: Sequence[str], environment: Mapping[str, str], directory: Path, command: str = "worker"
+    ) -> None:
+        words = [sys.executable, "-m", "pipeline.cli", "fork-server", "--ranks", command, *level_arguments(), *modules]
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "fork-server.log").open("wb") as log:
-            self._process = start_server(command, {**os.environ, **environment}, log)
+            self._process = start_server(words, {**os.environ, **environment}, log)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
         os.set_blocking(self._answers.fileno(), False)

@@ -37,15 +37,16 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Request:
-    """Ranks to fork. ``arguments``: of ``nightjar worker``; ``environment``: variables of all ranks.
+    """Ranks to fork. ``arguments``: of the command that they run; ``environment``: variables of all ranks.
 
-    ``stdout``: the file that all of them write to; ``stderr``: each rank's own file.
+    ``stdout``: the file that all of them write to; ``stderr``: each rank's own file. ``meet``: they form a group.
     """
 
     arguments: list[str]
     stdout: str
     stderr: list[str]
     environment: dict[str, str]
+    meet: bool = True
 
     def line(self) -> str:
         """As the launcher writes it, which ``Request(**json.loads(line))`` reads."""
@@ -77,7 +78,7 @@ def serve(modules: Sequence[str], run: Callable[[list[str]], int]) -> int:
     for line in requests:
         request = Request(**json.loads(line))
         try:
-            with _meeting(len(request.stderr)) as places:
+            with _meeting(len(request.stderr), request.meet) as places:
                 _follow(_forked(request, places, become), answers)
         except OSError as error:  # no process or no memory for one
             _answer(answers, f"{REFUSED} {error}")
@@ -124,13 +125,13 @@ def _follow(processes: Sequence[int], answers: TextIO) -> None:
 
 
 @contextlib.contextmanager
-def _meeting(ranks: int) -> Iterator[list[dict[str, str]]]:
-    """The variables that torchrun would give to each of ``ranks`` on one machine; none for a lone rank.
+def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
+    """The variables that torchrun would give to each of ``ranks`` on one machine; none for those that do not ``meet``.
 
     They name a store in a process of its own, which holds its port from the start: no other program can take it.
     """
-    if ranks == 1:
-        yield [{}]
+    if ranks == 1 or not meet:
+        yield [{}] * ranks
         return
     listening, told = os.pipe()
     keeper = os.fork()

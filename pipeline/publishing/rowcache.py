@@ -79,10 +79,12 @@ class RowCache:
 class TableReader:
     """Looks up rows in the file at ``path``, with at most ``memory`` bytes of it in memory.
 
-    A file that fits is read as a whole. Raises ArtifactError if its size does not match ``layout``.
+    A file that fits is read as a whole. ``ranks``: processes of this machine that open it beside each other: they share
+    the pages of a file that fits, and each has its part of ``memory`` for rows of a larger one. Raises ArtifactError if
+    its size does not match ``layout``.
     """
 
-    def __init__(self, path: Path, layout: TableLayout, memory: int) -> None:
+    def __init__(self, path: Path, layout: TableLayout, memory: int, ranks: int = 1) -> None:
         self.layout = layout
         size = layout.rows * layout.record_bytes
         if not path.is_file() or path.stat().st_size != size:
@@ -90,15 +92,19 @@ class TableReader:
             raise ArtifactError(
                 f"{path} is {state}, expected {size} bytes", hint="nightjar models show names all files"
             )
-        self._records: Records = np.memmap(path, np.uint8, "r", shape=(layout.rows, layout.record_bytes))
+        mapped = np.memmap(path, np.uint8, "r", shape=(layout.rows, layout.record_bytes))
+        self._records: Records = mapped.view(np.ndarray)
         self.cache: RowCache | None = None
         self._pool: ThreadPoolExecutor | None = None
         if size <= memory:
-            self._records = np.array(self._records)
+            if ranks == 1:
+                self._records = np.array(mapped)
+            else:
+                mapped._mmap.madvise(mmap.MADV_WILLNEED)  # type: ignore[attr-defined]
             return
         # Without this advice, every page fault would read 128 KiB for a row of a hundred bytes.
-        self._records._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-        places = int(memory) // (layout.record_bytes + _TAG_BYTES)
+        mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+        places = int(memory) // ranks // (layout.record_bytes + _TAG_BYTES)
         self.cache = RowCache(min(places, layout.rows), layout.record_bytes) if places else None
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="nightjar-rows")
 

@@ -59,15 +59,16 @@ def read_calibrator(path: Path) -> CalibratorRecord:
 class ServedModel:
     """The version in ``directory``, with at most ``memory`` bytes for table rows.
 
-    ``calibrate`` false: its logits are those of the program, as training gives them.
+    ``calibrate`` false: its logits are those of the program, as training gives them. ``ranks``: processes of this
+    machine that open it beside each other and share ``memory``.
     """
 
-    def __init__(self, directory: Path, memory: int, *, calibrate: bool = True) -> None:
+    def __init__(self, directory: Path, memory: int, *, calibrate: bool = True, ranks: int = 1) -> None:
         self.description = read_description(directory / SERVING)
         tables = self.description.tables
         budget = shares(tables, memory)
         self.tables = {
-            name: TableReader(directory / layout.file, layout, budget[name]) for name, layout in tables.items()
+            name: TableReader(directory / layout.file, layout, budget[name], ranks) for name, layout in tables.items()
         }
         self._program = read_program(directory / PROGRAM)
         file = self.description.calibrator if calibrate else None
@@ -143,13 +144,16 @@ class ServedModel:
 
 
 @contextmanager
-def local_version(store: Store, path: str) -> Iterator[Path]:
-    """The files of a version in a local folder; from an object store, they are fetched into a temporary one."""
+def local_version(store: Store, path: str, needed: Sequence[str] = NEEDED) -> Iterator[Path]:
+    """The files ``needed`` of a version in a local folder; from an object store, they are fetched into a temporary one.
+
+    ``needed``: files, and folders for all files in them.
+    """
     if store.is_local:
         yield Path(store.full(path))
         return
     with tempfile.TemporaryDirectory(prefix="nightjar-version-") as folder:
         start = store.full(path)
-        files = [full for name in NEEDED for full in store.fs.find(f"{start}/{name}")]
+        files = [full for name in needed for full in store.fs.find(f"{start}/{name}")]
         store.fs.get(files, [f"{folder}{full.removeprefix(start)}" for full in files])
         yield Path(folder)

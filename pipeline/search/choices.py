@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from pipeline.specs.search_part import Decision
 
-Gates = Mapping[str, Tensor]  # by decision, how much of each choice there is: [choices], of sum 1
+Gates = Mapping[str, Tensor]  # by decision, 1 for the choice that was drawn and 0 for the others: [choices]
 
 
 class Choices(nn.Module):
     """Logits of every decision, all alike at first.
 
-    A draw is a relaxed one-hot vector (Gumbel-softmax, Jang et al. 2017, arXiv 1611.01144): near one choice where
-    ``temperature`` is low, and with gradients to the logits. ``seed`` decides the draws.
+    A draw is one choice of each decision, with the gradients of a relaxed one (straight-through Gumbel-softmax, Jang
+    et al. 2017, arXiv 1611.01144). A mixture of choices would tell nothing of how well each does by itself: weights
+    make up for a value that is scaled, not for one that is gone. ``seed`` decides the draws.
     """
 
     outside: Tensor
@@ -32,9 +33,14 @@ class Choices(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self, temperature: float) -> Gates:
-        """Gates of one architecture drawn from the distributions."""
+        """Gates of one architecture drawn from the distributions: 1 for its choices, 0 for all others.
+
+        Gradients are those of the relaxed draw at ``temperature``.
+        """
         noise = -torch.empty(self.logits.shape).exponential_(generator=self.generator).log()
-        return self._gates(self._masked((self.logits + noise) / temperature).softmax(1))
+        relaxed = self._masked((self.logits + noise) / temperature).softmax(1)
+        drawn = torch.zeros_like(relaxed).scatter_(1, relaxed.argmax(1, keepdim=True), 1.0)
+        return self._gates(drawn + (relaxed - relaxed.detach()))
 
     def probabilities(self) -> Tensor:
         """[decisions, most choices]; 0 where a decision has fewer choices."""

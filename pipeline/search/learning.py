@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pipeline.checkpoint.state import flatten_optimizer, load_optimizer
 from pipeline.config import Config
 from pipeline.embeddings.rules import table_rules
 from pipeline.models.layers import initialise
@@ -13,6 +16,7 @@ from pipeline.records import DatasetSchema
 from pipeline.search.choices import Choices, Gates
 from pipeline.search.cost import Costs
 from pipeline.search.rows import Rows
+from pipeline.search.state import State
 from pipeline.search.supernet import SuperNet
 from pipeline.search.tables import Tables
 from pipeline.specs.dense_optimizer import DenseGroup
@@ -62,6 +66,38 @@ class Learner:
         for each in weights:
             each.requires_grad_(True)
         return loss.item(), cost.item()
+
+    def state(self) -> State:
+        """All that a step changes."""
+        tensors: dict[str, Tensor] = {f"net/{name}": each for name, each in self.net.named_parameters()}
+        tensors |= {f"tables/{name}": each for name, each in self.tables.state.items()}
+        tensors |= {"rows": self.tables.rows, "logits": self.choices.logits}
+        tensors["generator"] = self.choices.generator.get_state()
+        values: dict[str, Any] = {}
+        for name, (optimizer, parameters) in self._optimizers().items():
+            parts, values[name] = flatten_optimizer(optimizer, parameters)
+            tensors |= {f"{name}/{part}": each for part, each in parts.items()}
+        return State(tensors=tensors, values=values)
+
+    @torch.no_grad()
+    def restore(self, state: State) -> None:
+        """Put ``state`` in place."""
+        for name, parameter in self.net.named_parameters():
+            parameter.copy_(state.tensors[f"net/{name}"])
+        for name, values in self.tables.state.items():
+            values.copy_(state.tensors[f"tables/{name}"])
+        self.tables.rows.copy_(state.tensors["rows"])
+        self.choices.logits.copy_(state.tensors["logits"])
+        self.choices.generator.set_state(state.tensors["generator"])
+        for name, (optimizer, parameters) in self._optimizers().items():
+            load_optimizer(optimizer, parameters, state.starting(f"{name}/"), state.values[name])
+
+    def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, Tensor]]]:
+        """Those of the weights and of the choices, with their parameters by name."""
+        return {
+            "dense": (self.dense, dict(self.net.named_parameters())),
+            "architecture": (self.architecture, dict(self.choices.named_parameters())),
+        }
 
     def _loss(self, rows: Rows, gates: Gates) -> Tensor:
         embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)

@@ -1,51 +1,64 @@
-"""The course of a search: weights alone, then weights and choices in turns, at a falling temperature."""
+"""The course of a search: weights alone, then weights and choices in turns."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 from pipeline.records import DecisionRecord, SearchPoint, SearchRecord
 from pipeline.search.choices import Choices
 from pipeline.search.cost import Costs, Weights, tabulate
 from pipeline.search.learning import Learner
+from pipeline.search.memory import require_memory
 from pipeline.search.rows import Parts, Rows, start_logit
 from pipeline.search.space import Space
+from pipeline.search.state import Kept, State
 from pipeline.store import Artifact, Store
 from pipeline.training.order import Order
 
 log = logging.getLogger(__name__)
 POINTS = 24  # of the record
 TABLES = 4  # times that the costs are tabulated around the choices that are the most probable ones then
+KEEPING = 0.05  # of a search's time that it may take to keep its state
 DECIDED = 0.5  # of the way from as likely as the others to certain
 
 Progress = Callable[[int, int], None]
 
 
 def search(
-    space: Space, store: Store, dataset: Artifact, progress: Progress = lambda done, total: None
-) -> SearchRecord:
-    """Search the architecture in ``space`` on the train rows of ``dataset``. Equal inputs give equal decisions."""
-    began, config = time.monotonic(), space.config
+    space: Space, store: Store, dataset: Artifact, progress: Progress = lambda done, total: None,
+    kept: Kept | None = None,
+) -> SearchRecord:  # fmt: skip
+    """Search the architecture in ``space`` on the train rows of ``dataset``. Equal inputs give equal decisions.
+
+    ``kept``: where the state is kept at intervals; a search that was stopped goes on from there, bit for bit.
+    PlanError where the super-net does not fit into memory.
+    """
+    config = space.config
+    require_memory(space)
     order = Order(
         key=dataset.key, seed=config.seed, global_batch=config.train.batch, shuffle=config.train.shuffle,
         window_groups=config.train.shuffle_window_groups, lanes=config.train.lanes,
     )  # fmt: skip
     parts = Parts(store, dataset, order, share=config.search.held_share, epochs=config.search.epochs)
-    course = _Course(space, parts)
-    with parts.open() as (learnt, held):
+    course = _Course(space, parts, kept)
+    with parts.open(*course.batches()) as (learnt, held):
         course.run(learnt, held, progress)
-    return _record(space, course, dataset, time.monotonic() - began)
+    return _record(space, course, dataset)
 
 
 class _Course:
-    """A search under way. ``points``: of the record, with the probabilities at each in ``over_time``."""
+    """A search under way, after ``done`` steps; ``kept`` has the state of one that was stopped.
 
-    def __init__(self, space: Space, parts: Parts) -> None:
-        config = space.config
-        self.space, self.parts, self.settings = space, parts, config.search
+    ``points``: of the record, with the probabilities at each in ``over_time``.
+    """
+
+    def __init__(self, space: Space, parts: Parts, kept: Kept | None) -> None:
+        config, self._began, self._keeping = space.config, time.monotonic(), 0.0
+        self.space, self.parts, self.kept, self.settings = space, parts, kept, config.search
         self.choices = Choices(space.decisions, config.seed)
         self.learner = Learner(config, space.schema, self.choices, parts.steps, start_logit(parts.base_rate))
         for part, own in space.parts:
@@ -56,23 +69,35 @@ class _Course:
         self.over_time: list[dict[str, list[float]]] = []
         self._costs: Costs | None = None
         self._sums: list[tuple[float, float | None, float | None]] = []
+        self.done, self._earlier = 0, 0.0
+        if kept is not None and (state := kept.read()) is not None:
+            self._restore(state)
+
+    @property
+    def seconds(self) -> float:
+        """That the search has taken so far, those before it was stopped too."""
+        return self._earlier + time.monotonic() - self._began
+
+    def batches(self) -> tuple[int, int]:
+        """Batches of both parts of the rows that the steps so far have used."""
+        return self.done, max(0, self.done - self.first)
 
     def run(self, learnt: Iterator[Rows], held: Iterator[Rows], progress: Progress) -> None:
-        """All steps."""
+        """All steps that are left."""
         total = self.parts.steps
-        for step in range(total):
+        for step in range(self.done, total):
             self._step(step, next(learnt), held)
-            if (step + 1) * POINTS // total > step * POINTS // total:
-                self._point(step + 1)
-            progress(step + 1, total)
+            self.done = step + 1
+            if self.done * POINTS // total > step * POINTS // total:
+                self._point(self.done)
+                self._keep()
+            progress(self.done, total)
 
     def temperature(self, step: int) -> float:
-        """It stays while the weights learn alone, then falls by a constant factor."""
+        """It stays while the weights learn alone, then changes by a constant factor."""
         start, end = self.settings.temperature, self.settings.final_temperature
-        return float(start * (end / start) ** self._done(step))
-
-    def _done(self, step: int) -> float:
-        return max(0, step - self.first) / max(1, self.parts.steps - 1 - self.first)
+        done = max(0, step - self.first) / max(1, self.parts.steps - 1 - self.first)
+        return float(start * (end / start) ** done)
 
     def _step(self, step: int, rows: Rows, held: Iterator[Rows]) -> None:
         temperature = self.temperature(step)
@@ -102,13 +127,37 @@ class _Course:
         self._sums = []
         log.info("step %d of %d: log loss %.5f, held rows %s", step, self.parts.steps, loss, held and f"{held:.5f}")
 
+    def _keep(self) -> None:
+        """Keep the state in the store, unless that would take too much of the search's time."""
+        if self.kept is None or self.done == self.parts.steps or self._keeping > KEEPING * self.seconds:
+            return
+        began, learner = time.monotonic(), self.learner.state()
+        assert not self._sums  # it is a point of the record
+        costs = {} if self._costs is None else {"costs": self._costs.table}
+        values = {
+            "done": self.done, "seconds": self.seconds, "start": self._costs and self._costs.start,
+            "points": [asdict(point) for point in self.points], "over_time": self.over_time, "learner": learner.values,
+        }  # fmt: skip
+        self.kept.write(State(tensors={**learner.tensors, **costs}, values=values))
+        self._keeping += time.monotonic() - began
 
-def _record(space: Space, course: _Course, dataset: Artifact, seconds: float) -> SearchRecord:
+    def _restore(self, state: State) -> None:
+        """Go on from ``state``."""
+        values = state.values
+        self.learner.restore(State(tensors=state.tensors, values=values["learner"]))
+        if values["start"] is not None:
+            self._costs = Costs(start=values["start"], table=state.tensors["costs"])
+        self.points = [SearchPoint(**point) for point in values["points"]]
+        self.done, self._earlier, self.over_time = values["done"], values["seconds"], values["over_time"]
+        log.info("the search goes on from step %d of %d", self.done, self.parts.steps)
+
+
+def _record(space: Space, course: _Course, dataset: Artifact) -> SearchRecord:
     chosen, last, parts = course.choices.best(), course.choices.by_name(), course.parts
     after = space.planned(chosen)
     return SearchRecord(
         name=str(space.config.search.name), dataset=dataset.path, seed=space.config.seed, steps=parts.steps,
-        rows=parts.learnt_rows, held_rows=parts.held_rows, seconds=round(seconds, 3),
+        rows=parts.learnt_rows, held_rows=parts.held_rows, seconds=round(course.seconds, 3),
         before=space.planned(space.original), after=after,
         decisions={
             each.name: DecisionRecord(

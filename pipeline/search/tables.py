@@ -29,7 +29,7 @@ class Tables:
         self.first = torch.tensor([first[column.owner] for column in schema.sparse])
         self.mean = torch.tensor([model.table(column.owner).pooling == "mean" for column in schema.sparse])
         generator = torch.Generator().manual_seed(seed)
-        self.rows = nn.Parameter(torch.rand(firsts[-1], self.dim, generator=generator) * 2 - 1)
+        self.rows = nn.Parameter(torch.rand(firsts[-1], self.dim, generator=generator).mul_(2).sub_(1))
         for table in self.tables:
             low, width = first[table.name], model.dim_of(table.name)
             bound = model.table(table.name).init_bound

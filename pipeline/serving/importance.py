@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipeline.evaluation.metrics import entropy_of_rate
 from pipeline.records import Importance
 from pipeline.serving.scores import score_columns
+from pipeline.serving.threads import one_thread, side_by_side
 
 if TYPE_CHECKING:
     from pipeline.publishing.served import ServedModel
@@ -29,7 +30,8 @@ def importance(
     """Rises of NE by the names of ``groups`` of features; features of a group change places together.
 
     On about ``rows`` rows, evenly spread over ``split``; the same for the same ``seed``. Empty where these rows are of
-    one class, or where the model gives one of them no finite logit; a group that brings such logits is left out.
+    one class, or where the model gives one of them no finite logit; a group that brings such logits is left out. Groups
+    are scored side by side, in torch's threads.
     """
     columns = sampled(split, rows)
     labels, weights = columns.labels, split.counted_for(columns)
@@ -39,15 +41,17 @@ def importance(
         return {}
     entropy = entropy_of_rate(rate, np.log, np.log1p)
     moved = np.random.default_rng(seed).permutation(len(labels))
-    losses = _losses(labels, score_columns(split, columns, model))
+    with one_thread():
+        losses = _losses(labels, score_columns(split, columns, model))
     if not np.isfinite(losses).all():
         return {}
-    worth = {}
-    for name, features in groups.items():
+
+    def rise(features: Sequence[str]) -> Importance | None:
         changed = _losses(labels, score_columns(split, _permuted(split, columns, features, moved), model))
-        if np.isfinite(changed).all():
-            worth[name] = _rise((changed - losses) / entropy, counted)
-    return worth
+        return _rise((changed - losses) / entropy, counted) if np.isfinite(changed).all() else None
+
+    rises = zip(groups, side_by_side(rise, groups.values()), strict=True)
+    return {name: each for name, each in rises if each is not None}
 
 
 def sampled(split: SplitReader, rows: int) -> Columns:

@@ -21,13 +21,14 @@ from pipeline.models.sequences.build import build_sequences
 from pipeline.publishing.served import ServedModel
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.serving.lengths import length_codes
+from pipeline.serving.threads import side_by_side
 from pipeline.serving.translate import Translation
 from pipeline.specs import ModelInputs, task_inputs
 from pipeline.towers import layout_of
 from pipeline.towers.modules import joined, projected_tower
 
 if TYPE_CHECKING:
-    from pipeline.training.parquet import Columns, SplitReader
+    from pipeline.training.parquet import Columns, Group, SplitReader
 
 NONE: Mapping[str, np.ndarray] = MappingProxyType({})
 _RANKING, _TOWERS, _NORMALISE, _PROJECT = "head.ranking.", "towers.tower.", "head.normalise.", "head.project."
@@ -198,6 +199,15 @@ class DatasetScores:
     lookups: dict[str, int] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
 
+    def add(self, more: DatasetScores) -> None:
+        """Take in those of the next rows."""
+        for own, other in ((self.logits, more.logits), (self.codes, more.codes)):
+            for name, parts in other.items():
+                own.setdefault(name, []).extend(parts)
+        for counts, others in ((self.lookups, more.lookups), (self.served, more.served)):
+            for name, count in others.items():
+                counts[name] = counts.get(name, 0) + count
+
     def coverage(self) -> dict[str, float]:
         """Share of lookups with an id that a trained row serves, by feature; features without lookups are left out."""
         return {name: self.served[name] / count for name, count in self.lookups.items() if count}
@@ -240,22 +250,26 @@ def score_dataset(
     trained: Mapping[str, np.ndarray | None],
     slices: list[str],
 ) -> DatasetScores:
-    """Score the rows of ``split`` with each of ``models``, in one pass.
+    """Score the rows of ``split`` with each of ``models``, in one pass, a row group in each of torch's threads.
 
     ``trained``: rows of each table that training has moved (None: not known, then all but the reserved ones).
-    ``slices``: sparse features whose row numbers are kept.
+    ``slices``: sparse features whose row numbers are kept. The number of threads changes no bit.
     """
-    scores = DatasetScores({name: [] for name in models}, {name: [] for name in slices})
-    for group in split.groups:
-        columns = split.allocate(group.rows)
+
+    def scored(group: Group) -> DatasetScores:
+        columns, own = split.allocate(group.rows), DatasetScores({})
         columns.ragged = split.read(group, columns, 0)
         for name, (model, translation) in models.items():
             raw = split.raw(group, translation.raw) if translation is not None and translation.raw else {}
             unseen = split.unseen(group, translation.unseen) if translation is not None and translation.unseen else {}
-            scores.logits[name].append(score_columns(split, columns, model, translation, raw, unseen))
-        for name in slices:
-            scores.codes[name].append(_codes(split, columns, name))
-        _count_served(split, columns, trained, scores)
+            own.logits[name] = [score_columns(split, columns, model, translation, raw, unseen)]
+        own.codes.update({name: [_codes(split, columns, name)] for name in slices})
+        _count_served(split, columns, trained, own)
+        return own
+
+    scores = DatasetScores({name: [] for name in models}, {name: [] for name in slices})
+    for each in side_by_side(scored, split.groups):
+        scores.add(each)
     return scores
 
 
@@ -303,5 +317,5 @@ def _count_served(
         values = ids.values if name in columns.ragged else ids
         own = values >= RESERVED_ROWS
         served = own if moved is None else own & moved[values]
-        scores.lookups[name] = scores.lookups.get(name, 0) + int((values != MISSING_ROW).sum())
-        scores.served[name] = scores.served.get(name, 0) + int(served.sum())
+        scores.lookups[name] = int((values != MISSING_ROW).sum())
+        scores.served[name] = int(served.sum())

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
 from pipeline.errors import LaunchError
@@ -36,6 +37,10 @@ from pipeline.records.step import Step
 from pipeline.specs import MODELS
 from pipeline.stages.judging import Written, judged
 from pipeline.store import Artifact, Draft, Store
+
+if TYPE_CHECKING:
+    from pipeline.checkpoint.rows import ChainReader
+    from pipeline.publishing.writing import WrittenTable
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +147,6 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     from pipeline.compose import to_yaml
     from pipeline.publishing.program import write_program
     from pipeline.publishing.served import SERVING, Description
-    from pipeline.publishing.writing import write_table
     from pipeline.serving.ensemble import joined
     from pipeline.serving.scores import dense_part
     from pipeline.training.parquet import SplitReader
@@ -151,7 +155,7 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     checkpoints = [store.get(each.checkpoint, "train") for each in members]
     schema = SplitReader(store, inputs["ingest"], "test").schema
     readers = [ChainReader(store, checkpoint) for checkpoint in checkpoints]
-    tables = {t.name: write_table(draft, readers, t.name, config.publish.quantise) for t in schema.tables}
+    tables = write_tables(draft, readers, [each.name for each in schema.tables], config.publish.quantise)
     dense = [read_dense(store, checkpoint) for checkpoint in checkpoints]
     bad = {f"table {name!r}": table.not_finite for name, table in tables.items()}
     bad |= {f"parameter {name}": sum(int((~each[name].isfinite()).sum()) for each in dense) for name in dense[0]}
@@ -182,6 +186,22 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     with draft.open("config.yaml") as sink:
         sink.write(to_yaml(config).encode())
     return Written(tables, {name: count for name, count in bad.items() if count}, len(members))
+
+
+def write_tables(
+    draft: Draft, readers: Sequence[ChainReader], tables: Sequence[str], coding: str
+) -> dict[str, WrittenTable]:
+    """Write ``tables`` side by side, one in each of torch's threads; what became of each, by name, in order.
+
+    ``readers``: of the checkpoints whose rows lie side by side. Each thread holds a window of a table in memory.
+    """
+    from pipeline.publishing.writing import write_table
+    from pipeline.serving.threads import side_by_side
+
+    def written(table: str) -> WrittenTable:
+        return write_table(draft, [each.beside() for each in readers], table, coding)
+
+    return dict(zip(tables, side_by_side(written, tables), strict=True))
 
 
 def _mappings(dataset: Artifact) -> list[str]:

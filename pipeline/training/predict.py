@@ -23,6 +23,8 @@ from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import PredictionSettings
 from pipeline.training.ssd import ssd_store
 
+EVEN_ROWS = 64  # more than a kernel's tile has
+
 
 @dataclass(frozen=True)
 class Predictions:
@@ -59,7 +61,7 @@ def predict(
     with shared_failure():
         split = SplitReader(store, dataset, "test")
         with ssd_store(settings.hardware.ssd_paths, store, plan) as ssd:
-            global_batch = settings.global_batch
+            global_batch = even_batch(settings.global_batch, dist.get_world_size())
             if ssd is not None and ssd.cached:  # whose slots are for the rows of a batch of the plan, not a larger one
                 global_batch = min(global_batch, plan.global_batch)
             order = Order(
@@ -83,6 +85,15 @@ def predict(
             split.column(LABEL), logits, split.true_probability(), split.labels(), split.row_weights(),
             seen.examples(rows),
         )  # fmt: skip
+
+
+def even_batch(rows: int, ranks: int) -> int:
+    """At least ``rows``, so many that each of ``ranks`` has a multiple of ``EVEN_ROWS`` of them.
+
+    Kernels multiply the last few rows of a matrix by other steps, whose sums may differ in the last bit. Where there
+    are none, a row's logit does not depend on the number of ranks.
+    """
+    return -(-rows // (ranks * EVEN_ROWS)) * EVEN_ROWS * ranks
 
 
 def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tasks: int) -> np.ndarray | None:

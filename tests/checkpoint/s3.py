@@ -154,7 +154,7 @@ def bucket(proxy, monkeypatch, name, retries=1):
     """The URL of a new bucket behind ``proxy``, for a client that gives up soon."""
     import fsspec
 
-    quick = {"read_timeout": 5, "connect_timeout": 5, "retries": {"max_attempts": 0}}
+    quick = {"read_timeout": 60, "connect_timeout": 60, "retries": {"max_attempts": 0}}
     settings = {"key": "k", "secret": "s", "endpoint_url": proxy.url, "config_kwargs": quick}
     monkeypatch.setitem(fsspec.config.conf, "s3", settings)
     monkeypatch.setattr("s3fs.S3FileSystem.retries", retries)

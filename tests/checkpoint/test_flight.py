@@ -1,8 +1,11 @@
 """A checkpoint behind training: ranks that write for different lengths of time, pruning, what pins cost."""
 
+import os
+import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 import torch
@@ -47,6 +50,10 @@ def slow_rank(folder, name):
     saver, said = checkpointer(folder, dmp, rows, hook, limits=limits, policy="one_shot")
     for step in (1, 2, 3):
         train(dmp, step - 1, step)
+        if step == 2:
+            saver._collect(raising=False)
+            saver._flight._limits = Limits()  # a busy machine has as long as it needs for the others
+            saver._flight._renew()
         assert saver.save(TrainState(step=step, rng=torch.get_rng_state()), wait=step == 3)
     assert (saver.figures.count, saver.figures.failed) == (2, 1)
     assert len(said) == (dist.get_rank() == 0)
@@ -112,6 +119,49 @@ def prune_slowly(folder):
 def test_training_goes_on_while_old_checkpoints_are_removed(tmp_path):
     spawn(prune_slowly, 1, tmp_path)
     assert Store(str(tmp_path / "store")).names("ck") == ["step-00000002"]
+
+
+def waited_for(folder):
+    """Behind training the writer takes what others leave; once training waits for it, it no longer does."""
+    begun, waits, seen = threading.Event(), threading.Event(), []
+
+    def priority():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def hook(point):
+        if point == FaultPoint.CHUNK and not seen:
+            seen.append(priority())
+            begun.set()
+            assert waits.wait(60)
+            last = time.monotonic() + 60
+            while may_be_raised and priority() == seen[0] and time.monotonic() < last:
+                time.sleep(0.01)
+            seen.append(priority())
+
+    def lower_and_raise():
+        usual = priority()
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), usual)
+            may_be_raised.append(True)
+
+    may_be_raised = []
+    trial = threading.Thread(target=lower_and_raise)
+    trial.start()
+    trial.join()
+    dmp, rows = make(plan_for("table_wise", 1))
+    saver, said = checkpointer(folder, dmp, rows, hook)
+    train(dmp, 0, 1)
+    assert saver.save(TrainState(step=1))
+    assert begun.wait(60)
+    waits.set()
+    saver.close()
+    assert (seen, said) == ([19, priority() if may_be_raised else 19], [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own there")
+def test_a_writer_that_training_waits_for_no_longer_yields_to_other_programs(tmp_path):
+    spawn(waited_for, 1, tmp_path)
 
 
 def refused(folder):

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "pipeline.cli", *arguments],
-        cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=cwd, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
 
@@ -209,5 +209,5 @@ COMP_WORDS=(nightjar run hardware = lap) COMP_CWORD=4 COMP_WORDBREAKS=" =:"
 _nightjar_complete nightjar
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-    done = subprocess.run(["bash", "--norc", "-c", check], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["bash", "--norc", "-c", check], capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == ["laptop", "laptop2"]

@@ -137,9 +137,9 @@ def test_ten_million_rows_take_seconds():
     random = np.random.default_rng(3)
     logits = random.standard_normal(10_000_000, dtype=np.float32)
     labels = (random.random(len(logits), dtype=np.float32) < 0.25).astype(np.float32)
-    started = time.perf_counter()
+    started = time.process_time()
     found = evaluate(labels, logits)
-    assert time.perf_counter() - started < 30  # two to three seconds alone; the machine may be shared
+    assert time.process_time() - started < 30  # of processor time, whatever else the machine does; two to three alone
     assert found["samples"] == 10_000_000
     assert found["auc"] == pytest.approx(0.5, abs=1e-3)
 

@@ -337,7 +337,12 @@ def assert_as_undisturbed(store: Store, other: Path) -> None:
         assert torch.equal(value, dense[1][name]), name
 
 
-def train_pods(cluster) -> list[str]:
+def checkpoints(store: Path, run: str) -> list[Path]:
+    """Manifests of the checkpoints of ``run`` that are committed."""
+    return list(store.glob(f"runs/{run}/checkpoints/*/step-*/manifest.json"))
+
+
+def train_pods(cluster, run: str = "nightly") -> list[str]:
     """Names of the running pods of the train stage."""
-    pods = cluster.api().get(PODS, labelSelector="nightjar/run=nightly,nightjar/stage=train")["items"]
+    pods = cluster.api().get(PODS, labelSelector=f"nightjar/run={run},nightjar/stage=train")["items"]
     return [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Running"]

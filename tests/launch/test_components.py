@@ -25,7 +25,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["chain", "stage", *STAGES.names()])
+@pytest.mark.parametrize("name", ["chain", "stage", "predict", *STAGES.names()])
 def test_torchx_accepts_the_component_of_every_stage(name: str) -> None:
     assert validate(FILE, name) == []
 
@@ -67,6 +67,7 @@ def test_the_launcher_of_pods_gives_them_its_own_image_unless_told_otherwise() -
         ("stage", ["--name", "plan", "--hosts", "2"], "the plan stage runs on one host, but --hosts is 2"),
         ("chain", ["--image", IMAGE], "no store is given"),
         ("chain", ["-h", "p4d.24xlarg"], "No named resource found for `p4d.24xlarg`"),
+        ("predict", ["--image", IMAGE, "--path", "s3://b/x", "--out", "y.csv"], "--out y.csv is in the container"),
         ("chain", ["--mounts", "src=a,dst=b"], "--mounts src=a,dst=b: type must be specified first"),
     ],
 )

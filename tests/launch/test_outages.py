@@ -112,7 +112,7 @@ def test_lines_of_the_kubelet_without_a_time_are_shown_and_do_not_end_the_stream
     server: Any = SimpleNamespace(lines=lines)
     follower = _Follower.__new__(_Follower)
     follower.__init__(server, "n", "p")  # type: ignore[misc]
-    follower.thread.join(10)
+    follower.thread.join(120)
     assert follower.text() == "one\nunable to retrieve container logs for containerd://x\ntwo\n"
     assert asked[1]["sinceTime"] == "2026-01-01T00:00:01.5Z"
 

@@ -24,6 +24,10 @@ TRAIN = [
     "--mounts", "type=volume,src=fs-1,dst=/mnt/clicks", *OVERRIDES,
 ]  # fmt: skip
 VENV = ["train", "--hosts", "2", "--nproc", "8", "--gpu", "8", *OVERRIDES]  # Slurm's jobs run this Python
+PREDICT = [
+    "predict", "--path", "s3://clicks/2026-01-01/", "--out", "s3://scores/2026-01-01.parquet", "--model", "clicks",
+    "--ranks", "4", "--image", IMAGE, "--cpu", "4", "--", "store=s3://models/store", "--no-label",
+]  # fmt: skip
 NAMESPACE = {"namespace": "training"}
 # File: scheduler, its configuration, component and arguments.
 REQUESTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
@@ -32,6 +36,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {**NAMESPACE, "queue": "ads", "service_account": "nightjar-launcher"},
         CHAIN,
     ),
+    "kubernetes-predict.txt": ("kubernetes", {**NAMESPACE, "queue": "ads"}, PREDICT),
     "kubernetes-train.txt": ("kubernetes", {**NAMESPACE, "queue": "ads"}, TRAIN),
     "kubernetes_mcad-train.txt": ("kubernetes_mcad", {**NAMESPACE, "image_repo": None}, TRAIN),
     "local_docker-train.txt": ("local_docker", {}, TRAIN),
@@ -50,7 +55,7 @@ def request(name: str) -> str:
     scheduler, cfg, (function, *arguments) = REQUESTS[name]
     with get_runner() as runner:
         text = str(runner.dryrun(component(function, *arguments), scheduler, cfg=cfg))
-    text = re.sub(r"(nightjar(?:-train)?)-[a-z][a-z0-9]{9,}", r"\1-drawn", text)
+    text = re.sub(r"(nightjar(?:-train|-predict)?)-[a-z][a-z0-9]{9,}", r"\1-drawn", text)
     return text.replace(sys.executable, "/shared/venv/bin/python").rstrip() + "\n"
 
 

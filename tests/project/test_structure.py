@@ -53,8 +53,9 @@ ALLOWED: dict[str, set[str]] = {
         "publishing",
         "report",
         "compose",
+        "launch",
     },
-    "search": {"compose", "embeddings", "models", "planning", "report", "training"},
+    "search": {"checkpoint", "compose", "embeddings", "models", "planning", "report", "training"},
     "stages": {
         "calibration",
         "launch",

@@ -1,25 +1,31 @@
 """Nights, whole: raw logs to a published version that scores as training did; then one with corrupted labels."""
 
+import gzip
 import io
 import json
 import random
 import shutil
 import tracemalloc
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import polars as pl
+import psutil
 import pytest
 
 from pipeline.cli import main
 from pipeline.compose import compose
+from pipeline.errors import LaunchError
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.rejects import Reject
+from pipeline.ingest.spec import CRITEO_COLUMNS
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.records import GateRecord, read
-from pipeline.serving.predict import Rejected
+from pipeline.serving.predict import Rejected, score_file, score_sink
 from pipeline.store import Store
+from tests.checkpoint import s3
 from tests.commands import nightjar
 from tests.publishing import made
 
@@ -28,7 +34,7 @@ SMALL = [
     "train.threads_per_rank=1",
     "data=criteo", "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=256",
     "train.warmup_steps=5", "train.precision=fp32", "train.lr=0.01", "train.schedule=linear", "train.decay_ratio=1",
-    "data.sparse_defaults.min_count=1",
+    "data.sparse_defaults.min_count=1", "ingest.block_mib=1",  # several blocks
     "publish.model=clicks", "publish.quantise=fp32", "gate.slices=[C1]", "gate.slice_min_clicks=300",
     "train.epochs=3", "gate.max_calibration_error=0.25",
     "gate.max_ne_increase=0.03",  # what 4,000 held-out rows can tell
@@ -111,6 +117,87 @@ def test_predict_scores_raw_rows_as_training_scored_them(store: Store, logs: Pat
     found = np.sort(scores["probability"].to_numpy())
     nearest = found[np.clip(np.searchsorted(found, known), 0, len(found) - 1)]
     assert np.abs(nearest - known).max() < 1e-6, "every held-out row's score is among the file's"
+
+
+def scored(store: Store, path: str, folder: Path, ranks: int, *flags: str, out: str = "scores.parquet") -> dict:
+    """The result of ``nightjar predict`` on so many ranks, whose files are in ``folder``."""
+    folder.mkdir()
+    given = [path, "--store", store.url, "--out", str(folder / out), "--rejected", str(folder / "bad"), *flags]
+    with redirect_stdout(io.StringIO()) as said:
+        assert main(["predict", *given, "--ranks", str(ranks), "--json"]) == 0
+    return json.loads(said.getvalue())
+
+
+@pytest.mark.parametrize("kind", ["tsv", "gz", "parquet", "jsonl"])
+def test_predict_on_any_ranks_writes_the_same_bytes(store: Store, logs: Path, tmp_path: Path, kind: str) -> None:
+    """Rejected rows and tables on disk among them; of compressed text, too, which only one process can unpack."""
+    text = (logs / "mon.tsv").read_text().splitlines(keepends=True)
+    text[7_000] = text[19_000] = "no row\n"
+    path = tmp_path / f"rows.{'tsv.gz' if kind == 'gz' else kind}"
+    if kind in ("tsv", "gz"):
+        path.write_bytes(gzip.compress("".join(text).encode()) if kind == "gz" else "".join(text).encode())
+    else:
+        frame = pl.read_csv(logs / "mon.tsv", separator="\t", has_header=False, new_columns=[*CRITEO_COLUMNS])
+        frame = pl.concat([frame] * 4)
+        _ = frame.write_parquet(path) if kind == "parquet" else frame.write_ndjson(path)
+    done = {n: scored(store, str(path), tmp_path / str(n), n, "--cache-mib", "0.01") for n in (1, 2, 4)}
+    assert [each["ranks"] for each in done.values()] == [1, 2, 4]
+    for ranks in (2, 4):
+        for name in ("scores.parquet", "bad"):
+            assert (tmp_path / str(ranks) / name).read_bytes() == (tmp_path / "1" / name).read_bytes(), (ranks, name)
+        for figure in ("rows", "rows_rejected", "rejected", "eval"):
+            assert done[ranks][figure] == done[1][figure], (ranks, figure)
+        assert done[ranks]["cache"]["hits"] + done[ranks]["cache"]["misses"] > 0
+    assert done[1]["rows_rejected"] == (2 if kind in ("tsv", "gz") else 0) and done[1]["eval"]["ne"] < 1
+
+
+def test_predict_ends_whole_with_the_rank_that_dies(store: Store, logs: Path, tmp_path: Path) -> None:
+    out, written = tmp_path / "scores.csv", []
+
+    def write(scores: pl.DataFrame) -> None:
+        written.append(scores)
+        children = psutil.Process().children(recursive=True)
+        for rank in [each for each in children if each.name() == "nightjar-rank"][:1]:
+            rank.kill()
+
+    with pytest.raises(LaunchError, match="rank . of predict was killed by signal 9") as told:
+        while True:  # a short log may be through before the ranks are up
+            with score_sink(str(out), f"{logs}/mon.tsv") as sink:
+                path = f"{logs}/*.tsv"
+                score_file(store, "clicks", None, path, lambda each: (sink(each), write(each)), cache_mib=1, ranks=2)
+            out.unlink()
+    assert "--ranks 1" in told.value.hint and written
+    assert not list(tmp_path.iterdir())
+    assert not [each for each in psutil.Process().children(recursive=True) if each.name() == "nightjar-rank"]
+
+
+def test_an_error_in_a_rank_is_the_error_of_predict(store: Store, logs: Path, tmp_path: Path) -> None:
+    """The first in the order of the rows, whichever rank meets it."""
+    lines = (logs / "mon.tsv").read_text().splitlines(keepends=True)
+    (tmp_path / "a.tsv").write_text("".join(lines))
+    (tmp_path / "b.tsv.gz").write_bytes(gzip.compress("".join(lines).encode())[:-10_000])
+    found = []
+    for ranks in ("1", "2"):
+        with redirect_stderr(io.StringIO()) as said:
+            flags = ["--store", store.url, "--out", str(tmp_path / "out.csv"), "--ranks", ranks]
+            assert main(["predict", str(tmp_path), *flags]) == 3
+        found.append(said.getvalue())
+        assert not (tmp_path / "out.csv").exists() and not (tmp_path / "out.csv.partial").exists()
+    assert found[0] == found[1] and "b.tsv.gz is damaged or cut off" in found[0]
+
+
+def test_ranks_read_and_write_an_object_store(store: Store, logs: Path, tmp_path: Path, monkeypatch) -> None:
+    """Version, rows and scores in a bucket: the ranks have the version from the process that fetched it."""
+    server = pytest.importorskip("moto.server")
+    with s3.served(server) as proxy, s3.bucket(proxy, monkeypatch, "predict") as url:
+        fs = fsspec.filesystem("s3")
+        fs.put(store.full("models"), f"{url}/store/models", recursive=True)
+        fs.put(str(logs / "mon.tsv"), f"{url}/mon.tsv")
+        for ranks in ("1", "2"):
+            flags = ["--store", f"{url}/store", "--out", f"{url}/{ranks}.parquet", "--ranks", ranks]
+            assert main(["predict", f"{url}/mon.tsv", *flags]) == 0
+        assert fs.cat(f"{url}/1.parquet") == fs.cat(f"{url}/2.parquet")
+        assert not [name for name in fs.find(url) if name.endswith(".partial")]
 
 
 def test_predict_shows_how_far_it_is_where_somebody_watches(store: Store, logs: Path, tmp_path: Path) -> None:

@@ -127,10 +127,25 @@ def test_a_pair_of_a_name_that_is_no_vector_is_refused() -> None:
         build_model(replace(config().model, drop_pairs=[["a", "d"]]), inputs)  # type: ignore[call-arg]
 
 
-def test_draws_are_near_one_choice_at_a_low_temperature_and_follow_the_seed() -> None:
+def test_draws_are_one_choice_each_follow_the_seed_and_the_probabilities() -> None:
     decisions = [Decision(name="one", choices=(1, 2, 3)), Decision(name="two", choices=(True, False))]
-    draws = [Choices(decisions, seed=5).draw(0.01) for _ in range(2)]
-    for gate, again in zip(draws[0].values(), draws[1].values(), strict=True):
-        assert torch.equal(gate, again) and gate.max() > 0.99 and abs(float(gate.detach().sum()) - 1) < 1e-5
-    soft = Choices(decisions, seed=5).draw(1000.0)
-    assert soft["one"].shape == (3,) and torch.allclose(soft["one"], torch.full((3,), 1 / 3), atol=0.01)
+    choices, other = Choices(decisions, seed=5), Choices(decisions, seed=5)
+    with torch.no_grad():
+        choices.logits[0, 0] = other.logits[0, 0] = 1.0
+    drawn = [choices.draw(1.0) for _ in range(500)]
+    for gates in drawn:
+        again = other.draw(1.0)
+        assert all(torch.equal(gate, again[name]) for name, gate in gates.items())
+        assert all(sorted(gate.tolist()) == [0.0] * (len(gate) - 1) + [1.0] for gate in gates.values())
+    share = torch.stack([gates["one"].detach() for gates in drawn]).mean(0)
+    assert torch.allclose(share, choices.probabilities()[0].detach(), atol=0.06)
+
+
+def test_a_draw_has_the_gradients_of_a_relaxed_one() -> None:
+    choices = Choices([Decision(name="one", choices=(1, 2, 3))], seed=5)
+    for _ in range(3000):  # the third choice lowers the loss, and the others do nothing
+        (-choices.draw(1.0)["one"][2]).backward()
+    assert choices.logits.grad is not None
+    slope = choices.logits.grad[0] / 3000
+    assert slope[2] < -0.05 and slope[0] > 0.02 and torch.allclose(slope[0], slope[1], atol=0.01)
+    assert abs(float(slope.sum())) < 1e-4

@@ -1,6 +1,9 @@
 """A whole search from the command line, what it writes, an outside part, and the training of the model found."""
 
 import json
+import multiprocessing
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,20 +15,24 @@ import torch
 
 from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.errors import PlanError
 from pipeline.records import SearchRecord, read
 from pipeline.report.search import search_page, search_text
 from pipeline.search.loop import decided, search, warning
+from pipeline.search.memory import require_memory, table_bytes
 from pipeline.search.rows import PartReader
 from pipeline.search.space import Space
+from pipeline.search.state import Kept, State
 from pipeline.specs import SEARCH_PARTS, Decision, SearchPart
 from pipeline.stages.read import read_dataset
 from pipeline.stages.run import settled
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
+from pipeline.training.memory import status_bytes
 from pipeline.training.parquet import SplitReader
 from tests.commands import nightjar
 
-ROWS = 3000
+ROWS = 12_000
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,7 @@ def overrides(folder: Path) -> list[str]:
         "data=parquet", f"data.path={folder}/log.parquet", "+data.dense.x={}", "data.sparse_defaults.min_count=1",
         *(f"+data.sparse.{name}={{}}" for name in "abc"), f"store={folder}/store", "hardware=laptop",
         "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[32,16]", "train.global_batch=64",
-        "train.threads_per_rank=1", "search.epochs=2", "search.lr=0.1", "search.cost=0.05", "search.memory=0.05",
+        "train.threads_per_rank=1", "search.epochs=3", "search.lr=0.03", "search.cost=0.05", "search.memory=0.05",
     ]  # fmt: skip
 
 
@@ -95,6 +102,78 @@ def test_an_equal_search_is_not_done_twice_and_a_name_is_not_taken_twice(folder:
     assert other.returncode == 2
     assert "search 'first' is in the store already, with other settings" in other.stderr
     assert "search=<another name>" in other.stderr
+
+
+def _killed_in_step(number: int, arguments: list[str]) -> None:
+    """``nightjar`` in this process, which dies in the given step of the search that it does, counted from one."""
+    import sys
+
+    from pipeline.cli import main
+    from pipeline.search.learning import Learner
+
+    real, steps = Learner.learn_weights, iter(range(1, number + 1))
+
+    def dies(learner: Learner, *given: object) -> float:
+        if next(steps) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(learner, *given)  # type: ignore[arg-type]
+
+    Learner.learn_weights = dies  # type: ignore[method-assign,assignment]
+    sys.argv = ["nightjar", *arguments]
+    main()
+
+
+def test_a_killed_search_goes_on_bit_for_bit(folder: Path, done: Path) -> None:
+    store = folder / "killed"
+    command = ["search", *overrides(folder), f"store={store}", "search=first"]
+    for number in (20, 110):  # while the weights learn alone, and after that
+        process = multiprocessing.get_context("forkserver").Process(target=_killed_in_step, args=(number, command))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        assert (store / "searching/first/search.state").exists() and not (store / "searches/first").exists()
+    last = nightjar(*command)
+    assert last.returncode == 0 and "the search goes on from step" in last.stdout, last.stderr
+    records = [json.loads((each / "searches/first/search.json").read_text()) for each in (folder / "store", store)]
+    assert [each.pop("seconds") for each in records] and records[0] == records[1]
+    assert (store / "searches/first/best.yaml").read_text() == (done / "best.yaml").read_text().replace(
+        str(folder / "store"), str(store)
+    )
+    assert not (store / "searching/first/search.state").exists()
+
+
+def test_a_state_that_is_damaged_or_of_another_search_is_left_alone(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    kept = Kept(store, "searching/a", "key")
+    kept.write(State(tensors={"x": torch.arange(3.0)}, values={"done": 1, "loss": 0.1}))
+    found = kept.read()
+    assert found is not None and found.values == {"done": 1, "loss": 0.1}
+    assert torch.equal(found.tensors["x"], torch.arange(3.0))
+    assert Kept(store, "searching/a", "other").read() is None
+    data = bytearray((tmp_path / kept.path).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / kept.path).write_bytes(data)
+    assert kept.read() is None
+    kept.remove()
+    assert kept.read() is None and not (tmp_path / kept.path).exists()
+
+
+def test_two_searches_of_one_name_do_not_run_at_once(folder: Path, done: Path) -> None:
+    with Store(str(folder / "store")).locked("searching/first"):
+        result = nightjar("search", *overrides(folder), "search=first")
+    assert result.returncode == 8 and "search 'first' is running already" in result.stderr
+
+
+def test_tables_that_do_not_fit_are_refused_before_the_search(folder: Path, done: Path) -> None:
+    config, store, dataset = dataset_of(compose(overrides(folder)))
+    space = Space.of(config, *read_dataset(store, dataset))
+    needed = table_bytes(space, 8)
+    rows = sum(table.rows for table in space.schema.tables)
+    assert needed == 2 * rows * (8 + 1) * 4  # rowwise adagrad: a value for each row
+    require_memory(space, usable=needed + status_bytes("VmRSS") + (1 << 20))
+    with pytest.raises(PlanError, match=r"at their full width of 8.*but this machine has") as caught:
+        require_memory(space, usable=needed - 1)
+    assert "data.sparse_defaults.min_count" in str(caught.value.hint)
 
 
 def test_both_parts_of_the_rows_are_disjoint_and_together_all_of_them(folder: Path, done: Path) -> None:

@@ -126,7 +126,7 @@ def asked(port: int, query: str) -> list:
     """The instant vector of ``query``; none while the server starts."""
     url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return list(json.load(answer)["data"]["result"])
     except OSError:
         return []

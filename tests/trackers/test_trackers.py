@@ -23,10 +23,12 @@ from pipeline.specs.tracker import Tracker
 from pipeline.store import Store
 from pipeline.trackers import SPECS, following
 from pipeline.trackers.following import _Follower, followed, settings_of, tell_night
-from pipeline.trackers.prometheus import PROMETHEUS, PUSH_SECONDS
+from pipeline.trackers.prometheus import PROMETHEUS
 from pipeline.trackers.tensorboard import TENSORBOARD
 from tests.logged import listen
 from tests.trackers.servers import Quiet, serving
+
+PUSH_SECONDS = 120.0  # for which a push waits in vain
 
 RESULT = Result.from_json({
     "run": "r", "status": "done", "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.01, "samples": 9},
@@ -206,6 +208,7 @@ def test_a_gateway_that_hangs_does_not_delay_the_end_of_a_run(tmp_path, monkeypa
     said = listen()
     monkeypatch.setattr(following, "END_SECONDS", 0.2)
     monkeypatch.setattr(following, "INTERRUPTED_SECONDS", 0.2)
+    monkeypatch.setattr("pipeline.trackers.prometheus.PUSH_SECONDS", PUSH_SECONDS)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and answers none
         push = f"track.prometheus.push=http://127.0.0.1:{silent.getsockname()[1]}"
         config = configured(tmp_path, "track.to=[prometheus]", push)

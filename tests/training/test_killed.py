@@ -93,7 +93,7 @@ def run(root: Path, folder: Path, name: str, killed_at: int | None = None) -> in
     folder.mkdir()
     process = multiprocessing.get_context("forkserver").Process(target=rank_main, args=(root, folder, name, killed_at))
     process.start()
-    process.join(60)
+    process.join(600)
     return process.exitcode
 
 

@@ -104,7 +104,7 @@ def kill(store: Path, number: int, where: str, count: int) -> None:
     given = day_of(store, number), store.parent, where, count
     process = multiprocessing.get_context("forkserver").Process(target=killed_main, args=given)
     process.start()
-    process.join(200)
+    process.join(1200)
     assert process.exitcode == -signal.SIGKILL, f"not killed at {where}: {process.exitcode}"
 
 

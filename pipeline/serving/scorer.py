@@ -1,0 +1,181 @@
+"""Scores blocks of raw rows with an opened version: parses and transforms them as ingestion does, then runs the model.
+
+Everything that decides how a row is read comes from the version itself, not from today's configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from pipeline.config import DataConfig, DedupeConfig, SamplingConfig
+from pipeline.config.data import connector_at
+from pipeline.config.sequences import given_sequences
+from pipeline.errors import ArtifactError
+from pipeline.ingest.parse import parse
+from pipeline.ingest.rejects import Reject
+from pipeline.ingest.sampling import rows_counted_for
+from pipeline.ingest.sources import Block, RawBlock
+from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
+from pipeline.ingest.state import read_state
+from pipeline.ingest.tasks import labels_of
+from pipeline.ingest.transform import transform
+from pipeline.publishing.served import ServedModel
+from pipeline.records import Description, weight_column
+from pipeline.records.record import read
+from pipeline.records.serving import SERVING
+from pipeline.specs import MAIN_TASK, MODELS
+from pipeline.store import Store
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredBlock:
+    """What was made of a block of ``file``: ``lines`` of the rows that parse, their logits, and the ``rejects``.
+
+    ``logits``: [n], or [n, T] of several tasks. ``labels`` [n] by task, empty where rows have none; ``weights`` [n].
+    """
+
+    file: str
+    lines: np.ndarray
+    logits: np.ndarray
+    labels: dict[str, np.ndarray]
+    weights: np.ndarray | None
+    rejects: list[Reject]
+
+    @property
+    def columns(self) -> np.ndarray:
+        """The logits as [n, T]."""
+        return self.logits[:, None] if self.logits.ndim == 1 else self.logits
+
+
+class Scorer:
+    """The version at ``place`` of ``store``, whose files are in ``folder``, opened for the rows at ``path``.
+
+    ``memory``: bytes for table rows; ``ranks``: processes of this machine that score beside each other and share them.
+    ArtifactError where the version is damaged, or the package of its ranking model is not installed.
+    """
+
+    def __init__(
+        self, store: Store, place: str, folder: Path, path: str, *, memory: int, labelled: bool, ranks: int = 1
+    ) -> None:
+        self.labelled = labelled
+        self.data, self.block_mib = _data(store, place, path, labelled)
+        self.spec = _spec(self.data, labelled)
+        self._state = read_state(store, place, self.spec)
+        self.served = ServedModel(folder, memory, ranks=ranks)
+
+    @property
+    def description(self) -> Description:
+        """Of the version."""
+        return self.served.description
+
+    def score(self, unread: Block) -> ScoredBlock:
+        """Logits and labels of the rows that parse, and the others."""
+        block = unread.read()
+        raw = block.frame
+        if not self.labelled:
+            raw = raw.with_columns(pl.lit(self.spec.negative).alias(self.spec.label))
+        parsed = parse(raw, block.lines, self.spec)
+        columns = transform(parsed.frame, self.spec, self._state)
+        dense = columns.select(self.description.dense).to_numpy().astype(np.float32)
+        ids = {name: _ids(columns, name, multi) for name, multi in self.description.sparse.items()}
+        ids |= {name: _ids(columns, name, True) for name in self.description.event_columns}
+        return ScoredBlock(
+            block.file, parsed.lines, self.served.score(np.ascontiguousarray(dense), ids),
+            labels_of(columns, self.spec) if self.labelled else {},
+            rows_counted_for(columns, self.spec) if self.labelled else None, _in_order(block, parsed.rejects),
+        )  # fmt: skip
+
+    def none(self) -> ScoredBlock:
+        """No rows."""
+        nothing = np.zeros(0, np.float32)
+        names = [MAIN_TASK, *(task.name for task in self.spec.tasks)] if self.labelled else []
+        counted = self.spec.row_weight is not None or self.spec.sampling.known_before
+        return ScoredBlock(
+            "", np.zeros(0, np.int64), np.zeros((0, 1 + len(self.description.tasks or ())), np.float32),
+            dict.fromkeys(names, nothing), nothing if self.labelled and counted else None, [],
+        )  # fmt: skip
+
+
+def _in_order(block: RawBlock, rejects: list[Reject]) -> list[Reject]:
+    return sorted([*block.rejects, *rejects], key=lambda reject: reject.line)
+
+
+def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConfig, int]:
+    """``data`` as the version at ``place`` was made with, at ``path``, and ``ingest.block_mib``.
+
+    ArtifactError where the package of its ranking model is not installed.
+    """
+    from pipeline.compose import from_yaml
+
+    built = read(Description, store, f"{place}/{SERVING}")
+    if built.package and built.model not in MODELS.names():
+        raise ArtifactError(
+            f"{place} is a version of ranking model {built.model!r} of package {built.package}, which is not installed",
+            hint=f"pip install {built.package.replace(' ', '==')}",
+        )
+    with store.open(f"{place}/config.yaml") as source:
+        config = from_yaml(source.read().decode())
+    data = dataclasses.replace(config.data, path=path)
+    connector, inside = connector_at(path)
+    if connector is not None:
+        options = data.options if data.connector is connector else {}
+        data = dataclasses.replace(data, path=inside, format=connector.name, options=options, day=None, snapshot=None)
+        return data, config.ingest.block_mib
+    if data.format == "synthetic":  # a synthetic log is saved as a Criteo TSV
+        data = dataclasses.replace(data, format="criteo")
+    ending = path.rpartition(".")[2]
+    if ending in ("parquet", "orc", "avro", "jsonl"):  # columns by name, whatever the training's logs were written as
+        data = dataclasses.replace(data, format=ending)
+    if not labelled:
+        data = dataclasses.replace(data, columns=_without_label(data))
+    return data, config.ingest.block_mib
+
+
+def _without_label(data: DataConfig) -> list[str]:
+    names = data.columns or (CRITEO_COLUMNS if data.format == "criteo" else [])
+    labels = {
+        data.label.column,
+        data.weight,
+        data.sampling.column,
+        *(task.column or name for name, task in data.tasks.items()),
+    }
+    return [name for name in names if name not in labels]
+
+
+def _spec(data: DataConfig, labelled: bool) -> DataSpec:
+    """What a row must have: the features, and the label if there is one. Days and splits matter to training only.
+
+    Histories that ingestion built must come with the row, as lists of structs.
+    """
+    data = dataclasses.replace(data, dedupe=DedupeConfig(), sequences=given_sequences(data.sequences))
+    spec = data_spec(data if labelled else dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig()))
+    unused = ("data.day_column", "data.timestamp", "data.hour_column", *(() if labelled else ("data.label.column",)))
+    columns = {name: option for name, option in spec.columns.items() if option not in unused or name == spec.row_time}
+    return dataclasses.replace(spec, day_column=None, timestamp=None, hour_column=None, true_probability=False,
+                               columns=columns)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lists:
+    """A multi-valued column as ``ServedModel`` takes it."""
+
+    offsets: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray | None
+
+
+def _ids(columns: pl.DataFrame, name: str, multi: bool) -> Any:
+    if not multi:
+        return columns[name].to_numpy()
+    lengths = columns[name].list.len().to_numpy()
+    weights = weight_column(name)
+    return _Lists(
+        np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+        columns[name].explode().to_numpy(),
+        columns[weights].explode().to_numpy() if weights in columns.columns else None,
+    )
