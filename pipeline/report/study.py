@@ -44,7 +44,7 @@ def study_text(shown: StudyShown) -> str:
         shares = (f"{key} {units.percent(share, 0)}" for key, share in shown.importance.items())
         parts.append(f"what decides: {', '.join(shares)}")
     if shown.best_trial is not None:
-        parts.append(f"best: trial {shown.best}, {' '.join(shown.best_trial.overrides)}")
+        parts.append(f"best: trial {shown.best}, {' '.join(shown.best_trial.overrides)}{choice(shown)}")
     return "\n\n".join(parts)
 
 
@@ -61,10 +61,22 @@ def study_page(shown: StudyShown) -> str:
         "study.html", title=f"Nightjar: study {study.study}", files="study.json and trials/*.json",
         heading=f"Study {study.study}", about=" ".join(study.overrides), summary=_summary(shown),
         best=[] if best is None else best.overrides, saved=_saved(shown),
+        choice=choice(shown).removeprefix(". "),
         trials=Table(("Trial*", "State", *(f"{key}*" for key in keys), *FACTS, "Error~"), rows),
         importance=Table(("Setting", "Share"), shares), space=Table(("Setting", "Searched over~"), spaces),
         figures_=[each for each in (_history(shown), *_fronts(shown)) if each is not None],
     )  # fmt: skip
+
+
+def choice(shown: StudyShown) -> str:
+    """Why the best trial is not the one with the lowest NE; "" where it is."""
+    if shown.lowest is None or shown.gain is None:
+        return ""
+    lower, error = (units.decimal(each, 5) for each in shown.gain)
+    return (
+        f". Trial {shown.lowest} has a lower validation NE, by {lower} with a standard error of {error}. Among so many "
+        "trials that may be chance, so the settings as they were stay the best"
+    )
 
 
 def front(points: Sequence[Point]) -> list[Point]:
