@@ -121,8 +121,8 @@ class StudyLine(Record):
 class StudyShown(Record):
     """A study with its trials. ``best``: the number of the best one; ``importance``: shares by setting, sum 1.
 
-    ``lowest``: the number of the trial with the lowest NE, where that is another one; ``gain``: how much lower its NE
-    is than the best one's, and the standard error of that.
+    ``lowest``: the number of the trial with the lowest NE, where that is not the one with the settings as given;
+    ``gain``: how much lower its NE is than that one's, and the standard error of that.
     ``steps`` were trained; all trials in full would have taken ``steps_in_full``.
     """
 

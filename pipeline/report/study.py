@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +45,8 @@ def study_text(shown: StudyShown) -> str:
         shares = (f"{key} {units.percent(share, 0)}" for key, share in shown.importance.items())
         parts.append(f"what decides: {', '.join(shares)}")
     if shown.best_trial is not None:
-        parts.append(f"best: trial {shown.best}, {' '.join(shown.best_trial.overrides)}{choice(shown)}")
+        parts.append(f"best: trial {shown.best}, {' '.join(shown.best_trial.overrides)}")
+        parts += [choice(shown)] if choice(shown) else []
     return "\n\n".join(parts)
 
 
@@ -61,7 +63,7 @@ def study_page(shown: StudyShown) -> str:
         "study.html", title=f"Nightjar: study {study.study}", files="study.json and trials/*.json",
         heading=f"Study {study.study}", about=" ".join(study.overrides), summary=_summary(shown),
         best=[] if best is None else best.overrides, saved=_saved(shown),
-        choice=choice(shown).removeprefix(". "),
+        choice=choice(shown),
         trials=Table(("Trial*", "State", *(f"{key}*" for key in keys), *FACTS, "Error~"), rows),
         importance=Table(("Setting", "Share"), shares), space=Table(("Setting", "Searched over~"), spaces),
         figures_=[each for each in (_history(shown), *_fronts(shown)) if each is not None],
@@ -69,14 +71,14 @@ def study_page(shown: StudyShown) -> str:
 
 
 def choice(shown: StudyShown) -> str:
-    """Why the best trial is not the one with the lowest NE; "" where it is."""
-    if shown.lowest is None or shown.gain is None:
+    """What the lowest NE is worth beside that of the settings as they were; "" where nothing is known."""
+    if shown.lowest is None or shown.gain is None or not math.isfinite(shown.gain[1]):
         return ""
     lower, error = (units.decimal(each, 5) for each in shown.gain)
-    return (
-        f". Trial {shown.lowest} has a lower validation NE, by {lower} with a standard error of {error}. Among so many "
-        "trials that may be chance, so the settings as they were stay the best"
-    )
+    by = f"lower by {lower} than with the settings as they were, with a standard error of {error}"
+    if shown.lowest == shown.best:
+        return f"Its validation NE is {by}."
+    return f"The validation NE of trial {shown.lowest} is {by}: that may be chance, so the settings stay the best."
 
 
 def front(points: Sequence[Point]) -> list[Point]:

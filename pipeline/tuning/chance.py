@@ -1,19 +1,16 @@
 """Whether a trial is better than the settings as they were, or only luckier with these validation rows.
 
 Both models are judged by the same rows, so their difference is taken block of rows by block of rows: its spread is
-that of the mean. Of many trials the luckiest one looks best, so each is held to a quantile that all of them together
-exceed by chance in 5 % of all studies (Bonferroni).
+that of the mean. A difference below one standard error changes nothing (the one-standard-error rule: Breiman et al.,
+Classification and Regression Trees, 1984, section 3.4.3).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 from pipeline.records.study import DONE, TrialRecord
-
-CONFIDENCE = 0.95
 
 
 def finished(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -22,22 +19,26 @@ def finished(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     return sorted(done, key=lambda each: (each.ne or 0.0, each.number))
 
 
+def given_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The finished trial with the settings as they were without the study, if there is one."""
+    return next((each for each in finished(trials) if each.given), None)
+
+
 def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The finished trial with the lowest NE; the one with the settings as given, unless another is surely better.
+    """The finished trial with the lowest NE; the one with the settings as given, where none is better beyond chance.
 
     None where no trial has finished.
     """
-    done = finished(trials)
-    given = next((each for each in done if each.given), None)
+    done, given = finished(trials), given_of(trials)
     if given is None:
         return done[0] if done else None
-    return next((each for each in done if each is given or is_better(each, given, len(done) - 1)), given)
+    return next((each for each in done if each is given or is_better(each, given)), given)
 
 
-def is_better(trial: TrialRecord, given: TrialRecord, trials: int) -> bool:
-    """Whether ``trial``, one of so many ``trials``, has a lower NE than the ``given`` settings, and not by chance."""
+def is_better(trial: TrialRecord, given: TrialRecord) -> bool:
+    """Whether the NE of ``trial`` is lower than that of ``given`` by more than one standard error."""
     gain, error = gain_of(trial, given)
-    return gain > NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / max(trials, 1)) * error
+    return gain > error
 
 
 def gain_of(trial: TrialRecord, given: TrialRecord) -> tuple[float, float]:

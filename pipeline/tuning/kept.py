@@ -23,7 +23,7 @@ from pipeline.records.study import (
 )
 from pipeline.store import Store
 from pipeline.store.conditional import Seen, SwappedError, swap
-from pipeline.tuning.chance import best_of, finished, gain_of
+from pipeline.tuning.chance import best_of, finished, gain_of, given_of
 
 
 def study_lock(store: Store, study: str, seconds: float) -> AbstractContextManager[None]:
@@ -104,13 +104,13 @@ def shown(store: Store, study: str) -> StudyShown:
     from pipeline.tuning.proposals import importance
 
     record, trials = read_study(store, study), trials_of(store, study)
-    best, done = best_of(trials), finished(trials)
-    other = done[0] if best is not None and done[0] is not best else None
+    best, given, done = best_of(trials), given_of(trials), finished(trials)
+    lowest = done[0] if given is not None and done[0] is not given else None
     whole = [each.steps_total for each in trials if each.steps_total is not None]
     mean = sum(whole) / len(whole) if whole else 0.0
     return StudyShown(
         study=record, trials=tuple(trials), best=best.number if best else None,
-        lowest=other.number if other else None, gain=gain_of(other, best) if other and best else None,
+        lowest=lowest.number if lowest else None, gain=gain_of(lowest, given) if lowest and given else None,
         importance=importance(record.space, trials), steps=sum(each.steps or 0 for each in trials),
         steps_in_full=round(sum(mean if each.steps_total is None else each.steps_total for each in trials)),
     )  # fmt: skip
