@@ -18,6 +18,13 @@ from tests.planning.plan_cases import configure, cpu, dataset
 ROWS = {"user": 300_000, "item": 20_000, "shop/x": 5_000, "device": 160}
 
 
+@pytest.fixture(autouse=True)
+def _no_group() -> None:
+    """A training in this process left its group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def small(**plan: object) -> tuple[Config, PlanInputs]:
     config = configure(cpu(2, 2), dim=16, batch=512)
     config = replace(config, checkpoint=replace(config.checkpoint, chunk_mib=0.25), plan=replace(config.plan, **plan))
