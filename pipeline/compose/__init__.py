@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from hydra import initialize_config_dir
 from hydra._internal.hydra import Hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
@@ -24,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipeline.compose import overrides as complaints
 from pipeline.compose.hardware import with_machine
-from pipeline.compose.models import GROUP, check_settings, schema_for, store, store_models
+from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
 from pipeline.config.renamed import with_first_names, with_new_names
@@ -66,7 +67,8 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
         if not path.is_dir():
             raise ConfigError(f"--config-dir {config_dir} is not a directory", hint="--config-dir <directory>")
         extra.append(f"hydra.searchpath=['file://{path}']")
-    store(SCHEMA, Config)
+    # Anew each time: some defaults are the registries' contents, which a program may add to.
+    ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
     store_models()
     with initialize_config_dir(str(conf_directory()), job_name="nightjar", version_base="1.3"):
         hydra = GlobalHydra.instance().hydra

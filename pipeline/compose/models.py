@@ -14,20 +14,18 @@ from pipeline.specs import MODELS
 GROUP = "model"
 
 
-_stored: dict[tuple[str | None, str], type] = {}
-
-
-def store(name: str, settings: type, group: str | None = None) -> None:
-    """Register the dataclass ``settings`` with Hydra; once, as it makes a tree of it, which takes a while."""
-    if _stored.get((group, name)) is not settings:
-        ConfigStore.instance().store(group=group, name=name, node=settings, provider="nightjar")
-        _stored[group, name] = settings
+_stored: dict[str, type] = {}
 
 
 def store_models() -> None:
-    """Register the settings of every model with Hydra, as an option of group ``model``."""
+    """Register the settings of every model with Hydra, as an option of group ``model``.
+
+    Once a process: Hydra makes a tree of them, which takes a while.
+    """
     for spec in MODELS:
-        store(spec.name, spec.config, GROUP)
+        if _stored.get(spec.name) is not spec.config:
+            ConfigStore.instance().store(group=GROUP, name=spec.name, node=spec.config, provider="nightjar")
+            _stored[spec.name] = spec.config
 
 
 def settings_class(name: str) -> type[ModelConfig]:
