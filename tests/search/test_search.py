@@ -225,7 +225,8 @@ def test_a_part_of_another_package_is_searched_like_the_others(folder: Path, don
 
 
 def test_a_search_that_decides_nothing_says_so(folder: Path, done: Path) -> None:
-    given = [*overrides(folder), "search.lr=0.00001", "search.epochs=1", "search.name=flat", "search.parts=[widths]"]
+    given = [*overrides(folder), "search.lr=0.00001", "search.epochs=1", "search.name=flat"]
+    given += ["search.parts=[interactions]"]
     config, store, dataset = dataset_of(compose(given))
     record = search(Space.of(config, *read_dataset(store, dataset)), store, dataset)
     assert set(record.undecided) == set(record.decisions)
