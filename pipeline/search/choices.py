@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipeline.specs.search_part import Decision
 
 Gates = Mapping[str, Tensor]  # by decision, 1 for the choice that was drawn and 0 for the others: [choices]
-SHARPNESS = 1e-3  # log loss that makes a choice e times as likely as another at first
+SHARPNESS = 2e-4  # log loss that makes a choice e times as likely as another at first
 FARTHEST = 5.0  # difference of logits at first, so that what the first measurement got wrong can change
 
 

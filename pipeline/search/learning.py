@@ -42,13 +42,13 @@ class Learner:
         self.dense = train.dense_spec.build([group])
         self.architecture = torch.optim.Adam(choices.parameters(), lr=search.lr, betas=(0.9, 0.99))
 
-    def learn_weights(self, rows: Rows, step: int, temperature: float, *, wide: bool = False) -> float:
+    def learn_weights(self, rows: Rows, step: int, temperature: float, *, whole: bool = False) -> float:
         """A step (from 0) of the weights for an architecture drawn at ``temperature``; the rows' mean log loss.
 
-        ``wide``: with tables of their full width.
+        ``whole``: with all columns and pairs.
         """
         with torch.no_grad():
-            gates = self.choices.draw(temperature, self.net.widths if wide else ())
+            gates = self.choices.draw(temperature, self.net.measured if whole else ())
         loss = self._loss(rows, gates)
         factor = lr_factor(self.config.train, step, self.total)
         self.dense.zero_grad(set_to_none=True)
@@ -82,15 +82,20 @@ class Learner:
 
     @torch.no_grad()
     def compare(self, batches: Sequence[Rows]) -> dict[str, Tensor]:
-        """Log loss of every width of a table, [choices], in the model that is else the configured one."""
-        whole = self.choices.whole()
+        """Log loss that each choice by itself adds to the configured model's on equal rows, less two standard errors.
 
-        def loss(gates: Gates) -> Tensor:
-            return torch.stack([self._loss(rows, gates) for rows in batches]).mean()
+        [choices] of each decision that is measured; 0 for the first choice. It is worse where that is sure.
+        """
+        whole = self.choices.whole()
+        base = self._losses(batches, whole)
+
+        def added(gates: Gates) -> Tensor:
+            more = self._losses(batches, gates) - base
+            return more.mean() - 2 * more.std() / len(batches) ** 0.5
 
         return {
-            name: torch.stack([loss({**whole, name: gate}) for gate in torch.eye(len(whole[name]))])
-            for name in sorted(self.net.widths)
+            name: torch.stack([added({**whole, name: gate}) for gate in torch.eye(len(whole[name]))])
+            for name in sorted(self.net.measured)
         }
 
     def state(self) -> State:
@@ -124,6 +129,9 @@ class Learner:
             "dense": (self.dense, dict(self.net.named_parameters())),
             "architecture": (self.architecture, dict(self.choices.named_parameters())),
         }
+
+    def _losses(self, batches: Sequence[Rows], gates: Gates) -> Tensor:
+        return torch.stack([self._loss(rows, gates) for rows in batches])
 
     def _loss(self, rows: Rows, gates: Gates) -> Tensor:
         embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)

@@ -21,7 +21,7 @@ from pipeline.training.order import Order
 
 log = logging.getLogger(__name__)
 POINTS = 24  # of the record
-COMPARED = 8  # batches of held rows by which the widths of each table are compared
+COMPARED = 8  # batches of held rows by which choices are compared with the configured model
 TABLES = 4  # times that the costs are tabulated around the choices that are the most probable ones then
 KEEPING = 0.05  # of a search's time that it may take to keep its state
 DECIDED = 0.5  # of the way from as likely as the others to certain
@@ -81,7 +81,7 @@ class _Course:
 
     def batches(self) -> tuple[int, int]:
         """Batches of both parts of the rows that the steps so far have used."""
-        compared = COMPARED if self.first and self.learner.net.widths else 0
+        compared = COMPARED if self.first and self.learner.net.measured else 0
         return self.done, self.done - self.first + compared if self.done > self.first else 0
 
     def run(self, learnt: Iterator[Rows], held: Iterator[Rows], progress: Progress) -> None:
@@ -105,7 +105,7 @@ class _Course:
         temperature = self.temperature(step)
         if step == self.first > 0:
             self._begin(held)
-        loss = self.learner.learn_weights(rows, step, temperature, wide=step < self.first)
+        loss = self.learner.learn_weights(rows, step, temperature, whole=step < self.first)
         if step < self.first:
             self._sums.append((loss, None, None))
             return
@@ -115,9 +115,9 @@ class _Course:
         self._sums.append((loss, *self.learner.learn_choices(next(held), self._costs, temperature)))
 
     def _begin(self, held: Iterator[Rows]) -> None:
-        """Have the widths of the tables begin by the log loss and the cost of each, which wide tables tell."""
+        """Have choices begin by the log loss and the cost that each adds to the configured model."""
         self.learner.sort_columns()
-        if not self.learner.net.widths:
+        if not self.learner.net.measured:
             return
         table = {each.name: row for each, row in zip(self.space.decisions, self._tabulated().table, strict=True)}
         for name, losses in self.learner.compare([next(held) for _ in range(COMPARED)]).items():

@@ -51,7 +51,7 @@ class SuperNet(nn.Module):
         self.register_buffer("places", flat, persistent=False)
         self.top = _Mlp(self.dim + len(places), model.top_mlp, 1, dtype)
         self._acts: dict[str, list[Act]] = {}
-        self.widths: set[str] = set()  # decisions on columns of tables
+        self.measured: set[str] = set()  # decisions whose choices act on the configured model without being learnt
 
     def at(self, place: str, act: Act) -> None:
         """Have ``act`` change the values at ``place``; acts of one place follow one another."""

@@ -1,4 +1,4 @@
-"""Tables turned to their principal axes, and widths that begin by the log loss of each."""
+"""Tables turned to their principal axes, and choices that begin by the log loss of each."""
 
 import math
 from dataclasses import replace
@@ -59,16 +59,17 @@ def test_sorting_columns_keeps_the_model_and_puts_the_best_first() -> None:
     assert torch.allclose(vectors(learner, 1), whole, atol=1e-5)
 
 
-def test_widths_begin_by_the_loss_of_each() -> None:
+def test_choices_are_measured_beside_the_configured_model() -> None:
     learner, batch = learner_of(config()), rows()
     with torch.no_grad():
         learner.tables.rows[:, 2:] = 0  # columns that nothing is in
         learner.tables.rows[:, :2] *= 20
     found = learner.compare([batch, batch])
-    assert set(found) == {f"width of {table.name}" for table in SHARED.tables}
-    for losses in found.values():  # of widths 8, 4, 2, 1
-        assert torch.allclose(losses[:3], losses[0].expand(3), atol=1e-6)
-        assert abs(losses[3] - losses[0]) > 1e-4
+    assert set(found) == {each.name for each in learner.choices.decisions}
+    for table in SHARED.tables:  # widths 8, 4, 2, 1
+        losses = found[f"width of {table.name}"]
+        assert torch.allclose(losses[:3], torch.zeros(3), atol=1e-6) and losses[3].abs() > 1e-4
+    assert found["a x b"][0] == 0 and found["a x b"][1].abs() > 1e-4
 
 
 def test_a_decision_begins_with_the_choice_of_the_lowest_loss() -> None:
@@ -80,8 +81,8 @@ def test_a_decision_begins_with_the_choice_of_the_lowest_loss() -> None:
     assert begun["width of a"] == pytest.approx([0.25] * 4)
 
 
-def test_tables_are_wide_in_a_draw_that_says_so() -> None:
+def test_decisions_are_whole_in_a_draw_that_says_so() -> None:
     learner = learner_of(config())
-    drawn = [learner.choices.draw(1.0, learner.net.widths) for _ in range(20)]
-    assert all(gates[name].tolist() == [1.0, 0.0, 0.0, 0.0] for gates in drawn for name in learner.net.widths)
+    drawn = [learner.choices.draw(1.0, {"width of a", "width of b"}) for _ in range(20)]
+    assert all(gates[f"width of {name}"].tolist() == [1.0, 0.0, 0.0, 0.0] for gates in drawn for name in "ab")
     assert len({tuple(gates["a x b"].tolist()) for gates in drawn}) == 2
