@@ -88,10 +88,11 @@ def _window_rows(inputs: PlanInputs, largest: int, groups: int) -> int:
     """Rows of decoded windows in memory, of row ``groups`` of at most ``largest`` rows: each lane's, and those ahead.
 
     A window is decoded into memory of its own, and its rows are mixed into that of the lane (``training/windows.py``).
+    Rows that are not shuffled need less.
     """
     train = inputs.train
-    lanes = fitting_lanes(train.lanes, train.batch, groups) if train.shuffle else 1
-    together = max(1, -(-train.shuffle_window_groups // lanes)) if train.shuffle else 1
+    lanes = fitting_lanes(train.lanes, train.batch, groups)
+    together = max(1, -(-train.shuffle_window_groups // lanes))
     own = max(1, -(-lanes // inputs.world_size))
     ahead = max(1, min(own, train.shuffle_window_groups // together))
     window = min(together * largest, max(inputs.schema.rows.get("train", 0), 1))

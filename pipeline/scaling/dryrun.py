@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import resource
 import time
 import tracemalloc
@@ -32,6 +31,7 @@ from pipeline.config import Config, TrainConfig
 from pipeline.embeddings.collection import build_collection, event_collection
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.tables import kernels
+from pipeline.launch.localworld import local_world
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import memory_gib
@@ -46,7 +46,6 @@ from pipeline.training.share import decoded_share
 from pipeline.units import GIB, MIB
 
 META, DATA_PARALLEL = "meta", "data_parallel"
-LOCAL = "LOCAL_WORLD_SIZE"
 TABLES, EVENTS = "collection", "event_tables"
 MEASURED = 16  # ranks whose objects are weighed: doing so takes ten times as long
 MOST_PROBLEMS = 20
@@ -236,18 +235,14 @@ def rank_rows(deal: Deal, batch: int, rank: int, world: int) -> list[tuple[int, 
 def fake_rank(rank: int, world: int, local: int) -> Iterator[None]:
     """Be ``rank`` of ``world`` in a process group that connects nobody: its collectives return at once.
 
-    ``local``: ranks of a host, which TorchRec takes from the environment, as the launcher sets it.
+    ``local``: ranks of a host.
     """
-    before = os.environ.get(LOCAL)
-    os.environ[LOCAL] = str(local)
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        os.environ.pop(LOCAL)
-        if before is not None:
-            os.environ[LOCAL] = before
+    with local_world(local):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 def sharded_on_meta(inputs: PlanInputs, plan: Plan) -> DistributedModelParallel:

@@ -167,7 +167,7 @@ COMPLETIONS = [
     ("nightjar pl", ["plan ", "plan-diff "]),
     ("nightjar run hardw", ["hardware=", "hardware."]),
     ("nightjar run hardware=lapt", ["hardware=laptop", "hardware=laptop2"]),
-    ("nightjar run train.l", ["train.lr=", "train.log_every_steps=", "train.label_smoothing="]),
+    ("nightjar run train.l", ["train.lr=", "train.lanes=", "train.log_every_steps=", "train.label_smoothing="]),
     ("nightjar train train.gu", ["train.guard."]),
     ("nightjar run launch.inl", ["launch.inline="]),
     ("nightjar run seed=4 data=adult data.sparse.workc", ["data.sparse.workclass."]),

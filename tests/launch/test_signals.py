@@ -19,9 +19,9 @@ from pipeline.launch.logs import killed_rank
 ROOT = Path(__file__).parents[2]
 SETTINGS = [
     "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]",
-    "model.top_mlp=[32]", "train.global_batch=512", "train.epochs=40", "train.guard.collapse=false",
+    "model.top_mlp=[32]", "train.global_batch=512", "train.epochs=24", "train.guard.collapse=false",
     "train.precision=fp32", "train.log_every_steps=2", "train.threads_per_rank=1", "hardware.ranks_per_host=2",
-    "checkpoint.every_steps=50", "checkpoint.quantise=fp32", "checkpoint.grace_seconds=20",
+    "checkpoint.every_steps=20", "checkpoint.quantise=fp32", "checkpoint.grace_seconds=20",
     "stages=[ingest,plan,partition,train]",
 ]  # fmt: skip
 
@@ -60,18 +60,18 @@ def tensors(store: Path, run: str) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_stopped_and_bereaved_runs_go_on_and_end_bit_for_bit_alike(tmp_path: Path) -> None:
     calm = start(tmp_path, "calm")
-    output = calm.communicate(timeout=120)[0]
+    output = calm.communicate(timeout=300)[0]
     assert calm.returncode == 0, output
 
     # A rank is killed: the others stop within 30 s, and the error names it.
     launcher = start(tmp_path, "stormy")
-    output = wait_for_steps(launcher, 25)
+    output = wait_for_steps(launcher, 5)
     while not list(tmp_path.glob("runs/stormy/checkpoints/*/*/manifest.json")):
         output += launcher.stdout.readline()
     victim, peer = rank_of(launcher, 1), rank_of(launcher, 0)
     began = time.monotonic()
     os.kill(victim.pid, signal.SIGKILL)
-    output += launcher.communicate(timeout=60)[0]
+    output += launcher.communicate(timeout=300)[0]
     assert time.monotonic() - began < 30
     assert launcher.returncode == 8, output
     assert "the train stage failed: rank 1 was killed by signal 9" in output
@@ -82,7 +82,7 @@ def test_stopped_and_bereaved_runs_go_on_and_end_bit_for_bit_alike(tmp_path: Pat
     launcher = start(tmp_path, "stormy")
     output = wait_for_steps(launcher, 5)
     launcher.send_signal(signal.SIGTERM)
-    output += launcher.communicate(timeout=60)[0]
+    output += launcher.communicate(timeout=300)[0]
     assert launcher.returncode == 143, output
     assert re.search(r"resumed from runs/stormy/checkpoints/\w+/step-\d+ after step", output)
     found = re.search(r"stopped on SIGTERM after step (\d+); its checkpoint (\S+) is committed", output)
@@ -94,7 +94,7 @@ def test_stopped_and_bereaved_runs_go_on_and_end_bit_for_bit_alike(tmp_path: Pat
     launcher = start(tmp_path, "stormy")
     output = wait_for_steps(launcher, 5)
     launcher.send_signal(signal.SIGINT)
-    output += launcher.communicate(timeout=60)[0]
+    output += launcher.communicate(timeout=300)[0]
     assert launcher.returncode == 130, output
     assert f"resumed from {found[2]}" in output
     assert re.search(r"stopped by SIGINT; .*its checkpoint \S+ is committed", output), output
@@ -102,12 +102,12 @@ def test_stopped_and_bereaved_runs_go_on_and_end_bit_for_bit_alike(tmp_path: Pat
     launcher = start(tmp_path, "stormy")
     output = wait_for_steps(launcher, 5)
     os.kill(rank_of(launcher, 1).pid, signal.SIGTERM)
-    output += launcher.communicate(timeout=60)[0]
+    output += launcher.communicate(timeout=300)[0]
     assert launcher.returncode == 8, output
     assert "is committed" in output
 
     launcher = start(tmp_path, "stormy")
-    output = launcher.communicate(timeout=120)[0]
+    output = launcher.communicate(timeout=300)[0]
     assert launcher.returncode == 0, output
     assert tensors(tmp_path, "stormy") == tensors(tmp_path, "calm")
 

@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
         "compose",
     },
     "calibration": {"ingest", "planning", "embeddings", "models", "training"},
-    "scaling": {"calibration", "checkpoint", "embeddings", "planning", "training"},
+    "scaling": {"calibration", "checkpoint", "embeddings", "launch", "planning", "training"},
     "tuning": {"compose", "launch", "report", "stages"},
     "commands": {
         "tuning",
