@@ -162,7 +162,8 @@ class ValidationPart(Record):
     """Looks at ``rows`` validation rows, and the figures of the best one, whose weights are the training's result.
 
     ``stopped``: they ended the training; ``lr_drops``: how often they lowered the learning rates; ``seconds``: of this
-    session; ``start_*``: of the model that a warm start began with.
+    session; ``start_*``: of the model that a warm start began with. ``parts``: what each block of rows, one behind the
+    other, adds to ``logloss``, by which two trainings on the same rows are told apart.
     """
 
     rows: int
@@ -178,6 +179,7 @@ class ValidationPart(Record):
     logloss: float | None = absent()
     start_ne: float | None = absent()
     start_auc: float | None = absent()
+    parts: tuple[float, ...] | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,8 @@ class TrialRecord(Record):
     ``looks``: those that the study has answered; ``asks_at``: the samples from which on the trial waits for the next
     answer; ``rungs``: the NE at each rung of the pruner. ``ne`` and ``auc`` are of the validation rows with the best
     weights, ``test_ne`` and ``test_auc`` of the held-out rows. ``step_ms`` and ``table_bytes``: predicted by the plan.
-    ``steps``: trained, of ``steps_total``. ``attempts``: how often its process ended without an outcome.
+    ``steps``: trained, of ``steps_total``. ``attempts``: how often its process ended without an outcome. ``given``: its
+    settings are those without the study. ``parts``: of the validation rows' log loss, as in ``ValidationPart``.
     """
 
     FILE: ClassVar[str] = "trial.json"
@@ -76,6 +77,8 @@ class TrialRecord(Record):
     steps: int | None = absent()
     steps_total: int | None = absent()
     attempts: int = absent(0)
+    given: bool = absent(False)
+    parts: tuple[float, ...] | None = absent()
     error: str | None = absent()
     exit_code: int | None = absent()
 
@@ -118,17 +121,21 @@ class StudyLine(Record):
 class StudyShown(Record):
     """A study with its trials. ``best``: the number of the best one; ``importance``: shares by setting, sum 1.
 
+    ``lowest``: the number of the trial with the lowest NE, where that is not the one with the settings as given;
+    ``gain``: how much lower its NE is than that one's, and the standard error of that.
     ``steps`` were trained; all trials in full would have taken ``steps_in_full``.
     """
 
     study: StudyRecord
     trials: tuple[TrialRecord, ...]
     best: int | None = absent()
+    lowest: int | None = absent()
+    gain: tuple[float, float] | None = absent()
     importance: dict[str, float] | None = absent()
     steps: int = 0
     steps_in_full: int = 0
 
     @property
     def best_trial(self) -> TrialRecord | None:
-        """The trial with the lowest NE of the validation rows."""
+        """The trial that the study found; None where none has finished."""
         return next((each for each in self.trials if each.number == self.best), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -45,6 +46,7 @@ def study_text(shown: StudyShown) -> str:
         parts.append(f"what decides: {', '.join(shares)}")
     if shown.best_trial is not None:
         parts.append(f"best: trial {shown.best}, {' '.join(shown.best_trial.overrides)}")
+        parts += [choice(shown)] if choice(shown) else []
     return "\n\n".join(parts)
 
 
@@ -61,10 +63,22 @@ def study_page(shown: StudyShown) -> str:
         "study.html", title=f"Nightjar: study {study.study}", files="study.json and trials/*.json",
         heading=f"Study {study.study}", about=" ".join(study.overrides), summary=_summary(shown),
         best=[] if best is None else best.overrides, saved=_saved(shown),
+        choice=choice(shown),
         trials=Table(("Trial*", "State", *(f"{key}*" for key in keys), *FACTS, "Error~"), rows),
         importance=Table(("Setting", "Share"), shares), space=Table(("Setting", "Searched over~"), spaces),
         figures_=[each for each in (_history(shown), *_fronts(shown)) if each is not None],
     )  # fmt: skip
+
+
+def choice(shown: StudyShown) -> str:
+    """What the lowest NE is worth beside that of the settings as they were; "" where nothing is known."""
+    if shown.lowest is None or shown.gain is None or not math.isfinite(shown.gain[1]):
+        return ""
+    lower, error = (units.decimal(each, 5) for each in shown.gain)
+    by = f"lower by {lower} than with the settings as they were, with a standard error of {error}"
+    if shown.lowest == shown.best:
+        return f"Its validation NE is {by}."
+    return f"The validation NE of trial {shown.lowest} is {by}: that may be chance, so the settings stay the best."
 
 
 def front(points: Sequence[Point]) -> list[Point]:

@@ -7,7 +7,7 @@ resumed training decides the same. No torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -28,13 +28,17 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Look:
-    """The figures of the validation rows after ``step``; ``train_ne``: of the last steps' rows, None where unknown."""
+    """The figures of the validation rows after ``step``; ``train_ne``: of the last steps' rows, None where unknown.
+
+    ``parts``: of the log loss, by blocks of rows; only the best look keeps them.
+    """
 
     step: int
     ne: float
     auc: float
     logloss: float
     train_ne: float | None = None
+    parts: list[float] | None = None
 
 
 @dataclass
@@ -61,7 +65,7 @@ class Stopping:
 
     def take(self, look: Look) -> Verdict:
         """Take in ``look``."""
-        self.looks.append(look)
+        self.looks.append(replace(look, parts=None))
         if self.best is None or self._is_better(look, self.best):
             self.best, self.since, self.kept = look, 0, look.step
             return Verdict.BETTER

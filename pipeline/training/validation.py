@@ -19,6 +19,7 @@ from pipeline.checkpoint.ranks import exchange, together
 from pipeline.config import TrainConfig
 from pipeline.errors import DataError, GuardError
 from pipeline.evaluation import evaluate
+from pipeline.evaluation.parts import loss_parts
 from pipeline.records import LABEL, VALIDATION
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.data import BatchReader
@@ -175,11 +176,13 @@ class Validation:
                 hint="lower train.lr and train.sparse_lr, or train.precision=fp32",
             )
         self.seconds += time.perf_counter() - began
-        return Look(step, figures["ne"], figures["auc"], figures["logloss"], train_ne)
+        return Look(step, figures["ne"], figures["auc"], figures["logloss"], train_ne, figures["parts"])
 
-    def _figures(self, logits: np.ndarray) -> dict[str, float]:
-        """Those of the main task, which is the one that is monitored."""
-        return evaluate(self._labels, main_logits(logits), weights=self._weights)
+    def _figures(self, logits: np.ndarray) -> dict[str, Any]:
+        """Those of the main task, which is the one that is monitored, and the parts of its log loss."""
+        main = main_logits(logits)
+        parts = loss_parts(self._labels, main, self._weights)
+        return {**evaluate(self._labels, main, weights=self._weights), "parts": parts}
 
     def record(self) -> dict[str, Any]:
         """What the record of an interval that ends with a look has about it."""
@@ -196,5 +199,5 @@ class Validation:
         }  # fmt: skip
         if best is not None:
             figures |= {"best_step": best.step, "best_epoch": best.step / self._per_epoch}
-            figures |= {name: getattr(best, name) for name in _FIGURES}
+            figures |= {name: getattr(best, name) for name in (*_FIGURES, "parts")}
         return figures if start is None else {**figures, "start_ne": start.ne, "start_auc": start.auc}

@@ -14,7 +14,6 @@ from pipeline.errors import ArtifactError, LaunchError
 from pipeline.launch.runlock import folder_lock
 from pipeline.records.record import read
 from pipeline.records.study import (
-    DONE,
     StudyLine,
     StudyRecord,
     StudyShown,
@@ -24,6 +23,7 @@ from pipeline.records.study import (
 )
 from pipeline.store import Store
 from pipeline.store.conditional import Seen, SwappedError, swap
+from pipeline.tuning.chance import best_of, finished, gain_of, given_of
 
 
 def study_lock(store: Store, study: str, seconds: float) -> AbstractContextManager[None]:
@@ -88,12 +88,6 @@ def write_trial(store: Store, study: str, trial: TrialRecord) -> None:
     store.write_json(trial_path(study, trial.number), trial.to_json())
 
 
-def best_of(trials: list[TrialRecord]) -> TrialRecord | None:
-    """The finished trial with the lowest NE of the validation rows; the earlier of two alike."""
-    finished = [each for each in trials if each.state == DONE and each.ne is not None]
-    return min(finished, key=lambda each: (each.ne or 0.0, each.number), default=None)
-
-
 def study_line(store: Store, study: str) -> StudyLine:
     """The line of ``nightjar tune ls`` about ``study``."""
     record, trials = read_study(store, study), trials_of(store, study)
@@ -110,11 +104,13 @@ def shown(store: Store, study: str) -> StudyShown:
     from pipeline.tuning.proposals import importance
 
     record, trials = read_study(store, study), trials_of(store, study)
-    best = best_of(trials)
+    best, given, done = best_of(trials), given_of(trials), finished(trials)
+    lowest = done[0] if given is not None and done[0] is not given else None
     whole = [each.steps_total for each in trials if each.steps_total is not None]
     mean = sum(whole) / len(whole) if whole else 0.0
     return StudyShown(
         study=record, trials=tuple(trials), best=best.number if best else None,
+        lowest=lowest.number if lowest else None, gain=gain_of(lowest, given) if lowest and given else None,
         importance=importance(record.space, trials), steps=sum(each.steps or 0 for each in trials),
         steps_in_full=round(sum(mean if each.steps_total is None else each.steps_total for each in trials)),
     )  # fmt: skip

@@ -19,6 +19,7 @@ from pipeline.records.study import BROKEN, TRYING, Dimension, StudyRecord, Study
 from pipeline.report.study import study_page
 from pipeline.store import Store
 from pipeline.tuning import kept
+from pipeline.tuning.chance import best_of
 from pipeline.tuning.proposals import optuna
 from pipeline.tuning.space import edges, held, split
 from pipeline.tuning.tuner import Tuner
@@ -53,9 +54,9 @@ def tune(
             progress(sum(each.state != TRYING for each in trials), max(len(trials), config.tune.trials))
             _write_page(store, kept.shown(store, study))
 
-        firsts = _firsts(config, space, earlier)
+        firsts, given = _firsts(config, space, earlier)
         common = [*record.overrides, *_now(shared)]
-        trials = Tuner(config, store, common, space, config_dir, firsts, earlier, settled).run()
+        trials = Tuner(config, store, common, space, config_dir, firsts, given, earlier, settled).run()
         shown = kept.shown(store, study)
         _write_best(store, shown, config_dir)
     _require_one(trials)
@@ -82,7 +83,7 @@ def _write_best(store: Store, shown: StudyShown, config_dir: str | None) -> None
 def best_file(study: StudyRecord, trial: TrialRecord, config_dir: str | None = None) -> str:
     """An experiment that makes the run of ``trial`` again, with the same figures."""
     about = (
-        f"Trial {trial.number} of study {study.study}: validation NE {trial.ne:.5f}, the lowest.",
+        f"Trial {trial.number} of study {study.study}: validation NE {trial.ne:.5f}.",
         "  nightjar run experiment=<name of this file>     from my/experiment/<name>.yaml",
         *(f"  {each}" for each in trial.overrides),
     )
@@ -199,13 +200,19 @@ def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
     return [each for each in kept.trials_of(store, name) if each.state not in (TRYING, BROKEN)]
 
 
-def _firsts(config: Config, space: dict[str, Dimension], earlier: list[TrialRecord]) -> list[dict[str, Any]]:
-    """The first trials: the settings as they are without a study, and the best ones of the earlier study."""
+def _firsts(
+    config: Config, space: dict[str, Dimension], earlier: list[TrialRecord]
+) -> tuple[list[dict[str, Any]], bool]:
+    """The first trials: the settings as they are without a study, and the best ones of the earlier study.
+
+    And whether the former are among them, which then are the first.
+    """
     wanted = [{key: _present(config, key) for key in space}]
-    if (best := kept.best_of(earlier)) is not None:
+    if (best := best_of(earlier)) is not None:
         wanted.append({key: best.parameters.get(key) for key in space})
     firsts = [{key: held(space[key], value) for key, value in each.items()} for each in wanted]
-    return [each for place, each in enumerate(firsts) if None not in each.values() and each not in firsts[:place]]
+    known = [each for place, each in enumerate(firsts) if None not in each.values() and each not in firsts[:place]]
+    return known, firsts[0] in known
 
 
 def _present(config: Config, key: str) -> Any:

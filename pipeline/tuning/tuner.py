@@ -27,6 +27,7 @@ from pipeline.report import read_records
 from pipeline.specs import STAGES
 from pipeline.store import Store
 from pipeline.tuning import kept
+from pipeline.tuning.chance import best_of
 from pipeline.tuning.processes import TrialProcess
 from pipeline.tuning.proposals import FAR, decided, proposal
 from pipeline.tuning.trial import poll_seconds
@@ -37,18 +38,20 @@ log = logging.getLogger(__name__)
 
 
 class Tuner:
-    """A study of ``config`` over ``space``. ``shared``: the overrides of every trial; ``firsts``: the first trials.
+    """A study of ``config`` over ``space``. ``shared``: the overrides of every trial; ``firsts``: the first trials,
+    of which the first of all has the settings as ``given`` without the study.
 
     ``earlier``: trials of another study that inform this one. ``settled`` is called when a trial has ended.
     """
 
     def __init__(
         self, config: Config, store: Store, shared: Sequence[str], space: Mapping[str, Dimension],
-        config_dir: str | None, firsts: Sequence[dict[str, Any]], earlier: Sequence[TrialRecord],
+        config_dir: str | None, firsts: Sequence[dict[str, Any]], given: bool, earlier: Sequence[TrialRecord],
         settled: Callable[[list[TrialRecord]], None],
     ) -> None:  # fmt: skip
         self.config, self.tune, self.store, self.space = config, config.tune, store, space
         self.shared, self.config_dir, self.firsts, self.earlier = shared, config_dir, firsts, earlier
+        self.given = given
         self.study, self.settled = str(config.tune.study), settled
         self.trials = self._known()
         self.processes: dict[int, TrialProcess] = {}
@@ -118,7 +121,7 @@ class Tuner:
             parameters = proposal(self.space, self.trials, self.tune, number, self.earlier)
         trial = TrialRecord(
             number=number, run=run, state=TRYING, parameters=parameters, started=time.time(),
-            asks_at=FAR if self.tune.pruner == "none" else 0,
+            asks_at=FAR if self.tune.pruner == "none" else 0, given=self.given and not number,
         )  # fmt: skip
         kept.create_trial(self.store, self.study, trial)
         self.trials.append(trial)
@@ -193,7 +196,7 @@ class Tuner:
         self.trials[trial.number] = trial
 
     def _tell(self, trial: TrialRecord) -> None:
-        best = kept.best_of(self.trials)
+        best = best_of(self.trials)
         so_far = f"; best {units.decimal(best.ne, 5)} of trial {best.number}" if best else ""
         if trial.state == BROKEN:
             log.warning("trial %d: failed with exit code %s: %s%s", trial.number, trial.exit_code, trial.error, so_far)
@@ -213,7 +216,8 @@ def _with_figures(trial: TrialRecord, result: Result, records: Sequence[Mapping[
         )  # fmt: skip
         planned = max((int(each["steps_total"]) for each in records), default=result.train.steps)
         trial = replace(
-            trial, looks=looks, ne=looked.ne, auc=looked.auc, steps=result.train.steps, steps_total=planned
+            trial, looks=looks, ne=looked.ne, auc=looked.auc, parts=looked.parts, steps=result.train.steps,
+            steps_total=planned,
         )  # fmt: skip
     if result.eval is not None:
         trial = replace(trial, test_ne=result.eval.ne, test_auc=result.eval.auc)

@@ -23,7 +23,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.spec import data_spec
 from pipeline.ingest.stage import raw_fingerprint
-from pipeline.serving import predict
+from pipeline.serving import scorer
 
 from .conftest import csv_config
 from .test_days import Nights
@@ -258,7 +258,7 @@ def test_records_bring_the_histories_that_a_log_tells(run_ingest, tmp_path):
     assert {name: own[name] for name in made.columns if name in own} == {
         name: value for name, value in made.row(0, named=True).items() if name in own
     }
-    columns = predict._spec(config.data, labelled=False).columns
+    columns = scorer._spec(config.data, labelled=False).columns
     assert "seen" in columns and "time" in columns and not {"user", "kind"} & set(columns)
 
 

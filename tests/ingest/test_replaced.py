@@ -153,10 +153,10 @@ def test_ten_days_one_by_one_see_their_ids_and_list_every_row_that_changed_hands
 def test_a_store_of_before_goes_on(nights, tmp_path, monkeypatch):
     """Its vocabularies know no heat: their counts are taken for it."""
     write_moving_days(tmp_path, days=2)
-    write = engines.write_frame
+    encoded = engines.encoded_frame
     with monkeypatch.context() as before:
-        old = lambda draft, name, frame, kind: write(draft, name, frame.drop("heat", strict=False), kind)  # noqa: E731
-        before.setattr(engines, "write_frame", old)
+        old = lambda frame, compression: encoded(frame.drop("heat", strict=False), compression)  # noqa: E731
+        before.setattr(engines, "encoded_frame", old)
         first = nights.ingest(config_of(tmp_path, "2026-01-01", **settings_of("replace")))
     assert "heat" not in first.vocab("c").columns
     second = nights.ingest(

@@ -56,3 +56,13 @@ def test_four_looks_an_epoch_the_last_at_its_end(per_epoch):
 def test_looks_every_n_steps_and_at_the_end():
     assert list(looks_after(ValidateConfig(every_steps=4), 3, 7, 10)) == [4, 8, 10]
     assert is_due(ValidateConfig(every_steps=100), 10, 7, 10)
+
+
+def test_only_the_best_look_keeps_the_parts_of_its_loss_also_when_it_is_resumed():
+    stopping = Stopping(ValidateConfig())
+    for step, ne in ((10, 0.9), (20, 0.8), (30, 0.85)):
+        stopping.take(Look(step, ne, 0.7, 0.5, parts=[float(step), 1.0]))
+    again = Stopping(ValidateConfig())
+    again.load(json.loads(json.dumps(stopping.state())))
+    assert again.best == Look(20, 0.8, 0.7, 0.5, parts=[20.0, 1.0])
+    assert [look.parts for look in again.looks] == [None] * 3

@@ -16,6 +16,7 @@ from pipeline.errors import ArtifactError, ConfigError
 from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING
 from pipeline.store import Store
 from pipeline.tuning import kept, study
+from pipeline.tuning.chance import best_of
 from tests.commands import nightjar
 from tests.tuning.studies import SPACE, trial
 
@@ -56,12 +57,13 @@ def test_the_first_trials_are_the_present_settings_and_the_best_earlier_ones() -
         ["train.lr=interval(0.001,0.1)", "model=dlrm,dcnv2", "model.top_mlp=choice([8,4],[4])", "train.epochs=1,2"]
     )
     earlier = [trial(0, 0.4, parameters={**dict.fromkeys(space, "x"), "train.lr": 0.05}), trial(1)]
-    (first,) = study._firsts(config, space, earlier)
+    (first,), given = study._firsts(config, space, earlier)
+    assert given
     assert first == {"train.lr": 0.01, "model": "dcnv2", "model.top_mlp": "[8,4]", "train.epochs": "1"}
     best = {**first, "train.lr": 0.02, "model": "dlrm"}
-    assert study._firsts(config, space, [trial(0, 0.4, parameters=best)]) == [first, best]
-    assert study._firsts(config, space, [trial(0, 0.4, parameters=first)]) == [first]
-    assert study._firsts(compose(["train.lr=0.5"]), SPACE, []) == []
+    assert study._firsts(config, space, [trial(0, 0.4, parameters=best)]) == ([first, best], True)
+    assert study._firsts(config, space, [trial(0, 0.4, parameters=first)]) == ([first], True)
+    assert study._firsts(compose(["train.lr=0.5"]), SPACE, []) == ([], False)
 
 
 def test_a_warm_start_takes_what_ended_of_an_earlier_study_of_this_store(tmp_path) -> None:
@@ -129,8 +131,11 @@ def test_a_study_finds_a_best_trial_that_its_file_makes_again_bit_for_bit(tmp_pa
     store = Store(str(tmp_path / "store"))
     known = kept.trials_of(store, "s")
     assert [each.number for each in known] == [0, 1, 2] and {each.state for each in known} <= {DONE, PRUNED}
-    best = kept.best_of(known)
+    best = best_of(known)
     assert best is not None and known[0].parameters == {"train.lr": 0.002}
+    assert [each.given for each in known] == [True, False, False]
+    for each in known:
+        assert each.state == PRUNED or sum(each.parts) / each.ne == pytest.approx(sum(best.parts) / best.ne)
     assert len(list((tmp_path / "store/datasets/synthetic").iterdir())) == 1  # trials share it
     for each in known:
         result = json.loads((tmp_path / f"store/runs/{each.run}/result.json").read_text())
