@@ -113,10 +113,10 @@ def _killed_in_step(number: int, arguments: list[str]) -> None:
 
     real, steps = Learner.learn_weights, iter(range(1, number + 1))
 
-    def dies(learner: Learner, *given: object) -> float:
+    def dies(learner: Learner, *given: object, **named: object) -> float:
         if next(steps) == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(learner, *given)  # type: ignore[arg-type]
+        return real(learner, *given, **named)  # type: ignore[arg-type]
 
     Learner.learn_weights = dies  # type: ignore[method-assign,assignment]
     sys.argv = ["nightjar", *arguments]
