@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from pipeline.specs.search_part import Decision
 
 Gates = Mapping[str, Tensor]  # by decision, 1 for the choice that was drawn and 0 for the others: [choices]
+SHARPNESS = 2e-4  # log loss that makes a choice e times as likely as another at first
+FARTHEST = 5.0  # difference of logits at first, so that what the first measurement got wrong can change
 
 
 class Choices(nn.Module):
@@ -32,15 +34,28 @@ class Choices(nn.Module):
         self.register_buffer("outside", outside, persistent=False)
         self.generator = torch.Generator().manual_seed(seed)
 
-    def draw(self, temperature: float) -> Gates:
+    def draw(self, temperature: float, whole: Collection[str] = ()) -> Gates:
         """Gates of one architecture drawn from the distributions: 1 for its choices, 0 for all others.
 
-        Gradients are those of the relaxed draw at ``temperature``.
+        Gradients are those of the relaxed draw at ``temperature``. Decisions in ``whole`` have their first choice.
         """
         noise = -torch.empty(self.logits.shape).exponential_(generator=self.generator).log()
         relaxed = self._masked((self.logits + noise) / temperature).softmax(1)
         drawn = torch.zeros_like(relaxed).scatter_(1, relaxed.argmax(1, keepdim=True), 1.0)
-        return self._gates(drawn + (relaxed - relaxed.detach()))
+        gates, first = self._gates(drawn + (relaxed - relaxed.detach())), self.whole()
+        return {name: first[name] if name in whole else gate for name, gate in gates.items()}
+
+    def whole(self) -> Gates:
+        """Gates of the first choices, which are the configuration itself."""
+        first = torch.zeros_like(self.logits)
+        first[:, 0] = 1.0
+        return self._gates(first)
+
+    @torch.no_grad()
+    def begin(self, name: str, losses: Tensor) -> None:
+        """Begin with choices of one decision the more likely the lower their ``losses`` [choices]."""
+        place = [each.name for each in self.decisions].index(name)
+        self.logits[place, : len(losses)] = ((losses - losses.min()) / -SHARPNESS).clamp_min(-FARTHEST)
 
     def probabilities(self) -> Tensor:
         """[decisions, most choices]; 0 where a decision has fewer choices."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from pipeline.search.state import State
 from pipeline.search.supernet import SuperNet
 from pipeline.search.tables import Tables
 from pipeline.specs.dense_optimizer import DenseGroup
+from pipeline.training.model import compute_dtype
 from pipeline.training.schedule import lr_factor
 
 
@@ -32,17 +34,21 @@ class Learner:
     def __init__(self, config: Config, schema: DatasetSchema, choices: Choices, total: int, start: float) -> None:
         self.config, self.choices, self.total = config, choices, total
         train, search = config.train, config.search
-        self.net = initialise(SuperNet(config.model, schema, config.seed), config.seed)  # type: ignore[arg-type]
+        dtype = compute_dtype(train.precision, torch.device("cpu"))
+        self.net = initialise(SuperNet(config.model, schema, config.seed, dtype), config.seed)  # type: ignore[arg-type]
         self.net.start_at(start)
         self.tables = Tables(schema, config.model, table_rules(config.model, train), config.seed)
         group = DenseGroup(list(self.net.parameters()), train.lr, train.weight_decay)
         self.dense = train.dense_spec.build([group])
         self.architecture = torch.optim.Adam(choices.parameters(), lr=search.lr, betas=(0.9, 0.99))
 
-    def learn_weights(self, rows: Rows, step: int, temperature: float) -> float:
-        """A step (from 0) of the weights for an architecture drawn at ``temperature``; the rows' mean log loss."""
+    def learn_weights(self, rows: Rows, step: int, temperature: float, *, whole: bool = False) -> float:
+        """A step (from 0) of the weights for an architecture drawn at ``temperature``; the rows' mean log loss.
+
+        ``whole``: with all columns and pairs.
+        """
         with torch.no_grad():
-            gates = self.choices.draw(temperature)
+            gates = self.choices.draw(temperature, self.net.measured if whole else ())
         loss = self._loss(rows, gates)
         factor = lr_factor(self.config.train, step, self.total)
         self.dense.zero_grad(set_to_none=True)
@@ -66,6 +72,31 @@ class Learner:
         for each in weights:
             each.requires_grad_(True)
         return loss.item(), cost.item()
+
+    def sort_columns(self) -> None:
+        """Turn every table to its principal axes, so that its first columns are the best of their number.
+
+        The model stays the same: the projections are turned back.
+        """
+        self.net.project.data = self.tables.turn(self.net.project.data)
+
+    @torch.no_grad()
+    def compare(self, batches: Sequence[Rows]) -> dict[str, Tensor]:
+        """Log loss that each choice by itself adds to the configured model's on equal rows, less two standard errors.
+
+        [choices] of each decision that is measured; 0 for the first choice. It is worse where that is sure.
+        """
+        whole = self.choices.whole()
+        base = self._losses(batches, whole)
+
+        def added(gates: Gates) -> Tensor:
+            more = self._losses(batches, gates) - base
+            return more.mean() - 2 * more.std() / len(batches) ** 0.5
+
+        return {
+            name: torch.stack([added({**whole, name: gate}) for gate in torch.eye(len(whole[name]))])
+            for name in sorted(self.net.measured)
+        }
 
     def state(self) -> State:
         """All that a step changes."""
@@ -98,6 +129,9 @@ class Learner:
             "dense": (self.dense, dict(self.net.named_parameters())),
             "architecture": (self.architecture, dict(self.choices.named_parameters())),
         }
+
+    def _losses(self, batches: Sequence[Rows], gates: Gates) -> Tensor:
+        return torch.stack([self._loss(rows, gates) for rows in batches])
 
     def _loss(self, rows: Rows, gates: Gates) -> Tensor:
         embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)

@@ -21,6 +21,7 @@ from pipeline.training.order import Order
 
 log = logging.getLogger(__name__)
 POINTS = 24  # of the record
+COMPARED = 8  # batches of held rows by which choices are compared with the configured model
 TABLES = 4  # times that the costs are tabulated around the choices that are the most probable ones then
 KEEPING = 0.05  # of a search's time that it may take to keep its state
 DECIDED = 0.5  # of the way from as likely as the others to certain
@@ -80,7 +81,8 @@ class _Course:
 
     def batches(self) -> tuple[int, int]:
         """Batches of both parts of the rows that the steps so far have used."""
-        return self.done, max(0, self.done - self.first)
+        compared = COMPARED if self.first and self.learner.net.measured else 0
+        return self.done, self.done - self.first + compared if self.done > self.first else 0
 
     def run(self, learnt: Iterator[Rows], held: Iterator[Rows], progress: Progress) -> None:
         """All steps that are left."""
@@ -101,7 +103,9 @@ class _Course:
 
     def _step(self, step: int, rows: Rows, held: Iterator[Rows]) -> None:
         temperature = self.temperature(step)
-        loss = self.learner.learn_weights(rows, step, temperature)
+        if step == self.first > 0:
+            self._begin(held)
+        loss = self.learner.learn_weights(rows, step, temperature, whole=step < self.first)
         if step < self.first:
             self._sums.append((loss, None, None))
             return
@@ -109,6 +113,15 @@ class _Course:
         if self._costs is None or (step - self.first) * TABLES // steps > (step - 1 - self.first) * TABLES // steps:
             self._costs = self._tabulated()
         self._sums.append((loss, *self.learner.learn_choices(next(held), self._costs, temperature)))
+
+    def _begin(self, held: Iterator[Rows]) -> None:
+        """Have choices begin by the log loss and the cost that each adds to the configured model."""
+        self.learner.sort_columns()
+        if not self.learner.net.measured:
+            return
+        table = {each.name: row for each, row in zip(self.space.decisions, self._tabulated().table, strict=True)}
+        for name, losses in self.learner.compare([next(held) for _ in range(COMPARED)]).items():
+            self.choices.begin(name, losses + table[name][: len(losses)])
 
     def _tabulated(self) -> Costs:
         at = self.choices.best()

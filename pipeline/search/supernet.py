@@ -26,11 +26,12 @@ class SuperNet(nn.Module):
     [B, F, D] behind each feature's projection, ``bottom_mlp layer <i>`` [B, w], ``bottom_mlp depth`` [layers, B, D],
     ``pairs`` [B, P] (the features of each are in ``pairs``), ``top_mlp layer <i>`` [B, w], ``top_mlp depth``
     [layers, B, 1]: ends behind each number of layers, most layers first. The projections are drawn from ``seed``.
+    ``dtype``: in which the layers multiply; None: float32.
     """
 
     places: Tensor
 
-    def __init__(self, model: DlrmConfig, schema: DatasetSchema, seed: int) -> None:
+    def __init__(self, model: DlrmConfig, schema: DatasetSchema, seed: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.schema, self.dim = schema, model.embedding_dim
         names = [column.name for column in schema.sparse]
@@ -38,7 +39,7 @@ class SuperNet(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for each in self.project.data:
             nn.init.orthogonal_(each, generator=generator)
-        self.bottom = _Mlp(len(schema.dense), model.bottom_mlp, self.dim) if schema.dense else None
+        self.bottom = _Mlp(len(schema.dense), model.bottom_mlp, self.dim, dtype) if schema.dense else None
         vectors = len(names) + (self.bottom is not None)
         shift = vectors - len(names)
         dropped = {frozenset(pair) for pair in model.drop_pairs}
@@ -48,8 +49,9 @@ class SuperNet(nn.Module):
         places += [(names.index(one) + shift, names.index(other) + shift) for one, other in self.pairs]
         flat = torch.tensor([one * vectors + other for one, other in places], dtype=torch.int64)
         self.register_buffer("places", flat, persistent=False)
-        self.top = _Mlp(self.dim + len(places), model.top_mlp, 1)
+        self.top = _Mlp(self.dim + len(places), model.top_mlp, 1, dtype)
         self._acts: dict[str, list[Act]] = {}
+        self.measured: set[str] = set()  # decisions whose choices act on the configured model without being learnt
 
     def at(self, place: str, act: Act) -> None:
         """Have ``act`` change the values at ``place``; acts of one place follow one another."""
@@ -82,8 +84,9 @@ class SuperNet(nn.Module):
 class _Mlp(nn.Module):
     """Layers with ReLU and an end of ``width`` values behind each; the deepest comes out, or what ``depth`` makes."""
 
-    def __init__(self, inputs: int, widths: list[int], width: int) -> None:
+    def __init__(self, inputs: int, widths: list[int], width: int, dtype: torch.dtype | None) -> None:
         super().__init__()
+        self.dtype = dtype
         sizes = [inputs, *widths]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
         self.ends = nn.ModuleList(nn.Linear(size, width) for size in reversed(widths or sizes))
@@ -91,7 +94,9 @@ class _Mlp(nn.Module):
     def forward(self, values: Tensor, act: Callable[[str, Tensor], Tensor]) -> Tensor:
         hidden = [] if len(self.layers) else [values]
         for number, layer in enumerate(self.layers, 1):
-            values = act(f"layer {number}", layer(values).relu())
+            with torch.autocast("cpu", self.dtype, enabled=self.dtype is not None):
+                values = layer(values).relu()
+            values = act(f"layer {number}", values.float())
             hidden.append(values)
         ends = [end(each) for end, each in zip(self.ends, reversed(hidden), strict=True)]
         return act("depth", torch.stack(ends))[0]

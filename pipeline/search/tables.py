@@ -27,6 +27,7 @@ class Tables:
         self.ends = dict(zip((table.name for table in self.tables), firsts[1:], strict=True))
         first = dict(zip((table.name for table in self.tables), firsts, strict=False))
         self.first = torch.tensor([first[column.owner] for column in schema.sparse])
+        self.owners = [column.owner for column in schema.sparse]
         self.mean = torch.tensor([model.table(column.owner).pooling == "mean" for column in schema.sparse])
         generator = torch.Generator().manual_seed(seed)
         self.rows = nn.Parameter(torch.rand(firsts[-1], self.dim, generator=generator).mul_(2).sub_(1))
@@ -64,6 +65,26 @@ class Tables:
             names, stops = zip(*group, strict=True)
             self._update(touched[low : stops[-1]], values[low : stops[-1]], names, lr, factor, number)
             low = stops[-1]
+
+    @torch.no_grad()
+    def turn(self, project: Tensor) -> Tensor:
+        """Turn every table to the principal axes of the vectors that ``project`` [F, D, D] makes of its rows.
+
+        Returns the projections that make the same vectors of the turned rows: the first columns of a table and the
+        first rows of its projections make the best approximation by so many columns (Eckart and Young 1936).
+        """
+        turned, low = project.clone(), 0
+        for table, high in zip(self.tables, self.ends.values(), strict=True):
+            mine = [place for place, owner in enumerate(self.owners) if owner == table.name]
+            rows = self.rows.data[low:high]
+            together = torch.cat([project[place] for place in mine], dim=1)  # [D, columns of the vectors]
+            _, axes = torch.linalg.eigh((together.mT @ (rows.mT @ rows) @ together).double())
+            axes = axes.flip(1)[:, : self.dim].to(rows.dtype)  # of the largest variance first
+            self.rows.data[low:high] = rows @ (together @ axes)
+            for place, back in zip(mine, axes.split(self.dim), strict=True):
+                turned[place] = back.mT
+            low = high
+        return turned
 
     def _update(
         self, touched: Tensor, gradient: Tensor, names: Sequence[str], lr: float, factor: float, number: int

@@ -113,10 +113,10 @@ def _killed_in_step(number: int, arguments: list[str]) -> None:
 
     real, steps = Learner.learn_weights, iter(range(1, number + 1))
 
-    def dies(learner: Learner, *given: object) -> float:
+    def dies(learner: Learner, *given: object, **named: object) -> float:
         if next(steps) == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(learner, *given)  # type: ignore[arg-type]
+        return real(learner, *given, **named)  # type: ignore[arg-type]
 
     Learner.learn_weights = dies  # type: ignore[method-assign,assignment]
     sys.argv = ["nightjar", *arguments]
@@ -225,12 +225,13 @@ def test_a_part_of_another_package_is_searched_like_the_others(folder: Path, don
 
 
 def test_a_search_that_decides_nothing_says_so(folder: Path, done: Path) -> None:
-    given = [*overrides(folder), "search.lr=0.00001", "search.epochs=1", "search.name=flat", "search.parts=[widths]"]
+    given = [*overrides(folder), "search.lr=0.00001", "search.epochs=1", "search.name=flat"]
+    given += ["search.parts=[mlps]"]
     config, store, dataset = dataset_of(compose(given))
     record = search(Space.of(config, *read_dataset(store, dataset)), store, dataset)
     assert set(record.undecided) == set(record.decisions)
     said = warning(record, config.search)
-    assert "decided 0 of 3 questions" in said and "search.epochs=2" in said and "search.lr=2e-05" in said
+    assert "decided 0 of 4 questions" in said and "search.epochs=2" in said and "search.lr=2e-05" in said
 
 
 @pytest.mark.parametrize(("row", "is_decided"), [([0.7, 0.3], False), ([0.8, 0.2], True), ([0.3, 0.6, 0.1], False)])

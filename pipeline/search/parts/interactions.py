@@ -45,6 +45,7 @@ class Interactions(SearchPart):
             return products * torch.ones(len(at)).index_copy(0, places, kept)
 
         net.at("pairs", keep)
+        net.measured |= {*names}
 
     def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
         """See ``SearchPart.apply``."""

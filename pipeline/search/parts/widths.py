@@ -49,6 +49,7 @@ class Widths(SearchPart):
             return embeddings * torch.stack([kept.get(owner, whole) for owner in owners])
 
         net.at("embeddings", mask)
+        net.measured |= by_table.keys()
 
     def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
         """See ``SearchPart.apply``."""
