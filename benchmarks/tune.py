@@ -1,9 +1,9 @@
 """A study of 24 trials on Adult, killed twice: trials lost or doubled, AUC of the best, steps saved.
 
 The first kill -9 hits the tuner, the second the tuner and all processes of its trials at once. ``best.yaml`` is then
-run twice: as it is, which must give the same bits again, and with ``data.split.validation_share=0``. That trains the
-settings found on all train rows, as the committed experiment does, its rival on the held-out rows. No trial is chosen
-by those.
+run twice: as it is, which must give the same bits again, and with ``data.split.validation_share=0``, on all train rows
+to the end of the last epoch, as the committed experiment trains, its rival on the held-out rows. No trial is chosen by
+those.
 """
 
 from __future__ import annotations
@@ -110,6 +110,13 @@ def _best(store: Path, run: str, *overrides: str) -> dict[str, Any]:
     return _result(store, run)
 
 
+def _shown(store: Path) -> dict[str, Any]:
+    """What ``nightjar tune show`` says of the study."""
+    command = [sys.executable, "-m", "pipeline.cli", "tune", "show", STUDY, f"store={store}", "--json"]
+    shown: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return shown
+
+
 def _result(store: Path, run: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((store / "runs" / run / "result.json").read_text())
     return result
@@ -119,7 +126,7 @@ def _report(
     store: Path, trials: int, seconds: float, changed: list[str], again: dict[str, Any], final: dict[str, Any]
 ) -> None:
     known = _trials(store)
-    best = min((each for each in known if each["state"] == "done"), key=lambda each: each["ne"])
+    best = next(each for each in known if each["number"] == _shown(store)["best"])
     there, committed = _result(store, best["run"]), _result(store, "committed")
     steps, whole = sum(each["steps"] for each in known), sum(each["steps_total"] for each in known)
     same = there["eval"] == again["eval"] and there["train"]["validation"]["ne"] == again["train"]["validation"]["ne"]

@@ -82,16 +82,15 @@ class Learner:
 
     @torch.no_grad()
     def compare(self, batches: Sequence[Rows]) -> dict[str, Tensor]:
-        """Log loss that each choice by itself adds to the configured model's on equal rows, less two standard errors.
+        """Log loss that each choice by itself adds to the configured model's, the mean over equal batches.
 
-        [choices] of each decision that is measured; 0 for the first choice. It is worse where that is sure.
+        [choices] of each decision that is measured; 0 for the first choice.
         """
         whole = self.choices.whole()
         base = self._losses(batches, whole)
 
         def added(gates: Gates) -> Tensor:
-            more = self._losses(batches, gates) - base
-            return more.mean() - 2 * more.std() / len(batches) ** 0.5
+            return (self._losses(batches, gates) - base).mean()
 
         return {
             name: torch.stack([added({**whole, name: gate}) for gate in torch.eye(len(whole[name]))])

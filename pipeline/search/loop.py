@@ -22,7 +22,7 @@ from pipeline.training.order import Order
 log = logging.getLogger(__name__)
 POINTS = 24  # of the record
 COMPARED = 8  # batches of held rows by which choices are compared with the configured model
-TABLES = 4  # times that the costs are tabulated around the choices that are the most probable ones then
+TABLES = 2  # times that the costs are tabulated around the choices that are the most probable ones then
 KEEPING = 0.05  # of a search's time that it may take to keep its state
 DECIDED = 0.5  # of the way from as likely as the others to certain
 
