@@ -17,7 +17,7 @@ from tests.tuning.studies import ROWS, SPACE, trial
 def tuner(store: Store, settled=lambda trials: None, **settings) -> Tuner:
     config = Config()
     config = dataclasses.replace(config, tune=dataclasses.replace(config.tune, study="s", **settings))
-    return Tuner(config, store, [], SPACE, None, [], [], settled)
+    return Tuner(config, store, [], SPACE, None, [], False, [], settled)
 
 
 @pytest.fixture
