@@ -93,6 +93,16 @@ def test_tables_are_written_with_the_same_bytes(tmp_path, coding: str) -> None:
     assert found[0] == found[1] and len(found[0][0]) == len(built.ROWS)
 
 
+def test_no_two_tables_are_written_from_one_reader(tmp_path, monkeypatch) -> None:
+    """What a reader has open belongs to one thread; that two of them meet there is too rare for a test of the bytes."""
+    store, given = Store(str(tmp_path)), []
+    readers = [ChainReader(store, built.put(store, step)) for step in (1, 2)]
+    monkeypatch.setattr("pipeline.publishing.writing.write_table", lambda draft, own, *rest: given.append(own))
+    write_tables(None, readers, [*built.ROWS], "fp32")
+    every = [id(each._open) for own in [readers, *given] for each in own]
+    assert len(given) == len(built.ROWS) and len(set(every)) == len(every)
+
+
 def test_an_error_ends_the_others_and_leaves_the_threads_as_they_were(split: SplitReader) -> None:
     def work(number: int) -> int:
         if number == 3:
