@@ -18,6 +18,7 @@ import polars as pl
 from pipeline.ingest.quoted import NEWLINE, Layout, line_ends, records
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.values import FLOAT32_MAX
+from pipeline.native.text import split
 
 _TRIMMED = frozenset(b" \t")
 # First bytes of what Polars takes for gzip, zlib and Zstandard, and unpacks.
@@ -104,11 +105,15 @@ def _read(block: bytes, layout: Layout, numbers: frozenset[str] = frozenset()) -
 def _read_clean(block: bytes, layout: Layout) -> pl.DataFrame | None:
     """The frame of a block without a flaw, None if any line needs a closer look.
 
-    Polars refuses lines with too many fields and silently fills those with too few; as none has more
+    What the compiled steps do not take apart, as text that is not ASCII or numbers with exponents, Polars does. It
+    refuses lines with too many fields and silently fills those with too few; as none has more
     separators than it should, their total tells whether one has fewer.
     """
     if layout.quotes(block) or looks_packed(block):
         return None
+    columns = split(block, ord(layout.separator), [name in layout.numbers for name in layout.names])
+    if columns is not None:
+        return pl.DataFrame([pl.Series(name, column) for name, column in zip(layout.names, columns, strict=True)])
     lines = _occurrences(block, NEWLINE)
     if _occurrences(block, ord(layout.separator)) != lines * (len(layout.names) - 1):
         return None
