@@ -143,16 +143,16 @@ void fields_own(const uint8_t *text, View *views, int64_t lines, uint8_t *own) {
     }
 }
 
-/* Lines of n bytes. */
-int64_t fields_lines(const uint8_t *text, int64_t n) {
-    int64_t lines = 0;
+/* How often `byte` occurs. */
+int64_t fields_count(const uint8_t *text, int64_t n, uint8_t byte) {
+    int64_t total = 0;
     for (int64_t from = 0; from < n; from += 128) {
         uint8_t some = 0; /* of at most 128 bytes */
         int64_t bytes = n - from < 128 ? n - from : 128;
-        for (int64_t i = 0; i < bytes; i++) some += text[from + i] == '\n';
-        lines += some;
+        for (int64_t i = 0; i < bytes; i++) some += text[from + i] == byte;
+        total += some;
     }
-    return lines;
+    return total;
 }
 
 #define P1 0x9E3779B185EBCA87ull

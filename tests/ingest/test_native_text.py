@@ -57,10 +57,12 @@ def log(rows, seed):
 def test_text_and_numbers_are_those_of_polars(polars, monkeypatch, rows, seed):
     block = log(rows, seed)
     theirs, lines, _ = polars(lambda: read(block))
-    monkeypatch.setattr(ingest_text, "_occurrences", None)  # what a block needs that Polars reads
+    monkeypatch.setattr(ingest_text, "_read", None)  # what a block needs that Polars reads
     ours, own_lines, rejects = read(block)
     assert ours.schema["x"] == pl.Float64 and ours.schema["a"] == pl.String and not rejects
-    numbers = theirs.select(pl.col(sorted(NUMBERS)).cast(pl.Float64, strict=False))  # as parsing does with a block of blanks
+    numbers = theirs.select(
+        pl.col(sorted(NUMBERS)).cast(pl.Float64, strict=False)
+    )  # as parsing does with a block of blanks
     for name in sorted(NUMBERS):
         assert ours[name].equals(numbers[name])
         mine, other = (each.fill_null(1.0).to_numpy().view(np.uint64) for each in (ours[name], numbers[name]))
@@ -72,8 +74,8 @@ def test_text_and_numbers_are_those_of_polars(polars, monkeypatch, rows, seed):
 @pytest.mark.parametrize(
     "line",
     ["1\t1e3\ta\t2\tb", "1\t+1\ta\t2\tb", "1\t 1\ta\t2\tb", "1\t.5\ta\t2\tb", "1\t5.\ta\t2\tb", "1\t-\ta\t2\tb",
-     "1\t1.2.3\ta\t2\tb", "1\tnan\ta\t2\tb", "1\t1234567890123456\ta\t2\tb", "1\t1\té\t2\tb", "1\t1\ta\t2",
-     "1\t1\ta\t2\tb\tc", ""],
+     "1\t1.2.3\ta\t2\tb", "1\tnan\ta\t2\tb", "1\t1234567890123456\ta\t2\tb", "1\t1\té\t2\tb", "1\t1\ta\rc\t2\tb", "1\t1\r\ta\t2\tb",
+     "1\t1\ta\t2",     "1\t1\ta\t2\tb\tc", ""],
 )  # fmt: skip
 def test_all_else_is_left_to_a_closer_look(polars, line):
     block = f"0\t3\tk\t4\tl\n{line}\n0\t5\tm\t6\tn\n"
@@ -88,6 +90,13 @@ def test_long_texts_do_not_keep_the_block():
     first, second = text.split(block, 9, [False, False])
     assert second.to_pylist() == ["y" * 20] * 3 + ["z"] and len(first[3].as_py()) == 1_000_000
     assert sum(len(each) for each in second.buffers() if each is not None) < 200
+
+
+def test_bytes_are_counted(polars):
+    block = random.Random(5).randbytes(300_001) + b"\n" * 1000
+    assert text.occurrences(block, 10) == polars(lambda: text.occurrences(block, 10)) == block.count(b"\n")
+    assert text.occurrences(memoryview(block)[:999], 7) == block[:999].count(7)
+    assert text.occurrences(b"", 10) == 0
 
 
 @pytest.mark.parametrize("size", [*range(36), 63, 64, 65, 100, 1000])
