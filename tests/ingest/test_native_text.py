@@ -74,8 +74,8 @@ def test_text_and_numbers_are_those_of_polars(polars, monkeypatch, rows, seed):
 @pytest.mark.parametrize(
     "line",
     ["1\t1e3\ta\t2\tb", "1\t+1\ta\t2\tb", "1\t 1\ta\t2\tb", "1\t.5\ta\t2\tb", "1\t5.\ta\t2\tb", "1\t-\ta\t2\tb",
-     "1\t1.2.3\ta\t2\tb", "1\tnan\ta\t2\tb", "1\t1234567890123456\ta\t2\tb", "1\t1\té\t2\tb", "1\t1\ta\rc\t2\tb", "1\t1\r\ta\t2\tb",
-     "1\t1\ta\t2",     "1\t1\ta\t2\tb\tc", ""],
+     "1\t1.2.3\ta\t2\tb", "1\tnan\ta\t2\tb", "1\t1234567890123456\ta\t2\tb", "1\t1\té\t2\tb", "1\t1\ta\rc\t2\tb",
+     "1\t1\r\ta\t2\tb", "1\t1\ta\t2", "1\t1\ta\t2\tb\tc", ""],
 )  # fmt: skip
 def test_all_else_is_left_to_a_closer_look(polars, line):
     block = f"0\t3\tk\t4\tl\n{line}\n0\t5\tm\t6\tn\n"
