@@ -1,11 +1,11 @@
 """``make bench-lanes``: test NE of 64 lanes against one lane, the order before there were lanes, on two logs.
 
 ``demo``: model and log of ``experiment=demo``. ``drift``: the same, but the effects turn by 0.03 radians a day for
-seven days, and the last day is held out. A seed draws the log, initial values and the order of the rows; the two orders share
-log and initial values. The train rows have some 520 row groups, so that 64 lanes fit and a window of eight is 1.5 % of
-an epoch. Any other order of the rows changes NE a little, with lanes or without; 200 steps of 4,096 rows, whose
-learning rates fall to zero, make that 0.05 to 0.2 % a seed. ``--control``: one lane against one lane with windows of
-nine row groups.
+seven days, and the last day is held out. A seed draws the log, initial values and the order of the rows; the two
+orders share log and initial values. The train rows have some 520 row groups, so that 64 lanes fit and a window of
+eight is 1.5 % of an epoch. Any other order of the rows changes NE a little, with lanes or without; 200 steps of 4,096
+rows, whose learning rates fall to zero, make that 0.05 to 0.2 % a seed. ``--control``: one lane against one lane with
+windows of nine row groups.
 
 ``ratio``: 1 + the larger of the logs' mean relative changes of NE; for each log the mean, its standard error, and the
 change of every seed.
