@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from pipeline.config.fields import setting
+from pipeline.errors import ConfigError
 
 
 @dataclass(kw_only=True)
@@ -26,6 +27,25 @@ class HardwareConfig:
     )  # fmt: skip
     hosts: int = setting(1, low=1, doc="Number of hosts.")
     ranks_per_host: int = setting(1, low=1, doc="Number of ranks on each host; with cuda, of GPUs.")
+    embedding_hosts: int = setting(
+        0, low=0, quiet=True,
+        doc="Of `hosts`, the last ones that hold the embedding tables and read no samples; the other hosts, the "
+        "workers, train the dense part and hold no tables. Embedding hosts use CPUs on any `device`. 0: every host "
+        "does both.",
+    )  # fmt: skip
+    embedding_ddr_gib: float | None = setting(
+        None, low=0.0, quiet=True, doc="Host memory of a rank on an embedding host, in GiB; null: `ddr_gib`."
+    )
+    embedding_ddr_gb_per_s: float | None = setting(
+        None, low=0.0, quiet=True,
+        doc="Bandwidth of the host memory of a rank on an embedding host, in GB/s; null: `ddr_gb_per_s`.",
+    )  # fmt: skip
+    embedding_lookup_ns: float | None = setting(
+        None, low=0.0, quiet=True, doc="`lookup_ns` of a rank on an embedding host; null: `lookup_ns`."
+    )
+    embedding_update_ns: float | None = setting(
+        None, low=0.0, quiet=True, doc="`update_ns` of a rank on an embedding host; null: `update_ns`."
+    )
     hbm_gib: float = setting(0.0, low=0.0, doc="GPU memory of a rank, in GiB; 0: none.")
     ddr_gib: float = setting(8.0, low=0.0, doc="Host memory of a rank, in GiB.")
     ssd_gib: float = setting(0.0, low=0.0, doc="Local disk space of a rank for tables on SSD, in GiB; 0: none.")
@@ -75,3 +95,28 @@ class HardwareConfig:
     def world_size(self) -> int:
         """Ranks over all hosts."""
         return self.hosts * self.ranks_per_host
+
+    @property
+    def workers(self) -> int:
+        """The ranks that have samples, the first ones: all of them without embedding hosts."""
+        return (self.hosts - self.embedding_hosts) * self.ranks_per_host
+
+    @property
+    def table_device(self) -> str:
+        """The device that looks rows up."""
+        return "cpu" if self.embedding_hosts else self.device
+
+    def check(self, path: str) -> None:
+        """Some host must train, and settings of embedding hosts need some."""
+        if self.embedding_hosts and self.embedding_hosts >= self.hosts:
+            raise ConfigError(
+                f"{path}.embedding_hosts is {self.embedding_hosts} of {path}.hosts={self.hosts}, expected fewer: the "
+                "other hosts read the samples and train the dense part",
+                hint=f"{path}.hosts={2 * self.embedding_hosts}, or {path}.embedding_hosts={self.hosts - 1}",
+            )
+        for name in ("ddr_gib", "ddr_gb_per_s", "lookup_ns", "update_ns"):
+            if not self.embedding_hosts and getattr(self, f"embedding_{name}") is not None:
+                raise ConfigError(
+                    f"{path}.embedding_{name} is set, but {path}.embedding_hosts is 0: every host holds tables",
+                    hint=f"{path}.{name}=<figure>, or {path}.embedding_hosts=1",
+                )

@@ -26,7 +26,7 @@ from pipeline.training.counted import RowCounts
 from pipeline.training.events import EventBuilder, EventCounts
 from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import Columns, SplitReader
-from pipeline.training.windows import LaneReader
+from pipeline.training.windows import LaneReader, no_rows
 
 LOCAL_READERS, REMOTE_READERS = 2, 8  # threads: a disk answers at once, requests to an object store run side by side
 
@@ -175,10 +175,10 @@ class BatchReader:
         deal, (epoch, batch) = self.deal, self.start
         rank, world = deal.order.rank, deal.order.world_size
         reader = partial(LaneReader, deal=deal, pool=pool, epochs=self.epochs, start=self.start)
-        own = reader(self.split, rank=rank, world=world)
+        own = reader(self.split, rank=rank, world=world) if deal.order.has_share else None
         every = None if self._together is None else reader(self._together.split, rank=0, world=1)
         while epoch < self.epochs:
-            rows, count = own.take(epoch, batch)
+            rows, count = no_rows(self.split) if own is None else own.take(epoch, batch)
             most = 0
             if self._together is not None and every is not None:
                 most = self._together.add(batch, *every.take(epoch, batch))
@@ -204,7 +204,7 @@ class _Together:
         names = set(events.columns)
         if announce is not None:
             names |= {name for features in announce.tables.values() for name in features}
-        if deal.order.world_size == 1 or not names:
+        if (deal.order.world_size == 1 and deal.order.has_share) or not names:
             return None
         return cls(split.only(names), deal, events, announce)
 
