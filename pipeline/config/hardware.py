@@ -9,6 +9,9 @@ from omegaconf import MISSING
 from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
 
+# Figures that embedding hosts may have of their own, as ``embedding_<name>``.
+OF_EMBEDDING_HOSTS = ("ddr_gib", "ddr_gb_per_s", "lookup_ns", "update_ns")
+
 
 @dataclass(kw_only=True)
 class HardwareConfig:
@@ -101,6 +104,16 @@ class HardwareConfig:
         """The ranks that have samples, the first ones: all of them without embedding hosts."""
         return (self.hosts - self.embedding_hosts) * self.ranks_per_host
 
+    def ddr_gib_of(self, rank: int) -> float:
+        """Host memory of global ``rank``, in GiB."""
+        own = self.embedding_ddr_gib if rank >= self.workers else None
+        return self.ddr_gib if own is None else own
+
+    @property
+    def only_tables(self) -> bool:
+        """Whether these are the embedding hosts of a cluster, as planning has them apart from the workers."""
+        return 0 < self.embedding_hosts == self.hosts
+
     @property
     def table_device(self) -> str:
         """The device that looks rows up."""
@@ -114,7 +127,7 @@ class HardwareConfig:
                 "other hosts read the samples and train the dense part",
                 hint=f"{path}.hosts={2 * self.embedding_hosts}, or {path}.embedding_hosts={self.hosts - 1}",
             )
-        for name in ("ddr_gib", "ddr_gb_per_s", "lookup_ns", "update_ns"):
+        for name in OF_EMBEDDING_HOSTS:
             if not self.embedding_hosts and getattr(self, f"embedding_{name}") is not None:
                 raise ConfigError(
                     f"{path}.embedding_{name} is set, but {path}.embedding_hosts is 0: every host holds tables",

@@ -232,8 +232,8 @@ def shard_model(
     ranks of the collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings,
     by TorchRec's name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.
     ``prefetch``: see ``to_sharding_plan``. ``workers``: the ranks that train the rest, where these are not all: then
-    the caller divides the gradients of pooled embeddings (``Workers.averaged``). PlanError where plan, model and ranks do not match, or ``optimizer`` cannot
-    train a table on its tier.
+    the caller divides the gradients of pooled embeddings (``Workers.averaged``). PlanError where plan, model and ranks
+    do not match, or ``optimizer`` cannot train a table on its tier.
     """
     paths = [module_path] if isinstance(module_path, str) else [*module_path]
     collections = _check_model(model, plan, paths, device)

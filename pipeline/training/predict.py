@@ -107,9 +107,7 @@ def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tas
     return np.asarray(sum(part * share for part, share in each if part is not None), np.float32)
 
 
-def score(
-    model: torch.nn.Module, reader: BatchReader, device: torch.device, workers: Workers
-) -> np.ndarray | None:
+def score(model: torch.nn.Module, reader: BatchReader, device: torch.device, workers: Workers) -> np.ndarray | None:
     """Logits of all rows of the ``reader``'s split, which is not shuffled, in row order: on rank 0, None elsewhere.
 
     Collective, on ranks without samples too; float32 [rows], or [rows, T] of several tasks.

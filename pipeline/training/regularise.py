@@ -14,7 +14,7 @@ from pipeline.models.layers import BatchNorm, MaxNorm
 
 
 class _SumOfRanks(torch.autograd.Function):
-    """The sum of a tensor over the ranks of a group; the loss of each depends on it, so the gradients add up as well."""
+    """The sum of a tensor over a group's ranks; the loss of each depends on it, so the gradients add up as well."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup | None) -> Tensor:

@@ -70,8 +70,8 @@ class Trainer:
         self.rows.initialise(settings.seed)
         self._move_tables(device)
         self.dense = dense_parameters(self.model)
-        self.optimizers = Optimizers(self.model, settings.train, total, self._towers)
         self.workers, self.links = workers_of(settings.hardware), Links(settings.hardware.ranks_per_host)
+        self.optimizers = Optimizers(self.model, settings.train, total, self._towers, self.workers)
         self._reductions = _reductions(sharded, self.dense, self.workers)
         self.seed, self.steps = settings.seed, 0
         self.lr = 0.0

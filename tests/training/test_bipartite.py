@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from pipeline.checkpoint.rows import ChainReader
-from pipeline.config import ClipConfig, HardwareConfig
+from pipeline.config import ClipConfig, HardwareConfig, PartitionConfig
 from pipeline.config.validate import ValidateConfig
 from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn, TaskColumn
@@ -36,9 +36,10 @@ def plan(workers, owners, kinds="table_wise"):
     return replace(made, tables=tables, world_size=workers + owners, ranks_per_host=1)
 
 
-def settings(workers, owners, **changes):
+def settings(workers, owners, exchange="fp32", **changes):
     made = config(1, **changes)
-    return replace(made, hardware=HardwareConfig(name="t", hosts=workers + owners, embedding_hosts=owners))
+    hardware = HardwareConfig(name="t", hosts=workers + owners, embedding_hosts=owners)
+    return replace(made, hardware=hardware, partition=PartitionConfig(exchange=exchange))
 
 
 def stored_rows(store, path, table):
@@ -73,6 +74,8 @@ CASES = {
     "mixed": {"kinds": KINDS, "data": {"sparse": RAGGED}},
     "looks": {"data": {"validation": 500}, "validate": ValidateConfig(every_steps=6)},
     "tasks": {"data": {"tasks": (TaskColumn(name="buy", kind="binary"),)}},
+    "fp16": {"exchange": "fp16"},
+    "shampoo": {"dense_optimizer": "shampoo", "max_steps": 8, "log_every_steps": 2},
     "penalised": {"embedding_l2": 1e-3, "clip": ClipConfig(dense_norm=0.05, table_value=0.0002)},
 }
 SSD = {"plain": {}, "ssd": {"tier": "ssd", "kinds": "table_wise"}}
@@ -123,7 +126,10 @@ def outcomes(tmp_path_factory):
             root, options = here / name, dict(case)
             write(root, **options.pop("data", {}))
             jobs[name] = (root, options)
-        found[workers, owners] = {**found.get((workers, owners), {}), **trained(here, workers, owners, {**jobs, **more})}
+        found[workers, owners] = {
+            **found.get((workers, owners), {}),
+            **trained(here, workers, owners, {**jobs, **more}),
+        }
     return found
 
 
@@ -160,9 +166,6 @@ def test_a_checkpoint_goes_on_in_the_other_kind_of_world(outcomes, world, name):
 
 @pytest.mark.parametrize("owners", [1, 2])
 def test_rows_never_travel(outcomes, owners):
-    """A sample sends its ids, and embeddings and their gradients come and go: nothing else, whatever the tables hold."""
-    tables, floats = 3, 3 * 8
-    sent = outcomes[2, owners]["plain"]["sent"]
-    ids = tables * 4
-    lengths = tables * 4
-    assert sent[1] == pytest.approx(ids + lengths + 2 * floats * 4, rel=0.05)
+    """A sample sends ids and lengths, its embeddings come back and their gradients go: nothing else."""
+    ids, lengths, embeddings = 3 * 4, 3 * 4, 3 * 8 * 4
+    assert outcomes[2, owners]["plain"]["sent"][1] == pytest.approx(ids + lengths + 2 * embeddings, rel=0.05)
