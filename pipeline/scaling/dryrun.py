@@ -63,7 +63,8 @@ def dry_run(
     """
     if inputs.hardware.embedding_hosts:
         raise ConfigError(
-            f"hardware.embedding_hosts is {inputs.hardware.embedding_hosts}, but all ranks of a dry run do the same work",
+            "all ranks of a dry run do the same work, but hardware.embedding_hosts is "
+            f"{inputs.hardware.embedding_hosts}",
             hint="hardware.embedding_hosts=0, or nightjar scale, which predicts such a cluster",
         )
     sized, clock = resized(inputs, ranks), _Clock()
