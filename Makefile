@@ -121,6 +121,10 @@ bench-ingest: install ## rows/s of ingestion against a plain Polars script and N
 bench-reading: install ## rows and bytes that 1 to 64 ranks read of one dataset, their order, resumed positions (3 minutes)
 	@.venv/bin/python -m benchmarks.reading
 
+.PHONY: bench-lanes
+bench-lanes: install ## test NE of 64 lanes against one lane, ten seeds of the demo's log and of one that drifts (15 minutes)
+	@.venv/bin/python -m benchmarks.lanes
+
 .PHONY: bench-ingest-scale
 bench-ingest-scale: install ## rows/s of ingestion by Ray with 1, 2 and 4 workers, what the driver hears (5 minutes; needs Ray)
 	@.venv/bin/python -m benchmarks.ingest_scale

@@ -52,8 +52,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
         reserved |= {"dense": FLOAT * int(costs.parameters), "activations": 0, "inputs": 0}
     if hardware.device == "cpu":
         host = host_bytes(inputs)
-        # Of embedding hosts those with tables on SSD read the ids of all samples, to fetch their rows.
-        reserved["inputs"] += host["inputs"] if not hardware.only_tables or hardware.ssd_gib else 0
+        reserved["inputs"] += 0 if hardware.only_tables else host["inputs"]
         reserved["process"] = host["process"]
         rest = hardware.ddr_gib * GIB - sum(reserved.values())
         reserved["staging"] = int(min(host["staging"], max(rest, 0) / 2))
@@ -97,7 +96,7 @@ def _window_rows(inputs: PlanInputs, largest: int, groups: int) -> int:
     train = inputs.train
     lanes = fitting_lanes(train.lanes, train.batch, groups)
     together = max(1, -(-train.shuffle_window_groups // lanes))
-    own = lanes if inputs.hardware.only_tables else max(1, -(-lanes // inputs.world_size))
+    own = max(1, -(-lanes // inputs.world_size))
     ahead = max(1, min(own, train.shuffle_window_groups // together))
     window = min(together * largest, max(inputs.schema.rows.get("train", 0), 1))
     return (own + ahead + min(ahead, 2)) * window

@@ -26,6 +26,7 @@ from pipeline.training.faults import Fault
 
 _FAILURE = "nightjar/failure"
 _PATIENCE = timedelta(minutes=30)
+_side: tuple[object, dist.ProcessGroup] | None = None  # the group of all ranks, and that of ``side_group``
 # mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD with their bytes.
 _MALLOC = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 64 << 20}
 
@@ -101,6 +102,15 @@ def _device(kind: str) -> torch.device:
 def _disconnect() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def side_group() -> dist.ProcessGroup:
+    """All ranks, for exchanges between CPUs beside those of a step; one for the process. Collective, at first."""
+    global _side
+    world = dist.group.WORLD
+    if _side is None or _side[0] is not world:
+        _side = world, dist.new_group(backend="gloo")
+    return _side[1]
 
 
 def collective_device(device: torch.device) -> torch.device:

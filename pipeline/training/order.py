@@ -23,7 +23,7 @@ class Order:
     """The settings that fix the sequence of global batches, and this rank's share of it.
 
     ``lanes``: of a dataset that has row groups for that many; one, where nothing is shuffled. ``world_size``: the ranks
-    with a share, the first ones; a ``rank`` above them, of an embedding host, has none.
+    with a share, the first ones; ``without``: those behind them that have none, on embedding hosts.
     """
 
     key: str
@@ -34,6 +34,7 @@ class Order:
     lanes: int = 1
     rank: int = 0
     world_size: int = 1
+    without: int = 0
 
     @property
     def local_batch(self) -> int:
@@ -44,6 +45,11 @@ class Order:
     def has_share(self) -> bool:
         """Whether this rank has rows of global batches."""
         return self.rank < self.world_size
+
+    @property
+    def all_ranks(self) -> int:
+        """Ranks with a share and without."""
+        return self.world_size + self.without
 
     def generator(self, *numbers: int) -> np.random.Generator:
         """A random generator that depends on dataset, seed and ``numbers`` only."""

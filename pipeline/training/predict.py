@@ -68,7 +68,7 @@ def predict(
                 global_batch = min(global_batch, plan.global_batch)
             order = Order(
                 key=dataset.key, seed=settings.seed, global_batch=global_batch, shuffle=False,
-                rank=dist.get_rank(), world_size=workers.count,
+                rank=dist.get_rank(), world_size=workers.count, without=workers.world - workers.count,
             )  # fmt: skip
             sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd)
             target = Target(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
