@@ -1,7 +1,8 @@
 """``make bench-bipartite``: a cluster of workers and embedding hosts against a flat one, and Twitter's shape.
 
-**Same model.** Four hosts (network namespaces, 150 MB/s each), flat and as 2 + 2: test NE of both, and the bytes that a
-sample sends between hosts, counted, beside those of the formula (``planning.bipartite.sample_bytes``).
+**Same model.** Four hosts (network namespaces, 150 MB/s each), flat and as 2 + 2, these also with ``--exchange``: test
+NE, and the bytes that a sample sends between hosts, counted, beside those of the formula
+(``planning.bipartite.sample_bytes``).
 
 **Twitter's shape.** A sparse linear layer of 23 M weights. Measured here: processor seconds a sample of one host's
 Hogwild threads, of a worker and of the embedding ranks of 2 + 2 hosts, the bytes sent, and the latency of a small
@@ -76,6 +77,7 @@ def main() -> None:
     options.add_argument("--wide", type=int, default=40, help="of them outputs of the sparse linear layer")
     options.add_argument("--parts", type=int, default=8, help="tables, into which ids are dealt")
     options.add_argument("--shards", type=int, default=4, help="blocks of columns into which each of them is cut")
+    options.add_argument("--exchange", default="fp16", choices=["fp32", "fp16", "bf16"], help="of pooled embeddings")
     options.add_argument("--ids", type=int, default=96, help="of a sample")
     options.add_argument("--batch", type=int, default=2048, help="samples of a worker or Hogwild thread in a step")
     options.add_argument("--steps", type=int, default=10, help="of a round")
@@ -93,6 +95,7 @@ def main() -> None:
     shape = {
         "rows": given.weights // given.dim, "dim": given.dim, "wide": given.wide, "parts": given.parts,
         "shards": given.shards, "ids": given.ids, "batch": given.batch, "threads": given.cores,
+        "exchange": given.exchange,
     }  # fmt: skip
     alone = _hogwild(given, shape)
     measured, counted = _measure(given, shape)
@@ -129,17 +132,21 @@ def _same_model(given: argparse.Namespace) -> dict[str, Any]:
         found = {}
         with Bed(HOSTS) as bed, Ranks(bed, 1, RANK) as ranks:
             bed.limit(1e6 * given.mb_per_s)
-            for name, owners in (("flat", 0), ("bipartite", 2)):
-                own = [f"hardware.hosts={HOSTS}", f"hardware.embedding_hosts={owners}", f"run={name}"]
+            for name, owners, exchange in (("flat", 0, "fp32"), ("bipartite", 2, "fp32"), ("half", 2, given.exchange)):
+                own = [
+                    f"hardware.hosts={HOSTS}", f"hardware.embedding_hosts={owners}", f"run={name}",
+                    f"partition.exchange={exchange}",
+                ]  # fmt: skip
                 before = bed.sent()
                 found[name] = ranks.ask(what="fit", overrides=[*settings, *own], dataset=dataset)[0]
                 wire = [after - start for after, start in zip(bed.sent(), before, strict=True)]
                 print(f"{name}: {found[name]}, {[round(each / 2**20, 1) for each in wire]} MiB a host", flush=True)
-    flat, apart = found["flat"], found["bipartite"]
+    flat, apart, half = found["flat"], found["bipartite"], found["half"]
     return {
         "ne_flat": flat["ne"], "ne_bipartite": apart["ne"], "ne_change": abs(apart["ne"] / flat["ne"] - 1),
+        f"ne_{given.exchange}": half["ne"], f"ne_change_{given.exchange}": abs(half["ne"] / flat["ne"] - 1),
         "bytes_flat": flat["sent"], "bytes_bipartite": apart["sent"], "bytes_formula": apart["formula"],
-        "bytes_of_formula": apart["sent"] / apart["formula"],
+        "bytes_of_formula": apart["sent"] / apart["formula"], f"bytes_{given.exchange}": half["sent"],
     }  # fmt: skip
 
 

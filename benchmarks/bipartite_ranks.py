@@ -68,13 +68,15 @@ class Shape:
 
     def build(
         self, hosts: int, owners: int, rows: int, dim: int, wide: int, parts: int, shards: int, ids: int, batch: int,
-        threads: int,
+        threads: int, exchange: str,
     ) -> dict[str, Any]:  # fmt: skip
         """``rows`` of ``dim`` weights in all, ``ids`` a sample, ``batch`` samples a worker or thread.
 
-        ``shards``: into which the columns of each part are cut. No ``owners``: Hogwild with ``threads``.
+        ``shards``: into which the columns of each part are cut; ``exchange``: precision of embeddings on the network.
+        No ``owners``: Hogwild with ``threads``.
         """
         schema, config = schema_of(rows, parts), config_of(hosts, owners, dim, wide, batch, threads)
+        config.partition.exchange = exchange if owners else "fp32"
         inputs = PlanInputs.of(config, schema, profile_of(schema, ids / parts))
         plan = make_plan(inputs)
         if owners:
@@ -90,8 +92,8 @@ class Shape:
         self.batches = itertools.cycle(list(drawn))
         dense = sum(parameter.nbytes for parameter in self.trainer.dense.values())
         self.steps(WARM)
-        sample = sample_bytes(plan, inputs)
-        return {"dense_bytes": dense, "ids": sample.ids, "pooled": sample.pooled, "here": here}
+        sample, share = sample_bytes(plan, inputs), 1.0 if exchange == "fp32" else 0.5
+        return {"dense_bytes": dense, "ids": sample.ids, "pooled": share * sample.pooled, "here": here}
 
     def steps(self, count: int) -> dict[str, Any]:
         """``count`` steps: wall and processor seconds, bytes sent to other hosts for tables and for the dense part."""
