@@ -75,7 +75,7 @@ CASES = {
     "looks": {"data": {"validation": 200}, "validate": ValidateConfig(every_steps=3)},
     "tasks": {"data": {"tasks": (TaskColumn(name="buy", kind="binary"),)}},
     "fp16": {"exchange": "fp16"},
-    "shampoo": {"dense_optimizer": "shampoo", },
+    "shampoo": {"dense_optimizer": "shampoo"},
     "penalised": {"embedding_l2": 1e-3, "clip": ClipConfig(dense_norm=0.05, table_value=0.0002)},
 }
 SSD = {"plain": {}, "ssd": {"tier": "ssd", "kinds": "table_wise"}}
