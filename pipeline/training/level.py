@@ -45,7 +45,7 @@ def set_level(trainer: Trainer, train: SplitReader, order: Order) -> None:
     with trainer.looking() as model, torch.compiler.set_stance("force_eager"):
         trainer.dense_part.start_at([0.0])
         with BatchReader(rows, replace(order, shuffle=False), pin=device.type == "cuda") as reader:
-            logits = score(model, reader, device)
+            logits = score(model, reader, device, trainer.workers)
         level = exchange(None if logits is None else _level(rows, logits))[0]
         trainer.dense_part.start_at([level])
     if dist.get_rank() == 0:
