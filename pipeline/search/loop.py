@@ -22,7 +22,8 @@ from pipeline.training.order import Order
 
 log = logging.getLogger(__name__)
 POINTS = 24  # of the record
-COMPARED = 16  # batches of held rows by which choices are compared
+COMPARED, DECIDING = 16, 32  # batches of held rows by which choices are compared: under way, at the end
+OPEN, FINAL = 1e-3, 1e-4  # log loss that makes a choice e times as likely as another: under way, at the end
 TABLES = 2  # times that the costs are tabulated around the choices that are the most probable ones then
 KEEPING = 0.05  # of a search's time that it may take to keep its state
 DECIDED = 0.5  # of the way from as likely as the others to certain
@@ -136,9 +137,10 @@ class _Course:
         if step == self.first:
             self.learner.sort_columns()
         table = {each.name: row for each, row in zip(self.space.decisions, self._costs.table, strict=True)}
-        batches = list(islice(held, COMPARED if self.learner.net.measured else 0))
+        last = step == self.parts.steps
+        batches = list(islice(held, DECIDING if last else COMPARED)) if self.learner.net.measured else []
         for name, losses in self.learner.compare(batches, self.choices.likeliest()).items():
-            self.choices.measured(name, losses + table[name][: len(losses)])
+            self.choices.measured(name, losses + table[name][: len(losses)], FINAL if last else OPEN)
 
     def _tabulated(self) -> Costs:
         at = self.choices.best()

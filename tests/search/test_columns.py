@@ -90,7 +90,7 @@ def test_choices_are_measured_beside_those_that_are_the_likeliest() -> None:
 
 def test_the_likeliest_choice_is_the_one_of_the_lowest_loss() -> None:
     learner = learner_of(config())
-    learner.choices.measured("width of b", torch.tensor([0.7, 0.6995, 0.7005, 9.0]))
+    learner.choices.measured("width of b", torch.tensor([0.7, 0.6995, 0.7005, 9.0]), 2e-4)
     found = learner.choices.by_name()
     assert found["width of b"].index(max(found["width of b"])) == 1
     assert found["width of b"][1] / found["width of b"][3] == pytest.approx(math.exp(FARTHEST), rel=1e-4)
