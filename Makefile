@@ -121,6 +121,10 @@ bench-ingest: install ## rows/s of ingestion against a plain Polars script and N
 bench-reading: install ## rows and bytes that 1 to 64 ranks read of one dataset, their order, resumed positions (3 minutes)
 	@.venv/bin/python -m benchmarks.reading
 
+.PHONY: bench-lanes
+bench-lanes: install ## test NE of 64 lanes against one lane, ten seeds of the demo's log and of one that drifts (15 minutes)
+	@.venv/bin/python -m benchmarks.lanes
+
 .PHONY: bench-ingest-scale
 bench-ingest-scale: install ## rows/s of ingestion by Ray with 1, 2 and 4 workers, what the driver hears (5 minutes; needs Ray)
 	@.venv/bin/python -m benchmarks.ingest_scale
@@ -133,6 +137,10 @@ bench-partition: install ## planted feature blocks found by the tower partitione
 
 bench-towers: install ## step time over slow links between hosts, flat, SPTT and DMT (network namespaces: root, iproute2)
 	@.venv/bin/python -m benchmarks.towers
+
+.PHONY: bench-bipartite
+bench-bipartite: install ## embedding hosts against a flat cluster: NE, bytes, Twitter's shape (network namespaces: root, iproute2)
+	@.venv/bin/python -m benchmarks.bipartite
 
 bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts
 	@.venv/bin/python -m benchmarks.towers_quality

@@ -122,16 +122,50 @@ def _api(kubeconfig: Path) -> Api:
     return Api(new_client_from_config(str(kubeconfig)))
 
 
-@pytest.fixture(scope="session")
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestCluster]:
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TestCluster:
     """A cluster whose namespace ``training`` holds the accounts and the role that the schedule renders."""
     assets, folder = (Path(request.config.getoption(name)) for name in ("--k8s-assets", "--k8s-kit"))
     if not (folder / "cluster.py").is_file():
         pytest.skip("the Kubernetes test kit (../shared/k8s) is not beside this checkout")
     if not all((assets / name).is_file() for name in PROGRAMS):
         pytest.skip(f"no programs of a cluster in {assets}: ../shared/k8s/build.sh makes them; --k8s-assets")
-    with running(assets, folder, tmp_path_factory.mktemp("k8s")) as known:
-        yield known
+    kept = request.config.pluginmanager.get_plugin(KeptCluster.__name__)
+    assert isinstance(kept, KeptCluster)
+    return kept.known(lambda: running(assets, folder, tmp_path_factory.mktemp("k8s")))
+
+
+class KeptCluster:
+    """One cluster for all modules of a process that need it, which ends with the last one of them.
+
+    An API server that nobody asks takes a tenth of a core, which the tests after it would have to do without.
+    """
+
+    def __init__(self) -> None:
+        self._known: TestCluster | None = None
+        self._stack = contextlib.ExitStack()
+
+    def known(self, start: Callable[[], contextlib.AbstractContextManager[TestCluster]]) -> TestCluster:
+        """The cluster, which ``start`` starts where it does not run."""
+        if self._known is None:
+            self._known = self._stack.enter_context(start())
+        return self._known
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> None:
+        """Stop it where no module comes that needs it: files with such tests come first (tests/conftest.py)."""
+        if self._known and not (nextitem and needs_cluster(nextitem)):
+            self.pytest_sessionfinish()
+
+    def pytest_sessionfinish(self) -> None:
+        """Stop it."""
+        self._known = None
+        self._stack.close()
+
+
+def needs_cluster(item: pytest.Item) -> bool:
+    """Whether ``item`` is in a file with tests of the cluster."""
+    return any(each.path == item.path and each.get_closest_marker("k8s") for each in item.session.items)
 
 
 @contextlib.contextmanager

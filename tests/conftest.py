@@ -42,7 +42,7 @@ def _stand_for_laptop() -> None:
 
 _stand_for_laptop()
 
-from tests.cluster_kit import cluster  # noqa: E402, F401 (a fixture)
+from tests.cluster_kit import KeptCluster, cluster  # noqa: E402, F401 (a fixture)
 
 if TYPE_CHECKING:
     from tests.checkpoint.s3 import Proxy
@@ -105,9 +105,14 @@ def _denormals() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: one that begins last would keep a single process busy at the end."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Files with tests of the cluster first, then those with slow ones, which would keep one process busy at last."""
+    marked = {mark: {item.path for item in items if item.get_closest_marker(mark)} for mark in ("k8s", "slow")}
+    items.sort(key=lambda item: (item.path not in marked["k8s"], item.path not in marked["slow"]))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One cluster a process."""
+    config.pluginmanager.register(KeptCluster(), KeptCluster.__name__)
 
 
 def pytest_collection_finish() -> None:

@@ -20,18 +20,19 @@ from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from pipeline.compose import overrides as complaints
 from pipeline.compose.hardware import with_machine
 from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
+from pipeline.compose.trees import compose_kept, compose_lines
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
 from pipeline.config.renamed import with_first_names, with_new_names
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
 from pipeline.specs import MODELS
+from pipeline.specs.registry import Registry
 
 SCHEMA = "nightjar_schema"
 ROOT = "config"
@@ -40,6 +41,9 @@ OWN = "my"  # the user's own configuration directory, beside the store
 NOT_IN_RUN_NAME = (
     "run", "store", "stages", "force", "launch", "schedule", "nightly", "gate", "publish", "tune", "search"
 )  # fmt: skip
+
+
+_stored = -1  # Registry.changes when Hydra was told the schema
 
 
 def conf_directory() -> Path:
@@ -67,13 +71,20 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
         if not path.is_dir():
             raise ConfigError(f"--config-dir {config_dir} is not a directory", hint="--config-dir <directory>")
         extra.append(f"hydra.searchpath=['file://{path}']")
-    # Anew each time: some defaults are the registries' contents, which a program may add to.
-    ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
-    store_models()
+    _store_schema()
     with initialize_config_dir(str(conf_directory()), job_name="nightjar", version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         yield hydra, extra
+
+
+def _store_schema() -> None:
+    """Tell Hydra the schema, anew where registries have changed: some defaults are their contents."""
+    global _stored
+    if _stored != Registry.changes:
+        ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
+        _stored = Registry.changes
+    store_models()
 
 
 def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: bool = False) -> Config:
@@ -94,13 +105,14 @@ def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = 
     parsed = checked_overrides(arguments, extra)
     complaints.refuse_sweeps(parsed)
     mended = complaints.mend_additions(parsed)
+    lines = complaints.parse(mended)
+    known = [*complaints.parse(extra), *lines]
     try:
-        tree = hydra.compose_config(ROOT, [*extra, *mended], run_mode=RunMode.RUN, from_shell=True)
+        if (places := search_places(known)) is None:
+            return compose_lines(hydra, ROOT, [*extra, *mended])
+        return compose_kept(hydra, ROOT, extra, lines, group_options(known), places)
     except complaints.config_errors() as error:
         raise complaints.translate(error, parsed) from None
-    with open_dict(tree):
-        del tree["hydra"]
-    return tree
 
 
 def checked_overrides(arguments: Sequence[str], extra: Sequence[str] = ()) -> list[Override]:
@@ -116,17 +128,25 @@ def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
     Read from the directories, because Hydra would compose the tree once for every group. Empty where the search path
     has something other than directories, which only Hydra can read.
     """
+    places = search_places(overrides)
+    if places is None:
+        return {}
+    options: dict[str, set[str]] = {GROUP: set(MODELS.names())}
+    for path in (path for place in places for path in place.glob("*/*.y*ml")):
+        options.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(names) for group, names in sorted(options.items())}
+
+
+def search_places(overrides: Sequence[Override]) -> list[Path] | None:
+    """``conf/`` and the added directories of the search path; None where it has something that only Hydra can read."""
     places = [conf_directory()]
     for override in overrides:
         if override.key_or_group == "hydra.searchpath":
             urls = [str(url) for url in cast(list[Any], override.value())]
             if any("://" in url and not url.startswith("file://") for url in urls):
-                return {}
+                return None
             places += [Path(url.removeprefix("file://")) for url in urls]
-    options: dict[str, set[str]] = {GROUP: set(MODELS.names())}
-    for path in (path for place in places for path in place.glob("*/*.y*ml")):
-        options.setdefault(path.parent.name, set()).add(path.stem)
-    return {group: sorted(names) for group, names in sorted(options.items())}
+    return places
 
 
 def _resolve(tree: DictConfig) -> Config:
@@ -189,7 +209,7 @@ def _choices(override: Override) -> list[str]:
 
 def to_yaml(config: Config) -> str:
     """``config`` as the YAML of ``runs/<run>/config.yaml``."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
 
 
 def from_yaml(text: str) -> Config:

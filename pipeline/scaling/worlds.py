@@ -9,10 +9,11 @@ from itertools import pairwise
 from pipeline.config import CheckpointConfig
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
+from pipeline.planning.bipartite import predict_any
 from pipeline.planning.cost import BYTES_PER_MS
 from pipeline.planning.hardware import fast_memory, memory_gib
 from pipeline.planning.parts import BETWEEN, WITHIN, step_parts
-from pipeline.planning.predict import Prediction, predict
+from pipeline.planning.predict import Prediction
 from pipeline.records import Plan
 from pipeline.records.scale import Wall, World
 from pipeline.training.share import decoded_share
@@ -76,19 +77,26 @@ def worlds(
 
 
 def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> PlanInputs:
-    """``inputs`` for ``ranks`` ranks or more, on whole hosts; ``per_rank``: samples a step on each (None: as is)."""
+    """``inputs`` for ``ranks`` ranks or more, on whole hosts; ``per_rank``: samples a step on each (None: as is).
+
+    Embedding hosts stay the same share of all hosts, at least one, beside at least one worker.
+    """
     local = min(inputs.hardware.ranks_per_host, ranks)
-    hosts = -(-ranks // local)
+    hosts, owners = -(-ranks // local), inputs.hardware.embedding_hosts
+    if owners:
+        hosts = max(hosts, 2)
+        owners = min(max(round(hosts * owners / inputs.hardware.hosts), 1), hosts - 1)
     sized = inputs.changed("hardware.ranks_per_host", local).changed("hardware.hosts", hosts)
-    return sized if per_rank is None else sized.changed("train.global_batch", per_rank * local * hosts)
+    sized = sized.changed("hardware.embedding_hosts", owners)
+    return sized if per_rank is None else sized.changed("train.global_batch", per_rank * sized.hardware.workers)
 
 
 def _world(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> World:
     try:
-        if inputs.batch < inputs.world_size:
+        if inputs.batch < inputs.hardware.workers:
             raise ConfigError(
-                f"train.global_batch is {inputs.batch}, fewer than {inputs.world_size} ranks",
-                hint=f"train.global_batch={64 * inputs.world_size}",
+                f"train.global_batch is {inputs.batch}, fewer than {inputs.hardware.workers} ranks",
+                hint=f"train.global_batch={64 * inputs.hardware.workers}",
             )
         plan = make_plan(inputs)
     except (ConfigError, PlanError) as error:
@@ -102,7 +110,7 @@ def _world(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> Wo
 
 
 def _planned(plan: Plan, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> World:
-    predicted, device = predict(plan, inputs), inputs.hardware.device
+    predicted, device = predict_any(plan, inputs), inputs.hardware.device
     parts = step_parts(plan, inputs, predicted)
     step_ms = sum(parts.values())
     parts |= beside_ms(predicted, inputs, rates, checkpoint, step_ms)
@@ -125,11 +133,11 @@ def beside_ms(
     A checkpoint counts as a baseline, written between it and the next one.
     """
     groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
-    rows = inputs.batch * decoded_share(inputs.train, inputs.world_size, groups)
+    rows = inputs.batch * decoded_share(inputs.train, inputs.hardware.workers, groups)
     fetched = rows * rates.row_bytes
     store = fetched / rates.read_gb_per_s / BYTES_PER_MS
     if rates.store_gb_per_s:
-        store = max(store, inputs.world_size * fetched / rates.store_gb_per_s / BYTES_PER_MS)
+        store = max(store, inputs.hardware.workers * fetched / rates.store_gb_per_s / BYTES_PER_MS)
     steps = steps_between(inputs, checkpoint, step_ms)
     written = max(predicted.tables) / rates.checkpoint_gb_per_s / BYTES_PER_MS
     return {"reader": 1e3 * rows / rates.rows_per_s, "store": store, "checkpoint": written / steps if steps else 0.0}

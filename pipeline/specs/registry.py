@@ -39,6 +39,8 @@ class Registry(Generic[T]):
     says what is wrong with a package's choice; "" if nothing is.
     """
 
+    changes = 0  # how often the choices of any registry have become others in this process
+
     def __init__(
         self,
         kind: str,
@@ -86,10 +88,12 @@ class Registry(Generic[T]):
         former, origins = self._loaded(), self._origins
         self._specs = {**former, **{spec.name: spec for spec in specs}}
         self._origins = {**origins, **{spec.name: ADDED for spec in specs}}
+        Registry.changes += 1
         try:
             yield
         finally:
             self._specs, self._origins = former, origins
+            Registry.changes += 1
 
     def package(self, name: str) -> str:
         """The package and version that adds the choice ``name``; "" for a built-in one."""
@@ -111,6 +115,7 @@ class Registry(Generic[T]):
                 specs[point.name] = self._load(point, package)
                 origins[point.name] = package
             self._specs, self._origins = specs, origins
+            Registry.changes += 1
         return self._specs
 
     def _load(self, point: EntryPoint, package: str) -> T:

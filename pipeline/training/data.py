@@ -9,11 +9,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,11 +21,12 @@ from torchrec.streamable import Pipelineable
 
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.errors import DataError
+from pipeline.training.announcing import Announce, Announcement, Announcements
 from pipeline.training.counted import RowCounts
-from pipeline.training.events import EventBuilder, EventCounts
+from pipeline.training.events import EventBuilder, lengthened
 from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import Columns, SplitReader
-from pipeline.training.windows import LaneReader
+from pipeline.training.windows import LaneReader, no_rows
 
 LOCAL_READERS, REMOTE_READERS = 2, 8  # threads: a disk answers at once, requests to an object store run side by side
 
@@ -72,26 +72,13 @@ class Batch(Pipelineable):
         return Batch(*whole, *some, tuple(apply(part) for part in self.events))
 
 
-@dataclass(frozen=True)
-class Announce:
-    """Announces the ids of coming batches: the reading thread calls ``receive`` with {table: ids int64}.
-
-    They are those of the whole global batch, so that a rank can prepare the rows of its shards for all ranks without
-    communication: of several ranks, each also decodes these columns of the others' rows. ``tables``: the features of
-    those that are announced.
-    """
-
-    tables: Mapping[str, tuple[str, ...]]
-    receive: Callable[[dict[str, np.ndarray]], None]
-
-
 class BatchReader:
     """Iterates over this rank's batches from (epoch, batch) on, read ahead by a background thread.
 
     It stops before epoch ``epochs``. ``wait_seconds`` adds up the time that the consumer waited. ``announce`` gets the
-    ids of every batch before the batch is queued. ``pin``: batches are in page-locked memory, from which copies to an
-    accelerator run beside its work. Use it as a context manager, or call ``close``. Taking a batch raises the errors of
-    the reading thread.
+    ids of every batch ahead of it. ``pin``: batches are in page-locked memory, from which copies to an accelerator run
+    beside its work. Use it as a context manager, or call ``close``. Taking a batch raises the errors of the reading
+    thread. With ``announce`` or sequences, taking one is collective on several ranks (``announcing.py``).
     """
 
     def __init__(
@@ -115,8 +102,11 @@ class BatchReader:
         self.wait_seconds = 0.0
         self._announce, self._pin = announce, pin
         self._builder = _Builder(split, order)
-        self._together = _Together.of(split, self.deal, announce)
-        self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=prefetch)
+        # Of several ranks' batches, the consumer holds those that are being announced.
+        self._told: Announcements[Batch] | None = Announcements.needed(
+            split.schema, announce, order.all_ranks, prefetch + 1
+        )
+        self._queue: queue.Queue[_Read | BaseException | None] = queue.Queue(1 if self._told else prefetch)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="nightjar-reader", daemon=True)
         self._thread.start()
@@ -132,9 +122,17 @@ class BatchReader:
 
     def __next__(self) -> Batch:
         began = time.perf_counter()
+        try:
+            if self._told is None:
+                return self._following().batch
+            return _as_long(*self._told.take(self._following))
+        finally:
+            self.wait_seconds += time.perf_counter() - began
+
+    def _following(self) -> _Read:
+        """What the reading thread read next."""
         item = self._queue.get()
-        self.wait_seconds += time.perf_counter() - began
-        if isinstance(item, Batch):
+        if isinstance(item, _Read):
             return item
         self._queue.put(item)  # every later call ends the same way
         if item is None:
@@ -150,7 +148,7 @@ class BatchReader:
             except queue.Empty:
                 self._thread.join(timeout=0.01)
 
-    def _put(self, item: Batch | BaseException | None) -> None:
+    def _put(self, item: _Read | BaseException | None) -> None:
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -162,68 +160,49 @@ class BatchReader:
         try:
             readers = LOCAL_READERS if self.split.store.is_local else REMOTE_READERS
             with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="nightjar-decode") as pool:
-                for batch in self._batches(pool):
-                    self._put(batch.pin_memory() if self._pin else batch)
+                for read in self._batches(pool):
+                    self._put(read)
                     if self._stop.is_set():
                         return
             self._put(None)
         except BaseException as error:  # handed to the consumer, whatever it is
             self._put(error)
 
-    def _batches(self, pool: ThreadPoolExecutor) -> Iterator[Batch]:
-        """Every batch; its ids are announced before it is built."""
+    def _batches(self, pool: ThreadPoolExecutor) -> Iterator[_Read]:
+        """Every batch, with what the other ranks must know of it. One rank's ids are announced before it is built."""
         deal, (epoch, batch) = self.deal, self.start
         rank, world = deal.order.rank, deal.order.world_size
-        reader = partial(LaneReader, deal=deal, pool=pool, epochs=self.epochs, start=self.start)
-        own = reader(self.split, rank=rank, world=world)
-        every = None if self._together is None else reader(self._together.split, rank=0, world=1)
+        reader = None
+        if deal.order.has_share:
+            reader = LaneReader(self.split, deal, pool, rank=rank, world=world, epochs=self.epochs, start=self.start)
         while epoch < self.epochs:
-            rows, count = own.take(epoch, batch)
-            most = 0
-            if self._together is not None and every is not None:
-                most = self._together.add(batch, *every.take(epoch, batch))
-            elif self._announce is not None:
-                self._announce.receive(_ids(self._announce, self.split, rows, count))
-            yield self._builder.build(rows, count, deal.total(batch), most)
+            rows, count = no_rows(self.split) if reader is None else reader.take(epoch, batch)
+            if self._told is None and self._announce is not None:
+                self._announce.receive(self._announce.ids(self.split, rows, count))
+            built = self._builder.build(rows, count, deal.total(batch))
+            own = None if self._told is None else self._told.make(self.split, rows, count, _events(built))
+            yield _Read(built.pin_memory() if self._pin else built, own)
             epoch, batch = (epoch, batch + 1) if batch + 1 < deal.batches else (epoch + 1, 0)
 
 
-@dataclass(frozen=True)
-class _Together:
-    """What every one of several ranks must know of all rows of a global batch: the rest of ``split`` is left out."""
+class _Read(NamedTuple):
+    """A batch and what the other ranks must know of it."""
 
-    split: SplitReader
-    deal: Deal
-    events: EventCounts
-    announce: Announce | None
-
-    @classmethod
-    def of(cls, split: SplitReader, deal: Deal, announce: Announce | None) -> _Together | None:
-        """None for one rank, and where nobody needs to know anything."""
-        events = EventCounts(split.schema, deal)
-        names = set(events.columns)
-        if announce is not None:
-            names |= {name for features in announce.tables.values() for name in features}
-        if deal.order.world_size == 1 or not names:
-            return None
-        return cls(split.only(names), deal, events, announce)
-
-    def add(self, batch: int, rows: Columns, count: int) -> int:
-        """Announce the ids of a global batch of ``count`` rows; returns the most rows of events that a rank has."""
-        if self.announce is not None:
-            self.announce.receive(_ids(self.announce, self.split, rows, count))
-        return self.events.most(rows, batch)
+    batch: Batch
+    announcement: Announcement | None
 
 
-def _ids(announce: Announce, split: SplitReader, rows: Columns, count: int) -> dict[str, np.ndarray]:
-    """The ids of the first ``count`` rows by table, int64."""
+def _events(batch: Batch) -> int:
+    """Rows of the lookup of sequences' tables."""
+    return 0 if batch.lookups is None else int(batch.lookups.stride())
 
-    def of(name: str) -> np.ndarray:
-        if name in rows.ragged:
-            return rows.ragged[name].cut(0, count).values.astype(np.int64)
-        return rows.single[split.single.index(name), :count].astype(np.int64)
 
-    return {table: np.concatenate([of(name) for name in names]) for table, names in announce.tables.items()}
+def _as_long(batch: Batch, most: int) -> Batch:
+    """``batch`` with ``most`` rows in the lookup of sequences' tables, as on the rank that has most of them."""
+    if batch.lookups is None or batch.lookups.stride() == most:
+        return batch
+    lookups = lengthened(batch.lookups, most)
+    return replace(batch, lookups=lookups.pin_memory() if batch.dense.is_pinned() else lookups)
 
 
 class _Builder:
@@ -246,11 +225,8 @@ class _Builder:
         self.counts = RowCounts.of(split.schema)
         self.full_weights = torch.full((order.local_batch,), order.world_size / order.global_batch)
 
-    def build(self, rows: Columns, own: int, total: int, most: int = 0) -> Batch:
-        """The batch of ``own`` real rows of a global batch of ``total``; ``rows`` are filled up.
-
-        ``most``: rows for events on the rank that has most of them.
-        """
+    def build(self, rows: Columns, own: int, total: int) -> Batch:
+        """The batch of ``own`` real rows of a global batch of ``total``; ``rows`` are filled up."""
         labels = torch.from_numpy(rows.labels)
         weights = self.full_weights
         if total < self.order.global_batch or own < self.order.local_batch:
@@ -258,7 +234,7 @@ class _Builder:
             weights[:own] = self.order.world_size / total
             labels[own:] = 0.0
         sparse = self._ragged(rows) if self.ragged else self._single(rows)
-        lookups, events = (None, ()) if self.events is None else self.events.build(rows, most)
+        lookups, events = (None, ()) if self.events is None else self.events.build(rows)
         extra = torch.from_numpy(np.ascontiguousarray(rows.extra.T)) if len(rows.extra) else None
         if (factors := self.counts.in_loss(labels, extra)) is not None:
             weights = weights * factors

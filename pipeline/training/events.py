@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from pipeline.embeddings.event_lookups import EventLookups, Segment, event_lookups
+from pipeline.embeddings.event_lookups import EventLookups, Segment
 from pipeline.records import DatasetSchema
-from pipeline.training.order import Deal
 from pipeline.training.parquet import Columns
 
 Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # lengths int32, values int32, weights of the values
@@ -25,20 +25,16 @@ class EventBuilder:
         pooled = set(lookups.features)
         self._weighted = any(column.weighted for column in schema.sparse if column.name in pooled)
 
-    def build(self, rows: Columns, most: int) -> tuple[KeyedJaggedTensor, tuple[torch.Tensor, ...]]:
-        """The lookup, filled up with empty rows to ``most`` rows of events, and the sample of each event."""
+    def build(self, rows: Columns) -> tuple[KeyedJaggedTensor, tuple[torch.Tensor, ...]]:
+        """The lookup, and the sample of each event."""
         count = len(rows.labels)
         lengths = {name: np.diff(rows.ragged[column].offsets) for name, column in self._first.items()}
         sizes = {name: int(each.sum()) for name, each in lengths.items()}
-        pad = max(most - sum(sizes[segment.sequence] for segment in self._lookups.events), 0)
-        filling = (np.zeros(pad, np.int32), np.zeros(0, np.int32), None)
-        parts: list[Bags] = []
-        for table in self._lookups.tables:
-            parts += [
-                self._bags(segment.columns.get(table), segment, rows, sizes.get(segment.sequence, count))
-                for segment in self._lookups.segments
-            ]
-            parts.append(filling)
+        parts: list[Bags] = [
+            self._bags(segment.columns.get(table), segment, rows, sizes.get(segment.sequence, count))
+            for table in self._lookups.tables
+            for segment in self._lookups.segments
+        ]
         bags = np.concatenate([part[0] for part in parts])
         lookup = KeyedJaggedTensor(
             keys=[*self._lookups.tables],
@@ -61,29 +57,14 @@ class EventBuilder:
         return np.diff(ragged.offsets).astype(np.int32), ragged.values, ragged.weights
 
 
-class EventCounts:
-    """How many rows of events the ranks have in a global batch; TorchRec's exchange wants one size on all of them.
-
-    ``columns``: those whose lengths tell, which every rank reads of all rows.
-    """
-
-    def __init__(self, schema: DatasetSchema, deal: Deal) -> None:
-        self._deal = deal
-        lookups = event_lookups(schema)
-        self.columns = [] if lookups is None else [_first_columns(schema)[each.sequence] for each in lookups.events]
-
-    def most(self, rows: Columns, batch: int) -> int:
-        """The most rows of events that a rank has in global batch ``batch``, whose ``rows`` these are; 0: none."""
-        if not self.columns:
-            return 0
-        lengths = np.sum([np.diff(rows.ragged[name].offsets) for name in self.columns], axis=0)
-        order, most, at = self._deal.order, 0, 0
-        for rank in range(order.world_size):
-            own = self._deal.owned(batch, rank, order.world_size)
-            filler = int(lengths[at if own else 0])
-            most = max(most, int(lengths[at : at + own].sum()) + (order.local_batch - own) * filler)
-            at += own
-        return most
+def lengthened(lookup: KeyedJaggedTensor, rows: int) -> KeyedJaggedTensor:
+    """``lookup`` of each table, with empty rows behind its own, up to ``rows``."""
+    tables = len(lookup.keys())
+    lengths = functional.pad(lookup.lengths().view(tables, -1), (0, rows - lookup.stride()))
+    return KeyedJaggedTensor(
+        keys=lookup.keys(), values=lookup.values(), lengths=lengths.view(-1), weights=lookup.weights_or_none(),
+        stride=rows,
+    )  # fmt: skip
 
 
 def _first_columns(schema: DatasetSchema) -> dict[str, str]:

@@ -21,11 +21,12 @@ from pipeline.models.layers import log_odds
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.towers.links import LinkBytes
+from pipeline.training.announcing import Announce
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compared import compared
 from pipeline.training.compiling import AutoCompile
-from pipeline.training.data import Announce, Batch, BatchReader
+from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
 from pipeline.training.hogwild import Hogwild
@@ -105,7 +106,7 @@ def train(
             config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget, compiling, looks
         )
         steps = settings.debug.profile_steps or (STEPS if config.profile else 0)
-        run.speed = trainer.measure_speed(order.local_batch) if config.profile else None
+        run.speed = trainer.measure_speed(order.local_batch) if config.profile and order.has_share else None
         name = f"{checkpoints.rsplit('/', 2)[0]}/*-rank{dist.get_rank()}"
         profiler = Profiler(store, name, steps, run.speed) if steps else None
         with (
@@ -149,7 +150,7 @@ def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
     return Order(
         key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
         window_groups=config.shuffle_window_groups, lanes=config.lanes, rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
+        world_size=settings.hardware.workers, without=settings.hardware.world_size - settings.hardware.workers,
     )  # fmt: skip
 
 
@@ -216,8 +217,8 @@ class _Run:
         ssd = self.trainer.ssd
         if ssd is None:
             return None
-        here = {table.name: table.columns for table in self.split.schema.tables if table.name in ssd.tables}
-        return Announce(here, ssd.prefetch)
+        columns = {table.name: table.columns for table in self.split.schema.tables if table.name in ssd.placed}
+        return Announce(columns, ssd.placed, ssd.prefetch)
 
     def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:
         """Take the remaining steps. The guards check a state before a checkpoint of it is written."""

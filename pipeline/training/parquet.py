@@ -6,8 +6,6 @@ Knows the dataset's layout (``records.DatasetSchema``) and nothing of batches, r
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -159,20 +157,6 @@ class SplitReader:
         self.extra += [ROW_WEIGHT] if self.schema.row_weights else []
         self.extra += [NEGATIVE_RATE] if self.schema.sampled else []
         self._table_rows = {column.name: column.rows for column in self.schema.id_columns}
-
-    def only(self, names: Collection[str]) -> SplitReader:
-        """The same rows with their label and the ids of columns ``names`` alone; the others are not read."""
-        part, schema = copy(self), self.schema
-        sequences = (
-            replace(each, columns=tuple(column for column in each.columns if column.name in names))
-            for each in schema.sequences
-        )
-        part.schema = replace(
-            schema, dense=(), sparse=tuple(column for column in schema.sparse if column.name in names), tasks=(),
-            row_weights=False, sampled="", sequences=tuple(each for each in sequences if each.columns),
-        )  # fmt: skip
-        part._name_columns()
-        return part
 
     def allocate(self, rows: int) -> Columns:
         """Empty columns for ``rows`` rows; ragged ones are filled by ``read_groups``."""

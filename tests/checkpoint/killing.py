@@ -66,9 +66,9 @@ class Attempt:
         return min(first) if first else None
 
 
-def make_dataset(root, validation=0):
+def make_dataset(root, validation=0, group=16):
     columns = tuple(SparseColumn(name=name, rows=rows) for name, rows in TABLES.items())
-    write_dataset(root, train=ROWS, test=20, validation=validation, group=16, sparse=columns)
+    write_dataset(root, train=ROWS, test=20, validation=validation, group=group, sparse=columns)
 
 
 def settings(world, checkpoint, changes=None):
@@ -130,12 +130,13 @@ def rank_main(rank, world, root, folder, checkpoint, kill, tier="ddr", changes=N
     log_rows(folder)
     store = Store(str(root))
     plan = on_tier(plan_for(SHARDING, world, rows=TABLES, dim=8), tier)
-    said = listen()
+    said, records = listen(), []
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     summary = train(
         TrainingSettings.of(settings(world, checkpoint, changes)), store, dataset, plan, DIRECTORY, "key",
-        lambda record: None, on_point=Hook(folder, kill),
+        records.append, on_point=Hook(folder, kill),
     )  # fmt: skip
+    (folder / f"losses-rank{rank}.json").write_text(json.dumps([record["loss"] for record in records]))
     (folder / f"summary-rank{rank}.json").write_text(json.dumps(summary))
     (folder / f"said-rank{rank}.txt").write_text("\n".join(said))
     dist.destroy_process_group()

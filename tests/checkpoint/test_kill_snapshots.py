@@ -16,7 +16,8 @@ from pipeline.training.snapshots import cycle_steps
 from tests.checkpoint.killing import DIRECTORY, STEPS, Kill, attempt, complete, make_dataset
 
 # 7 steps an epoch, so cycles end after 7, 14 and 21 steps; checkpoints in between, of which one is kept.
-CHANGES = {"epochs": 3, "snapshots": SnapshotConfig(count=3, keep=2)}
+# Rows come in 8 lanes.
+CHANGES = {"epochs": 3, "lanes": 64, "snapshots": SnapshotConfig(count=3, keep=2)}
 CYCLE, WORLD = STEPS // 2, 2
 CHECKPOINT = {"every_steps": 4, "keep_last": 1}
 
@@ -24,7 +25,7 @@ CHECKPOINT = {"every_steps": 4, "keep_last": 1}
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     root = tmp_path_factory.mktemp("dataset")
-    make_dataset(root, validation=60)
+    make_dataset(root, validation=60, group=5)
     return root
 
 

@@ -12,8 +12,9 @@ from pipeline.config.validate import ValidateConfig
 from tests.checkpoint.killing import DIRECTORY, Kill, attempt, complete, make_dataset
 
 # 7 steps an epoch, looks after 2, 4, 6, 7, 9, .. steps. The model learns the few rows by heart, so the looks get worse
-# soon: the rates are lowered once, and then the training stops by itself.
-CHANGES = {"epochs": 12, "sparse_lr": 1.0, "lr": 0.03, "validate": ValidateConfig(patience=2, cycle_epochs=None)}
+# soon: the rates are lowered once, and then the training stops by itself. Rows come in 8 lanes.
+LOOKS = ValidateConfig(patience=2, cycle_epochs=None)
+CHANGES = {"epochs": 12, "lanes": 64, "sparse_lr": 1.0, "lr": 0.03, "validate": LOOKS}
 CHECKPOINT = {"every_steps": 5, "keep_last": 1}
 WORLD = 2
 
@@ -21,7 +22,7 @@ WORLD = 2
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     root = tmp_path_factory.mktemp("dataset")
-    make_dataset(root, validation=60)
+    make_dataset(root, validation=60, group=5)
     return root
 
 

@@ -18,6 +18,7 @@ from tests.waits import no_waits
 multiprocessing.set_forkserver_preload([
     "pipeline.training.loop", "tests.embeddings.cases", "pipeline.cli", "pipeline.commands.run", "pipeline.compose",
     "pipeline.report", "pipeline.launch.chain", "pipeline.stages.promoting", "torch.export._trace", "tests.frozen",
+    "tests.composed",
 ])  # fmt: skip
 
 ROWS = {"b": 23, "a": 10, "long": 41}

@@ -26,6 +26,7 @@ from pipeline.records import GateRecord, read
 from pipeline.serving.predict import Rejected, score_file, score_sink
 from pipeline.store import Store
 from tests.checkpoint import s3
+from tests.cluster_kit import wait_for
 from tests.commands import nightjar
 from tests.publishing import made
 
@@ -152,17 +153,24 @@ def test_predict_on_any_ranks_writes_the_same_bytes(store: Store, logs: Path, tm
     assert done[1]["rows_rejected"] == (2 if kind in ("tsv", "gz") else 0) and done[1]["eval"]["ne"] < 1
 
 
+def rank_of_predict() -> psutil.Process:
+    """The other process that scores, once it is there."""
+    return wait_for(
+        lambda: next((p for p in psutil.Process().children(recursive=True) if p.name() == "nightjar-rank"), None)
+    )
+
+
 def test_predict_ends_whole_with_the_rank_that_dies(store: Store, logs: Path, tmp_path: Path) -> None:
     out, written = tmp_path / "scores.csv", []
 
     def write(scores: pl.DataFrame) -> None:
         written.append(scores)
-        children = psutil.Process().children(recursive=True)
-        for rank in [each for each in children if each.name() == "nightjar-rank"][:1]:
-            rank.kill()
+        if len(written) == 2:  # the first one is written before there are ranks
+            rank_of_predict().kill()
 
     with pytest.raises(LaunchError, match="rank . of predict was killed by signal 9") as told:
-        while True:  # a short log may be through before the ranks are up
+        while True:  # the rest of the log may be through before somebody looks after the rank
+            written.clear()
             with score_sink(str(out), f"{logs}/mon.tsv") as sink:
                 path = f"{logs}/*.tsv"
                 score_file(store, "clicks", None, path, lambda each: (sink(each), write(each)), cache_mib=1, ranks=2)

@@ -1,16 +1,22 @@
 """Lanes: one order for any number of ranks, of which a rank decodes its own rows alone."""
 
+import itertools
+import json
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from pipeline.config.lanes import fitting_lanes
-from pipeline.records import SequenceColumn, SequenceGroup
-from pipeline.training.data import Announce, BatchReader
+from pipeline.records import SequenceColumn, SequenceGroup, SparseColumn
+from pipeline.store import Store
+from pipeline.training.announcing import Announce
+from pipeline.training.data import BatchReader
 from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import SplitReader
+from tests.embeddings.ranks import shards_for, spawn
 from tests.training.dataset import KEY, write_dataset
 
 ROWS, GROUP, LANES, BATCH = 1003, 15, 8, 48  # 67 row groups, the last one short; 20 global batches and 43 rows
@@ -128,24 +134,58 @@ def test_without_shuffling_rows_come_in_row_order(split):
     assert found == list(range(ROWS))
 
 
-def test_of_other_ranks_rows_only_the_announced_columns_are_read(tmp_path):
-    store, dataset = write_dataset(tmp_path, train=ROWS, test=1, group=GROUP)
-    split, told = SplitReader(store, dataset, "train"), []
-    read(split, order(1, 4), announce=Announce({"b": ("b",)}, told.append))
-    whole = read(split, order())
-    for ids, batch in zip(told, whole, strict=True):
-        own = int((batch.weights > 0).sum())
-        assert ids.keys() == {"b"}
-        assert ids["b"].tolist() == batch.sparse["b"].values()[:own].tolist()
-    part = split.only({"b"})
-    assert (part.single, part.extra, part.schema.dense) == (["b"], [], ())
+HELD = {"a": "row_wise", "b": "table_wise", "c": "column_wise"}  # of which "c" has its ids on two ranks
+COLUMNS = tuple(SparseColumn(name=name, rows=rows, multi=name == "c") for name, rows in (("a", 50), ("b", 7), ("c", 9)))
+HISTORY = SequenceGroup(name="s", columns=(SequenceColumn(name="s_a", rows=9),), max_length=5)
 
 
-@pytest.mark.parametrize("world", [2, 3, 8])
+def placed(world):
+    """The shards of the tables by name."""
+    rows = {column.name: column.rows for column in COLUMNS}
+    return {n: shards_for(kind, i, rows[n], 8, world, world) for i, (n, kind) in enumerate(HELD.items())}
+
+
+def announced(folder, lanes, taken):
+    """Read all batches, or the first ``taken`` ones, on each rank; a file says what it decodes, hears and gets."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    split = Counting(Store(str(folder)), Store(str(folder)).get(f"datasets/t/{KEY}", "ingest"), "train")
+    heard, found = [], []
+    announce = Announce({name: (name,) for name in HELD}, placed(world), heard.append)
+    with BatchReader(split, order(rank, world, lanes=lanes), epochs=2, announce=announce) as reader:
+        for batch in itertools.islice(reader, taken):
+            found.append((len(heard), batch.lookups.stride(), len(batch.events[0]), numbers(batch)))
+    ids = [{name: sorted(each[name].tolist()) for name in each} for each in heard]
+    (folder / f"{rank}.json").write_text(json.dumps({"ids": ids, "found": found, "decoded": split.decoded}))
+
+
+def heard_by(tmp_path, world, lanes=64, taken=None):
+    write_dataset(tmp_path, train=ROWS, test=1, group=GROUP, sparse=COLUMNS, sequences=(HISTORY,))
+    spawn(announced, world, tmp_path, lanes, taken)
+    return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
+
+
+@pytest.mark.parametrize(("world", "lanes"), [(2, 64), (3, 1), (4, 64)])
+def test_ranks_hear_of_the_ids_whose_rows_they_hold_before_they_get_a_batch(tmp_path, world, lanes):
+    ranks = heard_by(tmp_path, world, lanes)
+    if lanes > 1:  # nobody decodes rows of the others
+        assert sum(rank["decoded"] for rank in ranks) <= 2 * (ROWS + (LANES - 1) * GROUP)
+    store = Store(str(tmp_path))
+    split = SplitReader(store, store.get(f"datasets/t/{KEY}", "ingest"), "train")
+    for number, batch in enumerate(read(split, order(lanes=lanes), epochs=2)):
+        real = int((batch.weights > 0).sum())
+        for rank, outcome in enumerate(ranks):
+            assert outcome["found"][number][0] > number
+            for table, shards in placed(world).items():
+                ids = batch.sparse[table].values()[: batch.sparse[table].offsets()[real]].tolist()
+                held = [shard for shard in shards if shard.rank == rank]
+                own = [i for i in ids if any(each.row <= i < each.row + each.rows for each in held)]
+                assert outcome["ids"][number][table] == sorted(own)
+
+
+@pytest.mark.parametrize("world", [2, 3])
 def test_ranks_pad_their_events_to_the_one_with_most(tmp_path, world):
-    history = SequenceGroup(name="s", columns=(SequenceColumn(name="s_a", rows=9),), max_length=5)
-    split = SplitReader(*write_dataset(tmp_path, train=ROWS, test=1, group=GROUP, sequences=(history,)), "train")
-    ranks = [read(split, order(rank, world)) for rank in range(world)]
-    for parts in zip(*ranks, strict=True):
-        assert len({part.lookups.stride() for part in parts}) == 1
-        assert max(len(part.events[0]) for part in parts) == parts[0].lookups.stride()
+    ranks = heard_by(tmp_path, world, taken=21)
+    for parts in zip(*(rank["found"] for rank in ranks), strict=True):
+        assert len({stride for _, stride, _, _ in parts}) == 1
+        assert max(events for _, _, events, _ in parts) == parts[0][1]
+    assert len(ranks[0]["found"]) == 21 < len(ranks[0]["ids"]) <= 21 + 5  # those ahead are dropped

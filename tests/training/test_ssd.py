@@ -44,6 +44,8 @@ CASES = {
     "ragged": {"sparse": RAGGED},
     "sgd ddr": {"tier": "ddr", "sparse_optimizer": "sgd"},
     "sgd": {"sparse_optimizer": "sgd"},
+    "lanes ddr": {"tier": "ddr", "sparse": RAGGED, "lanes": 64},
+    "lanes": {"sparse": RAGGED, "lanes": 64, "then": True, "max_steps": 7},
     "l2 ddr": {"tier": "ddr", "embedding_l2": 2.0},
     "l2": {"embedding_l2": 2.0},
     "short of memory": {"ddr_gib": 0.1, "checkpoint": EVERY, "log_every_steps": 100, "then": True, "max_steps": 5},
@@ -122,17 +124,21 @@ def outcomes(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", ["ssd", "default path", "pinned", "stopped", "quick checkpoints", "table-wise", "ragged", "sgd", "l2"]
+    "name",
+    ["ssd", "default path", "pinned", "stopped", "quick checkpoints", "table-wise", "ragged", "sgd", "lanes", "l2"],
 )
 def test_the_bytes_are_those_of_a_run_in_memory(outcomes, name):
-    found, expected = outcomes[name][0], outcomes[f"{name} ddr" if name in ("ragged", "sgd", "l2") else "ddr"][0]
+    found, expected = (
+        outcomes[name][0],
+        outcomes[f"{name} ddr" if name in ("ragged", "sgd", "lanes", "l2") else "ddr"][0],
+    )
     assert found["logits"] == expected["logits"]
     if name != "table-wise":  # its checkpoint's files are cut otherwise
         # TorchRec draws numbers for tables in memory that nobody uses: torch's generator stands elsewhere.
         assert trained(found["digests"]) == trained(expected["digests"])
     assert found["left"] == []
-    if name == "l2":
-        assert found["logits"] != outcomes["ddr"][0]["logits"]
+    if name in ("lanes", "l2"):
+        assert found["logits"] != outcomes["ragged ddr" if name == "lanes" else "ddr"][0]["logits"]
 
 
 def test_figures_reach_the_records_and_the_log_line(outcomes):

@@ -33,7 +33,7 @@ from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.ssd.worker import Worker
 from pipeline.embeddings.state import kept_state
 from pipeline.embeddings.tables import TableSpec, kernels
-from pipeline.records import Plan
+from pipeline.records import Plan, ShardPlan
 from pipeline.specs.table_optimizer import FLOAT, StateColumn
 
 SSD = "ssd"
@@ -90,6 +90,11 @@ class SsdStore:
     def tables(self) -> tuple[str, ...]:
         """The tables on SSD of which this rank holds rows."""
         return tuple(self._shards)
+
+    @property
+    def placed(self) -> dict[str, tuple[ShardPlan, ...]]:
+        """The tables on SSD, each with its shards on all ranks."""
+        return {name: self._plan.tables[name].shards for name in self._names}
 
     def shortcomings(self) -> list[tuple[str, str]]:
         """Features that make the tier fast and that the machine refuses, each with what to change."""
@@ -173,6 +178,8 @@ class SsdStore:
 
     def prefetch(self, ids: Ids) -> None:
         """Bring the rows of a coming batch into memory. ``ids``: row numbers by table, of the whole global batch.
+
+        Tables and rows that this rank does not hold are left out.
 
         Returns at once. Call it from one thread, in the order of the batches; rows stay until the batch is trained.
         """

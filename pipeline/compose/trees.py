@@ -1,0 +1,64 @@
+"""Composed trees, kept by all that they depend on: another value of a setting does not cost the composition again.
+
+Hydra composes in two steps: the options of groups and defaults to a tree, then the overrides of values on top. The
+first takes ten times as long, and a sweep, a study or a night repeats it with the same options.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict
+
+from pipeline.specs.registry import Registry
+
+KEPT = 16  # trees of a process; one takes about a megabyte
+_kept: OrderedDict[tuple[object, ...], DictConfig] = OrderedDict()
+
+
+def compose_lines(hydra: Hydra, root: str, lines: Sequence[str]) -> DictConfig:
+    """The tree of the config ``root`` for override ``lines``, its ``hydra`` node left out; what Hydra raises."""
+    tree = hydra.compose_config(root, list(lines), run_mode=RunMode.RUN, from_shell=True)
+    with open_dict(tree):
+        del tree["hydra"]
+    return tree
+
+
+def compose_kept(
+    hydra: Hydra, root: str, extra: Sequence[str], parsed: Sequence[Override], groups: Mapping[str, Sequence[str]],
+    places: Sequence[Path],
+) -> DictConfig:  # fmt: skip
+    """As ``compose_lines`` of ``extra`` and ``parsed``, and quick where only values differ from an earlier call.
+
+    ``groups``: those of the YAML files in the directories ``places``, which are all that there is to compose from.
+    """
+    values = [override for override in parsed if _sets_value(override, groups)]
+    lines = [*extra, *(override.input_line or "" for override in parsed if override not in values)]
+    key = (root, *lines, Registry.changes, *_files(places))
+    if key not in _kept:
+        _kept[key] = compose_lines(hydra, root, lines)
+    _kept.move_to_end(key)
+    while len(_kept) > KEPT:
+        _kept.popitem(last=False)
+    tree = copy.deepcopy(_kept[key])
+    ConfigLoaderImpl._apply_overrides_to_config(values, tree)
+    return tree
+
+
+def _sets_value(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
+    """Whether ``override`` acts on the composed tree alone: it names no option, no package and nothing of Hydra's."""
+    key = override.key_or_group
+    return override.package is None and "/" not in key and key not in groups and key.split(".")[0] != "hydra"
+
+
+def _files(places: Sequence[Path]) -> list[tuple[str, int, int]]:
+    """Name, time and size of every YAML file that a tree may be composed from."""
+    found = [(str(path), path.stat()) for place in places for path in sorted(place.rglob("*.y*ml"))]
+    return [(name, known.st_mtime_ns, known.st_size) for name, known in found]

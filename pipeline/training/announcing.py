@@ -1,0 +1,176 @@
+"""What ranks tell each other of coming batches: the ids of tables on tier ssd, and how many events there are.
+
+A rank decodes its own rows alone. But the rank that holds a row of a table on SSD must fetch it before the step,
+whoever looks it up, and TorchRec's exchange wants as many rows of events on every rank. So each batch is announced by
+two exchanges on a group of their own: numbers first, then the ids, each to the ranks that hold its row. They run beside
+the steps before the batch's own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipeline.embeddings.event_lookups import event_lookups
+from pipeline.records import DatasetSchema, ShardPlan
+from pipeline.training.distributed import side_group
+from pipeline.training.parquet import Columns, SplitReader
+
+Ids = dict[str, np.ndarray]
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Who hears of the ids of coming batches: ``receive`` is called with {table: ids int64}, batch after batch.
+
+    They are those of the whole global batch, in any order; of several ranks, each hears of the rows that it holds.
+    ``tables``: the features of those that are announced; ``shards``: where their rows are.
+    """
+
+    tables: Mapping[str, tuple[str, ...]]
+    shards: Mapping[str, Sequence[ShardPlan]]
+    receive: Callable[[Ids], None]
+
+    def ids(self, split: SplitReader, rows: Columns, count: int) -> Ids:
+        """The ids of the first ``count`` rows by table, int64."""
+
+        def of(name: str) -> np.ndarray:
+            if name in rows.ragged:
+                return rows.ragged[name].cut(0, count).values.astype(np.int64)
+            return rows.single[split.single.index(name), :count].astype(np.int64)
+
+        return {table: np.concatenate([of(name) for name in names]) for table, names in self.tables.items()}
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What one rank tells the others of its rows of a batch.
+
+    ``ids``: int64 [n], those for rank 0 by table, then those for rank 1, and so on. ``counts``: int64 [W, T + 1], how
+    many they are by rank and table; the last column has the rank's rows of events.
+    """
+
+    ids: torch.Tensor
+    counts: torch.Tensor
+
+
+class Announcements(Generic[Item]):
+    """Makes this rank's announcements, and takes part in those of all ranks.
+
+    All ranks take as many items, by one thread each. An item is announced ``ahead`` - 2 items before it is taken, or
+    when it is.
+    """
+
+    def __init__(self, announce: Announce | None, world: int, ahead: int) -> None:
+        self._announce, self._world, self._ahead = announce, world, ahead
+        shards = announce.shards if announce is not None else {}
+        self._holders = {table: _Holders(each, world) for table, each in shards.items()}
+        self._group = side_group()
+        self._coming: deque[tuple[Item, _Telling]] = deque()
+
+    @classmethod
+    def needed(
+        cls, schema: DatasetSchema, announce: Announce | None, world: int, ahead: int
+    ) -> Announcements[Item] | None:
+        """None for one rank, and where nobody has to know anything. Collective."""
+        if world == 1 or (announce is None and event_lookups(schema) is None):
+            return None
+        return cls(announce, world, ahead)
+
+    def make(self, split: SplitReader, rows: Columns, count: int, events: int) -> Announcement:
+        """That of a batch with the first ``count`` of these rows, and ``events`` rows of events."""
+        ids = self._announce.ids(split, rows, count) if self._announce is not None else {}
+        tables = [holders.deal(ids[table]) for table, holders in self._holders.items()]
+        parts = [parts[rank] for rank in range(self._world) for parts in tables]
+        sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64).view(self._world, -1)
+        counts = torch.cat([sizes, torch.full((self._world, 1), events)], dim=1)
+        return Announcement(torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts])), counts)
+
+    def take(self, following: Callable[[], tuple[Item, Announcement | None]]) -> tuple[Item, int]:
+        """The next item and the most rows of events that a rank has in it; StopIteration behind the last. Collective.
+
+        ``following``: this rank's items in turn, each with its announcement; StopIteration behind the last.
+        """
+        for _, telling in self._coming:
+            telling.go_on()
+        while len(self._coming) <= self._ahead:
+            try:
+                item, own = following()
+            except StopIteration:
+                break
+            assert own is not None
+            self._coming.append((item, _Telling(self._tell(own))))
+        if not self._coming:
+            raise StopIteration
+        first, telling = self._coming.popleft()
+        return first, telling.end()
+
+    def _tell(self, own: Announcement) -> Generator[None, None, int]:
+        """The exchanges of an item, each of which runs on between two calls; returns the most rows of events."""
+        counts = torch.empty_like(own.counts)
+        work = dist.all_to_all_single(counts, own.counts, group=self._group, async_op=True)
+        yield
+        work.wait()
+        if self._announce is not None:
+            sizes, sent = counts[:, :-1], own.counts[:, :-1]
+            ids = torch.empty(int(sizes.sum()), dtype=torch.int64)
+            split = (sizes.sum(1).tolist(), sent.sum(1).tolist())
+            work = dist.all_to_all_single(ids, own.ids, *split, group=self._group, async_op=True)
+            yield
+            work.wait()
+            self._announce.receive(_by_table(list(self._holders), ids.numpy(), sizes))
+        return int(counts[:, -1].max())
+
+
+class _Telling:
+    """Exchanges under way, from the first one on."""
+
+    def __init__(self, exchanges: Generator[None, None, int]) -> None:
+        self._exchanges = exchanges
+        self._most: int | None = None
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Wait for the exchange that runs, and start the next one."""
+        if self._most is None:
+            try:
+                next(self._exchanges)
+            except StopIteration as ended:
+                self._most = ended.value
+
+    def end(self) -> int:
+        """Wait for all of them; returns what they do."""
+        while self._most is None:
+            self.go_on()
+        return self._most
+
+
+class _Holders:
+    """The ranks that hold the rows of a table: those of one range of rows, or of several that do not overlap."""
+
+    def __init__(self, shards: Sequence[ShardPlan], world: int) -> None:
+        held = {shard.rank: (shard.row, shard.row + shard.rows) for shard in shards if shard.rows}
+        ranges = sorted(set(held.values()))
+        self._ends = np.array([end for _, end in ranges])
+        self._range = [ranges.index(held[rank]) if rank in held else None for rank in range(world)]
+
+    def deal(self, ids: np.ndarray) -> list[np.ndarray]:
+        """``ids`` [n] by rank. Those beyond the table are left out."""
+        count = len(self._ends)
+        at = np.searchsorted(self._ends, ids, side="right").astype(np.uint16)  # numbers that NumPy sorts by radix
+        ordered, cuts = ids[np.argsort(at, kind="stable")], np.cumsum(np.bincount(at, minlength=count)[:count])
+        parts = np.split(ordered, cuts)
+        return [parts[each] if each is not None else ids[:0] for each in self._range]
+
+
+def _by_table(tables: Sequence[str], ids: np.ndarray, sizes: torch.Tensor) -> Ids:
+    """Received ``ids`` [n], which lie by rank and table as in ``sizes`` [W, T], of each table together."""
+    parts = np.split(ids, np.cumsum(sizes.flatten().numpy())[:-1])
+    return {table: np.concatenate(parts[number :: len(tables)]) for number, table in enumerate(tables)}

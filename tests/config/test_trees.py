@@ -1,0 +1,74 @@
+"""Composed trees that are kept: the same as Hydra's own, and none older than what it was composed from."""
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from pipeline.compose import ROOT, _resolve, compose, from_yaml, hydra_session, to_yaml
+from pipeline.compose import overrides as complaints
+from pipeline.compose.trees import KEPT, _kept, compose_lines
+from pipeline.errors import ConfigError
+from pipeline.specs import SEARCH_PARTS
+
+CASES = [
+    [],
+    ["train.lr=0.5", "run=x", "seed=7"],
+    ["data=criteo", "data.path=a", "+data.sparse.C1.rows=9", "~data.sparse.C1", "model=dcnv2", "train.epochs=3"],
+    ["experiment=demo", "train.epochs=4", "data.synthetic.rows=1000", "++data.synthetic.days=1"],
+    ["stages=[ingest]", "train.epochs=1", "train.epochs=2"],
+]
+
+
+@pytest.mark.parametrize("overrides", CASES, ids=str)
+def test_a_kept_tree_composes_to_what_hydra_composes(overrides: list[str]) -> None:
+    compose([*overrides, "train.log_every_steps=9"])
+    with hydra_session() as (hydra, extra):
+        mended = complaints.mend_additions(complaints.parse(overrides))
+        known = _resolve(compose_lines(hydra, ROOT, [*extra, *mended]))
+    found = compose(overrides)
+    assert found == known
+    assert to_yaml(found) == OmegaConf.to_yaml(OmegaConf.structured(known))
+    assert from_yaml(to_yaml(found)) == found
+
+
+def test_what_one_call_sets_another_does_not_see() -> None:
+    plain = compose([])
+    changed = compose(["train.lr=0.123", "+data.sparse.own={rows: 5}", "data.sparse_defaults.rows=77"])
+    assert changed.train.lr == 0.123 and "own" in changed.data.sparse
+    assert compose([]) == plain and "own" not in plain.data.sparse
+
+
+def test_a_file_that_changes_is_read_again_and_one_that_comes_is_found(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    file = tmp_path / "experiment" / "own.yaml"
+    for number, lr in enumerate((0.25, 0.75)):
+        file.write_text(f"# @package _global_\ntrain: {{lr: {lr}}}\n")
+        os.utime(file, ns=(number, number))  # the clock of a file system may be too coarse to tell them apart
+        assert compose(["experiment=own"], str(tmp_path)).train.lr == lr
+    with pytest.raises(ConfigError, match="experiment"):
+        compose(["experiment=own"])
+
+
+def test_a_choice_that_is_added_later_is_one() -> None:
+    own = copy.copy(SEARCH_PARTS.get("mlps"))
+    own.name = "own_part"
+    compose([])
+    with SEARCH_PARTS.added(own):
+        assert "own_part" in compose([]).search.parts
+    assert "own_part" not in compose([]).search.parts
+
+
+def test_a_wrong_value_is_told_as_before_and_trees_are_few() -> None:
+    for overrides in (["train.lr=fast"], ["train.lrr=1"], ["~train.nothing"], ["train.lr={a: 1}"]):
+        texts = []
+        for _ in range(2):
+            with pytest.raises(ConfigError) as told:
+                compose(overrides)
+            texts.append(str(told.value))
+        assert texts[0] == texts[1]
+    for hidden in range(KEPT + 3):
+        compose([f"hydra.job.name=n{hidden}"])
+    assert len(_kept) == KEPT
