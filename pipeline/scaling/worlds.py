@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pipeline.config import CheckpointConfig
+from pipeline.config import CheckpointConfig, HardwareConfig
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.bipartite import predict_any
@@ -34,6 +34,19 @@ SETTINGS = {
     "store": "store=<one that serves more>",
     "memory": "hardware.ddr_gib",
 }
+
+
+# With embedding hosts, which have no towers and share the work of the tables.
+APART = {
+    **SETTINGS, "compute": "hardware.embedding_hosts: more, where lookups take long; a smaller dense part (model.*)",
+    BETWEEN: "partition.exchange=fp16: half of the bytes; hardware.embedding_hosts: more links",
+    "memory": "hardware.embedding_ddr_gib",
+}  # fmt: skip
+
+
+def setting_of(bound: str, hardware: HardwareConfig) -> str:
+    """What moves a ``bound`` on such a cluster."""
+    return (APART if hardware.embedding_hosts else SETTINGS)[bound]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +114,10 @@ def _world(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> Wo
         plan = make_plan(inputs)
     except (ConfigError, PlanError) as error:
         bound = "memory" if isinstance(error, PlanError) else "overhead"
-        setting = error.hint.split(", or ")[0] or SETTINGS[bound]
+        setting = error.hint.split(", or ")[0] or setting_of(bound, inputs.hardware)
         return World(
             ranks=inputs.world_size, hosts=inputs.hardware.hosts, batch=inputs.batch, fits=False, bound=bound,
-            setting=setting, problem=error.message,
+            setting=setting, problem=error.message, embedding_hosts=inputs.hardware.embedding_hosts,
         )  # fmt: skip
     return _planned(plan, inputs, rates, checkpoint)
 
@@ -119,7 +132,8 @@ def _planned(plan: Plan, inputs: PlanInputs, rates: Rates, checkpoint: Checkpoin
     room = memory_gib(inputs.hardware, fast_memory(inputs.hardware)) * GIB
     return World(
         ranks=plan.world_size, hosts=inputs.hardware.hosts, batch=inputs.batch, fits=True, bound=bound,
-        then=longest({**parts, bound: 0.0}, device), setting=SETTINGS[bound], step_ms=round(step_ms, 4),
+        then=longest({**parts, bound: 0.0}, device), setting=setting_of(bound, inputs.hardware),
+        step_ms=round(step_ms, 4), embedding_hosts=inputs.hardware.embedding_hosts,
         samples_per_s=round(1e3 * inputs.batch / whole_ms(parts, device), 1),
         parts={name: round(ms, 4) for name, ms in parts.items()}, memory=memory, filled=round(memory / room, 4),
     )  # fmt: skip
@@ -205,5 +219,6 @@ def wall_of(found: list[World], device: str) -> Wall | None:
             beyond = {name: max(ms * per_sample - former[name] / more, 0.0) for name, ms in own.items()}
             bound = longest(beyond, device)
             then = longest({**beyond, bound: 0.0}, device)
-            return Wall(ranks=each.ranks, bound=bound, setting=SETTINGS[bound], then=then)
+            settings = APART if each.embedding_hosts else SETTINGS
+            return Wall(ranks=each.ranks, bound=bound, setting=settings[bound], then=then)
     return None

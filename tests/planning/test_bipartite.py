@@ -13,6 +13,7 @@ from pipeline.planning import PlanInputs, make_plan, render_plan
 from pipeline.planning.bipartite import predict_any, sample_bytes
 from pipeline.planning.parts import BETWEEN, WITHIN, step_parts
 from pipeline.records import Plan
+from pipeline.report.scale import worlds_of
 from pipeline.scaling.dryrun import dry_run
 from pipeline.scaling.worlds import Rates, resized, worlds
 from tests.planning.plan_cases import check_plan, configure, cpu, criteo, dataset
@@ -120,6 +121,10 @@ def test_larger_worlds_keep_the_share_of_embedding_hosts() -> None:
     found = worlds(inputs, rates, CheckpointConfig(), (4, 8, 16), per_rank=1024)
     assert [each.batch for each in found] == [3 * 1024, 6 * 1024, 12 * 1024]
     assert all(each.fits and each.samples_per_s for each in found)
+    head, rows = worlds_of(found)
+    assert [row[head.index("hosts*")] for row in rows] == ["3 + 1", "6 + 2", "12 + 4"]
+    slow = worlds(inputs.changed("hardware.inter_host_gb_per_s", 1e-4), rates, CheckpointConfig(), (4,), per_rank=1024)
+    assert slow[0].bound == BETWEEN and "hardware.embedding_hosts" in slow[0].setting and "dmt" not in slow[0].setting
 
 
 @pytest.mark.parametrize(
