@@ -138,6 +138,10 @@ bench-partition: install ## planted feature blocks found by the tower partitione
 bench-towers: install ## step time over slow links between hosts, flat, SPTT and DMT (network namespaces: root, iproute2)
 	@.venv/bin/python -m benchmarks.towers
 
+.PHONY: bench-bipartite
+bench-bipartite: install ## embedding hosts against a flat cluster: NE, bytes, Twitter's shape (network namespaces: root, iproute2)
+	@.venv/bin/python -m benchmarks.bipartite
+
 bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts
 	@.venv/bin/python -m benchmarks.towers_quality
 

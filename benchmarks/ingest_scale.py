@@ -2,7 +2,10 @@
 
 Ray, its workers and the driver share the first 1, 2 or 4 cores. ``ratio``: rows per second of 4 workers over 4 times
 those of one, medians over rounds, starts of processes not timed; ``machine_ratio``: the same of independent processes
-on a core each, which share nothing but the machine. ``told_share``: pickled bytes of all that the driver gets over the
+on a core each, which share nothing but the machine. Where there are fewer cores than workers, and beside other work,
+``ratio`` says nothing (None), and seconds of processor time stand in: ``ratio_cpu`` is that of one worker, driver and
+Ray over that of 4, per row; ``driver_cpu_share`` what of the latter is the driver's, all of it one after the other.
+``told_share``: pickled bytes of all that the driver gets over the
 bytes of the log. ``same``: the dataset has the checksums that the local engine gives. ``driver_growth``: the driver's
 peak memory at ``--times`` times the rows over that at one time.
 """
@@ -21,6 +24,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.common import finish
 from benchmarks.ingest import IDS, peak_bytes
@@ -53,27 +58,32 @@ def main() -> None:
 
 
 def _bench(rows: int, times: int, rounds: int) -> None:
-    workers = [count for count in WORKERS if count <= available_cpus()]
-    most = workers[-1]
+    cores, most = available_cpus(), WORKERS[-1]
     with tempfile.TemporaryDirectory() as folder:
         small, large = f"{folder}/small", f"{folder}/large"
         print(f"generating {rows:,} and {rows * times:,} rows ...", flush=True)
         _generate(small, rows, 1)
-        local = _run(LOCAL, small, range(most))
-        figures = {count: [_run(count, small, range(count)) for _ in range(rounds)] for count in workers}
-        ceiling = _independent(small, most)
+        local = _run(LOCAL, small, range(min(most, cores)))
+        figures = {count: [_run(count, small, range(min(count, cores))) for _ in range(rounds)] for count in WORKERS}
+        ceiling = _independent(small, most) if most <= cores else None
         _generate(large, rows, times)
-        big = _run(most, large, range(most))
-    rates = {count: statistics.median(each["rows_per_s"] for each in runs) for count, runs in figures.items()}
+        big = _run(most, large, range(min(most, cores)))
+    rates, spent, drivers = (
+        {count: statistics.median(each[figure] for each in runs) for count, runs in figures.items()}
+        for figure in ("rows_per_s", "cpu_seconds", "driver_cpu_seconds")
+    )
     every = [each for runs in figures.values() for each in runs]
     finish(
-        "ingest_scale", rates[most] / (most * rates[1]), rows=rows, machine_ratio=ceiling, workers=most,
+        "ingest_scale", rates[most] / (most * rates[1]) if most <= cores else None, rows=rows, machine_ratio=ceiling,
+        cores=cores, ratio_cpu=spent[1] / spent[most], driver_cpu_share=drivers[most] / spent[most],
+        local_cpu_seconds=local["cpu_seconds"], **{f"cpu_seconds_{count}": seconds for count, seconds in spent.items()},
         **{f"rows_per_s_{count}": rate for count, rate in rates.items()},
         told_share=max(each["told"] / each["bytes"] for each in every), told_share_large=big["told"] / big["bytes"],
         same=all(each["files"] == local["files"] for each in every),
         driver_peak_bytes=max(each["peak"] for each in figures[most]), driver_peak_bytes_large=big["peak"],
         driver_growth=big["peak"] / max(each["peak"] for each in figures[most]), times=times,
-        rows_per_s_large=big["rows_per_s"], local_rows_per_s=local["rows_per_s"],
+        rows_per_s_large=big["rows_per_s"], cpu_seconds_large=big["cpu_seconds"],
+        driver_cpu_seconds_large=big["driver_cpu_seconds"], local_rows_per_s=local["rows_per_s"],
     )  # fmt: skip
 
 
@@ -113,6 +123,7 @@ def _run(workers: int, log: str, cores: Any) -> dict[str, Any]:
     one: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     name = f"ray with {workers} workers" if workers else f"local on {len(list(cores))} cores"
     print(f"{name}: {one['rows']:,} rows, {one['rows_per_s']:,.0f} rows/s, driver {one['peak'] / 2**20:,.0f} MiB, "
+          f"{one['cpu_seconds']:.1f} s of processor time, {one['driver_cpu_seconds']:.1f} of them the driver's, "
           f"told {one['told'] / 2**20:.1f} MiB of {one['bytes'] / 2**20:,.0f}", flush=True)  # fmt: skip
     return one
 
@@ -126,14 +137,21 @@ def _child(workers: int, log: str) -> None:
         _warm_up(settings, folder)
         told.clear()
         config = compose([*settings, f"data.path={log}"])
-        began = time.perf_counter()
+        began, own, others = time.perf_counter(), time.process_time(), _children_seconds()
         summary, files = _ingest(config, f"{folder}/store")
-        seconds = time.perf_counter() - began
+        seconds, own, others = time.perf_counter() - began, time.process_time() - own, _children_seconds() - others
     rows = int(summary["rows"])
     print(json.dumps({
         "rows": rows, "rows_per_s": rows / seconds, "peak": peak_bytes(), "told": sum(told), "files": files,
+        "cpu_seconds": own + others, "driver_cpu_seconds": own,
         "bytes": int(summary["bytes_in"]),
     }))  # fmt: skip
+
+
+def _children_seconds() -> float:
+    """Processor time of this process's descendants so far: Ray and its workers."""
+    times = [each.cpu_times() for each in psutil.Process().children(recursive=True)]
+    return sum(each.user + each.system for each in times)
 
 
 def _started(workers: int) -> list[int]:

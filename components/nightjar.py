@@ -16,6 +16,10 @@ from pipeline.launch.components import Place, chain_app, predict_app, stage_app
 ARGUMENTS = {
     "overrides": "Hydra overrides, behind ``--``",
     "hosts": "replicas of the job, a host each; 0: one",
+    "embedding_hosts": "of the hosts the last ones, which hold the tables, as a role of their own",
+    "embedding_h": "a named resource for them, in place of embedding_cpu and embedding_memMB; none: as the others",
+    "embedding_cpu": "their CPU cores; 0: as the others",
+    "embedding_memMB": "their memory in MB; 0: as the others",
     "nproc": "ranks on a host; 0: what the hardware group says",
     "image": "image of the job; none where the scheduler runs this Python (local_cwd, slurm)",
     "h": "a named resource of TorchX, in place of cpu, gpu and memMB",
@@ -60,11 +64,14 @@ def chain(
 def stage(
     *overrides: str, name: str, hosts: int = 0, nproc: int = 0, image: str = "", h: Optional[str] = None, cpu: int = 0,
     gpu: int = 0, memMB: int = 0, env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None,
-    max_retries: int = 0,
+    max_retries: int = 0, embedding_hosts: int = 0, embedding_h: Optional[str] = None, embedding_cpu: int = 0,
+    embedding_memMB: int = 0,
 ) -> AppDef:  # fmt: skip
     """One stage of a run, whose input artifacts are committed."""
     place = Place(image, h, cpu, gpu, memMB, env or {}, mounts or [], max_retries)
-    return _told(lambda: stage_app(name, list(overrides), hosts, nproc, place))
+    own = embedding_h or (None if embedding_cpu or embedding_memMB else h)
+    owners = Place(image, own, embedding_cpu or cpu, 0, embedding_memMB or memMB, env or {}, mounts or [], max_retries)
+    return _told(lambda: stage_app(name, list(overrides), hosts, nproc, place, embedding_hosts, owners))
 
 
 @described()
@@ -107,12 +114,14 @@ def partition(
 def train(
     *overrides: str, hosts: int = 0, nproc: int = 0, image: str = "", h: Optional[str] = None, cpu: int = 0,
     gpu: int = 0, memMB: int = 0, env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None,
-    max_retries: int = 0,
+    max_retries: int = 0, embedding_hosts: int = 0, embedding_h: Optional[str] = None, embedding_cpu: int = 0,
+    embedding_memMB: int = 0,
 ) -> AppDef:  # fmt: skip
     """Trains the model on a committed dataset, by its committed plan."""
     return stage(
         *overrides, name="train", hosts=hosts, nproc=nproc, image=image, h=h, cpu=cpu, gpu=gpu, memMB=memMB, env=env,
-        mounts=mounts, max_retries=max_retries,
+        mounts=mounts, max_retries=max_retries, embedding_hosts=embedding_hosts, embedding_h=embedding_h,
+        embedding_cpu=embedding_cpu, embedding_memMB=embedding_memMB,
     )  # fmt: skip
 
 
@@ -120,12 +129,14 @@ def train(
 def evaluate(
     *overrides: str, hosts: int = 0, nproc: int = 0, image: str = "", h: Optional[str] = None, cpu: int = 0,
     gpu: int = 0, memMB: int = 0, env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None,
-    max_retries: int = 0,
+    max_retries: int = 0, embedding_hosts: int = 0, embedding_h: Optional[str] = None, embedding_cpu: int = 0,
+    embedding_memMB: int = 0,
 ) -> AppDef:  # fmt: skip
     """Figures of the trained model on held-out rows."""
     return stage(
         *overrides, name="evaluate", hosts=hosts, nproc=nproc, image=image, h=h, cpu=cpu, gpu=gpu, memMB=memMB, env=env,
-        mounts=mounts, max_retries=max_retries,
+        mounts=mounts, max_retries=max_retries, embedding_hosts=embedding_hosts, embedding_h=embedding_h,
+        embedding_cpu=embedding_cpu, embedding_memMB=embedding_memMB,
     )  # fmt: skip
 
 

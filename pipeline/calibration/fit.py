@@ -138,6 +138,8 @@ def hardware_yaml(hardware: HardwareConfig, measured: Sequence[str], note: str) 
     """The text of a file in ``conf/hardware``; ``measured`` names the fields that are not assumed."""
     lines = [f"# {note}"]
     for name, value in asdict(hardware).items():
+        if value is None:
+            continue
         # YAML reads 50000.0 as a number, but 5e+04 as a text.
         text = repr(float(f"{value:.5g}")) if isinstance(value, float) else str(value)
         lines.append(f"{name}: {text}" + ("  # measured" if name in measured else ""))

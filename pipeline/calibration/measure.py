@@ -68,7 +68,7 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
     Capacities and the links between hosts, which one machine cannot show, keep their figures. Raises ConfigError where
     the device or the ranks are missing, LaunchError where a rank dies, OSError where the disk cannot be read.
     """
-    hardware = replace(config.hardware, hosts=1, measured=[])
+    hardware = replace(config.hardware, hosts=1, embedding_hosts=0, measured=[])
     world = hardware.ranks_per_host
     host = replace(config, hardware=hardware)
     log.info("kernels and links on %d %s rank(s) at the same time ...", world, hardware.device)

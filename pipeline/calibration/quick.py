@@ -42,7 +42,9 @@ def quick_figures(config: Config) -> dict[str, float]:
     All ranks that share the machine are measured at once. ConfigError where devices are missing, LaunchError where a
     rank dies.
     """
-    hardware = replace(config.hardware, hosts=1, ranks_per_host=config.machine_ranks, measured=[])
+    hardware = replace(
+        config.hardware, hosts=1, embedding_hosts=0, ranks_per_host=config.machine_ranks, measured=[]
+    )  # fmt: skip
     host = replace(config, hardware=hardware)
     timed = run_ranks(config.machine_ranks, hardware.device, _measure, host)
     # Few times tell the terms of a CPU apart only roughly: its figures are the usual ones, scaled.

@@ -29,7 +29,9 @@ def check(config: Config) -> None:
     """Raise ConfigError for the first wrong value or combination, with the override that fixes it."""
     check_values(config)
     _check_stages(config)
-    _check_batch(config.train, config.world_size)
+    _check_batch(config.train, config.hardware.workers)
+    if config.hardware.embedding_hosts:
+        _check_bipartite(config)
     if config.train.asynchronous:
         _check_alone(config)
     if config.train.snapshots.active:
@@ -128,6 +130,23 @@ def _check_batch(train: TrainConfig, ranks: int) -> None:
         raise ConfigError(
             f"train.global_batch is {batch}, expected at least one sample for each of the {ranks} ranks",
             hint=f"train.global_batch={1024 * ranks}",
+        )
+
+
+def _check_bipartite(config: Config) -> None:
+    """Embedding hosts serve pooled embeddings of a flat model."""
+    apart = f"hardware.embedding_hosts is {config.hardware.embedding_hosts}"
+    if config.partition.name != "flat":
+        raise ConfigError(
+            f"{apart}, but partition.name is {config.partition.name}: towers have their tables and modules on the "
+            "same hosts",
+            hint="partition=flat, or hardware.embedding_hosts=0",
+        )
+    if config.data.sequences:
+        raise ConfigError(
+            f"{apart}, but data.sequences has {', '.join(config.data.sequences)}: of a sequence the embedding of every "
+            "event is used, and only pooled embeddings leave an embedding host",
+            hint=f"hardware.embedding_hosts=0, or ~data.sequences.{next(iter(config.data.sequences))}",
         )
 
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from pipeline.config.fields import setting
+from pipeline.errors import ConfigError
+
+# Figures that embedding hosts may have of their own, as ``embedding_<name>``.
+OF_EMBEDDING_HOSTS = ("ddr_gib", "ddr_gb_per_s", "lookup_ns", "update_ns")
 
 
 @dataclass(kw_only=True)
@@ -26,6 +30,25 @@ class HardwareConfig:
     )  # fmt: skip
     hosts: int = setting(1, low=1, doc="Number of hosts.")
     ranks_per_host: int = setting(1, low=1, doc="Number of ranks on each host; with cuda, of GPUs.")
+    embedding_hosts: int = setting(
+        0, low=0, quiet=True,
+        doc="Of `hosts`, the last ones that hold the embedding tables and read no samples; the other hosts, the "
+        "workers, train the dense part and hold no tables. Embedding hosts use CPUs on any `device`. 0: every host "
+        "does both.",
+    )  # fmt: skip
+    embedding_ddr_gib: float | None = setting(
+        None, low=0.0, quiet=True, doc="Host memory of a rank on an embedding host, in GiB; null: `ddr_gib`."
+    )
+    embedding_ddr_gb_per_s: float | None = setting(
+        None, low=0.0, quiet=True,
+        doc="Bandwidth of the host memory of a rank on an embedding host, in GB/s; null: `ddr_gb_per_s`.",
+    )  # fmt: skip
+    embedding_lookup_ns: float | None = setting(
+        None, low=0.0, quiet=True, doc="`lookup_ns` of a rank on an embedding host; null: `lookup_ns`."
+    )
+    embedding_update_ns: float | None = setting(
+        None, low=0.0, quiet=True, doc="`update_ns` of a rank on an embedding host; null: `update_ns`."
+    )
     hbm_gib: float = setting(0.0, low=0.0, doc="GPU memory of a rank, in GiB; 0: none.")
     ddr_gib: float = setting(8.0, low=0.0, doc="Host memory of a rank, in GiB.")
     ssd_gib: float = setting(0.0, low=0.0, doc="Local disk space of a rank for tables on SSD, in GiB; 0: none.")
@@ -75,3 +98,38 @@ class HardwareConfig:
     def world_size(self) -> int:
         """Ranks over all hosts."""
         return self.hosts * self.ranks_per_host
+
+    @property
+    def workers(self) -> int:
+        """The ranks that have samples, the first ones: all of them without embedding hosts."""
+        return (self.hosts - self.embedding_hosts) * self.ranks_per_host
+
+    def ddr_gib_of(self, rank: int) -> float:
+        """Host memory of global ``rank``, in GiB."""
+        own = self.embedding_ddr_gib if rank >= self.workers else None
+        return self.ddr_gib if own is None else own
+
+    @property
+    def only_tables(self) -> bool:
+        """Whether these are the embedding hosts of a cluster, as planning has them apart from the workers."""
+        return 0 < self.embedding_hosts == self.hosts
+
+    @property
+    def table_device(self) -> str:
+        """The device that looks rows up."""
+        return "cpu" if self.embedding_hosts else self.device
+
+    def check(self, path: str) -> None:
+        """Some host must train, and settings of embedding hosts need some."""
+        if self.embedding_hosts and self.embedding_hosts >= self.hosts:
+            raise ConfigError(
+                f"{path}.embedding_hosts is {self.embedding_hosts} of {path}.hosts={self.hosts}, expected fewer: the "
+                "other hosts read the samples and train the dense part",
+                hint=f"{path}.hosts={2 * self.embedding_hosts}, or {path}.embedding_hosts={self.hosts - 1}",
+            )
+        for name in OF_EMBEDDING_HOSTS:
+            if not self.embedding_hosts and getattr(self, f"embedding_{name}") is not None:
+                raise ConfigError(
+                    f"{path}.embedding_{name} is set, but {path}.embedding_hosts is 0: every host holds tables",
+                    hint=f"{path}.{name}=<figure>, or {path}.embedding_hosts=1",
+                )

@@ -30,6 +30,7 @@ CRON_FIELDS = {
 }
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 LAUNCHER = "launcher"  # its key in ``resources`` and ``patch``, besides the stages
+EMBEDDING = "embedding"  # that of pods on embedding hosts, of any stage
 KUEUE_JOBS = ("indexed", "jobset")
 PATCH_ALL = "all"  # key in ``patch`` of what is for every pod
 
@@ -60,6 +61,7 @@ def check_kubernetes(config: Config) -> None:
             hint=f"launch.job={KUEUE_JOBS[0]}, or launch.kueue=false",
         )
     _check_hosts(config.launch, config.hardware)
+    _check_embedding(config.launch, config.hardware)
     _check_pods(pods)
     _check_patch(pods)
     connector = config.data.connector
@@ -166,8 +168,25 @@ def _check_hosts(launch: LaunchConfig, hardware: HardwareConfig) -> None:
             )
 
 
+def _check_embedding(launch: LaunchConfig, hardware: HardwareConfig) -> None:
+    """Embedding hosts are pods of another kind in the same job, and their number is fixed."""
+    if not hardware.embedding_hosts:
+        return
+    if launch.job == "indexed":
+        raise ConfigError(
+            f"hardware.embedding_hosts is {hardware.embedding_hosts}, but launch.job=indexed has pods of one kind",
+            hint="launch.job=volcano or launch.job=jobset",
+        )
+    if launch.min_hosts is not None:
+        raise ConfigError(
+            f"launch.min_hosts is {launch.min_hosts}, but with hardware.embedding_hosts={hardware.embedding_hosts} a "
+            "run keeps its hosts: which kind of host is missing is not known",
+            hint="launch.min_hosts=null, or hardware.embedding_hosts=0",
+        )
+
+
 def _check_pods(pods: PodConfig) -> None:
-    known = (*STAGES.names(), LAUNCHER)
+    known = (*STAGES.names(), LAUNCHER, EMBEDDING)
     for stage, resources in pods.resources.items():
         if stage not in known:
             raise ConfigError(
@@ -210,7 +229,7 @@ def _check_pods(pods: PodConfig) -> None:
 
 def _check_patch(pods: PodConfig) -> None:
     """ConfigError for a fragment of no stage, or that is none; the API server checks what is in it."""
-    known = (PATCH_ALL, *STAGES.names(), LAUNCHER)
+    known = (PATCH_ALL, *STAGES.names(), LAUNCHER, EMBEDDING)
     for name, fragment in pods.patch.items():
         if name not in known:
             raise ConfigError(

@@ -70,8 +70,9 @@ class PodConfig:
     patch: dict[str, Any] = setting(
         factory=dict,
         doc="Fragments of a pod's manifest, merged into it as `kubectl patch` merges them (strategic merge): by stage, "
-        "for the launcher under launcher, for all pods under all.",
+        "for the launcher under launcher, for pods on embedding hosts under embedding, for all pods under all.",
     )
     resources: dict[str, PodResources] = setting(
-        factory=dict, doc="Resources of a pod, by stage; those of the launcher under launcher."
+        factory=dict,
+        doc="Resources of a pod, by stage; those of the launcher under launcher, of embedding hosts under embedding.",
     )

@@ -12,6 +12,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
+from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.types import (
@@ -33,6 +34,7 @@ from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels
 from pipeline.embeddings.together import divide_tables
+from pipeline.embeddings.workers import SHARDINGS, Workers, WorkersWrapper
 from pipeline.errors import PlanError
 from pipeline.records import Plan, TablePlan
 from pipeline.specs.table_optimizer import FLOAT, TableOptimizer
@@ -221,6 +223,7 @@ def shard_model(
     codecs: dict[str, QuantizedCommCodecs] | None = None,
     ssd: SsdStore | None = None,
     prefetch: bool = False,
+    workers: Workers | None = None,
 ) -> DistributedModelParallel:
     """Shard the collections at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
 
@@ -228,11 +231,16 @@ def shard_model(
     ``optimizer``: of all tables, or rules for each; the learning rate is 0 until ``set_sparse_lr``. ``among``: the
     ranks of the collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings,
     by TorchRec's name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.
-    ``prefetch``: see ``to_sharding_plan``. PlanError where plan, model and ranks do not match, or ``optimizer`` cannot
-    train a table on its tier.
+    ``prefetch``: see ``to_sharding_plan``. ``workers``: the ranks that train the rest, where these are not all: then
+    the caller divides the gradients of pooled embeddings (``Workers.averaged``). PlanError where plan, model and ranks
+    do not match, or ``optimizer`` cannot train a table on its tier.
     """
     paths = [module_path] if isinstance(module_path, str) else [*module_path]
     collections = _check_model(model, plan, paths, device)
+    apart = workers if workers is not None and workers.apart else None
+    if apart is not None:
+        _check_apart(plan, apart)
+    set_gradient_division(apart is None)
     if ssd_tables(plan) and ssd is None:
         raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
     rules = as_rules(optimizer)
@@ -260,7 +268,7 @@ def shard_model(
             sharders=[sharder],  # type: ignore[list-item]
             env=_env(among) if among else None,
             init_data_parallel=plan.world_size > 1,
-            data_parallel_wrapper=_wrapper(model, among) if among else None,
+            data_parallel_wrapper=_wrapper(model, among) if among else WorkersWrapper(apart) if apart else None,
         )
     compile_tables(dmp, rules, plan.device)
     if not rules.all_fused(plan.device):
@@ -272,6 +280,16 @@ def shard_model(
     replicas = [kernel for kernel in kernels(dmp) if not kernel.fused]
     dmp.replicas = ReplicaOptimizer(replicas, rules) if replicas else None
     return dmp
+
+
+def _check_apart(plan: Plan, workers: Workers) -> None:
+    for name, table in plan.tables.items():
+        if table.sharding not in SHARDINGS or any(shard.rank in workers.ranks for shard in table.shards):
+            raise PlanError(
+                f"table {name!r} is {table.sharding} on ranks {table.ranks}, expected {' or '.join(SHARDINGS)} on "
+                f"embedding hosts: ranks {workers.count} to {workers.world - 1}",
+                hint=_REPLAN,
+            )
 
 
 def _env(among: TableRanks) -> ShardingEnv:

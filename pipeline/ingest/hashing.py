@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 import polars_hash as plh
 import xxhash
 
 from pipeline.ingest.values import nulls
+from pipeline.native.text import hashed
 from pipeline.records import RESERVED_ROWS
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -15,15 +18,15 @@ _IN_CACHE = 1 << 14  # rows mixed at a time
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-def hash_ids(ids: pl.Series, seed: int) -> pl.Series:
-    """xxhash64 (UInt64) of the UTF-8 bytes of each id; null stays null."""
+def hash_ids(ids: pl.Series, seed: int, missing: Sequence[str] = ()) -> pl.Series:
+    """xxhash64 (UInt64) of the UTF-8 bytes of each id; null stays null, and so does an id that is ``missing``."""
+    words = [hash_of(word, seed) for word in missing]
+    own = hashed(ids.to_arrow(compat_level=pl.CompatLevel.newest()), seed, words) if ids.dtype == pl.String else None
+    if own is not None:
+        return pl.Series(own)
     hashes = ids.to_frame("id").select(plh.col("id").nchash.xxhash64(seed=seed))["id"]  # type: ignore[attr-defined]
-    return hashes if not ids.null_count() else hashes.zip_with(ids.is_not_null(), nulls(pl.UInt64, len(ids)))
-
-
-def hash_expr(column: str, seed: int) -> pl.Expr:
-    """As ``hash_ids`` of a column without nulls, as an expression."""
-    return plh.col(column).nchash.xxhash64(seed=seed)  # type: ignore[attr-defined, no-any-return]
+    absent = ids.is_null() | hashes.is_in(pl.Series(words, dtype=pl.UInt64).implode()).fill_null(False)
+    return hashes.zip_with(~absent, nulls(pl.UInt64, len(ids))) if absent.any() else hashes
 
 
 def hash_of(text: str, seed: int) -> int:

@@ -7,7 +7,7 @@ import polars as pl
 import pyarrow as pa
 
 from pipeline.ingest.crosses import crossed
-from pipeline.ingest.hashing import hash_expr, hash_ids, hash_of
+from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.rejects import Rejected, shown
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls, number_of, strings_of
@@ -34,33 +34,8 @@ def ids_of(
         kind = f"{feature.column} is a list; data.sparse.{feature.name}.holds=list makes it multi-valued"
         rejected.add(np.ones(len(values), bool), kind, lambda _: kind, feature.column)
         text = nulls(pl.String, len(values))
-    hashes = text.alias(feature.column).to_frame().select(_hash_expr(feature, spec, text.null_count()))
-    return [*hashes.get_columns(), text.alias(f"id:{feature.name}")]
-
-
-def plain_hashes(texts: dict[str, pl.Series], spec: DataSpec) -> dict[str, pl.Series]:
-    """As ``ids_of``, of all features at once that are one id a row and nothing more."""
-    plain = [
-        f for f in spec.sparse
-        if f.column in texts and not (f.multi or f.cross or f.bins or f.required or f.integer)
-    ]  # fmt: skip
-    if not plain:
-        return {}
-    frame = pl.DataFrame([texts[name].alias(name) for name in sorted({f.column for f in plain})])
-    hashes = frame.select(_hash_expr(f, spec, frame[f.column].null_count()) for f in plain)
-    return {f.name: hashes[f"hash:{f.name}"] for f in plain}
-
-
-def _hash_expr(feature: SparseSpec, spec: DataSpec, nulls: int) -> pl.Expr:
-    value = hash_expr(feature.column, feature.seed)
-    # Comparing hashes is several times cheaper than comparing strings.
-    words = [hash_of(word, feature.seed) for word in spec.missing]
-    if words or nulls:
-        present = pl.all_horizontal(
-            [value != pl.lit(word, pl.UInt64) for word in words] + [pl.col(feature.column).is_not_null()] * (nulls > 0)
-        )
-        value = pl.when(present).then(value)
-    return value.alias(f"hash:{feature.name}")
+    hashes = hash_ids(text, feature.seed, spec.missing)
+    return [hashes.alias(f"hash:{feature.name}"), text.alias(f"id:{feature.name}")]
 
 
 def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: Rejected) -> None:

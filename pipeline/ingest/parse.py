@@ -16,7 +16,7 @@ import polars as pl
 from pipeline.ingest.crosses import cross_text
 from pipeline.ingest.event_columns import event_columns as sequence_columns
 from pipeline.ingest.event_keys import event_columns
-from pipeline.ingest.ids import check_ids, ids_of, plain_hashes
+from pipeline.ingest.ids import check_ids, ids_of
 from pipeline.ingest.rejects import Reject, Rejected, shown
 from pipeline.ingest.sampling import read_rates
 from pipeline.ingest.spec import CLICKED_LATER, DAY, DataSpec, DenseSpec
@@ -78,11 +78,7 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
             values = number_of(raw[dense.column], texts.get(dense.column), dense.column, spec, rejected)
         _check_values(values, dense, rejected)
         columns.append(values.alias(f"dense:{dense.name}"))
-    hashes = plain_hashes(texts, spec)
     for sparse in (each for each in spec.sparse if not each.sequence):
-        if sparse.name in hashes:
-            columns += [hashes[sparse.name], texts[sparse.column].alias(f"id:{sparse.name}")]
-            continue
         weights = raw[sparse.weights] if sparse.weights else None
         text, beside = texts.get(sparse.column), None
         if sparse.cross:

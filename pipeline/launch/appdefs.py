@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config, PodConfig, PodResources
+from pipeline.config.kubernetes import EMBEDDING
 from pipeline.cpus import available_cpus
 from pipeline.logs import level_arguments
 from pipeline.specs import STAGES
@@ -54,23 +55,38 @@ def hosts_of(stage: str, config: Config) -> int:
     return config.hardware.hosts if distributed(stage) else 1
 
 
+def roles_of(stage: str, config: Config) -> dict[str, int]:
+    """Hosts of ``stage`` by torchrun's role: the stage's name, and ``EMBEDDING`` where there are such hosts."""
+    hosts = hosts_of(stage, config)
+    apart = config.hardware.embedding_hosts if distributed(stage) else 0
+    return {stage: hosts - apart, **({EMBEDDING: apart} if apart else {})}
+
+
 def pods_app(stage: str, config: Config, config_url: str, name: str) -> AppDef:
     """The AppDef of one stage in pods of a cluster, a replica for each host; ``name``: of the job, where they meet."""
     from torchx.specs import AppDef, Role, macros
 
-    command = pod_command(stage, config, config_url, name)
-    # TorchX substitutes ${macros}, so a dollar is written twice; it knows each replica's variable for the first one.
-    escaped = [argument.replace("$", "$$") for argument in command[1:]]
-    arguments = [argument.replace("(FIRST_POD)", f"({macros.rank0_env})") for argument in escaped]
-    role = Role(
-        name=stage, image=config.launch.pods.image, entrypoint=command[0], args=arguments,
-        env=pod_environment(stage, config), num_replicas=hosts_of(stage, config), port_map={"c10d": config.launch.port},
-    )  # fmt: skip
-    return AppDef(name=name, roles=[role])
+    roles = []
+    for kind, hosts in roles_of(stage, config).items():
+        command = pod_command(stage, config, config_url, name, kind)
+        # TorchX substitutes ${macros}, so a dollar is written twice; it knows each replica's variable for the first
+        # one.
+        escaped = [argument.replace("$", "$$") for argument in command[1:]]
+        arguments = [argument.replace("(FIRST_POD)", f"({macros.rank0_env})") for argument in escaped]
+        roles.append(
+            Role(
+                name=kind, image=config.launch.pods.image, entrypoint=command[0], args=arguments,
+                env=pod_environment(stage, config, kind), num_replicas=hosts, port_map={"c10d": config.launch.port},
+            )
+        )  # fmt: skip
+    return AppDef(name=name, roles=roles)
 
 
-def pod_command(stage: str, config: Config, config_url: str, name: str) -> list[str]:
-    """The command of every pod of ``stage``; Kubernetes puts in the values of ``$(FIRST_POD)`` and ``$(POD_IP)``."""
+def pod_command(stage: str, config: Config, config_url: str, name: str, role: str = "") -> list[str]:
+    """The command of every pod of ``stage``; Kubernetes puts in the values of ``$(FIRST_POD)`` and ``$(POD_IP)``.
+
+    ``role``: of the pod, where there are several (``roles_of``).
+    """
     hosts = hosts_of(stage, config)
     ranks = ranks_of(stage, config) // hosts
     meeting = ALONE if hosts == 1 else _meeting(config, hosts, name, "$(FIRST_POD)", ["--local-addr", "$(POD_IP)"])
@@ -78,7 +94,8 @@ def pod_command(stage: str, config: Config, config_url: str, name: str) -> list[
     return [
         "python", "-m", "torch.distributed.run", *meeting, "--max-restarts", "0",
         "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *quiet,
-        "-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"), *level_arguments(),
+        *_role(stage, config, role), "-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"),
+        *level_arguments(),
     ]  # fmt: skip
 
 
@@ -92,14 +109,19 @@ def _meeting(config: Config, hosts: int, name: str, first: str, more: list[str])
     ]  # fmt: skip
 
 
-def pod_environment(stage: str, config: Config) -> dict[str, str]:
+def _role(stage: str, config: Config, role: str) -> list[str]:
+    """Arguments of torchrun that name the ``role`` of a host, where hosts have several."""
+    return ["--role", role] if len(roles_of(stage, config)) > 1 else []
+
+
+def pod_environment(stage: str, config: Config, role: str = "") -> dict[str, str]:
     """Threads of the native libraries: the pod's cores shared among its ranks, or ``train.threads_per_rank``."""
-    cores = int(resources_of(config.launch.pods, stage).cpu)
+    cores = int(resources_of(config.launch.pods, role or stage).cpu)
     return _threads(stage, config, cores // (ranks_of(stage, config) // hosts_of(stage, config)))
 
 
 def resources_of(pods: PodConfig, stage: str) -> PodResources:
-    """What a pod of ``stage`` asks for."""
+    """What a pod of ``stage``, or of role ``EMBEDDING``, asks for."""
     return pods.resources.get(stage) or PodResources()
 
 
@@ -132,6 +154,8 @@ def _torchrun(stage: str, config: Config) -> list[str]:
         serves = f"is_host={'true' if config.launch.host_index == 0 else 'false'}"
         *most, conf = _meeting(config, hosts_of(stage, config), f"{config.run}-{stage}", config.launch.first_host, [])
         meeting = [*most, f"{conf},{serves}"]
+        workers = config.hardware.hosts - config.hardware.embedding_hosts
+        meeting += _role(stage, config, stage if config.launch.host_index < workers else EMBEDDING)
     return [
         "-m", "torch.distributed.run", *meeting,
         "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *redirects,

@@ -174,7 +174,8 @@ class Chain:
             )
         pinned = [pin.sharding for pin in self.config.plan.tables.values()]
         kinds = {*self.config.plan.sharding_types, *pinned}
-        if self.config.partition.name == "flat" and "table_row_wise" in kinds:
+        flat = self.config.partition.name == "flat" and not hardware.embedding_hosts  # which take no such table
+        if flat and "table_row_wise" in kinds:
             raise ConfigError(
                 "plan asks for table_row_wise, whose hosts TorchRec takes from the machine, but launch=local acts as "
                 f"{hardware.hosts} hosts on one",

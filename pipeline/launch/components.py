@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import LaunchConfig, PodResources
+from pipeline.config.kubernetes import EMBEDDING
 from pipeline.errors import ConfigError
 from pipeline.specs import STAGES
 
@@ -48,17 +49,34 @@ def chain_app(name: str, overrides: Sequence[str], nproc: int, place: Place) -> 
     return _app(name, "nightjar", "run", [*added, *overrides], 1, place)
 
 
-def stage_app(stage: str, overrides: Sequence[str], hosts: int, nproc: int, place: Place) -> AppDef:
+def stage_app(
+    stage: str, overrides: Sequence[str], hosts: int, nproc: int, place: Place, owners: int = 0,
+    owners_place: Place | None = None,
+) -> AppDef:  # fmt: skip
     """One stage on ``hosts`` replicas (0: one, on the hosts that the hardware group says), ``nproc`` ranks on each.
 
-    ConfigError for a stage that is none, or that runs on one host only.
+    ``owners``: of these the last ones, embedding hosts, are a role of their own, at ``owners_place``. ConfigError for a
+    stage that is none, or that runs on one host only, and where no host would be left to train.
     """
     if stage not in STAGES.names():
         raise ConfigError(f"there is no stage {stage!r}", hint=f"--name with one of: {', '.join(STAGES.names())}")
     if hosts > 1 and not STAGES.get(stage).distributed:
         raise ConfigError(f"the {stage} stage runs on one host, but --hosts is {hosts}", hint="leave --hosts out")
+    if owners and owners >= hosts:
+        raise ConfigError(
+            f"--embedding_hosts is {owners} of --hosts {hosts}: no host is left to train",
+            hint=f"--hosts {owners + 1}, or more",
+        )
     added = [*([f"hardware.hosts={hosts}"] if hosts else []), *_ranks(nproc)]
-    return _app(f"nightjar-{stage}", stage, stage, [*added, *overrides], hosts or 1, place)
+    added += [f"hardware.embedding_hosts={owners}"] if owners else []
+    app = _app(f"nightjar-{stage}", stage, stage, [*added, *overrides], hosts or 1, place)
+    if owners:
+        (every,) = app.roles
+        every.num_replicas = hosts - owners
+        other = _app(app.name, EMBEDDING, stage, [*added, *overrides], hosts, owners_place or place, hosts - owners)
+        other.roles[0].num_replicas = owners
+        app.roles += other.roles
+    return app
 
 
 def predict_app(given: Sequence[str], path: str, out: str, model: str, ranks: int, place: Place) -> AppDef:
@@ -79,19 +97,22 @@ def _ranks(nproc: int) -> list[str]:
     return [f"hardware.ranks_per_host={nproc}"] if nproc else []
 
 
-def _side_by_side() -> str:
-    """A line for ``sh`` that runs its arguments as one host of several.
+def _side_by_side(before: int = 0) -> str:
+    """A line for ``sh`` that runs its arguments as one host of several; ``before``: hosts of the role before.
 
     Which host a replica is and where the first one is only the scheduler knows; TorchX's macros name its variables.
     """
     from torchx.specs import macros
 
     first = f"$${{{macros.rank0_env}:-localhost}}"
-    joined = f'launch=hosts "launch.host_index={macros.replica_id}" "launch.first_host={first}"'
+    index = f"$$(({before} + {macros.replica_id}))" if before else macros.replica_id
+    joined = f'launch=hosts "launch.host_index={index}" "launch.first_host={first}"'
     return f'exec "$$0" "$$@" {joined}'
 
 
-def _app(name: str, role: str, command: str, overrides: Sequence[str], hosts: int, place: Place) -> AppDef:
+def _app(
+    name: str, role: str, command: str, overrides: Sequence[str], hosts: int, place: Place, before: int = 0
+) -> AppDef:
     from torchx.specs import AppDef, Role
 
     if place.image and not any(each.startswith("store=") for each in overrides):
@@ -108,7 +129,7 @@ def _app(name: str, role: str, command: str, overrides: Sequence[str], hosts: in
         roles=[
             Role(
                 name=role, image=place.image, env=dict(place.env), entrypoint=python if hosts == 1 else "sh",
-                args=words if hosts == 1 else ["-c", _side_by_side(), python, *words],
+                args=words if hosts == 1 else ["-c", _side_by_side(before), python, *words],
                 num_replicas=hosts, max_retries=place.max_retries, resource=_resource(place),
                 port_map={"c10d": int(port or LaunchConfig().port)} if hosts > 1 else {},
                 mounts=_mounts(place),

@@ -117,9 +117,13 @@ def hold(config: Config, launcher: int) -> str:
 
     The limit is ``hardware.ddr_gib`` for each rank on this machine.
     """
-    limit = int(config.hardware.ddr_gib * GIB * config.machine_ranks)
-    several = f" for each of {config.machine_ranks} ranks" if config.machine_ranks > 1 else ""
-    ranks = f"hardware.ddr_gib={config.hardware.ddr_gib:g}{several}"
+    hardware, here = config.hardware, config.machine_ranks
+    first = config.launch.host_index * here if here < config.world_size else 0
+    limit = int(sum(hardware.ddr_gib_of(rank) for rank in range(first, first + here)) * GIB)
+    several = f" for each of {here} ranks" if here > 1 else ""
+    ranks = f"hardware.ddr_gib={hardware.ddr_gib:g}{several}"
+    if hardware.embedding_ddr_gib is not None:
+        ranks += f", hardware.embedding_ddr_gib={hardware.embedding_ddr_gib:g} on embedding hosts"
     try:
         _remove_stale(MemoryCgroup(_NAME).path.parent)
         group = MemoryCgroup(f"{_NAME}-{launcher}", limit)

@@ -135,6 +135,8 @@ def tiers_of(sharding: str, offered: tuple[str, ...]) -> tuple[str, ...]:
 
 def impossible(hardware: HardwareConfig, table: Table, sharding: str, columns: int) -> str:
     """Why ``sharding`` cannot run for this table on this topology; empty if it can."""
+    if hardware.embedding_hosts and sharding not in (TABLE_WISE, COLUMN_WISE):
+        return "with hardware.embedding_hosts it would exchange partial sums or copies with the workers, too"
     if sharding in (TABLE_ROW_WISE, TABLE_COLUMN_WISE) and hardware.hosts == 1:
         plain = ROW_WISE if sharding == TABLE_ROW_WISE else COLUMN_WISE
         return f"it places a table on one of several hosts, hardware.hosts is 1 (use {plain})"

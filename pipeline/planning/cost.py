@@ -81,15 +81,18 @@ def fixed_ms(
 ) -> dict[str, float]:
     """Ms a step by phase that no table's place changes: dense part, overhead, and the latency of each exchange.
 
-    ``batch``: samples of a step on all ranks.
+    ``batch``: samples of a step on all ranks. Ranks of embedding hosts have no dense part.
     """
     latency = latency_ms(hardware)
+    dense = 0.0
+    if not hardware.only_tables:
+        dense = dense_ms(dense_costs(model, schema, events, local_batch(batch, hardware.world_size)), hardware, batch)
     return {
         **dict.fromkeys(PHASES, 0.0),
         "input_exchange": 2 * latency,  # how many ids, then the ids
         "output_exchange": latency,
         "gradient_exchange": latency,
-        "dense": dense_ms(dense_costs(model, schema, events, local_batch(batch, hardware.world_size)), hardware, batch),
+        "dense": dense,
         "overhead": hardware.step_overhead_ms,
     }
 
@@ -215,7 +218,12 @@ def _all_to_all_ms(hardware: HardwareConfig, size: float) -> float:
 
 
 def links_ms(hardware: HardwareConfig, size: float) -> tuple[float, float]:
-    """Ms of the links within a host and between hosts while every rank spreads ``size`` bytes evenly over all ranks."""
+    """Ms of the links within a host and between hosts while every rank spreads ``size`` bytes evenly over all ranks.
+
+    Embedding hosts send all of it to others, the workers.
+    """
+    if hardware.only_tables:
+        return 0.0, size / hardware.inter_host_gb_per_s / BYTES_PER_MS
     world, local = hardware.world_size, hardware.ranks_per_host
     within = size * (local - 1) / world / hardware.intra_host_gb_per_s if local > 1 else 0.0
     between = size * (world - local) / world / hardware.inter_host_gb_per_s if world > local else 0.0
@@ -236,6 +244,6 @@ def all_reduce_ms(hardware: HardwareConfig, size: float) -> float:
 
 def latency_ms(hardware: HardwareConfig) -> float:
     """Ms of a small collective over all ranks."""
-    if hardware.hosts > 1:
+    if hardware.hosts > 1 or hardware.only_tables:
         return hardware.inter_host_latency_us / 1e3
     return hardware.intra_host_latency_us / 1e3 if hardware.ranks_per_host > 1 else 0.0

@@ -82,8 +82,11 @@ def kernel_of(hardware: HardwareConfig, tier: str, sharding: str) -> str:
 
 
 def figures(hardware: HardwareConfig) -> dict[str, float]:
-    """Every figure of the hardware by its name, for ``plan.json``."""
-    return {name: float(value) for name, value in asdict(hardware).items() if isinstance(value, (int, float))}
+    """Every figure of the hardware by its name, for ``plan.json``; those of embedding hosts where there are some."""
+    known = {name: value for name, value in asdict(hardware).items() if isinstance(value, (int, float))}
+    if not hardware.embedding_hosts:
+        del known["embedding_hosts"]
+    return {name: float(value) for name, value in known.items()}
 
 
 def check_hardware(hardware: HardwareConfig) -> None:
@@ -95,7 +98,7 @@ def check_hardware(hardware: HardwareConfig) -> None:
         needed += ["ssd_gb_per_s", "ssd_read_iops"]
     if hardware.ranks_per_host > 1:
         needed.append("intra_host_gb_per_s")
-    if hardware.hosts > 1:
+    if hardware.hosts > 1 or hardware.only_tables:
         needed.append("inter_host_gb_per_s")
     for name in needed:
         value = float(getattr(hardware, name))

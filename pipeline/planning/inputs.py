@@ -7,6 +7,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, ModelConfig, PlanConfig, TrainConfig
+from pipeline.config.hardware import OF_EMBEDDING_HOSTS
 from pipeline.planning.events import Events
 from pipeline.records import DatasetSchema, Profile
 
@@ -48,9 +49,27 @@ class PlanInputs:
         return Events(self.profile.sequences or {}, self.train.max_events)
 
     def changed(self, path: str, value: object) -> PlanInputs:
-        """A copy with the setting at dotted ``path`` changed."""
+        """A copy with the setting at dotted ``path`` changed; of a table side with hosts, all of them hold tables."""
         inputs: PlanInputs = _changed(self, path.split("."), value)
+        if path == "hardware.hosts" and self.hardware.only_tables:
+            inputs = _changed(inputs, ["hardware", "embedding_hosts"], value)
         return inputs
+
+
+def table_side(inputs: PlanInputs) -> PlanInputs:
+    """The embedding hosts of a bipartite cluster as a cluster of their own; ``inputs`` themselves for any other."""
+    hardware = inputs.hardware
+    if not hardware.embedding_hosts or hardware.only_tables:
+        return inputs
+    given = {name: getattr(hardware, f"embedding_{name}") for name in OF_EMBEDDING_HOSTS}
+    own = {name: value for name, value in given.items() if value is not None}
+    return replace(inputs, hardware=replace(hardware, device="cpu", hosts=hardware.embedding_hosts, hbm_gib=0.0, **own))
+
+
+def worker_side(inputs: PlanInputs) -> PlanInputs:
+    """The workers of a bipartite cluster as a cluster of their own."""
+    hosts = inputs.hardware.hosts - inputs.hardware.embedding_hosts
+    return replace(inputs, hardware=replace(inputs.hardware, hosts=hosts, embedding_hosts=0, ssd_gib=0.0))
 
 
 def _changed(node: Any, path: list[str], value: object) -> Any:

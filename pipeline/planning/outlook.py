@@ -269,9 +269,24 @@ class _Remedies:
         hardware = self.inputs.hardware
         memory = memories(hardware)[self.place]
         sizes = [round(memory_gib(hardware, memory) * factor, 3) for factor in MORE]
+        if hardware.embedding_hosts:
+            yield from self._embedding_hosts(sizes)
+            return
         yield from self._first(f"hardware.{memory}_gib", sizes)
         if self.inputs.world_size > 1:
             yield from self._first("hardware.hosts", [hardware.hosts * factor for factor in MORE_HOSTS])
+
+    def _embedding_hosts(self, sizes: list[float]) -> Iterator[str]:
+        """More memory of embedding hosts, or more of them beside the same workers."""
+        hardware = self.inputs.hardware
+        yield from self._first("hardware.embedding_ddr_gib", sizes)
+        for factor in MORE_HOSTS:
+            more = hardware.embedding_hosts * (factor - 1)
+            hosts, owners = hardware.hosts + more, hardware.embedding_hosts + more
+            grown = self.inputs.changed("hardware.hosts", hosts).changed("hardware.embedding_hosts", owners)
+            if self._works(grown, self._at_end):
+                yield f"hardware.hosts={hosts} hardware.embedding_hosts={owners}"
+                return
 
     def _first(self, path: str, values: list[int] | list[float]) -> Iterator[str]:
         for value in values:

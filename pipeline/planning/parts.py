@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.config import HardwareConfig
 from pipeline.planning.choices import DATA_PARALLEL, tables_of
 from pipeline.planning.cost import FLOAT, all_reduce_ms, dense_costs, latency_ms, links_ms, local_batch, step_ms
-from pipeline.planning.inputs import PlanInputs
+from pipeline.planning.inputs import PlanInputs, worker_side
 from pipeline.planning.predict import Prediction, shard_phases
 from pipeline.records import Plan
 
@@ -20,6 +20,8 @@ def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[st
     it is longer than all the rest, by the slower link; ``all_reduce``: gradients of the dense part and of replicas.
     """
     hardware = inputs.hardware
+    if hardware.embedding_hosts:
+        return _parts_of_sides(inputs, predicted)
     every = predicted.phases
     rank = max(range(len(every)), key=lambda number: step_ms(every[number]))
     phases = every[rank]
@@ -33,6 +35,20 @@ def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[st
     }  # fmt: skip
     longer = max(phases["input_exchange"] - sum(parts.values()) - exchanged, 0.0)
     parts[slower_link(hardware)] = max(exchanged, 0.0) + longer
+    return parts
+
+
+def _parts_of_sides(inputs: PlanInputs, predicted: Prediction) -> dict[str, float]:
+    """Those of a bipartite cluster, where a step is the work of a worker and of the slowest rank with tables."""
+    whole = {name: max(rank[name] for rank in predicted.phases) for name in predicted.phases[0]}
+    own, waits = worker_side(inputs), 2 * inputs.hardware.inter_host_latency_us / 1e3
+    reduced = _dense_reduce_ms(own)
+    exchanged = whole["output_exchange"] + whole["gradient_exchange"] - waits
+    parts = {
+        "compute": whole["lookup"] + whole["update"] + whole["dense"] - reduced, "overhead": whole["overhead"] + waits,
+        WITHIN: 0.0, BETWEEN: exchanged, "all_reduce": reduced,
+    }  # fmt: skip
+    parts[BETWEEN] += max(whole["input_exchange"] - sum(parts.values()), 0.0)
     return parts
 
 

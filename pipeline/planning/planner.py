@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.config import HardwareConfig
+from pipeline.planning.bipartite import bipartite_plan
 from pipeline.planning.candidates import offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, Table
 from pipeline.planning.greedy import default_plan
@@ -25,6 +26,8 @@ def make_plan(inputs: PlanInputs, profile_key: str = "") -> Plan:
     ``profile_key``: the dataset's, recorded in the plan. Deterministic: equal inputs give equal plans. Raises
     ConfigError (pins, types, hardware figures), ArtifactError (profile and schema differ) and PlanError (no fit).
     """
+    if inputs.hardware.embedding_hosts and not inputs.hardware.only_tables:
+        return bipartite_plan(inputs, lambda own: make_plan(own, profile_key))
     setting = settle(inputs)
     with quiet():
         for offered in rounds(setting):

@@ -21,16 +21,20 @@ from pipeline.specs import ModelInputs, task_inputs
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """By rank: ms by phase (PHASES), bytes of its tables with their optimizer state, bytes reserved by purpose."""
+    """By rank: ms by phase (PHASES), bytes of its tables with their optimizer state, bytes reserved by purpose.
+
+    ``whole_ms``: a step, where ranks that do different work wait for each other; None: they work alike.
+    """
 
     phases: list[dict[str, float]]
     tables: list[int]
     reserved: list[dict[str, int]]
+    whole_ms: float | None = None
 
     @property
     def step_ms(self) -> float:
-        """A step of the slowest rank."""
-        return max(step_ms(phases) for phases in self.phases)
+        """A step of the slowest rank, or that of all together."""
+        return max(step_ms(phases) for phases in self.phases) if self.whole_ms is None else self.whole_ms
 
     @property
     def bytes(self) -> int:

@@ -61,8 +61,8 @@ def render_plan(plan: Plan, width: int = 80) -> str:
 
 
 def _title(plan: Plan) -> str:
-    hosts = plan.world_size // plan.ranks_per_host
-    return f"Plan for {plan.hardware}: {hosts} x {plan.ranks_per_host} {plan.device} ranks, batch {plan.global_batch}"
+    ranks = f"{plan.hosts_text} x {plan.ranks_per_host} {plan.device} ranks"
+    return f"Plan for {plan.hardware}: {ranks}, batch {plan.global_batch}"
 
 
 def _table_lines(ordered: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
@@ -155,7 +155,8 @@ def _closing(plan: Plan) -> list[str]:
         gap = f"at most {plan.gap:.2%} above the best possible" if plan.gap > 5e-5 else "proven to be the best"
         lines.append(f"tiers: {gap}, by the cost model")
     part = "step" if plan.phases else "embedding step"
-    lines.append(f"predicted {part}: {plan.predicted_step_ms:.3f} ms on the slowest rank")
+    where = "a worker's dense part and the slowest embedding rank" if plan.embedding_hosts else "on the slowest rank"
+    lines.append(f"predicted {part}: {plan.predicted_step_ms:.3f} ms {where}")
     return lines
 
 

@@ -33,6 +33,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     the rest. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
     hardware, schema, world = inputs.hardware, inputs.schema, inputs.world_size
+    linked = world > 1 or hardware.only_tables
     batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema, inputs.events)
     activations = float(batch * vector_costs(inputs.model, schema).activations)
     activations += kept_activations(inputs.model, schema, inputs.events, batch)
@@ -43,13 +44,15 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
         "dense": int(per_parameter * FLOAT * costs.parameters),
         "activations": int(PER_ACTIVATION * FLOAT * activations),
         "inputs": int(BATCHES_IN_WORK * batch * row_bytes(schema, inputs.profile)),
-        "communication": pooled * (4 if world > 1 else 2),
+        "communication": pooled * (4 if linked else 2),
         "staging": 0,
-        "runtime": RUNTIME + (RUNTIME_LINKED if world > 1 else 0),
+        "runtime": RUNTIME + (RUNTIME_LINKED if linked else 0),
     }
+    if hardware.only_tables:  # the dense part is there, but it has no samples and learns nothing
+        reserved |= {"dense": FLOAT * int(costs.parameters), "activations": 0, "inputs": 0}
     if hardware.device == "cpu":
         host = host_bytes(inputs)
-        reserved["inputs"] += host["inputs"]
+        reserved["inputs"] += 0 if hardware.only_tables else host["inputs"]
         reserved["process"] = host["process"]
         rest = hardware.ddr_gib * GIB - sum(reserved.values())
         reserved["staging"] = int(min(host["staging"], max(rest, 0) / 2))

@@ -23,7 +23,7 @@ from pipeline.planning.choices import (
 )
 from pipeline.planning.cost import fixed_ms, shard_ms
 from pipeline.planning.hardware import Capacity, capacity, check_hardware, fast_memory, memories, tiers
-from pipeline.planning.inputs import PlanInputs
+from pipeline.planning.inputs import PlanInputs, table_side
 from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.pins import check_pins, pinned
 from pipeline.planning.reservations import dense_bytes, host_bytes
@@ -48,7 +48,8 @@ class Setting:
 
 
 def settle(inputs: PlanInputs) -> Setting:
-    """Check the user's settings, and work out the choices of each table."""
+    """Check the user's settings, and work out the choices of each table; of a bipartite cluster on its table side."""
+    inputs = table_side(inputs)
     hardware, batch = inputs.hardware, inputs.batch
     check_hardware(hardware)
     tables = tables_of(inputs)

@@ -106,7 +106,7 @@ class Plan(Record):
     purpose (process, dense, activations, inputs, communication, staging, margin), ``reserved_tier`` of them;
     ``phases``: per rank, predicted ms by phase (PHASES); ``predicted_step_ms``: a whole step of the slowest rank;
     ``gap``: how far the plan may be from the best, as a share; ``figures``: the hardware's, by name;
-    ``profile_key``: the dataset's.
+    ``profile_key``: the dataset's; ``embedding_hosts``: of all hosts, the last ones that hold all tables.
     """
 
     FILE: ClassVar[str] = "plan.json"
@@ -131,6 +131,15 @@ class Plan(Record):
     gap: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)
     profile_key: str = ""
+    embedding_hosts: int = absent(0)
+
+    @property
+    def hosts_text(self) -> str:
+        """The number of hosts for people, embedding hosts apart from the workers before them."""
+        hosts = self.world_size // self.ranks_per_host
+        if not self.embedding_hosts:
+            return str(hosts)
+        return f"({hosts - self.embedding_hosts} + {self.embedding_hosts} embedding)"
 
     @property
     def slowest_rank(self) -> int:

@@ -15,7 +15,7 @@ class World(Record):
     ``checkpoint`` and ``store`` go on beside it. ``bound``: the longest; ``then``: the longest where that one took no
     time; ``setting``: what moves the bound. ``efficiency``: samples/s of a rank over those of the smallest world.
     ``memory``: bytes of the fullest rank and ``filled``, the share of its fast memory. Without a plan, ``fits`` is
-    false and ``problem`` says why.
+    false and ``problem`` says why. ``embedding_hosts``: of the hosts those that hold the tables and have no samples.
     """
 
     ranks: int
@@ -32,6 +32,7 @@ class World(Record):
     memory: int | None = absent()
     filled: float | None = absent()
     problem: str | None = absent()
+    embedding_hosts: int = absent(0)
 
 
 @dataclass(frozen=True, kw_only=True)

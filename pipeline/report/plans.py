@@ -24,11 +24,11 @@ COLOUR_OF = {"margin": COLOURS}  # faint, because this memory is only kept free
 
 def plan_page(plan: Plan) -> str:
     """The page as HTML."""
-    hosts, tables = plan.world_size // plan.ranks_per_host, len(plan.tables)
+    tables = len(plan.tables)
     batch = units.count(plan.global_batch)
     return from_template(
         "plan.html", title=f"Nightjar plan for {plan.hardware}", files="plan.json", heading=f"Plan for {plan.hardware}",
-        about=f"Nightjar plan · {hosts} × {plan.ranks_per_host} {plan.device} ranks · global batch {batch}",
+        about=f"Nightjar plan · {plan.hosts_text} × {plan.ranks_per_host} {plan.device} ranks · global batch {batch}",
         summary=_figures(plan), memory=_memory(plan), cost=_cost(plan), by_tier=_by_tier(plan), tables=_tables(plan),
         cut=f" The {units.count(MOST_TABLES)} largest are shown." if tables > MOST_TABLES else "",
         hardware=[(name, f"{value:,.10g}") for name, value in plan.figures.items()],
@@ -44,7 +44,8 @@ def _figures(plan: Plan) -> list[tuple[str, str, str]]:
         spent = plan.phases[slowest]
         phase = max(spent, key=lambda name: spent[name])
         share = spent[phase] / max(sum(spent.values()), 1e-12)
-        cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), f"of the slowest, rank {slowest}"))
+        of = "worker and embedding rank" if plan.embedding_hosts else f"of the slowest, rank {slowest}"
+        cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), of))
         cards.append(
             ("Bottleneck", words(phase), f"{milliseconds(spent[phase])}, {units.percent(share, 0)} of its work")
         )

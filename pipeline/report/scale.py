@@ -81,7 +81,9 @@ def problems_of(worlds: Sequence[World]) -> list[str]:
 
 
 def _row(world: World) -> list[str]:
-    ranks = [units.count(world.ranks), units.count(world.hosts), units.count(world.batch)]
+    hosts = units.count(world.hosts - world.embedding_hosts)
+    hosts += f" + {units.count(world.embedding_hosts)}" if world.embedding_hosts else ""
+    ranks = [units.count(world.ranks), hosts, units.count(world.batch)]
     if not world.fits:
         return [*ranks, *[units.ABSENT] * 4, f"no plan: {BOUNDS[world.bound]}", units.ABSENT]
     return [

@@ -31,6 +31,7 @@ from pipeline.config import Config, TrainConfig
 from pipeline.embeddings.collection import build_collection, event_collection
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.tables import kernels
+from pipeline.errors import ConfigError
 from pipeline.launch.localworld import local_world
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.cost import FLOAT
@@ -60,6 +61,12 @@ def dry_run(
 
     ``progress``: called with (ranks done, ranks in all).
     """
+    if inputs.hardware.embedding_hosts:
+        raise ConfigError(
+            "all ranks of a dry run do the same work, but hardware.embedding_hosts is "
+            f"{inputs.hardware.embedding_hosts}",
+            hint="hardware.embedding_hosts=0, or nightjar scale, which predicts such a cluster",
+        )
     sized, clock = resized(inputs, ranks), _Clock()
     with clock.timed("planning"):
         plan = make_plan(sized)

@@ -10,7 +10,7 @@ from pipeline.calibration.kept import find_kept
 from pipeline.config import Config
 from pipeline.planning import PlanInputs
 from pipeline.planning.hardware import figures as hardware_figures
-from pipeline.records.scale import Figure, Scale
+from pipeline.records.scale import Figure, Scale, World
 from pipeline.scaling.worlds import Rates, wall_of, worlds
 from pipeline.training.share import decoded_share
 
@@ -46,7 +46,7 @@ def predicted(
     return Scale(
         hardware=config.hardware.name, data=config.data.name, model=str(config.model.name), worlds=tuple(found),
         wall=wall_of(found, config.hardware.device), measured={**measured, **figures}, assumed=assumed,
-        rules=rules(inputs, found[-1].ranks, per_rank),
+        rules=rules(inputs, _with_samples(found[-1]), per_rank),
     )  # fmt: skip
 
 
@@ -66,17 +66,23 @@ def speeds(config: Config) -> tuple[dict[str, Figure], dict[str, Figure]]:
     return measured, assumed
 
 
+def _with_samples(world: World) -> int:
+    """The ranks of ``world`` that are not on embedding hosts."""
+    return world.ranks * (world.hosts - world.embedding_hosts) // world.hosts
+
+
 def rules(inputs: PlanInputs, ranks: int, per_rank: int | None) -> tuple[str, ...]:
-    """What the prediction assumes, in sentences."""
+    """What the prediction assumes, in sentences; ``ranks``: those with samples in the largest world."""
     groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
     share = decoded_share(inputs.train, ranks, groups)
-    batch = f"{per_rank:,} samples a step on each rank" if per_rank else f"{inputs.batch:,} samples a step in all"
+    each = "worker" if inputs.hardware.embedding_hosts else "rank"
+    batch = f"{per_rank:,} samples a step on each {each}" if per_rank else f"{inputs.batch:,} samples a step in all"
     reading = "takes its time from the step, whose cores it works on" if inputs.hardware.device == "cpu" else (
         "works beside the step"
     )  # fmt: skip
     return (
         f"every host is like the one of hardware={inputs.hardware.name}; {batch}",
-        f"each of {ranks:,} ranks decodes {units.percent(share)} of the rows; its reader {reading}",
+        f"each of {ranks:,} {each}s decodes {units.percent(share)} of the rows; its reader {reading}",
         "every checkpoint is a baseline of all rows, written behind the steps",
         "ranks are equally fast, and links carry nothing else",
     )

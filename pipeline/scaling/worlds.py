@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pipeline.config import CheckpointConfig
+from pipeline.config import CheckpointConfig, HardwareConfig
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
+from pipeline.planning.bipartite import predict_any
 from pipeline.planning.cost import BYTES_PER_MS
 from pipeline.planning.hardware import fast_memory, memory_gib
 from pipeline.planning.parts import BETWEEN, WITHIN, step_parts
-from pipeline.planning.predict import Prediction, predict
+from pipeline.planning.predict import Prediction
 from pipeline.records import Plan
 from pipeline.records.scale import Wall, World
 from pipeline.training.share import decoded_share
@@ -33,6 +34,19 @@ SETTINGS = {
     "store": "store=<one that serves more>",
     "memory": "hardware.ddr_gib",
 }
+
+
+# With embedding hosts, which have no towers and share the work of the tables.
+APART = {
+    **SETTINGS, "compute": "hardware.embedding_hosts: more, where lookups take long; a smaller dense part (model.*)",
+    BETWEEN: "partition.exchange=fp16: half of the bytes; hardware.embedding_hosts: more links",
+    "memory": "hardware.embedding_ddr_gib",
+}  # fmt: skip
+
+
+def setting_of(bound: str, hardware: HardwareConfig) -> str:
+    """What moves a ``bound`` on such a cluster."""
+    return (APART if hardware.embedding_hosts else SETTINGS)[bound]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,33 +90,40 @@ def worlds(
 
 
 def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> PlanInputs:
-    """``inputs`` for ``ranks`` ranks or more, on whole hosts; ``per_rank``: samples a step on each (None: as is)."""
+    """``inputs`` for ``ranks`` ranks or more, on whole hosts; ``per_rank``: samples a step on each (None: as is).
+
+    Embedding hosts stay the same share of all hosts, at least one, beside at least one worker.
+    """
     local = min(inputs.hardware.ranks_per_host, ranks)
-    hosts = -(-ranks // local)
+    hosts, owners = -(-ranks // local), inputs.hardware.embedding_hosts
+    if owners:
+        hosts = max(hosts, 2)
+        owners = min(max(round(hosts * owners / inputs.hardware.hosts), 1), hosts - 1)
     sized = inputs.changed("hardware.ranks_per_host", local).changed("hardware.hosts", hosts)
-    return sized if per_rank is None else sized.changed("train.global_batch", per_rank * local * hosts)
+    sized = sized.changed("hardware.embedding_hosts", owners)
+    return sized if per_rank is None else sized.changed("train.global_batch", per_rank * sized.hardware.workers)
 
 
 def _world(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> World:
     try:
-        if inputs.batch < inputs.world_size:
+        if inputs.batch < inputs.hardware.workers:
             raise ConfigError(
-                f"train.global_batch is {inputs.batch}, fewer than {inputs.world_size} ranks",
-                hint=f"train.global_batch={64 * inputs.world_size}",
+                f"train.global_batch is {inputs.batch}, fewer than {inputs.hardware.workers} ranks",
+                hint=f"train.global_batch={64 * inputs.hardware.workers}",
             )
         plan = make_plan(inputs)
     except (ConfigError, PlanError) as error:
         bound = "memory" if isinstance(error, PlanError) else "overhead"
-        setting = error.hint.split(", or ")[0] or SETTINGS[bound]
+        setting = error.hint.split(", or ")[0] or setting_of(bound, inputs.hardware)
         return World(
             ranks=inputs.world_size, hosts=inputs.hardware.hosts, batch=inputs.batch, fits=False, bound=bound,
-            setting=setting, problem=error.message,
+            setting=setting, problem=error.message, embedding_hosts=inputs.hardware.embedding_hosts,
         )  # fmt: skip
     return _planned(plan, inputs, rates, checkpoint)
 
 
 def _planned(plan: Plan, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> World:
-    predicted, device = predict(plan, inputs), inputs.hardware.device
+    predicted, device = predict_any(plan, inputs), inputs.hardware.device
     parts = step_parts(plan, inputs, predicted)
     step_ms = sum(parts.values())
     parts |= beside_ms(predicted, inputs, rates, checkpoint, step_ms)
@@ -111,7 +132,8 @@ def _planned(plan: Plan, inputs: PlanInputs, rates: Rates, checkpoint: Checkpoin
     room = memory_gib(inputs.hardware, fast_memory(inputs.hardware)) * GIB
     return World(
         ranks=plan.world_size, hosts=inputs.hardware.hosts, batch=inputs.batch, fits=True, bound=bound,
-        then=longest({**parts, bound: 0.0}, device), setting=SETTINGS[bound], step_ms=round(step_ms, 4),
+        then=longest({**parts, bound: 0.0}, device), setting=setting_of(bound, inputs.hardware),
+        step_ms=round(step_ms, 4), embedding_hosts=inputs.hardware.embedding_hosts,
         samples_per_s=round(1e3 * inputs.batch / whole_ms(parts, device), 1),
         parts={name: round(ms, 4) for name, ms in parts.items()}, memory=memory, filled=round(memory / room, 4),
     )  # fmt: skip
@@ -125,11 +147,11 @@ def beside_ms(
     A checkpoint counts as a baseline, written between it and the next one.
     """
     groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
-    rows = inputs.batch * decoded_share(inputs.train, inputs.world_size, groups)
+    rows = inputs.batch * decoded_share(inputs.train, inputs.hardware.workers, groups)
     fetched = rows * rates.row_bytes
     store = fetched / rates.read_gb_per_s / BYTES_PER_MS
     if rates.store_gb_per_s:
-        store = max(store, inputs.world_size * fetched / rates.store_gb_per_s / BYTES_PER_MS)
+        store = max(store, inputs.hardware.workers * fetched / rates.store_gb_per_s / BYTES_PER_MS)
     steps = steps_between(inputs, checkpoint, step_ms)
     written = max(predicted.tables) / rates.checkpoint_gb_per_s / BYTES_PER_MS
     return {"reader": 1e3 * rows / rates.rows_per_s, "store": store, "checkpoint": written / steps if steps else 0.0}
@@ -197,5 +219,6 @@ def wall_of(found: list[World], device: str) -> Wall | None:
             beyond = {name: max(ms * per_sample - former[name] / more, 0.0) for name, ms in own.items()}
             bound = longest(beyond, device)
             then = longest({**beyond, bound: 0.0}, device)
-            return Wall(ranks=each.ranks, bound=bound, setting=SETTINGS[bound], then=then)
+            settings = APART if each.embedding_hosts else SETTINGS
+            return Wall(ranks=each.ranks, bound=bound, setting=settings[bound], then=then)
     return None

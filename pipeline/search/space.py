@@ -10,8 +10,8 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.planning import make_plan
+from pipeline.planning.bipartite import predict_any
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.predict import predict
 from pipeline.records import Plan, Price, Profile, ShardPlan, TablePlan
 from pipeline.records.dataset import DatasetSchema
 from pipeline.specs import SEARCH_PARTS, Decision, SearchPart
@@ -63,7 +63,7 @@ class Space:
         """Of these choices, with each table where the original plan has it."""
         inputs = PlanInputs.of(self.configured(chosen), self.schema, self.profile)
         plan = _widened(self.plan, inputs)
-        return price_of(plan, predict(plan, inputs).step_ms)
+        return price_of(plan, predict_any(plan, inputs).step_ms)
 
     @cached_property
     def plan(self) -> Plan:

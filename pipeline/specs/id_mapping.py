@@ -230,8 +230,12 @@ class FittedMapping:
         """Row (Int32) of each of ``hashes`` by the lookup; null for an id without a row."""
         import polars as pl
 
-        rows = pl.Series("row", self._table.rows_of(hashes.fill_null(0).to_numpy()))
+        rows = pl.Series("row", self.found_rows(hashes.fill_null(0).to_numpy()))
         return rows.set(rows < 0, None)
+
+    def found_rows(self, hashes: np.ndarray) -> np.ndarray:
+        """The same of uint64 ``hashes`` as int32; -1 for an id without a row."""
+        return self._table.rows_of(hashes)
 
     @cached_property
     def _table(self) -> HashTable:

@@ -37,11 +37,12 @@ def with_batch(config: Config, rows: int) -> Config:
     if isinstance(config.train.global_batch, int):
         return config
     batch = automatic_batch(rows)
-    if batch < config.world_size:
+    ranks = config.hardware.workers
+    if batch < ranks:
         raise ConfigError(
             f"train.global_batch=auto is {batch} for {rows:,} train rows, expected at least one sample for each of "
-            f"the {config.world_size} ranks",
-            hint=f"train.global_batch={64 * config.world_size}, or fewer ranks: hardware.hosts=1",
+            f"the {ranks} ranks",
+            hint=f"train.global_batch={64 * ranks}, or fewer ranks: hardware.hosts=1",
         )
     return _with(config, batch)
 

@@ -23,6 +23,7 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch.forkserver import end_with_parent, import_for_good
 from pipeline.launch.memory import hold, is_held, plan_of
+from pipeline.launch.places import place_of_role
 from pipeline.launch.status import Report, write_report
 from pipeline.launch.steps import read_steps
 from pipeline.records.step import run_directory
@@ -67,6 +68,7 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
     store, run = locate(config_url)
     try:
         config = load(store, run)
+        rank = place_of_role(config.hardware, rank)
         import_for_good(STAGES.get(stage).modules(config))
         io = make_io(config, store, rank)
         step = next(step for step in read_steps(store, run) if step.name == stage)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class MemoryBudget:
-    """The limit of a host's ranks together: ``hardware.ddr_gib`` for each.
+    """The limit of a host's ranks together: ``hardware.ddr_gib`` for each, that of the host nearest to its own.
 
     ``wanted``: ``launch.limit_memory``; auto limits plans with tables on SSD. ``measure``: bytes that this rank takes.
     """
@@ -38,8 +38,9 @@ class MemoryBudget:
     ) -> None:
         self.active = wanted == "always" or (wanted == "auto" and bool(ssd_tables(plan)))
         self._hardware, self._measure = hardware, measure
-        self.limit = int(hardware.ddr_gib * GIB) * hardware.ranks_per_host
-        self.peak, self._warned = 0, False
+        first = range(0, hardware.world_size, hardware.ranks_per_host)  # ranks of the hosts
+        self._limits = [int(hardware.ddr_gib_of(rank) * GIB) * hardware.ranks_per_host for rank in first]
+        self.limit, self.peak, self._warned = self._limits[0], 0, False
 
     def interval(self, step: int, used: int | None = None) -> dict[str, Any]:
         """For ``metrics.jsonl``: ``host_memory_bytes`` of the host that takes most; {} without a limit.
@@ -52,12 +53,15 @@ class MemoryBudget:
         hosts = torch.zeros(hardware.hosts, dtype=torch.float64)
         hosts[dist.get_rank() // hardware.ranks_per_host] = self._own(used or self._measure())
         device = "cpu" if dist.get_backend() == "gloo" else "cuda"
-        taken = int(add_up(hosts.to(device)).max().item())
+        sums = add_up(hosts.to(device)).tolist()
+        fullest = max(range(hardware.hosts), key=lambda host: sums[host] / self._limits[host])
+        taken, self.limit = int(sums[fullest]), self._limits[fullest]
         self.peak = max(self.peak, taken)
         if taken > self.limit:
             raise GuardError(
-                f"training takes {self._of(taken)} on a host after step {step}, more than hardware.ddr_gib gives it",
-                hint="train.prefetch_batches=1, or smaller cache_rows; hardware.ddr_gib="
+                f"training takes {self._of(taken)} on a host after step {step}, more than {self._setting(fullest)} "
+                "gives it",
+                hint=f"train.prefetch_batches=1, or smaller cache_rows; {self._setting(fullest)}="
                 f"{math.ceil(11 * taken / GIB / hardware.ranks_per_host) / 10:g} where the machine has it; or "
                 "launch.limit_memory=never",
             )
@@ -68,15 +72,23 @@ class MemoryBudget:
 
     def _own(self, used: int) -> int:
         """This rank's bytes; near its share of the limit, without memory that is free but kept for later."""
-        if used <= WARN_SHARE * self.limit / self._hardware.ranks_per_host:
+        local = self._hardware.ranks_per_host
+        if used <= WARN_SHARE * self._limits[dist.get_rank() // local] / local:
             return used
         give_back_freed()
         return self._measure()
 
     def _of(self, taken: int) -> str:
-        count, gib = self._hardware.ranks_per_host, self._hardware.ddr_gib
+        count = self._hardware.ranks_per_host
+        gib = self.limit / count / GIB
         ranks = f" ({gib:g} GiB for each of {count} ranks)" if count > 1 else ""
         return f"{taken / GIB:.3g} of {self.limit / GIB:.3g} GiB of memory{ranks}"
+
+    def _setting(self, host: int) -> str:
+        """What gives ``host`` its memory."""
+        hardware = self._hardware
+        own = host * hardware.ranks_per_host >= hardware.workers and hardware.embedding_ddr_gib is not None
+        return f"hardware.{'embedding_' if own else ''}ddr_gib"
 
     def summary(self) -> dict[str, Any]:
         """For ``result.json``: the limit and the most that a host took at an interval's end."""

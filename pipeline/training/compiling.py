@@ -66,6 +66,7 @@ class AutoCompile:
         # Layers that look at the batches of all ranks would wait for a rank whose compilation failed.
         meeting = dist.get_world_size() > 1 and bool(batch_norms(self._part.ranking))
         train = settings.train
+        meeting = meeting or self._part.workers is not None  # a rank without samples has nothing to time
         self._open = train.compile == AUTO and not train.cuda_graphs and not meeting and not train.asynchronous
         self.compiled: bool | None = None
         self._first, self._began = 0, 0.0

@@ -26,7 +26,7 @@ from pipeline.training.counted import RowCounts
 from pipeline.training.events import EventBuilder, lengthened
 from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import Columns, SplitReader
-from pipeline.training.windows import LaneReader
+from pipeline.training.windows import LaneReader, no_rows
 
 LOCAL_READERS, REMOTE_READERS = 2, 8  # threads: a disk answers at once, requests to an object store run side by side
 
@@ -104,7 +104,7 @@ class BatchReader:
         self._builder = _Builder(split, order)
         # Of several ranks' batches, the consumer holds those that are being announced.
         self._told: Announcements[Batch] | None = Announcements.needed(
-            split.schema, announce, order.world_size, prefetch + 1
+            split.schema, announce, order.all_ranks, prefetch + 1
         )
         self._queue: queue.Queue[_Read | BaseException | None] = queue.Queue(1 if self._told else prefetch)
         self._stop = threading.Event()
@@ -172,9 +172,11 @@ class BatchReader:
         """Every batch, with what the other ranks must know of it. One rank's ids are announced before it is built."""
         deal, (epoch, batch) = self.deal, self.start
         rank, world = deal.order.rank, deal.order.world_size
-        reader = LaneReader(self.split, deal, pool, rank=rank, world=world, epochs=self.epochs, start=self.start)
+        reader = None
+        if deal.order.has_share:
+            reader = LaneReader(self.split, deal, pool, rank=rank, world=world, epochs=self.epochs, start=self.start)
         while epoch < self.epochs:
-            rows, count = reader.take(epoch, batch)
+            rows, count = no_rows(self.split) if reader is None else reader.take(epoch, batch)
             if self._told is None and self._announce is not None:
                 self._announce.receive(self._announce.ids(self.split, rows, count))
             built = self._builder.build(rows, count, deal.total(batch))

@@ -20,10 +20,12 @@ import torch.distributed as dist
 from pipeline.checkpoint.ranks import exchange
 from pipeline.config import HardwareConfig
 from pipeline.cpus import available_cpus
+from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError, NightjarError
 from pipeline.training.faults import Fault
 
 _FAILURE = "nightjar/failure"
+_PATIENCE = timedelta(minutes=30)
 _side: tuple[object, dist.ProcessGroup] | None = None  # the group of all ranks, and that of ``side_group``
 # mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD with their bytes.
 _MALLOC = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 64 << 20}
@@ -36,16 +38,19 @@ def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine
     the process ends. ``threads``: of this rank (None: its share of the CPUs); ``one_machine``: the ranks of all hosts
     run on this machine. ConfigError where the running ranks or devices differ from ``hardware``.
     """
-    device, ranks = _device(hardware.device), hardware.hosts * hardware.ranks_per_host
+    ranks, role = hardware.hosts * hardware.ranks_per_host, hardware.device
+    if hardware.embedding_hosts and int(os.environ.get("RANK", "0")) >= hardware.workers:
+        role = hardware.table_device
+    device = _device(role)
     if device.type == "cpu":
         here = ranks if one_machine else hardware.ranks_per_host
         torch.set_num_threads(threads or max(1, available_cpus() // here))
         torch.set_flush_denormal(True)  # Adam's moments decay into denormals, which cost a hundred cycles each
         _keep_freed_memory()
     if not dist.is_initialized():
-        backend = "gloo" if device.type == "cpu" else "nccl"
+        backend = "gloo" if hardware.table_device == "cpu" else "nccl"  # what exchanges embeddings
         if "RANK" in os.environ:  # torchrun's contract
-            dist.init_process_group(backend, timeout=timedelta(minutes=30))
+            dist.init_process_group(backend, timeout=_PATIENCE)
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         atexit.register(_disconnect)
@@ -54,7 +59,22 @@ def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine
             f"{dist.get_world_size()} ranks are running, but hardware.hosts * hardware.ranks_per_host is {ranks}",
             hint=f"hardware.hosts=1 hardware.ranks_per_host={dist.get_world_size()}",
         )
+    workers_of(hardware)
     return device
+
+
+_groups: dict[tuple[dist.ProcessGroup, int], dist.ProcessGroup] = {}
+
+
+def workers_of(hardware: HardwareConfig) -> Workers:
+    """The ranks that have samples. Collective when first called, which ``connect`` does."""
+    if not hardware.embedding_hosts:
+        return Workers(hardware.world_size, hardware.world_size)
+    key = dist.distributed_c10d._get_default_group(), hardware.workers
+    if key not in _groups:
+        backend = "gloo" if hardware.device == "cpu" else "nccl"
+        _groups[key] = dist.new_group([*range(hardware.workers)], backend=backend, timeout=_PATIENCE)
+    return Workers(hardware.workers, hardware.world_size, _groups[key])
 
 
 def _keep_freed_memory() -> None:

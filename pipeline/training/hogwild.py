@@ -141,11 +141,12 @@ class Hogwild(Trainer):
 
     def learn(self, batch: Batch, parameters: Sequence[nn.Parameter]) -> Output:
         """A forward and backward pass: tables learn in it, ``parameters`` get their gradients, each thread its own."""
-        named = list(self._named.values())
         output: Output
         loss, output = self.model(batch)
-        gradients = torch.autograd.grad(loss, [*named, *self._anchors], allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=False):
+        # Statistics of a layer are parameters without a gradient.
+        pairs = [pair for pair in zip(parameters, self._named.values(), strict=True) if pair[1].requires_grad]
+        gradients = torch.autograd.grad(loss, [*(each for _, each in pairs), *self._anchors], allow_unused=True)
+        for (parameter, _), gradient in zip(pairs, gradients, strict=False):
             parameter.grad = gradient
         return output
 

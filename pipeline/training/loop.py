@@ -106,7 +106,7 @@ def train(
             config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget, compiling, looks
         )
         steps = settings.debug.profile_steps or (STEPS if config.profile else 0)
-        run.speed = trainer.measure_speed(order.local_batch) if config.profile else None
+        run.speed = trainer.measure_speed(order.local_batch) if config.profile and order.has_share else None
         name = f"{checkpoints.rsplit('/', 2)[0]}/*-rank{dist.get_rank()}"
         profiler = Profiler(store, name, steps, run.speed) if steps else None
         with (
@@ -150,7 +150,7 @@ def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
     return Order(
         key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
         window_groups=config.shuffle_window_groups, lanes=config.dealt_lanes, rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
+        world_size=settings.hardware.workers, without=settings.hardware.world_size - settings.hardware.workers,
     )  # fmt: skip
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -21,6 +24,7 @@ from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.widths import Projections, projections
+from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm, Ranker, batch_norms
@@ -33,6 +37,7 @@ from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
 from pipeline.training.counted import RowCounts
 from pipeline.training.data import Batch
+from pipeline.training.distributed import workers_of
 from pipeline.training.faults import Fault, FaultFinder
 from pipeline.training.histories import Histories, histories_of
 from pipeline.training.linear import use_cpu_kernels
@@ -147,6 +152,7 @@ class DensePart(nn.Module):
         vectors += [f"sequence {each.name!r}" for each in schema.sequences if names is None]
         self.faults = FaultFinder(schema.dense, vectors, ranking, self._rank)
         self._embeddings: Tensor | None = None
+        self.workers: Workers | None = None  # None: every rank has samples
         self.inputs: ModelInputs | None = None  # what the ranking model was built for
         self.replayed = False  # from a CUDA graph, whose next replay writes over the outputs of this one
 
@@ -166,6 +172,11 @@ class DensePart(nn.Module):
         and the logits are those of all rows. The weights that come out say how many rows each row stands for.
         ``looked_up``: the embeddings of the tables of sequences; ``events``: see ``Batch``.
         """
+        if self.workers is not None and pooled is not None and not isinstance(pooled, Tensor):
+            if not self.workers.here:
+                return self._without_samples(pooled, labels, weights, extra)
+            self.workers.averaged(pooled.values())
+            pooled, dense, labels, weights, extra = self._near(pooled, dense, labels, weights, extra)
         taken = None
         if looked_up is not None and self.histories is not None:
             taken = self.histories.take(looked_up, len(labels), events)
@@ -196,6 +207,20 @@ class DensePart(nn.Module):
         self._embeddings = embeddings.detach()
         self.faults.look(dense.detach(), embeddings.detach(), loss.detach())
         return loss, (logits.detach(), labels, weights)
+
+    def _without_samples(
+        self, pooled: KeyedTensor, labels: Tensor, weights: Tensor, extra: Tensor | None
+    ) -> tuple[Tensor, Output]:
+        """A loss of no rows, through which the gradients of other ranks' rows reach this rank's tables."""
+        if self.tasks and extra is not None:
+            labels = join_labels(labels, extra, self.tasks)
+        return pooled.values().sum(), (torch.zeros_like(labels), labels, weights)
+
+    def _near(self, pooled: KeyedTensor, *parts: Tensor | None) -> tuple[Any, ...]:
+        """``pooled`` and ``parts`` of a batch on the device of the ranking model: embeddings come to host memory."""
+        device = next(self.ranking.parameters()).device
+        moved = (None if part is None else part.to(device, non_blocking=True) for part in parts)
+        return (pooled if pooled.device() == device else pooled.to(device), *moved)
 
     def rank(self, dense: Tensor, embeddings: Tensor, real: Tensor) -> Tensor:
         """The ranking model's logits; ``real`` [b]: which rows are no padding."""
@@ -307,11 +332,13 @@ def build_towers(
     return TowerClickModel(towers, part)
 
 
-def _max_norm(data: DataConfig, schema: DatasetSchema, device: torch.device) -> MaxNorm | None:
+def _max_norm(
+    data: DataConfig, schema: DatasetSchema, device: torch.device, group: dist.ProcessGroup | None
+) -> MaxNorm | None:
     """The layer for the dense features with transform max_norm; None without any."""
     chosen = {name for name, f in data.dense.items() if (f.transform or data.dense_transform) == "max_norm"}
     columns = [column for column, name in enumerate(schema.dense) if name in chosen]
-    return MaxNorm(columns, largest_of_ranks).to(device) if columns else None
+    return MaxNorm(columns, partial(largest_of_ranks, group=group)).to(device) if columns else None
 
 
 def _dense_part(
@@ -323,7 +350,8 @@ def _dense_part(
     tasks = task_inputs(schema.tasks)
     inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=settings.seed, tasks=tasks)
     ranking = build_model(settings.model, inputs).to(device)
-    synchronise(ranking)
+    workers = workers_of(settings.hardware)
+    synchronise(ranking, workers.group)
     graphs = trained and settings.train.cuda_graphs
     if graphs:
         _check_graphs(device)
@@ -332,11 +360,12 @@ def _dense_part(
     elif trained and device.type == "cpu":  # scores of files and of versions come from the plain layers
         use_cpu_kernels(ranking)
     dtype = compute_dtype(settings.train.precision, device)
-    normalise = _max_norm(settings.data, schema, device)
+    normalise = _max_norm(settings.data, schema, device, workers.group)
     project = project.to(device) if project is not None else None
     histories = histories.to(device) if histories is not None else None
     part = DensePart(ranking, schema, dtype, names, normalise, settings.train, project, histories)
     part.inputs, part.replayed = inputs, graphs
+    part.workers = workers if workers.apart else None
     return part
 
 
@@ -378,7 +407,11 @@ def assemble(
         flat = build(settings, schema, device, trained=trained)
         exchange = flat_codecs(settings.partition.exchange, plan)
         prefetch = trained and settings.train.pipeline == "prefetch"
-        model = shard_model(flat, plan, flat.paths, device, rules, codecs=exchange, ssd=ssd, prefetch=prefetch)
+        tables = torch.device("cpu") if flat.head.workers is not None else device
+        model = shard_model(
+            flat, plan, flat.paths, tables, rules, codecs=exchange, ssd=ssd, prefetch=prefetch,
+            workers=flat.head.workers,
+        )  # fmt: skip
         return Sharded(model, flat.head, RowAccess(model))
     layout = layout_of(towers, schema.vectors, settings.hardware.hosts, settings.hardware.ranks_per_host)
     built = build_towers(settings, schema, layout, device, trained=trained)

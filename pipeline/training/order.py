@@ -23,6 +23,8 @@ class Order:
     """The settings that fix the sequence of global batches, and this rank's share of it.
 
     ``lanes``: of a dataset that has row groups for that many. Without ``shuffle`` a lane has its rows in their order.
+    ``world_size``: the ranks with a share, the first ones; ``without``: those behind them that have none, on embedding
+    hosts.
     """
 
     key: str
@@ -33,11 +35,22 @@ class Order:
     lanes: int = 1
     rank: int = 0
     world_size: int = 1
+    without: int = 0
 
     @property
     def local_batch(self) -> int:
-        """Rows of a batch on each rank, padding included."""
-        return -(-self.global_batch // self.world_size)
+        """Rows of a batch on this rank, padding included; 0 without a share."""
+        return -(-self.global_batch // self.world_size) if self.has_share else 0
+
+    @property
+    def has_share(self) -> bool:
+        """Whether this rank has rows of global batches."""
+        return self.rank < self.world_size
+
+    @property
+    def all_ranks(self) -> int:
+        """Ranks with a share and without."""
+        return self.world_size + self.without
 
     def generator(self, *numbers: int) -> np.random.Generator:
         """A random generator that depends on dataset, seed and ``numbers`` only."""

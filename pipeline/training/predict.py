@@ -11,12 +11,13 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.reader import Target, restore
 from pipeline.embeddings.tables import dense_parameters
+from pipeline.embeddings.workers import Workers
 from pipeline.evaluation.members import shares
 from pipeline.records import LABEL, Member, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.training.attention import Attention, watching
 from pipeline.training.data import BatchReader
-from pipeline.training.distributed import connect, shared_failure
+from pipeline.training.distributed import connect, shared_failure, workers_of
 from pipeline.training.model import assemble
 from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import SplitReader
@@ -61,12 +62,14 @@ def predict(
     with shared_failure():
         split = SplitReader(store, dataset, "test")
         with ssd_store(settings.hardware.ssd_paths, store, plan) as ssd:
-            global_batch = even_batch(settings.global_batch, dist.get_world_size())
+            workers = workers_of(settings.hardware)
+            global_batch = even_batch(settings.global_batch, workers.count)
             if ssd is not None and ssd.cached:  # whose slots are for the rows of a batch of the plan, not a larger one
                 global_batch = min(global_batch, plan.global_batch)
             order = Order(
                 key=dataset.key, seed=settings.seed, global_batch=global_batch, shuffle=False,
-                lanes=dist.get_world_size(), rank=dist.get_rank(), world_size=dist.get_world_size(),
+                lanes=workers.count, rank=dist.get_rank(), world_size=workers.count,
+                without=workers.world - workers.count,
             )  # fmt: skip
             sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd)
             target = Target(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
@@ -76,7 +79,7 @@ def predict(
                 for path in [each.checkpoint for each in members] or [checkpoint]:
                     with BatchReader(split, order, pin=device.type == "cuda") as reader:
                         restore(store, store.get(path, "train"), target)
-                        parts.append(score(sharded.model, reader, device))
+                        parts.append(score(sharded.model, reader, device, workers))
         logits = _together(parts, members, len(split.schema.tasks))
         if logits is None:
             return None
@@ -105,12 +108,13 @@ def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tas
     return np.asarray(sum(part * share for part, share in each if part is not None), np.float32)
 
 
-def score(model: torch.nn.Module, reader: BatchReader, device: torch.device) -> np.ndarray | None:
+def score(model: torch.nn.Module, reader: BatchReader, device: torch.device, workers: Workers) -> np.ndarray | None:
     """Logits of all rows of the ``reader``'s split, which is not shuffled, in row order: on rank 0, None elsewhere.
 
-    Collective; float32 [rows], or [rows, T] of several tasks.
+    Collective, on ranks without samples too; float32 [rows], or [rows, T] of several tasks.
     """
-    gathered = _gather(_run(model, reader, device))
+    own = _run(model, reader, torch.device("cpu") if workers.apart else device)
+    gathered = _gather(own, workers) if workers.here else None
     return None if gathered is None else _in_row_order(gathered, reader.deal)
 
 
@@ -126,10 +130,10 @@ def _run(model: torch.nn.Module, reader: BatchReader, device: torch.device) -> t
     return torch.stack([model(batch.to(device, non_blocking=True))[1][0].float() for batch in reader])
 
 
-def _gather(logits: torch.Tensor) -> torch.Tensor | None:
-    """The logits of all ranks on rank 0: [batches, W, b], or [batches, W, b, T]."""
-    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
-    dist.gather(logits, parts)
+def _gather(logits: torch.Tensor, workers: Workers) -> torch.Tensor | None:
+    """The logits of the W workers on rank 0: [batches, W, b], or [batches, W, b, T]."""
+    parts = [torch.empty_like(logits) for _ in workers.ranks] if dist.get_rank() == 0 else None
+    dist.gather(logits, parts, group=workers.group)
     return torch.stack(parts, dim=1) if parts else None
 
 

@@ -104,7 +104,7 @@ def _look(trainer: Trainer, batches: Iterator[Batch], measures: list[Interaction
 
 def _alone(settings: TrainingSettings) -> TrainingSettings:
     """The settings of the flat model on one CPU rank, in batches that one process can take."""
-    hardware = dataclasses.replace(settings.hardware, device="cpu", hosts=1, ranks_per_host=1)
+    hardware = dataclasses.replace(settings.hardware, device="cpu", hosts=1, ranks_per_host=1, embedding_hosts=0)
     steps = max(1, settings.partition.probe_steps)
     train = dataclasses.replace(
         settings.train,

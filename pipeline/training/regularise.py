@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -13,44 +14,47 @@ from pipeline.models.layers import BatchNorm, MaxNorm
 
 
 class _SumOfRanks(torch.autograd.Function):
-    """The sum of a tensor over all ranks; each rank's loss depends on it, so the gradients add up as well."""
+    """The sum of a tensor over a group's ranks; the loss of each depends on it, so the gradients add up as well."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        total = values.clone()
-        dist.all_reduce(total)
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group, total = group, values.clone()
+        dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         total = grads[0].clone()
-        dist.all_reduce(total)
-        return total
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 @torch.compiler.disable
-def sum_of_ranks(values: Tensor) -> Tensor:
-    """``values`` added up over all ranks, differentiably. Collective, in the backward pass too."""
-    return cast(Tensor, _SumOfRanks.apply(values))
+def sum_of_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """``values`` added up over the ranks of ``group`` (None: all), differentiably.
+
+    Collective, in the backward pass too.
+    """
+    return cast(Tensor, _SumOfRanks.apply(values, group))
 
 
 @torch.compiler.disable
-def largest_of_ranks(values: Tensor) -> Tensor:
-    """The elementwise maximum over all ranks, in place. Collective where there are several."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(values, dist.ReduceOp.MAX)
+def largest_of_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The elementwise maximum over the ranks of ``group`` (None: all), in place. Collective where there are several."""
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=group)
     return values
 
 
-def synchronise(ranking: nn.Module) -> None:
-    """Have the layers of ``ranking`` that look at a whole batch look at that of all ranks."""
+def synchronise(ranking: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Have the layers of ``ranking`` that look at a whole batch look at that of all ranks of ``group`` (None: all)."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     for layer in ranking.modules():
         if isinstance(layer, BatchNorm):
-            layer.combine = sum_of_ranks
+            layer.combine = partial(sum_of_ranks, group=group)
         elif isinstance(layer, MaxNorm):
-            layer.combine = largest_of_ranks
+            layer.combine = partial(largest_of_ranks, group=group)
 
 
 def seed_step(seed: int, step: int) -> None:

@@ -22,11 +22,13 @@ from pipeline.embeddings.pages import use_large_pages
 from pipeline.embeddings.sharding import cached_tables
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
+from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.towers.links import Links
 from pipeline.training.averages import Average
 from pipeline.training.data import Batch
+from pipeline.training.distributed import workers_of
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.products import Speed
@@ -68,15 +70,16 @@ class Trainer:
         self.rows.initialise(settings.seed)
         self._move_tables(device)
         self.dense = dense_parameters(self.model)
-        self.optimizers = Optimizers(self.model, settings.train, total, self._towers)
-        self.links = Links(settings.hardware.ranks_per_host)
-        self._reductions = _reductions(sharded, self.dense)
+        self.workers, self.links = workers_of(settings.hardware), Links(settings.hardware.ranks_per_host)
+        self.optimizers = Optimizers(self.model, settings.train, total, self._towers, self.workers)
+        self._reductions = _reductions(sharded, self.dense, self.workers)
         self.seed, self.steps = settings.seed, 0
         self.lr = 0.0
         self._average_used = settings.train.average.use
         self.alone = alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
         # One rank has no ids to send ahead.
-        self._pipeline = self._make_pipeline(device, TrainPipelineBase if alone else pipeline)
+        tables = torch.device("cpu") if self.dense_part.workers is not None else device
+        self._pipeline = self._make_pipeline(tables, TrainPipelineBase if alone else pipeline)
         self._exchanging = self._exchange(device, settings)
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
@@ -212,9 +215,13 @@ def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
     return kinds[name]
 
 
-def _reductions(sharded: Sharded, dense: dict[str, torch.nn.Parameter]) -> list[tuple[int, list[int], bool]]:
-    """The all-reductions of a step, which DDP does: (bytes, global ranks, whether it is the dense part)."""
-    every = list(range(dist.get_world_size()))
+def _reductions(
+    sharded: Sharded, dense: dict[str, torch.nn.Parameter], workers: Workers
+) -> list[tuple[int, list[int], bool]]:
+    """This rank's all-reductions of a step, which DDP does: (bytes, global ranks, whether it is the dense part)."""
+    if not workers.here:
+        return []
+    every = list(workers.ranks)
     towers = sharded.towers
     tower_ranks = towers.groups.tower_ranks if towers is not None else every
     apart = towers.apart_parameters() if towers is not None else []

@@ -10,6 +10,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from pipeline.config import TrainConfig
 from pipeline.embeddings.learning import clip_table_gradients, replica_optimizer, set_sparse_lr
 from pipeline.embeddings.tables import dense_parameters
+from pipeline.embeddings.workers import Workers
 from pipeline.towers.transform import TowerEmbeddings
 from pipeline.training.averages import Average
 from pipeline.training.clipping import DenseClip
@@ -22,17 +23,21 @@ class Optimizers:
 
     Tables learn inside the backward pass. Only data-parallel tables learn in ``step``, by ``tables`` (None without
     any), as the dense part does by ``dense``. ``total``: steps planned; the schedule ends with the last one.
-    ``towers``: their modules' gradients differ between the ranks. ``scale``: a factor of both learning rates besides
-    the schedule's, which begins anew every ``cycle`` steps (None: it spans all). ``before``: called before each step.
+    ``towers``: their modules' gradients differ between the ranks. ``workers``: the ranks with samples (None: all).
+    ``scale``: a factor of both learning rates besides the schedule's, which begins anew every ``cycle`` steps (None: it
+    spans all). ``before``: called before each step.
     """
 
     def __init__(
-        self, dmp: DistributedModelParallel, config: TrainConfig, total: int, towers: TowerEmbeddings | None = None
-    ) -> None:
+        self, dmp: DistributedModelParallel, config: TrainConfig, total: int, towers: TowerEmbeddings | None = None,
+        workers: Workers | None = None,
+    ) -> None:  # fmt: skip
         self._dmp, self._config, self._total = dmp, config, total
         named, clip = dense_parameters(dmp), config.clip
         parameters, groups = list(named.values()), dense_groups(named, config)
         own = towers.apart_parameters() if towers is not None else []
+        if workers is not None and workers.apart:  # only workers have gradients
+            own = parameters
         self.dense = config.dense_spec.build(groups, own)
         self._rates = [group.lr for group in groups]
         self._clip = DenseClip(parameters, clip.dense_norm, towers) if clip.dense_norm is not None else None

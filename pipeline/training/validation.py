@@ -162,7 +162,7 @@ class Validation:
             torch.compiler.set_stance("force_eager"),
             BatchReader(self._split, self._order, pin=device.type == "cuda") as reader,
         ):
-            return score(model, reader, device)
+            return score(model, reader, device, self._trainer.workers)
 
     def _look(self, train_ne: float | None) -> Look:
         """The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite."""

@@ -34,6 +34,15 @@ class Block:
         return Columns(self.floats[0], self.floats[more:], self.ids, self.ragged, self.floats[1:more])
 
 
+def no_rows(split: SplitReader) -> tuple[Columns, int]:
+    """What a rank without a share of global batches takes of each: no rows, not even padding."""
+    block = Block.empty(split, 0)
+    for column in split.multi:
+        weights = np.empty(0, np.float32) if column.weighted else None
+        block.ragged[column.name] = Ragged(np.zeros(1, np.int64), np.empty(0, np.int32), weights)
+    return block.columns(len(split.extra)), 0
+
+
 class LaneReader:
     """The rows of global batches for one of ``world`` ranks, from (epoch, batch) ``start`` on; decodes only its lanes'.
 

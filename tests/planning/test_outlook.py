@@ -39,8 +39,12 @@ def nights(tables: dict[str, list[int]], skipped: tuple[int, ...] = ()) -> Night
     return Nights(nights=tuple(made))
 
 
-def planted(tables: dict[str, list[int]], ddr: float, most: int = 10**8, count: int = 30, ssd: float = 0.0, **more):
-    config = configure(cpu(1, 1, ddr=ddr))
+def planted(
+    tables: dict[str, list[int]], ddr: float, most: int = 10**8, count: int = 30, ssd: float = 0.0, owners: int = 0,
+    **more,
+):  # fmt: skip
+    config = configure(cpu(1 + owners, 1, ddr=ddr))
+    config.hardware.embedding_hosts = owners
     config.hardware.ssd_gib, config.hardware.ssd_gb_per_s, config.hardware.ssd_read_iops = ssd, 0.1, 5_000.0
     known = nights(tables, **more)
     schema, profile = dataset({table.name: table.rows for table in known.newest.schema.tables})
@@ -80,6 +84,22 @@ def test_remedies_keep_the_tables_there_until_the_last_night():
     ddr = next(remedy for remedy in others if remedy.startswith("hardware.ddr_gib="))
     larger = inputs.changed("hardware.ddr_gib", float(ddr.partition("=")[2]))
     assert level(with_rows(larger, {name: table.rows["30"][1] for name, table in record.tables.items()})) == 0
+
+
+def test_remedies_of_a_bipartite_cluster_are_those_of_its_embedding_hosts():
+    tables = {"user": linear(1_000_000, 100_000), "city": linear(800_000, 100_000, seed=1)}
+    inputs, record = planted(tables, ddr=1.0, owners=1)
+    assert record.tiers["ddr"].last and not record.fits
+    remedies = record.tiers["ddr"].remedies
+    last = {name: table.rows["30"][1] for name, table in record.tables.items()}
+    memory = next(remedy for remedy in remedies if remedy.startswith("hardware.embedding_ddr_gib="))
+    hosts = next(remedy for remedy in remedies if remedy.startswith("hardware.hosts="))
+    for remedy in (memory, hosts):
+        changed = inputs
+        for path, _, value in (each.partition("=") for each in remedy.split()):
+            changed = changed.changed(path, float(value) if "gib" in path else int(value))
+        assert level(with_rows(changed, last)) == 0, remedy
+    assert "hardware.embedding_hosts=" in hosts and not any("hardware.ddr_gib" in each for each in remedies)
 
 
 def test_a_slower_memory_takes_over_and_the_step_takes_longer():

@@ -49,6 +49,7 @@ def test_the_wheel_holds_configuration_templates_and_every_module(names: set[str
     [
         "checkpoint/native/rowcodes",
         "embeddings/native/rowsteps",
+        "native/fields",
         "native/linear",
         "native/rows",
         "native/steps",

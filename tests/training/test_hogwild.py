@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from pipeline.config import CheckpointConfig, ClipConfig
 from pipeline.config.hogwild import HogwildConfig
 from pipeline.config.validate import ValidateConfig
 from pipeline.errors import ConfigError
+from pipeline.models.wide_deep import WideDeepConfig
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training import hogwild, loop
@@ -30,6 +32,7 @@ CASES = {
     "looks": {"validation": 200, "validate": ValidateConfig(every_steps=20, patience=2, cycle_epochs=None), "epochs": 9,
               "sparse_lr": 2.0},
     "clipped": {"clip": ClipConfig(dense_norm=0.1, table_value=0.001)},
+    "statistics": {"model": WideDeepConfig(embedding_dim=8, wide=4, top_mlp=[16])},  # a parameter without a gradient
     "bad batch": {"spoil": True},
 }  # fmt: skip
 
@@ -43,6 +46,7 @@ def train_case(folder, case):
     """Train one case in this process and leave what it did as JSON."""
     changes = dict(CASES[case])
     then, validation = changes.pop("then", None), changes.pop("validation", 0)
+    model = changes.pop("model", None)
     columns = tuple(SparseColumn(name=name, rows=rows) for name, rows in ROWS.items())
     bad = spoil if changes.pop("spoil", False) else None
     write_dataset(folder, train=TRAIN_ROWS, test=400, validation=validation, sparse=columns, spoil=bad)
@@ -50,6 +54,8 @@ def train_case(folder, case):
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     options = {"mode": "hogwild", "hogwild": HogwildConfig(threads=4), "global_batch": BATCH, **changes}
     settings = config(1, **options)
+    if model is not None:
+        settings = replace(settings, model=model)
     plan = plan_for("table_wise", 1, rows=ROWS, dim=8)
     seen: Counter = Counter()
     _count_rows(seen)
@@ -102,7 +108,7 @@ def outcome(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("case", ["adagrad", "lazy adam", "one thread", "checkpoints", "clipped"])
+@pytest.mark.parametrize("case", ["adagrad", "lazy adam", "one thread", "checkpoints", "clipped", "statistics"])
 def test_every_row_is_trained_once_an_epoch_and_the_model_learns(outcome, case):
     found, sync = outcome(case), outcome("sync")
     assert found["rows"] == TRAIN_ROWS and set(found["seen"]) == {2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipeline.records import UNSEEN_ROW
 from pipeline.specs.id_mapping import FittedMapping, FittingDay, IdMapping, MappedFeature
 
 if TYPE_CHECKING:
@@ -35,6 +36,18 @@ class VocabMapping(IdMapping):
     def apply(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
         """By the vocabulary."""
         return (fitted.known_rows(hashes),)
+
+    def rows(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
+        """As every mapping; of hashes without nulls, as blocks have them, in three steps of NumPy."""
+        import numpy as np
+        import polars as pl
+
+        if hashes.null_count():
+            return super().rows(fitted, hashes)
+        values = hashes.to_numpy()
+        found, (first, count) = fitted.found_rows(values), fitted.spread or (UNSEEN_ROW, 1)
+        unknown = np.int32(first) if count == 1 else (values % np.uint64(count)).astype(np.int32) + np.int32(first)
+        return (pl.Series("row", np.where(found < 0, unknown, found)),)
 
 
 VOCAB = VocabMapping(

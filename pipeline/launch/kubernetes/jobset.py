@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pipeline.launch.appdefs import pod_command, pod_environment
 from pipeline.launch.kubernetes.jobs import ClusterRunner
 from pipeline.launch.kubernetes.manifest import job_set
 from pipeline.launch.kubernetes.pods import Object
@@ -16,8 +15,7 @@ class JobSetRunner(ClusterRunner):
 
     def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> Object:
         """The JobSet, whose controller makes job, service and pods."""
-        command, env = pod_command(step.name, self.config, config_url, name), pod_environment(step.name, self.config)
-        return job_set(self.config, step, name, attempt, command, env)
+        return job_set(self.config, step, name, attempt, config_url)
 
     def phase_of(self, job: Object) -> str:
         """By its conditions."""

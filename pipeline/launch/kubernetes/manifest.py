@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.launch.appdefs import hosts_of, seconds_to_end
+from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, roles_of, seconds_to_end
 from pipeline.launch.kubernetes.names import job_labels
 from pipeline.launch.kubernetes.pods import Object, pod_template
 from pipeline.records.step import Step
@@ -47,10 +47,11 @@ def _task(config: Config, step: Step, name: str, attempt: int, rendered: Object)
     env = {entry["name"]: entry.get("value", "") for entry in container["env"]}
     # TorchX draws a name of its own for the app and puts it here.
     env["TORCHX_JOB_ID"] = f"kubernetes://nightjar/{config.launch.namespace}:{name}"
+    role = rendered["name"].rpartition("-")[0]  # TorchX's task: <role>-<replica>
     return {
         "name": rendered["name"],
         "replicas": 1,
-        "template": _template(config, step, attempt, list(container["command"]), env),
+        "template": _template(config, step, attempt, list(container["command"]), env, role),
     }
 
 
@@ -65,24 +66,28 @@ def indexed_job(config: Config, step: Step, name: str, attempt: int, command: Se
     return _queued({"apiVersion": "batch/v1", "kind": "Job"}, spec, config, step, name, attempt)
 
 
-def job_set(config: Config, step: Step, name: str, attempt: int, command: Sequence[str], env: Object) -> Object:
-    """The JobSet of a stage: one indexed job, whose pods' names the JobSet makes known.
+def job_set(config: Config, step: Step, name: str, attempt: int, config_url: str) -> Object:
+    """The JobSet of a stage: an indexed job for each role of its hosts; the JobSet makes their pods' names known.
 
-    It fails with its first pod, for it has no failure policy and its job no retries.
+    It fails with its first pod, for it has no failure policy and its jobs no retries.
     """
-    hosts = hosts_of(step.name, config)
-    first = f"{name}-{step.name}-0-0.{name}"
-    template = _template(
-        config, step, attempt, list(command), {"FIRST_POD": first if hosts > 1 else "localhost", **env}
-    )
-    labels = dict(template["metadata"]["labels"])
-    job = {"metadata": {"labels": labels}, "spec": _indexed(template, hosts)}
+    jobs = [
+        {"name": role, "replicas": 1, "template": _role_job(config, step, name, attempt, config_url, role, hosts)}
+        for role, hosts in roles_of(step.name, config).items()
+    ]
     spec: Object = {
         "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
-        "replicatedJobs": [{"name": step.name, "replicas": 1, "template": job}],
+        "replicatedJobs": jobs,
         "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours),
     }
     return _queued({"apiVersion": JOBSET, "kind": "JobSet"}, spec, config, step, name, attempt)
+
+
+def _role_job(config: Config, step: Step, name: str, attempt: int, config_url: str, role: str, hosts: int) -> Object:
+    first = f"{name}-{step.name}-0-0.{name}" if hosts_of(step.name, config) > 1 else "localhost"
+    env = {"FIRST_POD": first, **pod_environment(step.name, config, role)}
+    template = _template(config, step, attempt, pod_command(step.name, config, config_url, name, role), env, role)
+    return {"metadata": {"labels": dict(template["metadata"]["labels"])}, "spec": _indexed(template, hosts)}
 
 
 def _indexed(template: Object, hosts: int) -> Object:
@@ -128,6 +133,8 @@ def _metadata(config: Config, step: Step, name: str, attempt: int) -> dict[str, 
     return {"name": name, "namespace": config.launch.namespace, "labels": labels}
 
 
-def _template(config: Config, step: Step, attempt: int, command: list[str], env: dict[str, str]) -> Object:
+def _template(
+    config: Config, step: Step, attempt: int, command: list[str], env: dict[str, str], role: str = ""
+) -> Object:
     labels = job_labels(config, step, attempt)
-    return pod_template(config, step.name, command, env, labels, seconds_to_end(step.name, config))
+    return pod_template(config, step.name, command, env, labels, seconds_to_end(step.name, config), role)

@@ -6,6 +6,7 @@ import hashlib
 import re
 
 from pipeline.config import Config
+from pipeline.launch.appdefs import roles_of
 from pipeline.records.step import Step
 
 LONGEST = 63  # of a DNS label, which a pod's host name is
@@ -30,7 +31,8 @@ def job_name(config: Config, step: Step, attempt: int) -> str:
     digits = hashlib.sha256(f"{step.key} {config.launch.pods.image}".encode()).hexdigest()[:10]
     tail = f"-{step.name}-{digits}-a{attempt}"
     # Pods of a JobSet: -<stage>-<job>-<host>, and five letters of their own; its webhook counts them.
-    suffix = f"-{step.name}-0-{config.hardware.hosts - 1}{'-abcde' if config.launch.job == 'jobset' else ''}"
+    longest = max(roles_of(step.name, config), key=len)
+    suffix = f"-{longest}-0-{config.hardware.hosts - 1}{'-abcde' if config.launch.job == 'jobset' else ''}"
     return run_label(str(config.run), LONGEST - len(tail) - len(suffix)) + tail
 
 

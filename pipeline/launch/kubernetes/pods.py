@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from pipeline.config import Config, PodConfig, PodResources
+from pipeline.config.kubernetes import EMBEDDING
 from pipeline.launch.appdefs import distributed, resources_of
 from pipeline.launch.kubernetes.names import launcher_account, stage_account
 from pipeline.launch.kubernetes.patch import CONTAINER, patched
@@ -16,14 +17,16 @@ LAUNCHER = "launcher"
 
 
 def pod_template(
-    config: Config, stage: str, command: list[str], env: dict[str, str], labels: dict[str, str], seconds: int
-) -> Object:
+    config: Config, stage: str, command: list[str], env: dict[str, str], labels: dict[str, str], seconds: int,
+    role: str = "",
+) -> Object:  # fmt: skip
     """Template of one pod of ``stage``, which runs ``command`` and has ``seconds`` to end when it is told to.
 
-    ``env``: variables beside those of ``launch.pods``. Nothing in it may become root, write to the image or talk to
+    ``env``: variables beside those of ``launch.pods``; ``role``: of the pod, where the stage's pods have several, by
+    which it has resources and patches of its own. Nothing in it may become root, write to the image or talk to
     the API server, but for the launcher.
     """
-    pods, launcher = config.launch.pods, stage == LAUNCHER
+    pods, launcher, kind = config.launch.pods, stage == LAUNCHER, EMBEDDING if role == EMBEDDING else stage
     spec: Object = {
         "restartPolicy": "Never",
         "serviceAccountName": launcher_account(config) if launcher else stage_account(config),
@@ -38,8 +41,8 @@ def pod_template(
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(config, stage, command, env)],
-        "volumes": _volumes(pods, resources_of(pods, stage)),
+        "containers": [_container(config, stage, command, env, kind)],
+        "volumes": _volumes(pods, resources_of(pods, kind)),
     }
     if not launcher:
         spec["activeDeadlineSeconds"] = math.ceil(60 * config.launch.deadline_minutes)
@@ -57,10 +60,10 @@ def pod_template(
         "sidecar.istio.io/inject": "false",  # a service mesh's sidecar would keep the pod from ending
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",  # a node less is not worth an attempt
     }
-    return patched({"metadata": {"labels": dict(labels), "annotations": annotations}, "spec": spec}, pods, stage)
+    return patched({"metadata": {"labels": dict(labels), "annotations": annotations}, "spec": spec}, pods, kind)
 
 
-def _container(config: Config, stage: str, command: list[str], env: dict[str, str]) -> Object:
+def _container(config: Config, stage: str, command: list[str], env: dict[str, str], kind: str) -> Object:
     pods = config.launch.pods
     container: Object = {
         "name": CONTAINER,
@@ -68,7 +71,7 @@ def _container(config: Config, stage: str, command: list[str], env: dict[str, st
         "imagePullPolicy": "IfNotPresent",
         "command": command,
         "env": _environment(pods, env),
-        "resources": _resources(config, stage),
+        "resources": _resources(config, kind),
         "volumeMounts": _mounts(pods),
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -96,7 +99,10 @@ def _environment(pods: PodConfig, env: dict[str, str]) -> list[Object]:
 
 
 def _resources(config: Config, stage: str) -> Object:
-    """Requests are the limits: a trainer that shares its cores or memory slows all others down."""
+    """Requests are the limits: a trainer that shares its cores or memory slows all others down.
+
+    Pods of role ``EMBEDDING`` get no GPUs unless they ask for some.
+    """
     asked = resources_of(config.launch.pods, stage)
     amounts = {
         "cpu": f"{round(1000 * asked.cpu)}m",

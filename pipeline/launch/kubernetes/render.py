@@ -37,9 +37,9 @@ def _objects(config: Config, step: Step, config_url: str) -> list[Object]:
         app = pods_app(step.name, config, config_url, name)
         rendered = rendered_for_volcano(app, config.launch.namespace, config.launch.queue)
         return [volcano_job(config, step, name, 1, rendered)]
-    command, env = pod_command(step.name, config, config_url, name), pod_environment(step.name, config)
     if config.launch.job == "jobset":
-        return [job_set(config, step, name, 1, command, env)]
+        return [job_set(config, step, name, 1, config_url)]
+    command, env = pod_command(step.name, config, config_url, name), pod_environment(step.name, config)
     job = indexed_job(config, step, name, 1, command, env)
     if hosts_of(step.name, config) == 1:
         return [job]

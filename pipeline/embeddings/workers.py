@@ -1,0 +1,63 @@
+"""The ranks that have samples and train the dense part: all of them, or on a bipartite cluster the first ones.
+
+The other ranks, those of embedding hosts, hold the tables. They take part in the collection's exchanges with batches of
+no rows, so TorchRec's all-to-alls bring them the ids of the workers and take pooled embeddings back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+
+# TorchRec's row-wise shardings add up partial sums, and gather their gradients, over all ranks, workers included.
+SHARDINGS = ("table_wise", "column_wise")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The first ``count`` of ``world`` ranks, with a process group of their own where these are not all of them."""
+
+    count: int
+    world: int
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether other ranks hold the tables."""
+        return self.count < self.world
+
+    @property
+    def here(self) -> bool:
+        """Whether this rank is a worker."""
+        return self.count == self.world or dist.get_rank() < self.count
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Their global ranks."""
+        return range(self.count)
+
+    def averaged(self, pooled: torch.Tensor) -> None:
+        """Divide the gradient of the ``pooled`` embeddings by the workers, as TorchRec divides by all ranks."""
+        if pooled.requires_grad:
+            pooled.register_hook(lambda gradient: gradient / self.count)
+
+
+class WorkersWrapper(DefaultDataParallelWrapper):
+    """DDP over the workers, whatever ranks have the tables; one worker, and the other ranks, get none."""
+
+    def __init__(self, workers: Workers) -> None:
+        super().__init__()
+        self._workers = workers
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        """Wrap what is not sharded."""
+        if self._workers.count == 1 or not self._workers.here:
+            return
+        own = ShardingEnv(self._workers.count, dist.get_rank())
+        own.process_group = self._workers.group
+        super().wrap(dmp, own, device)
