@@ -152,7 +152,7 @@ bench-models: install ## test NE, AUC, samples/s and parameters of every ranker 
 	@.venv/bin/python -m benchmarks.models
 
 .PHONY: bench-search
-bench-search: install ## planted widths and interactions that nightjar search finds, cost and NE of its model (10 minutes)
+bench-search: install ## planted widths and interactions that nightjar search finds, cost and NE of its model (20 minutes)
 	@.venv/bin/python -m benchmarks.search
 
 bench-widths: install ## test NE of widths by frequency at half the bytes, against one width (10 minutes)

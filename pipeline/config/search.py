@@ -24,14 +24,14 @@ class SearchConfig:
         0.01, low=0.0, doc="Log loss that the predicted time of a step of the configured model weighs as much as."
     )
     memory: float = setting(
-        0.02, low=0.0, doc="Log loss that the bytes of the configured model's tables weigh as much as."
+        0.01, low=0.0, doc="Log loss that the bytes of the configured model's tables weigh as much as."
     )
     epochs: int = setting(4, low=1, doc="Passes over the rows that train the super-net's weights.")
     held_share: float = setting(
         0.2, low=0.01, high=0.9, doc="Share of the train rows on which choices are learnt, in whole row groups."
     )
     warmup: float = setting(
-        0.3, low=0.0, high=0.9, doc="Share of the steps in which weights learn alone, every choice as likely as others."
+        0.5, low=0.0, high=0.9, doc="Share of the steps in which weights learn alone, with all columns and pairs."
     )
     lr: float = setting(0.02, low=1e-6, doc="Learning rate of the choices' probabilities.")
     temperature: float = setting(

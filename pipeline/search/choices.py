@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from pipeline.specs.search_part import Decision
 
 Gates = Mapping[str, Tensor]  # by decision, 1 for the choice that was drawn and 0 for the others: [choices]
-SHARPNESS = 2e-4  # log loss that makes a choice e times as likely as another at first
-FARTHEST = 5.0  # difference of logits at first, so that what the first measurement got wrong can change
+FARTHEST = 5.0  # difference of measured choices' logits, so that one which seems poor is drawn at times, and learns
 
 
 class Choices(nn.Module):
@@ -51,11 +50,19 @@ class Choices(nn.Module):
         first[:, 0] = 1.0
         return self._gates(first)
 
+    def likeliest(self) -> Gates:
+        """Gates of the most probable choices."""
+        places = self.probabilities().argmax(1, keepdim=True)
+        return self._gates(torch.zeros_like(self.logits).scatter_(1, places, 1.0))
+
     @torch.no_grad()
-    def begin(self, name: str, losses: Tensor) -> None:
-        """Begin with choices of one decision the more likely the lower their ``losses`` [choices]."""
+    def measured(self, name: str, losses: Tensor, scale: float) -> None:
+        """Have choices of one decision the more likely the lower their ``losses`` [choices], which have their cost.
+
+        ``scale``: log loss that makes a choice e times as likely as another.
+        """
         place = [each.name for each in self.decisions].index(name)
-        self.logits[place, : len(losses)] = ((losses - losses.min()) / -SHARPNESS).clamp_min(-FARTHEST)
+        self.logits[place, : len(losses)] = ((losses - losses.min()) / -scale).clamp_min(-FARTHEST)
 
     def probabilities(self) -> Tensor:
         """[decisions, most choices]; 0 where a decision has fewer choices."""

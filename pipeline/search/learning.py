@@ -42,6 +42,11 @@ class Learner:
         self.dense = train.dense_spec.build([group])
         self.architecture = torch.optim.Adam(choices.parameters(), lr=search.lr, betas=(0.9, 0.99))
 
+    @property
+    def measured(self) -> list[int]:
+        """Places of the decisions whose probabilities follow what is measured, not gradients."""
+        return [place for place, each in enumerate(self.choices.decisions) if each.name in self.net.measured]
+
     def learn_weights(self, rows: Rows, step: int, temperature: float, *, whole: bool = False) -> float:
         """A step (from 0) of the weights for an architecture drawn at ``temperature``; the rows' mean log loss.
 
@@ -60,7 +65,11 @@ class Learner:
         return loss.item()
 
     def learn_choices(self, rows: Rows, costs: Costs, temperature: float) -> tuple[float, float]:
-        """A step of the probabilities: log loss of a drawn architecture plus the expected cost. Returns both."""
+        """A step of the probabilities: log loss of a drawn architecture plus the expected cost. Returns both.
+
+        Those of decisions that are measured stay: at a gate of 1 the gradient is that of a slight change, which weights
+        make up for, and says little of what it costs to do without.
+        """
         weights = [*self.net.parameters(), self.tables.rows]
         for each in weights:
             each.requires_grad_(False)
@@ -68,6 +77,8 @@ class Learner:
         cost = costs.expected(self.choices.probabilities())
         self.architecture.zero_grad(set_to_none=True)
         (loss + cost).backward()
+        assert self.choices.logits.grad is not None
+        self.choices.logits.grad[self.measured] = 0
         self.architecture.step()
         for each in weights:
             each.requires_grad_(True)
@@ -81,21 +92,20 @@ class Learner:
         self.net.project.data = self.tables.turn(self.net.project.data)
 
     @torch.no_grad()
-    def compare(self, batches: Sequence[Rows]) -> dict[str, Tensor]:
-        """Log loss that each choice by itself adds to the configured model's, the mean over equal batches.
+    def compare(self, batches: Sequence[Rows], chosen: Gates) -> dict[str, Tensor]:
+        """Log loss that each choice by itself adds to that of the architecture ``chosen``, the mean over equal batches.
 
-        [choices] of each decision that is measured; 0 for the first choice.
+        [choices] of each decision that is measured; 0 for the choice that is in ``chosen``.
         """
-        whole = self.choices.whole()
-        base = self._losses(batches, whole)
-
-        def added(gates: Gates) -> Tensor:
-            return (self._losses(batches, gates) - base).mean()
-
-        return {
-            name: torch.stack([added({**whole, name: gate}) for gate in torch.eye(len(whole[name]))])
-            for name in sorted(self.net.measured)
-        }
+        added = {name: torch.zeros(len(chosen[name])) for name in sorted(self.net.measured)}
+        for rows in batches:
+            embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
+            base = self._loss(rows, chosen, embeddings)
+            for name, losses in added.items():
+                for place, gate in enumerate(torch.eye(len(losses))):
+                    if not chosen[name][place]:
+                        losses[place] += self._loss(rows, {**chosen, name: gate}, embeddings) - base
+        return {name: losses / len(batches) for name, losses in added.items()}
 
     def state(self) -> State:
         """All that a step changes."""
@@ -129,11 +139,10 @@ class Learner:
             "architecture": (self.architecture, dict(self.choices.named_parameters())),
         }
 
-    def _losses(self, batches: Sequence[Rows], gates: Gates) -> Tensor:
-        return torch.stack([self._loss(rows, gates) for rows in batches])
-
-    def _loss(self, rows: Rows, gates: Gates) -> Tensor:
-        embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
+    def _loss(self, rows: Rows, gates: Gates, embeddings: Tensor | None = None) -> Tensor:
+        """The rows' mean log loss; ``embeddings``: theirs, if they are known."""
+        if embeddings is None:
+            embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
         logits: Tensor = self.net(rows.dense, embeddings, gates)
         if rows.offset is not None:
             logits = logits + rows.offset

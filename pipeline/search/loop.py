@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 from pipeline.records import DecisionRecord, SearchPoint, SearchRecord
@@ -21,7 +22,8 @@ from pipeline.training.order import Order
 
 log = logging.getLogger(__name__)
 POINTS = 24  # of the record
-COMPARED = 8  # batches of held rows by which choices are compared with the configured model
+COMPARED, DECIDING = 16, 32  # batches of held rows by which choices are compared: under way, at the end
+OPEN, FINAL = 1e-3, 1e-4  # log loss that makes a choice e times as likely as another: under way, at the end
 TABLES = 2  # times that the costs are tabulated around the choices that are the most probable ones then
 KEEPING = 0.05  # of a search's time that it may take to keep its state
 DECIDED = 0.5  # of the way from as likely as the others to certain
@@ -71,6 +73,7 @@ class _Course:
         self._costs: Costs | None = None
         self._sums: list[tuple[float, float | None, float | None]] = []
         self.done, self._earlier = 0, 0.0
+        self._held = 0  # batches of the held rows that were used
         if kept is not None and (state := kept.read()) is not None:
             self._restore(state)
 
@@ -81,15 +84,16 @@ class _Course:
 
     def batches(self) -> tuple[int, int]:
         """Batches of both parts of the rows that the steps so far have used."""
-        compared = COMPARED if self.first and self.learner.net.measured else 0
-        return self.done, self.done - self.first + compared if self.done > self.first else 0
+        return self.done, self._held
 
     def run(self, learnt: Iterator[Rows], held: Iterator[Rows], progress: Progress) -> None:
         """All steps that are left."""
-        total = self.parts.steps
+        total, held = self.parts.steps, self._counted(held)
         for step in range(self.done, total):
             self._step(step, next(learnt), held)
             self.done = step + 1
+            if self.done == total:
+                self._around(total, held)
             if self.done * POINTS // total > step * POINTS // total:
                 self._point(self.done)
                 self._keep()
@@ -101,27 +105,42 @@ class _Course:
         done = max(0, step - self.first) / max(1, self.parts.steps - 1 - self.first)
         return float(start * (end / start) ** done)
 
+    def _counted(self, held: Iterator[Rows]) -> Iterator[Rows]:
+        for rows in held:
+            self._held += 1
+            yield rows
+
     def _step(self, step: int, rows: Rows, held: Iterator[Rows]) -> None:
-        temperature = self.temperature(step)
-        if step == self.first > 0:
-            self._begin(held)
-        loss = self.learner.learn_weights(rows, step, temperature, whole=step < self.first)
-        if step < self.first:
+        temperature, alone = self.temperature(step), step < self.first
+        if not alone and self._is_time(step):
+            self._around(step, held)
+        loss = self.learner.learn_weights(rows, step, temperature, whole=alone)
+        if alone:
             self._sums.append((loss, None, None))
             return
-        steps = self.parts.steps - self.first
-        if self._costs is None or (step - self.first) * TABLES // steps > (step - 1 - self.first) * TABLES // steps:
-            self._costs = self._tabulated()
+        assert self._costs is not None
         self._sums.append((loss, *self.learner.learn_choices(next(held), self._costs, temperature)))
 
-    def _begin(self, held: Iterator[Rows]) -> None:
-        """Have choices begin by the log loss and the cost that each adds to the configured model."""
-        self.learner.sort_columns()
-        if not self.learner.net.measured:
+    def _is_time(self, step: int) -> bool:
+        """Whether choices are measured and costs tabulated before this step."""
+        steps, since = self.parts.steps - self.first, step - self.first
+        return since * TABLES // steps > (since - 1) * TABLES // steps
+
+    def _around(self, step: int, held: Iterator[Rows]) -> None:
+        """Tabulate the costs around the most probable choices, and measure what can be measured beside these.
+
+        Measured choices are then as likely as their log loss and their cost say.
+        """
+        self._costs = self._tabulated()
+        if step == 0:  # nothing has learnt yet
             return
-        table = {each.name: row for each, row in zip(self.space.decisions, self._tabulated().table, strict=True)}
-        for name, losses in self.learner.compare([next(held) for _ in range(COMPARED)]).items():
-            self.choices.begin(name, losses + table[name][: len(losses)])
+        if step == self.first:
+            self.learner.sort_columns()
+        table = {each.name: row for each, row in zip(self.space.decisions, self._costs.table, strict=True)}
+        last = step == self.parts.steps
+        batches = list(islice(held, DECIDING if last else COMPARED)) if self.learner.net.measured else []
+        for name, losses in self.learner.compare(batches, self.choices.likeliest()).items():
+            self.choices.measured(name, losses + table[name][: len(losses)], FINAL if last else OPEN)
 
     def _tabulated(self) -> Costs:
         at = self.choices.best()
@@ -148,7 +167,7 @@ class _Course:
         assert not self._sums  # it is a point of the record
         costs = {} if self._costs is None else {"costs": self._costs.table}
         values = {
-            "done": self.done, "seconds": self.seconds, "start": self._costs and self._costs.start,
+            "done": self.done, "held": self._held, "seconds": self.seconds, "start": self._costs and self._costs.start,
             "points": [asdict(point) for point in self.points], "over_time": self.over_time, "learner": learner.values,
         }  # fmt: skip
         self.kept.write(State(tensors={**learner.tensors, **costs}, values=values))
@@ -161,7 +180,8 @@ class _Course:
         if values["start"] is not None:
             self._costs = Costs(start=values["start"], table=state.tensors["costs"])
         self.points = [SearchPoint(**point) for point in values["points"]]
-        self.done, self._earlier, self.over_time = values["done"], values["seconds"], values["over_time"]
+        self.done, self._held, self.over_time = values["done"], values["held"], values["over_time"]
+        self._earlier = values["seconds"]
         log.info("the search goes on from step %d of %d", self.done, self.parts.steps)
 
 

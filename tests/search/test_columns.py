@@ -9,6 +9,7 @@ import torch
 from pipeline.config import Config
 from pipeline.records import SparseColumn
 from pipeline.search.choices import FARTHEST, Choices
+from pipeline.search.cost import Costs
 from pipeline.search.learning import Learner
 from pipeline.search.parts import SPECS
 from pipeline.search.rows import Rows
@@ -64,7 +65,7 @@ def test_choices_are_measured_beside_the_configured_model() -> None:
     with torch.no_grad():
         learner.tables.rows[:, 2:] = 0  # columns that nothing is in
         learner.tables.rows[:, :2] *= 20
-    found = learner.compare([batch, batch])
+    found = learner.compare([batch, batch], learner.choices.whole())
     assert set(found) == {each.name for each in learner.choices.decisions}
     for table in SHARED.tables:  # widths 8, 4, 2, 1
         losses = found[f"width of {table.name}"]
@@ -72,13 +73,40 @@ def test_choices_are_measured_beside_the_configured_model() -> None:
     assert found["a x b"][0] == 0 and found["a x b"][1].abs() > 1e-4
 
 
-def test_a_decision_begins_with_the_choice_of_the_lowest_loss() -> None:
+def test_choices_are_measured_beside_those_that_are_the_likeliest() -> None:
+    learner, batch = learner_of(config()), rows()
+    with torch.no_grad():
+        learner.tables.rows *= 20
+        learner.choices.logits[0, 2] = 1.0
+    likeliest = learner.choices.likeliest()
+    assert likeliest["width of a"].tolist() == [0, 0, 1, 0] and likeliest["a x b"].tolist() == [1, 0]
+    before, after = (learner.compare([batch], gates) for gates in (learner.choices.whole(), likeliest))
+    assert after["width of a"][2] == 0
+    assert torch.allclose(
+        after["width of a"][0], -before["width of a"][2], rtol=1e-2 if learner.net.top.dtype else 1e-4
+    )
+    assert not torch.allclose(after["a x b"][1], before["a x b"][1])
+
+
+def test_the_likeliest_choice_is_the_one_of_the_lowest_loss() -> None:
     learner = learner_of(config())
-    learner.choices.begin("width of b", torch.tensor([0.7, 0.6995, 0.7005, 9.0]))
-    begun = learner.choices.by_name()
-    assert begun["width of b"].index(max(begun["width of b"])) == 1
-    assert begun["width of b"][1] / begun["width of b"][3] == pytest.approx(math.exp(FARTHEST), rel=1e-4)
-    assert begun["width of a"] == pytest.approx([0.25] * 4)
+    learner.choices.measured("width of b", torch.tensor([0.7, 0.6995, 0.7005, 9.0]), 2e-4)
+    found = learner.choices.by_name()
+    assert found["width of b"].index(max(found["width of b"])) == 1
+    assert found["width of b"][1] / found["width of b"][3] == pytest.approx(math.exp(FARTHEST), rel=1e-4)
+    assert found["width of a"] == pytest.approx([0.25] * 4)
+
+
+def test_gradients_move_no_choice_that_is_measured() -> None:
+    parts = [(part, list(part.decisions(config(), SHARED))) for part in SPECS]
+    choices = Choices([each for _, own in parts for each in own], seed=1)
+    learner = Learner(config(), SHARED, choices, total=10, start=0.0)
+    for part, own in parts:
+        part.attach(learner.net, own)
+    learner.learn_choices(rows(), Costs(start=0.0, table=torch.rand(choices.logits.shape)), 1.0)
+    moved = {each.name for each, row in zip(choices.decisions, choices.logits, strict=True) if row.any()}
+    assert moved == {each.name for each in choices.decisions} - learner.net.measured
+    assert moved == {each.name for each in parts[2][1]}
 
 
 def test_decisions_are_whole_in_a_draw_that_says_so() -> None:

@@ -126,7 +126,7 @@ def _killed_in_step(number: int, arguments: list[str]) -> None:
 def test_a_killed_search_goes_on_bit_for_bit(folder: Path, done: Path) -> None:
     store = folder / "killed"
     command = ["search", *overrides(folder), f"store={store}", "search=first"]
-    for number in (20, 110):  # while the weights learn alone, and after that
+    for number in (20, 275):  # of 360: while the weights learn alone, and after choices were measured twice
         process = multiprocessing.get_context("forkserver").Process(target=_killed_in_step, args=(number, command))
         process.start()
         process.join()
