@@ -13,10 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import run_config, silent
+from benchmarks.runs import silent
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.store import Store
+from pipeline.specs.stage import StageIO
+from pipeline.stages.run import run_stage
+from pipeline.stages.steps import steps
+from pipeline.store import Artifact, Store
 
 
 def evaluated(folder: str, rows: int, ranks: tuple[int, ...]) -> dict[int, dict[str, Any]]:
@@ -24,20 +27,30 @@ def evaluated(folder: str, rows: int, ranks: tuple[int, ...]) -> dict[int, dict[
 
     A model of the demo is trained, and three quarters of ``rows`` are held out.
     """
-    checkpoint = run_config(_config(folder, rows, 1, "train"))["train"].summary["final"]
+    checkpoint = _made(_config(folder, rows, 1), "train")["train"].summary["final"]
     found = {}
     for world in ranks:
         config = _config(folder, rows, world)
-        run_config(config)
+        _made(config, "partition")
         found[world] = _evaluated(Path(folder), config, checkpoint)
     return found
 
 
-def _config(folder: str, rows: int, world: int, *stages: str) -> Config:
+def _made(config: Config, last: str) -> dict[str, Artifact]:
+    """The artifacts by stage, up to stage ``last``."""
+    store, made = Store(config.store), {}
+    for step in steps(config, store, last=last):
+        if store.find(step.path) is None:
+            run_stage(step, config, store, StageIO())
+        made[step.name] = store.get(step.path, step.name)
+    return made
+
+
+def _config(folder: str, rows: int, world: int) -> Config:
     return compose([
         "experiment=demo", "run=e", f"store={folder}/evaluated", f"data.synthetic.rows={rows}",
         "data.split.test_share=0.75", "train.max_steps=20", "train.threads_per_rank=1", "train.guard.collapse=false",
-        f"hardware.ranks_per_host={world}", f"stages=[{','.join(['ingest', 'plan', 'partition', *stages])}]",
+        f"hardware.ranks_per_host={world}",
     ])  # fmt: skip
 
 
@@ -62,14 +75,13 @@ def _rank(rank: int, world: int, place: Path, config: Config, checkpoint: str) -
 
     from pipeline.evaluation import evaluate, reliability
     from pipeline.stages.read import read_towers
-    from pipeline.stages.steps import steps
     from pipeline.training.predict import predict
     from pipeline.training.settings import PredictionSettings
 
     silent()
     dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=world)
     store = Store(config.store)
-    inputs = {step.name: store.get(step.path, step.name) for step in steps(config, store)}
+    inputs = _made(config, "partition")
     plan, towers = read_towers(config, store, inputs, [])
     dist.barrier()
     began, digest = time.process_time(), ""
