@@ -150,7 +150,7 @@ def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
     config = settings.train
     return Order(
         key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
-        window_groups=config.shuffle_window_groups, lanes=config.lanes, rank=dist.get_rank(),
+        window_groups=config.shuffle_window_groups, lanes=config.dealt_lanes, rank=dist.get_rank(),
         world_size=settings.hardware.workers, without=settings.hardware.world_size - settings.hardware.workers,
     )  # fmt: skip
 
