@@ -188,7 +188,7 @@ bench-predict: install ## predicted step time and memory against measured ones, 
 CRITEO ?= ../shared/data/criteo_sample.tsv
 
 .PHONY: bench-ranks
-bench-ranks: install ## CPU seconds of the busiest process of nightjar predict on 1, 2 and 4 ranks, and equal scores (2 minutes)
+bench-ranks: install ## CPU seconds of the busiest process of predict and evaluate on 1, 2 and 4 ranks, and equal scores (4 minutes)
 	@.venv/bin/python -m benchmarks.ranks
 
 .PHONY: bench-compile

@@ -169,6 +169,11 @@ class TrainConfig:
         return self.tasks[task].weight if task in self.tasks else 1.0
 
     @property
+    def dealt_lanes(self) -> int:
+        """Lanes that rows are dealt to, if the dataset has row groups for so many: one where they are not shuffled."""
+        return self.lanes if self.shuffle else 1
+
+    @property
     def batch(self) -> int:
         """``global_batch`` in samples; ConfigError if it is still ``auto``, which depends on the number of rows."""
         if isinstance(self.global_batch, int):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.errors import PlanError
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT, fixed_ms, local_batch
-from pipeline.planning.hardware import fast_memory, memory_gib, size_text
+from pipeline.planning.hardware import check_hardware, fast_memory, memory_gib, size_text
 from pipeline.planning.inputs import PlanInputs, table_side, worker_side
 from pipeline.planning.predict import Prediction, predict
 from pipeline.planning.reservations import dense_bytes
@@ -61,6 +61,7 @@ def sample_bytes(plan: Plan, inputs: PlanInputs) -> SampleBytes:
 def bipartite_plan(inputs: PlanInputs, flat_plan: Callable[[PlanInputs], Plan]) -> Plan:
     """The plan of all ranks; ``flat_plan`` plans the table side. PlanError where a side does not fit."""
     hardware, own = inputs.hardware, table_side(inputs)
+    check_hardware(worker_side(inputs).hardware)
     reserved = _worker_reserved(inputs)
     try:
         found = flat_plan(own)

@@ -228,7 +228,7 @@ class _World:
 def deal_of(train: TrainConfig, groups: list[list[int]]) -> Deal:
     """How batches are dealt to ranks; ``groups``: rows of the row groups by file, [] where no rows are known."""
     sizes = [rows for file in groups for rows in file if rows] or [train.batch]
-    order = Order(key="dry", seed=0, global_batch=train.batch, shuffle=train.shuffle, lanes=train.lanes)
+    order = Order(key="dry", seed=0, global_batch=train.batch, shuffle=train.shuffle, lanes=train.dealt_lanes)
     return Deal(order, [Group("", index, rows, 0) for index, rows in enumerate(sizes)])
 
 

@@ -71,7 +71,7 @@ def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
     train = inputs.train
     order = Order(
         key=dataset.key, seed=0, global_batch=train.batch, shuffle=train.shuffle,
-        window_groups=train.shuffle_window_groups, lanes=train.lanes,
+        window_groups=train.shuffle_window_groups, lanes=train.dealt_lanes,
     )  # fmt: skip
     with BatchReader(SplitReader(store, dataset, "train"), order, epochs=1 << 30) as reader:
         return _rows_per_s(reader, train.batch)

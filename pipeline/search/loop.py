@@ -44,7 +44,7 @@ def search(
     require_memory(space)
     order = Order(
         key=dataset.key, seed=config.seed, global_batch=config.train.batch, shuffle=config.train.shuffle,
-        window_groups=config.train.shuffle_window_groups, lanes=config.train.lanes,
+        window_groups=config.train.shuffle_window_groups, lanes=config.train.dealt_lanes,
     )  # fmt: skip
     parts = Parts(store, dataset, order, share=config.search.held_share, epochs=config.search.epochs)
     course = _Course(space, parts, kept)

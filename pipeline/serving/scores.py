@@ -213,15 +213,6 @@ class DatasetScores:
         return {name: self.served[name] / count for name, count in self.lookups.items() if count}
 
 
-def spread_groups(split: SplitReader, most_rows: int) -> None:
-    """Keep row groups of ``split``, evenly spread, of about ``most_rows`` rows in all."""
-    if split.rows <= most_rows:
-        return
-    count = max(1, len(split.groups) * most_rows // split.rows)
-    split.groups = [split.groups[i * len(split.groups) // count] for i in range(count)]
-    split.rows = sum(group.rows for group in split.groups)
-
-
 def row_blocks(split: SplitReader) -> Iterator[RowBlock]:
     """The rows of ``split``, a row group at a time, for the simple model that a first one is measured by."""
     for group in split.groups:

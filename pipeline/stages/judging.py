@@ -54,11 +54,11 @@ def judged(
     """
     from pipeline.evaluation import Scored, judge, measure
     from pipeline.serving.ensemble import serving_cost
-    from pipeline.serving.scores import score_dataset, spread_groups
+    from pipeline.serving.scores import score_dataset
     from pipeline.training.parquet import SplitReader
 
     split = SplitReader(store, inputs["ingest"], "test")
-    spread_groups(split, config.gate.max_rows)
+    split.spread(config.gate.max_rows)
     owners = {column.name: column.owner for column in split.schema.sparse}
     lengths = {sequence.name for sequence in split.schema.sequences}
     wanted = dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices])
@@ -210,13 +210,13 @@ def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], 
 def _baseline(config: Config, store: Store, dataset: Artifact, test: Any) -> np.ndarray | None:
     """Logits that a quick simple model, trained on the train rows, gives the rows of ``test``; None: not asked for."""
     from pipeline.evaluation.baseline import Baseline
-    from pipeline.serving.scores import row_blocks, spread_groups
+    from pipeline.serving.scores import row_blocks
     from pipeline.training.parquet import SplitReader
 
     train = SplitReader(store, dataset, "train")
     if config.gate.min_baseline_gain is None or not train.rows:
         return None
-    spread_groups(train, config.gate.max_rows)
+    train.spread(config.gate.max_rows)
     simple = Baseline({column.name: column.rows for column in train.schema.sparse}, len(train.schema.dense))
     simple.fit(row_blocks(train))
     return np.concatenate([np.zeros(0, np.float32), *(simple.score(block) for block in row_blocks(test))])

@@ -30,6 +30,7 @@ from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
 from pipeline.training.hogwild import Hogwild
+from pipeline.training.level import levels, set_level
 from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
 from pipeline.training.order import Order
@@ -149,7 +150,7 @@ def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
     config = settings.train
     return Order(
         key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
-        window_groups=config.shuffle_window_groups, lanes=config.lanes, rank=dist.get_rank(),
+        window_groups=config.shuffle_window_groups, lanes=config.dealt_lanes, rank=dist.get_rank(),
         world_size=settings.hardware.workers, without=settings.hardware.world_size - settings.hardware.workers,
     )  # fmt: skip
 
@@ -241,6 +242,8 @@ class _Run:
                 check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
             saved = looking and self._follow(verdict)
             if saved or saving or step == self.total:
+                if step == self.total and levels(self.split.schema):
+                    set_level(self.trainer, self.split, self.order)
                 self._save(final=step == self.total, stopping=agreed == STOP and step < self.total, saved=saved)
                 agreement.saved()
             if looking and self.trainer.drains and step < self.total:

@@ -22,8 +22,9 @@ from pipeline.training.parquet import Group
 class Order:
     """The settings that fix the sequence of global batches, and this rank's share of it.
 
-    ``lanes``: of a dataset that has row groups for that many; one, where nothing is shuffled. ``world_size``: the ranks
-    with a share, the first ones; ``without``: those behind them that have none, on embedding hosts.
+    ``lanes``: of a dataset that has row groups for that many. Without ``shuffle`` a lane has its rows in their order.
+    ``world_size``: the ranks with a share, the first ones; ``without``: those behind them that have none, on embedding
+    hosts.
     """
 
     key: str
@@ -93,7 +94,7 @@ class Deal:
     def __init__(self, order: Order, groups: list[Group]) -> None:
         self.order, self._groups = order, groups
         self.rows = sum(group.rows for group in groups)
-        self.lanes = fitting_lanes(order.lanes, order.global_batch, len(groups)) if order.shuffle else 1
+        self.lanes = fitting_lanes(order.lanes, order.global_batch, len(groups))
         self.quota = order.global_batch // self.lanes  # rows of each lane in a global batch
         self._full, self._short = divmod(self.rows, order.global_batch)
         self.batches = self._full + bool(self._short)  # of an epoch
@@ -128,6 +129,11 @@ class Deal:
         """The first row of a global batch."""
         lane = next(lane for lane in range(self.lanes) if self._filled(batch, lane))
         return Take(lane, batch * self.quota, batch * self.quota + 1)
+
+    def places(self, take: Take) -> slice:
+        """Where the rows of ``take`` are among all rows of an epoch, lane after lane."""
+        begin = self._begin(take.lane)
+        return slice(begin + take.start, begin + take.stop)
 
     def windows(self, epoch: int, lane: int) -> Iterator[Window]:
         """The windows of a lane in an ``epoch``."""

@@ -211,6 +211,14 @@ class SplitReader:
         """The labels of all rows by further task, float32 [rows], NaN where missing."""
         return {task.name: self.column(task_column(task.name)) for task in self.schema.tasks}
 
+    def spread(self, most_rows: int) -> None:
+        """Keep row groups, evenly spread, of about ``most_rows`` rows in all."""
+        if self.rows <= most_rows:
+            return
+        count = max(1, len(self.groups) * most_rows // self.rows)
+        self.groups = [self.groups[i * len(self.groups) // count] for i in range(count)]
+        self.rows = sum(group.rows for group in self.groups)
+
     def row_weights(self) -> np.ndarray | None:
         """How many rows each row counts for in figures, float32 [rows]; None where every one counts for itself."""
         own = self.column(ROW_WEIGHT) if self.schema.row_weights else None

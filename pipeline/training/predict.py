@@ -19,7 +19,7 @@ from pipeline.training.attention import Attention, watching
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of
 from pipeline.training.model import assemble
-from pipeline.training.order import Order
+from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import PredictionSettings
 from pipeline.training.ssd import ssd_store
@@ -68,7 +68,8 @@ def predict(
                 global_batch = min(global_batch, plan.global_batch)
             order = Order(
                 key=dataset.key, seed=settings.seed, global_batch=global_batch, shuffle=False,
-                rank=dist.get_rank(), world_size=workers.count, without=workers.world - workers.count,
+                lanes=workers.count, rank=dist.get_rank(), world_size=workers.count,
+                without=workers.world - workers.count,
             )  # fmt: skip
             sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd)
             target = Target(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
@@ -82,7 +83,7 @@ def predict(
         logits = _together(parts, members, len(split.schema.tasks))
         if logits is None:
             return None
-        rows = min(order.local_batch, split.rows)  # of this rank, the first, in the first batch
+        rows = Deal(order, split.groups).owned(0, order.rank, order.world_size)  # of this rank in the first batch
         return Predictions(
             split.column(LABEL), logits, split.true_probability(), split.labels(), split.row_weights(),
             seen.examples(rows),
@@ -114,7 +115,7 @@ def score(model: torch.nn.Module, reader: BatchReader, device: torch.device, wor
     """
     own = _run(model, reader, torch.device("cpu") if workers.apart else device)
     gathered = _gather(own, workers) if workers.here else None
-    return None if gathered is None else _in_row_order(gathered, reader.order, reader.split.rows)
+    return None if gathered is None else _in_row_order(gathered, reader.deal)
 
 
 def main_logits(logits: np.ndarray) -> np.ndarray:
@@ -136,8 +137,14 @@ def _gather(logits: torch.Tensor, workers: Workers) -> torch.Tensor | None:
     return torch.stack(parts, dim=1) if parts else None
 
 
-def _in_row_order(logits: torch.Tensor, order: Order, rows: int) -> np.ndarray:
-    """Drop the padding: keep ``global_batch`` places of each batch, and of the last the rest of ``rows``."""
-    # The ranks' slices follow each other, so all padding is behind the batch's last row.
-    flat = logits.flatten(1, 2)[:, : order.global_batch].flatten(0, 1)
-    return flat[:rows].cpu().numpy()
+def _in_row_order(logits: torch.Tensor, deal: Deal) -> np.ndarray:
+    """Of the logits of all ranks those of rows, which ``deal`` does not shuffle, without the padding: [rows, ...]."""
+    found, ordered = logits.cpu().numpy(), np.empty((deal.rows, *logits.shape[3:]), np.float32)
+    for batch, ranks in enumerate(found):
+        for rank, own in enumerate(ranks):
+            at = 0
+            for take in deal.takes(batch, rank, len(ranks)):
+                count = take.stop - take.start
+                ordered[deal.places(take)] = own[at : at + count]
+                at += count
+    return ordered

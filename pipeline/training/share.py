@@ -12,7 +12,7 @@ def decoded_share(train: TrainConfig, world_size: int, groups: int) -> float:
     A rank decodes the lanes that it takes rows of, each whole (``order.Deal``). Left out are the row groups on the
     border of two lanes, which are decoded for both.
     """
-    lanes = fitting_lanes(train.lanes, train.batch, groups) if train.shuffle else 1
+    lanes = fitting_lanes(train.dealt_lanes, train.batch, groups)
     size, quota = -(-train.batch // world_size), train.batch // lanes
     starts = range(0, train.batch, size)
     return max(-(-min(start + size, train.batch) // quota) - start // quota for start in starts) / lanes

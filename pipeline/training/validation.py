@@ -63,7 +63,7 @@ class Validation:
         per_epoch: int,
     ) -> None:  # fmt: skip
         self._config, self._split, self._trainer, self._saver = config.validate, split, trainer, saver
-        self._order = replace(order, shuffle=False)
+        self._order = replace(order, shuffle=False, lanes=order.world_size)
         self._per_epoch = per_epoch
         self._labels = split.column(LABEL) if dist.get_rank() == 0 else np.empty(0, np.float32)
         self._weights = split.row_weights() if dist.get_rank() == 0 else None

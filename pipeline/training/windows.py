@@ -174,7 +174,7 @@ class _Decoding:
     def _mixed(self, raw: Block) -> Block:
         parts = [self._parts[number] for number in range(len(self._parts))]
         raw.ragged = {name: join_ragged([part[name] for part in parts]) for name in parts[0]}
-        if not self._deal.order.shuffle:
+        if not self._deal.order.shuffle and self.window.rows == self._at[-1]:  # whole row groups
             return raw
         places = zip(self.window.parts, self._at, strict=False)
         own = np.concatenate([np.arange(at + part.start, at + part.stop) for part, at in places])

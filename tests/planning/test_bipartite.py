@@ -86,6 +86,8 @@ def test_workers_with_gpus_have_tables_on_cpus() -> None:
     )
     plan = make_plan(inputs_on(hardware))
     assert plan.device == "cpu" and {table.tier for table in plan.tables.values()} == {"ddr"}
+    with pytest.raises(ConfigError, match="hardware.hbm_gb_per_s is 0, expected more than 0 for 2 x 1 ranks on cuda"):
+        make_plan(inputs_on(replace(hardware, hbm_gb_per_s=0.0)))
 
 
 def test_what_does_not_fit_names_the_settings_of_the_side_that_is_short() -> None:

@@ -1,59 +1,138 @@
-"""A checkpoint's logits and figures are the same to the last digit on any number of ranks."""
+"""A checkpoint's logits and figures are the same to the last digit on any number of ranks, whatever the model has.
+
+But for sequences, where ranks have other numbers of events: the last few of a matrix are multiplied by other steps.
+"""
+
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch.distributed as dist
 
+from pipeline.config import CheckpointConfig
+from pipeline.config.sequences import SequenceModel, SequenceOptions
 from pipeline.evaluation import evaluate
 from pipeline.models.dlrm import DlrmConfig
+from pipeline.records import Member, SequenceColumn, SequenceGroup, TowerModuleSpec
 from pipeline.store import Store
 from pipeline.training.loop import train
 from pipeline.training.predict import EVEN_ROWS, even_batch, predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
-from tests.embeddings.ranks import plan_for, spawn
+from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.models.trained import COLUMNS, DIM, ROWS, config_of
+from tests.towers.cases import tower_plan, towers_on
 from tests.training.dataset import KEY, write_dataset
 
 MODEL = DlrmConfig(embedding_dim=DIM, bottom_mlp=[96, 32], top_mlp=[200, 64])
-TEST_ROWS, WORLDS = 1_003, (1, 2, 3, 4)
+TEST_ROWS, WORLDS = 1_003, (1, 2, 3, 4)  # in 63 row groups, so that each rank reads a part of its own
+SEEN = SequenceGroup(
+    name="seen", max_length=7,
+    columns=(SequenceColumn(name="seen__a", rows=40, table="a"), SequenceColumn(name="seen__age", rows=9)),
+)  # fmt: skip
+HEARD = SequenceGroup(name="heard", columns=(SequenceColumn(name="heard__f", rows=13),), max_length=5)
+BLOCKS = {
+    "seen": SequenceModel(block="bst", options=SequenceOptions(layers=2)), "heard": SequenceModel(block="din")
+}  # fmt: skip
+TOWERS = towers_on([("ab", (0,)), ("c", (1,))], TowerModuleSpec(name="dlrm", p=1, dim=DIM))
+CASES = {
+    "table-wise": {},
+    "row-wise": {"sharding": "row_wise"},
+    "bf16": {"precision": "bf16"},
+    "on ssd": {"sharding": "row_wise", "tier": "ssd"},
+    "ensemble": {"ensemble": True},
+    "sequences": {"sequences": True},
+    "sequences on ssd": {"sequences": True, "sharding": "row_wise", "tier": "ssd"},
+    "towers": {"towers": True},  # of two hosts, of one rank or two
+}
 
 
-def trained(folder):
-    """Train on the only rank; the path of the checkpoint goes to a file."""
-    store = Store(str(folder))
-    write_dataset(folder, train=1010, test=TEST_ROWS, sparse=COLUMNS)
-    asked = TrainingSettings.of(config_of(MODEL, 1))
-    plan, dataset = plan_for("table_wise", 1, rows=ROWS, dim=DIM), store.get(f"datasets/t/{KEY}", "ingest")
-    (folder / "final").write_text(train(asked, store, dataset, plan, "runs/r/k", "key", lambda record: None)["final"])
+def setting(folder, world, *, sequences=False, towers=False, sharding="table_wise", tier="ddr", precision="fp32"):
+    """The configuration, store, dataset, plan and towers of a case."""
+    root = folder / ("sequences" if sequences else "rows")
+    store = Store(str(root))
+    made = config_of(replace(MODEL, sequences=BLOCKS if sequences else {}), world, precision=precision)
+    made.checkpoint = CheckpointConfig(every_steps=4, keep_last=9, quantise="fp32")
+    rows = {**ROWS, **({"seen__age": 9, "heard__f": 13} if sequences else {})}
+    plan = on_tier(plan_for(sharding, world, rows=rows, dim=DIM), tier, cache_rows=4)
+    if towers:
+        made.hardware.hosts, made.hardware.ranks_per_host, made.partition.name = 2, world // 2, "dmt"
+        plan = tower_plan(TOWERS, 2, world // 2, {}, COLUMNS)
+    return made, store, store.get(f"datasets/t/{KEY}", "ingest"), plan, TOWERS if towers else None
 
 
-def predicted(folder, sharding):
-    """Score the held-out rows; rank 0 keeps the logits."""
-    store, world = Store(str(folder)), dist.get_world_size()
-    plan, dataset = plan_for(sharding, world, rows=ROWS, dim=DIM), store.get(f"datasets/t/{KEY}", "ingest")
-    settings = PredictionSettings.of(config_of(MODEL, world))
-    found = predict(settings, store, dataset, plan, (folder / "final").read_text())
-    if found is not None:
-        np.savez(folder / f"{sharding}-{world}.npz", logits=found.logits, labels=found.labels)
+def trained(folder, *kinds):
+    """Train each of the ``kinds`` of model; the paths of its checkpoints go to a file."""
+    for kind in kinds:
+        made, store, dataset, plan, towers = setting(folder, dist.get_world_size(), **({kind: True} if kind else {}))
+        asked, place = TrainingSettings.of(made), f"runs/r/{kind or 'plain'}"
+        train(asked, store, dataset, plan, place, kind, lambda record: None, towers=towers)
+        steps = sorted(name for name in store.names(place) if name.startswith("step-"))
+        (folder / f"{kind or 'plain'}.json").write_text(json.dumps([f"{place}/{step}" for step in steps]))
 
 
-@pytest.mark.parametrize("sharding", ["table_wise", "row_wise"])
-def test_logits_and_figures_are_the_same_on_1_2_3_and_4_ranks(checkpoint, sharding) -> None:
-    found = {}
-    for world in WORLDS:
-        spawn(predicted, world, checkpoint, sharding)
-        with np.load(checkpoint / f"{sharding}-{world}.npz", allow_pickle=False) as kept:
-            found[world] = kept["logits"].tobytes(), evaluate(kept["labels"], kept["logits"])
-            assert len(kept["logits"]) == TEST_ROWS and np.ptp(kept["logits"]) > 0.01
-    assert all(each == found[1] for each in found.values()), [world for world in WORLDS if found[world] != found[1]]
+def predicted(folder):
+    """Score the held-out rows in every case that runs on so many ranks; rank 0 keeps the logits."""
+    for name, case in CASES.items():
+        kind, world, own = "plain", dist.get_world_size(), dict(case)
+        kind = next((each for each in ("sequences", "towers") if own.get(each)), "plain")
+        if kind == "towers" and world % 2:
+            continue
+        ensemble = own.pop("ensemble", False)
+        paths = json.loads((folder / f"{kind}.json").read_text())
+        members = [Member(checkpoint=path, weight=0.3 + n) for n, path in enumerate(paths)] if ensemble else []
+        made, store, dataset, plan, towers = setting(folder, world, **own)
+        found = predict(PredictionSettings.of(made), store, dataset, plan, paths[-1], towers, members)
+        if found is not None:
+            np.savez(folder / f"{name}-{world}.npz", logits=found.logits, labels=found.labels)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """The folder of a store with a trained checkpoint."""
-    folder = tmp_path_factory.mktemp("store")
-    spawn(trained, 1, folder)
+def folder(tmp_path_factory):
+    """A folder with the logits of every case on 1 to 4 ranks."""
+    folder = tmp_path_factory.mktemp("stores")
+    write_dataset(folder / "rows", train=1010, test=TEST_ROWS, group=16, sparse=COLUMNS)
+    write_dataset(folder / "sequences", train=1010, test=TEST_ROWS, group=16, sparse=COLUMNS, sequences=(SEEN, HEARD))
+    spawn(trained, 1, folder, "", "sequences")
+    spawn(trained, 2, folder, "towers")
+    for world in WORLDS:
+        spawn(predicted, world, folder)
     return folder
+
+
+def kept(folder, name, world):
+    """The labels and logits of a case on so many ranks."""
+    with np.load(folder / f"{name}-{world}.npz", allow_pickle=False) as found:
+        assert len(found["logits"]) == TEST_ROWS and np.ptp(found["logits"]) > 0.01
+        return found["labels"], found["logits"]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "sequences" not in name])
+def test_logits_and_figures_are_the_same_on_1_2_3_and_4_ranks(folder, name) -> None:
+    worlds = (2, 4) if name == "towers" else WORLDS
+    found = {}
+    for world in worlds:
+        labels, logits = kept(folder, name, world)
+        found[world] = logits.tobytes(), evaluate(labels, logits)
+    first = found[worlds[0]]
+    assert all(each == first for each in found.values()), [world for world in worlds if found[world] != first]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "sequences" in name])
+def test_with_sequences_a_few_logits_differ_by_rounding(folder, name) -> None:
+    alone = kept(folder, name, 1)[1]
+    for world in WORLDS[1:]:
+        logits = kept(folder, name, world)[1]
+        np.testing.assert_allclose(logits, alone, rtol=0, atol=1e-6)
+        assert np.mean(logits != alone) < 0.05
+
+
+def test_cases_differ(folder) -> None:
+    """But for where their tables lie: a case without its setting would be another one again."""
+    digests = {name: kept(folder, name, 2)[1].tobytes() for name in CASES}
+    assert digests["table-wise"] == digests["row-wise"] == digests["on ssd"]
+    assert digests["sequences"] == digests["sequences on ssd"]
+    assert len(set(digests.values())) == len(CASES) - 3
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

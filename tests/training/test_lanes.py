@@ -130,8 +130,15 @@ def test_a_resumed_rank_decodes_what_is_left(tmp_path):
 
 
 def test_without_shuffling_rows_come_in_row_order(split):
-    found = [row for batch in read(split, order(shuffle=False)) for row in numbers(batch)]
+    found = [row for batch in read(split, order(shuffle=False, lanes=1)) for row in numbers(batch)]
     assert found == list(range(ROWS))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_ranks_read_parts_of_their_own_in_row_order(split, world):
+    options = {"shuffle": False, "lanes": world, "global_batch": 96}
+    parts = [sum(map(numbers, read(split, order(rank, world, **options))), []) for rank in range(world)]
+    assert sum(parts, []) == list(range(ROWS))
 
 
 HELD = {"a": "row_wise", "b": "table_wise", "c": "column_wise"}  # of which "c" has its ids on two ranks

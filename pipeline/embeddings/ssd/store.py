@@ -419,7 +419,8 @@ class _Redirect:
         ends = offsets[::batch][self._ends].tolist() if batch else [0] * len(self._ends)
         moved, rows = looked_up(indices)
         for table, first, last in zip(self._tables, ends, ends[1:], strict=False):
-            self._redirect(table, rows[first:last])
+            if first < last:  # a rank may have no row of a small table
+                self._redirect(table, rows[first:last])
         moved = moved.to(indices.device)
         if "indices" in kwargs:
             return args, {**kwargs, "indices": moved}
