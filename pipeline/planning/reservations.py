@@ -94,7 +94,7 @@ def _window_rows(inputs: PlanInputs, largest: int, groups: int) -> int:
     Rows that are not shuffled need less.
     """
     train = inputs.train
-    lanes = fitting_lanes(train.dealt_lanes, train.batch, groups)
+    lanes = fitting_lanes(train.lanes, train.batch, groups)
     together = max(1, -(-train.shuffle_window_groups // lanes))
     own = max(1, -(-lanes // inputs.world_size))
     ahead = max(1, min(own, train.shuffle_window_groups // together))

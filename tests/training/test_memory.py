@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+from collections.abc import Callable
+from functools import wraps
 
 import torch
 
+import tests.embeddings.ranks  # noqa: F401 (it says what the fork server imports)
 from pipeline.training.memory import MemoryMeter
 
 BYTES = 256 << 20  # far above what Linux counts late: some 100 pages of every CPU
@@ -13,6 +17,25 @@ PIECE = 64 << 10  # small enough for glibc to keep when it is freed; a hole of t
 CPU = torch.device("cpu")
 
 
+def alone(check: Callable[[], None]) -> Callable[[], None]:
+    """Run ``check`` in a process of its own: Arrow and Polars give memory of earlier tests back when they like."""
+
+    @wraps(check)
+    def run() -> None:
+        context = multiprocessing.get_context("forkserver")
+        process = context.Process(target=_call, args=(check.__name__,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0, "see the error above"
+
+    return run
+
+
+def _call(name: str) -> None:
+    globals()[name].__wrapped__()
+
+
+@alone
 def test_what_is_taken_is_measured_also_where_an_earlier_training_freed_as_much() -> None:
     for _ in range(2):
         meter = MemoryMeter(CPU)
@@ -22,6 +45,7 @@ def test_what_is_taken_is_measured_also_where_an_earlier_training_freed_as_much(
         del pieces
 
 
+@alone
 def test_garbage_of_before_that_goes_in_the_middle_hides_nothing() -> None:
     gc.collect()
     cycle: list[object] = [torch.ones(BYTES // 2, dtype=torch.uint8)]
@@ -34,6 +58,7 @@ def test_garbage_of_before_that_goes_in_the_middle_hides_nothing() -> None:
     assert len(taken) == BYTES
 
 
+@alone
 def test_memory_of_before_does_not_count() -> None:
     before = torch.ones(BYTES, dtype=torch.uint8)
     meter = MemoryMeter(CPU)
