@@ -65,10 +65,14 @@ def _level(rows: SplitReader, logits: NDArray[np.float32]) -> float:
 def level_of(
     labels: NDArray[np.float32], logits: NDArray[np.float64], weights: NDArray[np.float32] | None = None
 ) -> float:
-    """What to add to ``logits`` so that probabilities add up to the clicks of ``labels``; all [rows]."""
+    """What to add to ``logits`` so that probabilities add up to the clicks of ``labels``; all [rows].
+
+    At least to half a click, and to half a row less than all, since no finite level gives none, or all.
+    """
     clicked = (labels > 0).astype(np.float64)
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
-    clicks = float(counts @ clicked)
+    total = float(counts.sum())
+    clicks = min(max(float(counts @ clicked), 0.5), max(total - 0.5, 0.5))
     high = float(np.abs(logits).max(initial=0.0)) + _REACH
     low = -high
     for _ in range(_HALVINGS):

@@ -242,8 +242,8 @@ class _Run:
                 check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
             saved = looking and self._follow(verdict)
             if saved or saving or step == self.total:
-                if step == self.total and levels(self.split.schema):
-                    set_level(self.trainer, self.split, self.order)
+                if step == self.total:
+                    self._set_level()
                 self._save(final=step == self.total, stopping=agreed == STOP and step < self.total, saved=saved)
                 agreement.saved()
             if looking and self.trainer.drains and step < self.total:
@@ -285,9 +285,15 @@ class _Run:
         """
         if step == self.total:
             return False
+        self._set_level()
         self.saver.save_best(self.per_epoch, self._samples(step))
         snapshots.restart()
         return True
+
+    def _set_level(self) -> None:
+        """Of the weights that are published after this step."""
+        if levels(self.split.schema):
+            set_level(self.trainer, self.split, self.order)
 
     def _save(self, final: bool, stopping: bool, saved: bool) -> None:
         """Take a checkpoint, unless one was ``saved`` already.

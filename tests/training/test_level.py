@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from pipeline.config import CheckpointConfig
 from pipeline.config.optimizers import AverageConfig
+from pipeline.config.snapshots import SnapshotConfig
 from pipeline.records import DatasetSchema, SparseColumn, TaskColumn
 from pipeline.store import Store
 from pipeline.training import level
@@ -27,20 +28,23 @@ def level_left(folder, *, row_weights=False, **changes):
     seen = {}
 
     def tested_on_train_rows(split, columns):
-        columns.update(seen) if split == "test" else seen.update(columns)
+        if split != "validation":
+            columns.update(seen) if split == "test" else seen.update(columns)
 
     if dist.get_rank() == 0:
         write_dataset(
             folder, train=TRAIN, test=TRAIN, sparse=COLUMNS, sampled="logit", row_weights=row_weights,
-            spoil=tested_on_train_rows,
+            validation=60 if "snapshots" in changes else 0, spoil=tested_on_train_rows,
         )  # fmt: skip
     dist.barrier()
     store, world = Store(str(folder)), dist.get_world_size()
     dataset, plan = store.get(f"datasets/t/{KEY}", "ingest"), plan_for("table_wise", world, rows=ROWS)
     current = config(world, checkpoint=EXACT, guard={"collapse": False}, **SHORT, **changes)
     given = store, dataset, plan
-    final = train(TrainingSettings.of(current), *given, "runs/r/checkpoints/k", "key", lambda record: None)["final"]
-    found = predict(PredictionSettings.of(current), *given, final)
+    done = train(TrainingSettings.of(current), *given, "runs/r/checkpoints/k", "key", lambda record: None)
+    members = done["train"].get("ensemble", {"members": []})["members"]
+    published = min((member["checkpoint"] for member in members), default=done["final"])
+    found = predict(PredictionSettings.of(current), *given, published)
     if found is not None:
         counts = seen.get("row_weight", np.ones(TRAIN)).astype(np.float64)
         kept = found.logits - np.log(seen["negative_rate"].astype(np.float64))
@@ -52,6 +56,7 @@ CASES = {
     "two ranks": (2, {}),
     "row weights": (1, {"row_weights": True}),
     "average": (1, {"average": AverageConfig(kind="ema", start=0.0)}),
+    "first snapshot": (1, {"snapshots": SnapshotConfig(count=2, keep=2, choose="last", kind="cyclic")}),
 }
 
 
@@ -76,6 +81,13 @@ def test_the_level_adds_up():
         total = np.ones(5000) if counts is None else counts.astype(np.float64)
         assert total @ (1 / (1 + np.exp(-logits - shift))) == pytest.approx(total @ labels, rel=1e-9)
     assert level.level_of(np.array([1, 0], np.float32), np.array([5.0, 7.0])) == pytest.approx(-6.0)
+
+
+@pytest.mark.parametrize(("label", "expected"), [(0.0, 0.5), (1.0, 99.5)])
+def test_the_level_of_rows_that_are_all_alike_is_that_of_half_a_row_of_the_other_kind(label, expected):
+    logits = np.linspace(-2.0, 2.0, 100)
+    shift = level.level_of(np.full(100, label, np.float32), logits)
+    assert (1 / (1 + np.exp(-logits - shift))).sum() == pytest.approx(expected, rel=1e-9)
 
 
 def test_only_a_loss_of_the_kept_rows_asks_for_it():
