@@ -122,7 +122,7 @@ bench-reading: install ## rows and bytes that 1 to 64 ranks read of one dataset,
 	@.venv/bin/python -m benchmarks.reading
 
 .PHONY: bench-lanes
-bench-lanes: install ## test NE of 64 lanes against one lane, ten seeds of the demo's log and of one that drifts (15 minutes)
+bench-lanes: install ## test NE of 64 lanes against one lane, ten seeds of the demo's log and of one that drifts (50 minutes of processor time)
 	@.venv/bin/python -m benchmarks.lanes
 
 .PHONY: bench-ingest-scale
