@@ -391,14 +391,15 @@ class _Run:
         device = self._device
         seconds = max(self.seconds, 1e-9)
         peak = largest(torch.tensor([peak_rss()], dtype=torch.float64, device=device)).item()
-        waited = add_up(torch.tensor([self.reader.wait_seconds], dtype=torch.float64, device=device)).item()
+        own = self.reader.wait_seconds if self.order.has_share else 0.0
+        waited = add_up(torch.tensor([own], dtype=torch.float64, device=device)).item()
         figures: dict[str, Any] = {
             "samples": self._samples(self.trainer.steps),
             "steps": self.trainer.steps,
             "global_batch": self.order.global_batch,
             "seconds": seconds,
             "samples_per_s": (self._samples(self.trainer.steps) - self._samples(self.first)) / seconds,
-            "data_wait_share": waited / dist.get_world_size() / seconds,
+            "data_wait_share": waited / self.order.world_size / seconds,
             "peak_rss_bytes": int(peak),
             "world_size": dist.get_world_size(),
             **self.ssd.summary(self.trainer.steps - self.first),
