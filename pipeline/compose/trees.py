@@ -7,8 +7,9 @@ first takes ten times as long, and a sweep, a study or a night repeats it with t
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -40,8 +41,8 @@ def compose_kept(
     ``groups``: those of the YAML files in the directories ``places``, which are all that there is to compose from.
     """
     values = [override for override in parsed if _sets_value(override, groups)]
-    lines = [*extra, *(override.input_line or "" for override in parsed if override not in values)]
-    key = (root, *lines, Registry.changes, *_files(places))
+    lines = [*extra, *(each.input_line or "" for each in parsed if not _sets_value(each, groups))]
+    key = (root, *lines, Registry.changes, *_files(places, groups))
     if key not in _kept:
         _kept[key] = compose_lines(hydra, root, lines)
     _kept.move_to_end(key)
@@ -58,7 +59,11 @@ def _sets_value(override: Override, groups: Mapping[str, Sequence[str]]) -> bool
     return override.package is None and "/" not in key and key not in groups and key.split(".")[0] != "hydra"
 
 
-def _files(places: Sequence[Path]) -> list[tuple[str, int, int]]:
-    """Name, time and size of every YAML file that a tree may be composed from."""
-    found = [(str(path), path.stat()) for place in places for path in sorted(place.rglob("*.y*ml"))]
-    return [(name, known.st_mtime_ns, known.st_size) for name, known in found]
+def _files(places: Sequence[Path], groups: Iterable[str]) -> list[tuple[str, int, int]]:
+    """Name, time and size of every YAML file that a tree may be composed from, in folders that are links, too.
+
+    Nothing else in ``places`` is looked at: a project's directory may have environments and stores in it.
+    """
+    paths = [path for place in places for path in place.glob("*.y*ml")]
+    paths += [path for place, group in itertools.product(places, groups) for path in (place / group).rglob("*.y*ml")]
+    return [(str(path), known.st_mtime_ns, known.st_size) for path in sorted(paths) if (known := path.stat())]

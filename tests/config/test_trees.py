@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from pipeline.compose import ROOT, _resolve, compose, from_yaml, hydra_session, to_yaml
 from pipeline.compose import overrides as complaints
-from pipeline.compose.trees import KEPT, _kept, compose_lines
+from pipeline.compose.trees import KEPT, _files, _kept, compose_lines
 from pipeline.errors import ConfigError
 from pipeline.specs import SEARCH_PARTS
 
@@ -42,6 +42,7 @@ def test_what_one_call_sets_another_does_not_see() -> None:
 
 
 def test_a_file_that_changes_is_read_again_and_one_that_comes_is_found(tmp_path: Path) -> None:
+    compose([])  # registries are loaded when they are first asked, after which trees are composed anew
     (tmp_path / "experiment").mkdir()
     file = tmp_path / "experiment" / "own.yaml"
     for number, lr in enumerate((0.25, 0.75)):
@@ -50,6 +51,25 @@ def test_a_file_that_changes_is_read_again_and_one_that_comes_is_found(tmp_path:
         assert compose(["experiment=own"], str(tmp_path)).train.lr == lr
     with pytest.raises(ConfigError, match="experiment"):
         compose(["experiment=own"])
+
+
+def test_a_file_of_a_folder_that_is_a_link_is_read_again(tmp_path: Path) -> None:
+    compose([])  # registries are loaded when they are first asked, after which trees are composed anew
+    for name in ("kept", "my"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "my" / "experiment").symlink_to(tmp_path / "kept")
+    file = tmp_path / "kept" / "own.yaml"
+    for number, lr in enumerate((0.25, 0.75)):
+        file.write_text(f"# @package _global_\ntrain: {{lr: {lr}}}\n")
+        os.utime(file, ns=(number, number))
+        assert compose(["experiment=own"], str(tmp_path / "my")).train.lr == lr
+
+
+def test_of_a_projects_directory_only_groups_are_looked_at(tmp_path: Path) -> None:
+    for name in ("experiment/own.yaml", "store/runs/first/config.yaml", ".venv/lib/package/data.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("{}")
+    assert [Path(name).name for name, *_ in _files([tmp_path], ["experiment", "data"])] == ["own.yaml"]
 
 
 def test_a_choice_that_is_added_later_is_one() -> None:
