@@ -8,6 +8,9 @@ TORCH_INDEX ?=
 PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
 LOCKED      := $(PIP) install --no-deps --require-hashes
 INSTALLED   := .venv/.installed-$(DEVICE)
+# What nightjar sets for its own processes (pipeline/cpus.py): a benchmark's threads sleep as soon as those of a training.
+GOMP_SPINCOUNT ?= 1000
+export GOMP_SPINCOUNT
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
@@ -109,7 +112,7 @@ bench-checkpoint: install ## bytes, stall, capacity and disk rates of checkpoint
 bench-pages: install ## lookups and updates of tables in memory pages of 2 MiB, against pages of 4 KiB
 	@.venv/bin/python -m benchmarks.pages
 
-bench-ssd: install ## samples/s with tables on SSD, 8, 4 and 2 times the memory limit, against all in memory
+bench-ssd: install ## samples/s with tables on SSD, 8, 4 and 2 times the memory limit, against all in memory; uses fio where it is installed
 	@.venv/bin/python -m benchmarks.ssd
 
 bench-ingest: install ## rows/s of ingestion against a plain Polars script and NumPy, memory at 4 times the rows and with 1,024 columns; the reader
@@ -126,7 +129,7 @@ bench-lanes: install ## test NE of 64 lanes against one lane, ten seeds of the d
 	@.venv/bin/python -m benchmarks.lanes
 
 .PHONY: bench-ingest-scale
-bench-ingest-scale: install ## rows/s of ingestion by Ray with 1, 2 and 4 workers, what the driver hears (5 minutes; needs Ray)
+bench-ingest-scale: install ## rows/s of ingestion by Ray with 1, 2 and 4 workers, what the driver hears (8 minutes on 2 cores; needs Ray)
 	@.venv/bin/python -m benchmarks.ingest_scale
 
 bench-quality: install ## test NE after restoring 1 to 100 times from quantised checkpoints, against never
@@ -188,7 +191,7 @@ bench-predict: install ## predicted step time and memory against measured ones, 
 CRITEO ?= ../shared/data/criteo_sample.tsv
 
 .PHONY: bench-ranks
-bench-ranks: install ## CPU seconds of the busiest process of predict and evaluate on 1, 2 and 4 ranks, and equal scores (4 minutes)
+bench-ranks: install ## predict, evaluate and publish on 1, 2 and 4 ranks with equal shares of the CPUs, and equal scores (4 minutes)
 	@.venv/bin/python -m benchmarks.ranks
 
 .PHONY: bench-compile

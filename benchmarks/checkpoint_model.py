@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -82,7 +83,15 @@ class ZipfIds:
         return int(high)
 
 
-def batches(schema: DatasetSchema, batch: int, seed: int, ids: ZipfIds) -> Iterator[Batch]:
+class Draws(Protocol):
+    """What ids are drawn from."""
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """int32 [count]."""
+        ...
+
+
+def batches(schema: DatasetSchema, batch: int, seed: int, ids: Draws) -> Iterator[Batch]:
     """Endless batches: Zipf ids, normal dense values, labels drawn at 25 %."""
     rng, names = np.random.default_rng(seed), [column.name for column in schema.sparse]
     ones = torch.ones(batch)

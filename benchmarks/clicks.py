@@ -45,8 +45,11 @@ def plan_of(schema: DatasetSchema) -> Plan:
     return Plan(hardware="bench", device="cpu", world_size=1, ranks_per_host=1, global_batch=8192, tables=tables)
 
 
-def generate(store: Store, train: int, test: int) -> Artifact:
-    """Zipf ids, normal dense values and a logistic truth with first-order and pairwise effects."""
+def generate(store: Store, train: int, test: int, group: int = GROUP) -> Artifact:
+    """Zipf ids, normal dense values and a logistic truth with first-order and pairwise effects.
+
+    ``group``: rows of a row group.
+    """
     rng = np.random.default_rng(7)
     truth = {
         "first": rng.normal(0, 0.35, (TABLES, TABLE_ROWS)).astype(np.float32),
@@ -59,25 +62,25 @@ def generate(store: Store, train: int, test: int) -> Artifact:
         rows={"train": train, "test": test},
         files={name: [f"{name}/part-00000.parquet"] for name in ("train", "test")},
         groups={
-            name: [[min(GROUP, rows - at) for at in range(0, rows, GROUP)]]
+            name: [[min(group, rows - at) for at in range(0, rows, group)]]
             for name, rows in (("train", train), ("test", test))
         },
     )
     with store.draft("data", kind="ingest", key="bench", config={}, inputs={}) as draft:
         for name, rows in schema.rows.items():
             with draft.open(schema.files[name][0]) as sink:
-                _write(sink, schema, rows, truth, rng)
+                _write(sink, schema, rows, truth, rng, group)
         draft.write_json("schema.json", schema.to_json())
         return draft.commit({})
 
 
 def _write(
-    sink: BinaryIO, schema: DatasetSchema, rows: int, truth: dict[str, np.ndarray], rng: np.random.Generator
+    sink: BinaryIO, schema: DatasetSchema, rows: int, truth: dict[str, np.ndarray], rng: np.random.Generator, group: int
 ) -> None:
     names = ["label", *schema.dense, *(column.name for column in schema.sparse)]
     writer = None
-    for start in range(0, rows, GROUP):
-        count = min(GROUP, rows - start)
+    for start in range(0, rows, group):
+        count = min(group, rows - start)
         dense = rng.normal(size=(DENSE, count)).astype(np.float32)
         ids = np.minimum((TABLE_ROWS ** rng.random((TABLES, count)) - 1).astype(np.int32), TABLE_ROWS - 1)
         logit = truth["dense"] @ dense - 1.0
@@ -90,6 +93,6 @@ def _write(
         fields = [pa.field(name, column.type, nullable=False) for name, column in zip(names, columns, strict=True)]
         block = pa.table(columns, schema=pa.schema(fields))
         writer = writer or rows_writer(sink, block.schema, IngestConfig().compression)
-        writer.write_table(block, row_group_size=GROUP)
+        writer.write_table(block, row_group_size=group)
     if writer is not None:
         writer.close()

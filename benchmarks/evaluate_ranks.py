@@ -1,7 +1,7 @@
-"""Stage evaluate on 1, 2 and 4 ranks, for ``benchmarks.ranks``: CPU seconds of the busiest one, and equal figures.
+"""Stage evaluate on 1, 2 and 4 ranks, for ``benchmarks.ranks``: seconds, those of the busiest CPU, and equal figures.
 
-A rank has one thread, so on a CPU of its own it takes its CPU seconds. They are counted from when a rank has imported
-what it needs, up to the figures, as in the stage.
+A rank has one thread and an equal share of the CPUs. It is timed from when all have imported what they need, up to the
+figures, as in the stage.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cgroup import equal_share, shares
 from benchmarks.runs import silent
 from pipeline.compose import compose
 from pipeline.config import Config
@@ -23,7 +25,7 @@ from pipeline.store import Artifact, Store
 
 
 def evaluated(folder: str, rows: int, ranks: tuple[int, ...]) -> dict[int, dict[str, Any]]:
-    """By number of ranks: seconds of the ``busiest`` and of ``all``, and a ``digest`` of logits and figures.
+    """By number of ranks: ``wall`` seconds, CPU ``busiest`` and of ``all``, and a ``digest`` of logits and figures.
 
     A model of the demo is trained, and three quarters of ``rows`` are held out.
     """
@@ -32,7 +34,7 @@ def evaluated(folder: str, rows: int, ranks: tuple[int, ...]) -> dict[int, dict[
     for world in ranks:
         config = _config(folder, rows, world)
         _made(config, "partition")
-        found[world] = _evaluated(Path(folder), config, checkpoint)
+        found[world] = _evaluated(Path(folder), config, checkpoint, equal_share(max(ranks)))
     return found
 
 
@@ -54,23 +56,26 @@ def _config(folder: str, rows: int, world: int) -> Config:
     ])  # fmt: skip
 
 
-def _evaluated(folder: Path, config: Config, checkpoint: str) -> dict[str, Any]:
-    """On as many ranks as ``config`` has."""
+def _evaluated(folder: Path, config: Config, checkpoint: str, share: float) -> dict[str, Any]:
+    """On as many ranks as ``config`` has, each with a ``share`` of a CPU."""
     world = config.world_size
     place = folder / f"ranks{world}"
     place.mkdir()
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(rank, world, place, config, checkpoint)) for rank in range(world)]
+    ranks = [
+        context.Process(target=_rank, args=(rank, world, place, config, checkpoint, share)) for rank in range(world)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:
         process.join()
     found = [json.loads((place / f"{rank}.json").read_text()) for rank in range(world)]
     spent = [each["seconds"] for each in found]
-    return {"busiest": max(spent), "all": sum(spent), "digest": found[0]["digest"]}
+    wall = max(each["wall"] for each in found)
+    return {"busiest": max(spent), "all": sum(spent), "wall": wall, "digest": found[0]["digest"]}
 
 
-def _rank(rank: int, world: int, place: Path, config: Config, checkpoint: str) -> None:
+def _rank(rank: int, world: int, place: Path, config: Config, checkpoint: str, share: float) -> None:
     import torch.distributed as dist
 
     from pipeline.evaluation import evaluate, reliability
@@ -84,12 +89,13 @@ def _rank(rank: int, world: int, place: Path, config: Config, checkpoint: str) -
     inputs = _made(config, "partition")
     plan, towers = read_towers(config, store, inputs, [])
     dist.barrier()
-    began, digest = time.process_time(), ""
-    found = predict(PredictionSettings.of(config), store, inputs["ingest"], plan, checkpoint, towers)
-    if found is not None:
-        figures = evaluate(found.labels, found.logits, found.true_probability)
-        curve = reliability(found.labels, found.logits)
-        said = json.dumps([figures, curve.to_json()], sort_keys=True).encode()
-        digest = hashlib.sha256(found.logits.tobytes() + said).hexdigest()
-    spent = time.process_time() - began
-    (place / f"{rank}.json").write_text(json.dumps({"seconds": spent, "digest": digest}))
+    with shares([os.getpid()], share):
+        began, spent, digest = time.perf_counter(), time.process_time(), ""
+        found = predict(PredictionSettings.of(config), store, inputs["ingest"], plan, checkpoint, towers)
+        if found is not None:
+            figures = evaluate(found.labels, found.logits, found.true_probability)
+            curve = reliability(found.labels, found.logits)
+            said = json.dumps([figures, curve.to_json()], sort_keys=True).encode()
+            digest = hashlib.sha256(found.logits.tobytes() + said).hexdigest()
+        took = {"seconds": time.process_time() - spent, "wall": time.perf_counter() - began}
+    (place / f"{rank}.json").write_text(json.dumps({**took, "digest": digest}))

@@ -1,13 +1,16 @@
 """``make bench-ingest-scale``: ingestion by Ray with 1, 2 and 4 workers, everything on as many cores.
 
-Ray, its workers and the driver share the first 1, 2 or 4 cores. ``ratio``: rows per second of 4 workers over 4 times
-those of one, medians over rounds, starts of processes not timed; ``machine_ratio``: the same of independent processes
-on a core each, which share nothing but the machine. Where there are fewer cores than workers, and beside other work,
-``ratio`` says nothing (None), and seconds of processor time stand in: ``ratio_cpu`` is that of one worker, driver and
-Ray over that of 4, per row; ``driver_cpu_share`` what of the latter is the driver's, all of it one after the other.
-``told_share``: pickled bytes of all that the driver gets over the
-bytes of the log. ``same``: the dataset has the checksums that the local engine gives. ``driver_growth``: the driver's
-peak memory at ``--times`` times the rows over that at one time.
+Ray, its workers and the driver share the first 1, 2 or 4 cores. On a machine with fewer, cgroups make cores of it that
+are as much slower: on two, each process gets 0.4 of a CPU (``share``), the driver too, and all of a run together as
+much for each worker; a fifth of the CPUs is left for the kernel, which writes the files. ``ratio``: rows per second of
+4 workers over 4 times those of one, medians over rounds, starts of processes not timed; ``ratio_2``: of 2;
+``ratio_busy``: what ``ratio`` were if a row took equal processor time on both, which shares of CPUs move: how busy 4
+workers keep their cores over how busy one does; ``machine_ratio``: as ``ratio``, of 4 independent processes on a core
+each, which share nothing but the machine. Without cgroups there, and beside other work, ``ratio`` says nothing (None),
+and seconds of processor time stand in: ``ratio_cpu`` is that of one worker, driver and Ray over that of 4, per row;
+``driver_cpu_share`` what of the latter is the driver's, all of it one after the other. ``told_share``: pickled bytes of
+all that the driver gets over the bytes of the log. ``same``: the dataset has the checksums that the local engine gives.
+``driver_growth``: the driver's peak memory at ``--times`` times the rows over that at one time.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.cgroup import awake, equal_share, shares
 from benchmarks.common import finish
 from benchmarks.ingest import IDS, peak_bytes
 from pipeline.compose import compose
@@ -45,37 +50,44 @@ def main() -> None:
     options.add_argument("--rows", type=int, default=2 * MILLION)
     options.add_argument("--times", type=int, default=8, help="rows of the second log, in multiples of the first's")
     options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options.add_argument("--one", type=int, help="one ingestion of --log by so many workers (0: local)")
+    options.add_argument("--cpus", type=float, default=1.0, help="that all of it has together, by a quota")
+    options.add_argument("--share", type=float, default=1.0, help="that each of its processes has")
     options.add_argument("--write", type=int, help=argparse.SUPPRESS)
-    options.add_argument("--log", help=argparse.SUPPRESS)
+    options.add_argument("--log", help="folder of logs, for --one; file, for --write")
     given = options.parse_args()
     if given.write is not None:
         _write(given.log, given.write, given.rows)
     elif given.one is not None:
-        _child(given.one, given.log)
+        _child(given.one, given.log, given.cpus, given.share)
     else:
         _bench(given.rows, given.times, given.rounds)
 
 
 def _bench(rows: int, times: int, rounds: int) -> None:
-    cores, most = available_cpus(), WORKERS[-1]
+    most = WORKERS[-1]
     with tempfile.TemporaryDirectory() as folder:
         small, large = f"{folder}/small", f"{folder}/large"
         print(f"generating {rows:,} and {rows * times:,} rows ...", flush=True)
         _generate(small, rows, 1)
-        local = _run(LOCAL, small, range(min(most, cores)))
-        figures = {count: [_run(count, small, range(min(count, cores))) for _ in range(rounds)] for count in WORKERS}
-        ceiling = _independent(small, most) if most <= cores else None
         _generate(large, rows, times)
-        big = _run(most, large, range(min(most, cores)))
+        with awake() if equal_share(WORKERS[-1]) < 1 else nullcontext():
+            local = _run(LOCAL, small, most)
+            figures = {count: [_run(count, small, count) for _ in range(rounds)] for count in WORKERS}
+            share = figures[1][0]["share"]
+            shown = share == equal_share(WORKERS[-1])  # 1 where no cgroups can be made
+            ceiling = _independent(small, most) if shown else None
+            big = _run(most, large, most)
     rates, spent, drivers = (
         {count: statistics.median(each[figure] for each in runs) for count, runs in figures.items()}
         for figure in ("rows_per_s", "cpu_seconds", "driver_cpu_seconds")
     )
     every = [each for runs in figures.values() for each in runs]
     finish(
-        "ingest_scale", rates[most] / (most * rates[1]) if most <= cores else None, rows=rows, machine_ratio=ceiling,
-        cores=cores, ratio_cpu=spent[1] / spent[most], driver_cpu_share=drivers[most] / spent[most],
+        "ingest_scale", rates[most] / (most * rates[1]) if shown else None, rows=rows, machine_ratio=ceiling,
+        ratio_busy=rates[most] * spent[most] / (most * rates[1] * spent[1]) if shown else None,
+        ratio_2=rates[2] / (2 * rates[1]) if shown else None, share=share, cores=available_cpus(),
+        ratio_cpu=spent[1] / spent[most], driver_cpu_share=drivers[most] / spent[most],
         local_cpu_seconds=local["cpu_seconds"], **{f"cpu_seconds_{count}": seconds for count, seconds in spent.items()},
         **{f"rows_per_s_{count}": rate for count, rate in rates.items()},
         told_share=max(each["told"] / each["bytes"] for each in every), told_share_large=big["told"] / big["bytes"],
@@ -107,45 +119,58 @@ def _write(path: str, number: int, rows: int) -> None:
 
 def _independent(log: str, most: int) -> float:
     """Rows per second of ``most`` processes at once, a core and a thread each, over ``most`` times those of one."""
-    alone = _run(LOCAL, log, range(1))["rows_per_s"]
+    alone = _run(LOCAL, log, 1)["rows_per_s"]
     with ThreadPoolExecutor(most) as pool:
-        together = sum(one["rows_per_s"] for one in pool.map(lambda core: _run(LOCAL, log, [core]), range(most)))
+        together = sum(one["rows_per_s"] for one in pool.map(lambda core: _run(LOCAL, log, 1, core), range(most)))
     return together / (most * alone)
 
 
-def _run(workers: int, log: str, cores: Any) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.ingest_scale", "--one", str(workers), "--log", log]
-    usable = sorted(os.sched_getaffinity(0))
-    pinned = ["taskset", "-c", ",".join(str(usable[core]) for core in cores)]
-    done = subprocess.run([*pinned, *command], capture_output=True, text=True, check=False)
+def _run(workers: int, log: str, cores: int, first: int = 0) -> dict[str, Any]:
+    """One ingestion on ``cores`` cores from the ``first`` on, which are shares of CPUs where there are fewer."""
+    usable, share = sorted(os.sched_getaffinity(0)), equal_share(WORKERS[-1])
+    own = {str(usable[core % len(usable)]) for core in range(first, first + cores)}
+    command = ["taskset", "-c", ",".join(own), sys.executable, "-m", "benchmarks.ingest_scale", "--log", log]
+    command += ["--one", str(workers)]
+    if share < 1 and (workers or cores < WORKERS[-1]):
+        command += ["--cpus", str(cores * share), "--share", str(share if workers else cores * share)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
     one: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    name = f"ray with {workers} workers" if workers else f"local on {len(list(cores))} cores"
+    name = f"ray with {workers} workers" if workers else f"local on {cores} cores"
     print(f"{name}: {one['rows']:,} rows, {one['rows_per_s']:,.0f} rows/s, driver {one['peak'] / 2**20:,.0f} MiB, "
           f"{one['cpu_seconds']:.1f} s of processor time, {one['driver_cpu_seconds']:.1f} of them the driver's, "
           f"told {one['told'] / 2**20:.1f} MiB of {one['bytes'] / 2**20:,.0f}", flush=True)  # fmt: skip
     return one
 
 
-def _child(workers: int, log: str) -> None:
-    told = _started(workers)
+def _child(workers: int, log: str, cpus: float, share: float) -> None:
+    told, ended = _started(workers)
     engine = "ray" if workers else "local"
     settings = ["data=criteo", f"ingest.engine={engine}", "ingest.block_mib=4", "ingest.groups_per_file=2"]
     settings += ["data.sparse_defaults.min_count=2", "data.sparse_defaults.rows=100000"]
     with tempfile.TemporaryDirectory() as folder:
         _warm_up(settings, folder)
         told.clear()
+        ended.clear()
         config = compose([*settings, f"data.path={log}"])
-        began, own, others = time.perf_counter(), time.process_time(), _children_seconds()
-        summary, files = _ingest(config, f"{folder}/store")
-        seconds, own, others = time.perf_counter() - began, time.process_time() - own, _children_seconds() - others
+        with shares(_processes(), share, together=cpus) as share:
+            began, own, others = time.perf_counter(), time.process_time(), _children_seconds()
+            summary, files = _ingest(config, f"{folder}/store")
+            seconds, own = time.perf_counter() - began, time.process_time() - own
+            others = (ended[-1] if ended else _children_seconds()) - others
     rows = int(summary["rows"])
     print(json.dumps({
         "rows": rows, "rows_per_s": rows / seconds, "peak": peak_bytes(), "told": sum(told), "files": files,
         "cpu_seconds": own + others, "driver_cpu_seconds": own,
-        "bytes": int(summary["bytes_in"]),
+        "bytes": int(summary["bytes_in"]), "share": share,
     }))  # fmt: skip
+
+
+def _processes() -> list[int]:
+    """This process and its descendants: the driver, Ray and its workers."""
+    own = psutil.Process()
+    return [each.pid for each in (own, *own.children(recursive=True))]
 
 
 def _children_seconds() -> float:
@@ -154,16 +179,20 @@ def _children_seconds() -> float:
     return sum(each.user + each.system for each in times)
 
 
-def _started(workers: int) -> list[int]:
-    """Start Ray with ``workers`` workers, if any; returns where the bytes that the driver gets will be listed."""
-    told: list[int] = []
+def _started(workers: int) -> tuple[list[int], list[float]]:
+    """Start Ray with ``workers`` workers, if any.
+
+    Returns where the bytes that the driver gets will be listed, and the processor time of its descendants as an engine
+    ends, whose mergers end with it.
+    """
+    told, ended = list[int](), list[float]()
     if not workers:
-        return told
+        return told, ended
     import ray
 
     from pipeline.ingest.ray_engine import RayEngine, init_options
 
-    ray.init(address="local", num_cpus=workers, **init_options())
+    ray.init(address="local", num_cpus=workers, include_dashboard=False, **init_options())
     get = RayEngine._get
 
     def counted(self: RayEngine, refs: Any) -> Any:
@@ -171,8 +200,14 @@ def _started(workers: int) -> list[int]:
         told.append(len(pickle.dumps(value, protocol=5)))
         return value
 
+    def left(self: RayEngine, *error: Any) -> Any:
+        ended.append(_children_seconds())
+        return leave(self, *error)
+
+    leave = RayEngine.__exit__
     RayEngine._get = counted  # type: ignore[method-assign]
-    return told
+    RayEngine.__exit__ = left  # type: ignore[assignment, method-assign]
+    return told, ended
 
 
 def _warm_up(settings: list[str], folder: str) -> None:

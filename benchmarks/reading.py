@@ -41,7 +41,7 @@ class Metered(Store):
         super().__init__(url)
         self.is_local, self.fetched = False, 0
 
-    def open(self, path: str, mode: str = "rb") -> Any:
+    def open(self, path: str, mode: str = "rb", *, parts: bool = False) -> Any:
         """Open a file; reads of Parquet are counted."""
         return _File(self.full(path), self) if path.endswith(".parquet") else super().open(path, mode)
 

@@ -1,9 +1,12 @@
 """``make bench-scaling``: samples per second on 1, 2 and 4 ranks of one thread each, on one machine.
 
-The model, rows and global batch of ``bench-train``; the tables are dealt out whole, and every rank reads the Parquet
-files. ``ratio``: 4 ranks over 1; ``ratio_2``: 2 over 1; medians over rounds, in which the numbers of ranks take turns.
-``ceiling``: what the machine allows, 4 trainings at once with a quarter of the batch each, which exchange nothing, over
-1; ``share``: ``ratio`` over it. The phases of a step are those of the last round, in ms.
+The model, rows and global batch of ``bench-train``; the tables are dealt out whole, and a rank reads the row groups of
+its own lanes, as it does of any dataset with eight for each rank. ``ratio``: 4 ranks over 1; ``ratio_2``: 2 over 1;
+medians over rounds, in which the numbers of ranks take turns. ``ceiling``: what the machine allows, 4 trainings at once
+with a quarter of the batch each, which exchange nothing, over 1; ``share``: ``ratio`` over it. The phases of a step are
+those of the last round, in ms. On a machine with fewer CPUs than ranks all processes of a comparison get the same
+``cpus_a_rank``, however many they are, by a cgroup's quota, from their warm-up on: so 4 ranks are to one as on a
+machine of 4 CPUs that are as much slower.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ import statistics
 import tempfile
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch.multiprocessing as mp
 
+from benchmarks.cgroup import awake, equal_share, shares
 from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
 from pipeline.config import HardwareConfig
@@ -36,6 +41,7 @@ from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 
 WARM_UP = 12  # steps before the clock starts
+GROUP = 8192  # rows of a row group: enough of them for a lane a rank
 
 
 def main() -> None:
@@ -46,24 +52,26 @@ def main() -> None:
     options.add_argument("--precision", default="auto", help="train.precision")
     options.add_argument("--exchange", default="fp32", help="partition.exchange")
     given = options.parse_args()
-    worlds = [world for world in (1, 2, 4) if world <= (os.cpu_count() or 1)]
-    speeds: dict[int, list[float]] = {world: [] for world in worlds}
-    apart: list[float] = []
+    runs = [_Run(world, 1, equal_share(most)) for most in (2, 4) for world in (1, most)]
+    runs = list(dict.fromkeys([*runs, _Run(1, 4, equal_share(4))]))
+    speeds: dict[_Run, list[float]] = {run: [] for run in runs}
     phases: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        generate(Store(folder), (given.steps + WARM_UP + 8) * 8192, 0)
+        generate(Store(folder), (given.steps + WARM_UP + 8) * 8192, 0, GROUP)
         for number in range(given.rounds):
-            for world in worlds:
-                rates, phases[str(world)] = _run(given, folder, world, 1)
-                speeds[world].append(rates)
-            apart.append(_run(given, folder, 1, worlds[-1])[0])
-            rates = "  ".join(f"{w}: {speeds[w][-1]:,.0f}/s" for w in worlds)
-            print(f"round {number + 1}: {rates}  {worlds[-1]} apart: {apart[-1]:,.0f}/s", flush=True)
-    ratios = {world: _over(speeds[1], speeds[world]) for world in worlds}
+            for run in runs:
+                rate, phases[str(run)] = _measured(given, folder, run)
+                speeds[run].append(rate)
+            rates = "  ".join(f"{run}: {speeds[run][-1]:,.0f}/s" for run in runs)
+            print(f"round {number + 1}: {rates}", flush=True)
+    over_one = {
+        (run.world, run.copies): _over(speeds[replace(run, world=1, copies=1)], speeds[run]) for run in runs
+    }  # fmt: skip
     finish(
-        "scaling", ratios.get(4), ratio_2=ratios.get(2), ceiling=_over(speeds[1], apart),
-        share=_over(apart, speeds[worlds[-1]]), phases_ms=phases, precision=given.precision,
-        **{f"samples_per_s_{world}": statistics.median(each) for world, each in speeds.items()},
+        "scaling", over_one[4, 1], ratio_2=over_one[2, 1], ceiling=over_one[1, 4],
+        share=over_one[4, 1] / over_one[1, 4], phases_ms=phases, precision=given.precision,
+        cpus_a_rank={2: equal_share(2), 4: equal_share(4)},
+        samples_per_s={str(run): statistics.median(each) for run, each in speeds.items()},
     )  # fmt: skip
 
 
@@ -71,15 +79,33 @@ def _over(first: list[float], second: list[float]) -> float:
     return statistics.median(b / a for a, b in zip(first, second, strict=True))
 
 
-def _run(given: argparse.Namespace, folder: str, world: int, copies: int) -> tuple[float, dict[str, float]]:
-    """Samples/s of ``copies`` trainings at once on ``world`` ranks each, and the phases of the first one's step."""
+def _measured(given: argparse.Namespace, folder: str, run: _Run) -> tuple[float, dict[str, float]]:
+    """Samples/s of all trainings of ``run``, and the phases of the first one's step."""
     context = mp.get_context("spawn")
-    task = _Task(
-        world, copies, folder, given.steps, given.precision, given.exchange, [_free_port() for _ in range(copies)]
-    )
-    mp.spawn(_rank, args=(task, context.Barrier(world * copies)), nprocs=world * copies)
+    ports, ranks = [_free_port() for _ in range(run.copies)], run.world * run.copies
+    task = _Task(run.world, run.copies, folder, given.steps, given.precision, given.exchange, ports)
+    ready, together = context.Barrier(ranks + 1), context.Barrier(ranks)
+    running = mp.spawn(_rank, args=(task, ready, together), nprocs=ranks, join=False)
+    while ready.n_waiting < ranks:
+        running.join(0.05)  # raises the error of a rank that ended
+    with awake() if run.cpus < 1 else nullcontext(), shares(running.pids(), run.cpus):
+        ready.wait()
+        while not running.join():
+            pass
     figures = json.loads((Path(folder) / "figures.json").read_text())
     return figures["samples_per_s"], figures["phases"]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """``copies`` trainings at once on ``world`` ranks each, of which each process has so many ``cpus``."""
+
+    world: int
+    copies: int
+    cpus: float
+
+    def __str__(self) -> str:
+        return f"{self.world * self.copies}{' apart' if self.copies > 1 else ''} at {self.cpus:g}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +127,7 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _rank(number: int, task: _Task, together: Any) -> None:
+def _rank(number: int, task: _Task, ready: Any, together: Any) -> None:
     """Train as a rank of a training; the first one writes ``figures.json``. All start and stop the clock together."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -122,7 +148,10 @@ def _rank(number: int, task: _Task, together: Any) -> None:
     store: Store = Store(task.folder)
     split = SplitReader(store, store.get("data", "ingest"), "train")
     trainer = Trainer(ModelSettings.of(config), split.schema, _plan(split.schema, task.world), device)
-    order = Order(key="scaling", seed=1, global_batch=batch, rank=rank, world_size=task.world)
+    order = Order(
+        key="scaling", seed=1, global_batch=batch, lanes=config.train.dealt_lanes, rank=rank, world_size=task.world
+    )  # fmt: skip
+    ready.wait()
     with BatchReader(split, order) as reader:
         for _ in range(WARM_UP):
             trainer.step(reader)

@@ -8,10 +8,13 @@ disk, written past the page cache, before the clock runs. For each limit a proce
 in turn with it, and of at most three such pairs the one with the median ratio counts: this is a noisy kind of machine.
 
 ``ratio``: Zipf 1.2, tables 8 times the limit: samples/s on SSD / in memory. With ids of Zipf 1.05 the yardstick is the
-bound min(rate in memory, random reads of 4 KiB a second at depth 32 / cold rows of a step x batch), both measured here.
-``steady_ratio``: the same once the log has no fresh space left: before the clock runs, rows leave memory until every
-table's log has emptied segments to make room, and it goes on emptying them (``cleaned`` segments a step) meanwhile.
-``--steps-only N`` trains on SSD alone in a sparse file (rows get values when first used) and prints the peak of memory.
+bound min(rate in memory, random reads of 4 KiB a second / cold rows of a step x batch), whose reads the tool ``fio``
+counts at the same depth, by the same engine; without fio there is no such figure, and a line says so.
+``steady_ratio``: the same in a log that is cleaned, of ids that drift: before the clock runs, rows leave memory until
+every log has turned over twice; ``write_amplification``: bytes written for each byte that left memory, of the second
+time. All that is left of ``--minutes`` goes to rounds of this phase. ``--drift``: rows by which the popular rows move
+in a step. ``--steps-only N`` trains on SSD alone in a sparse file (rows get values when first used) and prints the
+peak of memory.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +35,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import finish
 from benchmarks.ssd_memory import STATE_BYTES, Tables, cache_rows
-from pipeline.calibration.timing import time_disk
+from pipeline.embeddings.ssd.aio import DiskQueue
+from pipeline.embeddings.ssd.engines import DEPTH, Aio, Uring
 from pipeline.launch.memory import MemoryCgroup
 
 GIB = 2**30
@@ -66,9 +71,13 @@ def main() -> None:
     options.add_argument("--pinned", type=float, default=0.9, help="share of the memory for rows that hot ones get")
     options.add_argument("--steps", type=int, default=20, help="under the clock, a phase")
     options.add_argument("--rounds", type=int, default=3, help="times a phase is measured at most, in turn with memory")
-    options.add_argument("--minutes", type=float, default=7.0, help="after which no further round begins")
+    options.add_argument("--minutes", type=float, default=12.0, help="after which no further round begins")
     options.add_argument("--warm", type=float, default=8.0, help="seconds of training before the clock runs, a phase")
-    options.add_argument("--aged", type=float, default=0.15, help="share of rows that leave memory before that phase")
+    options.add_argument("--aged", type=float, default=2.0, help="turns of the log before the last phase")
+    options.add_argument("--aged-seconds", type=float, default=400.0, help="time for these turns at most")
+    options.add_argument("--drift", type=float, default=0.5, help="rows a step by which ids move there")
+    options.add_argument("--spare", type=float, default=0.2, help="as hardware.ssd_spare")
+    options.add_argument("--only-steady", action="store_true", help="the last phase alone, of the first limit")
     options.add_argument("--steps-only", type=int, help="train so many steps on SSD within the first limit, no more")
     options.add_argument("--folder", help="where the tables lie; a temporary folder unless given")
     given = options.parse_args()
@@ -87,12 +96,14 @@ def main() -> None:
 class _Child:
     """A training process and the cgroup around it. ``limit`` in bytes (0: none); ``limited``: whether it holds."""
 
-    def __init__(self, tables: Tables, folder: str | None, kept: int = 0, limit: int = 0, lazy: bool = False) -> None:
+    def __init__(
+        self, tables: Tables, folder: str | None, kept: int = 0, limit: int = 0, lazy: bool = False, spare: float = 0.2
+    ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.ssd_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.group = self._limit(limit) if limit else None
-        self.ask(**asdict(tables), folder=folder, cache_rows=kept, lazy=lazy)
+        self.ask(**asdict(tables), folder=folder, cache_rows=kept, lazy=lazy, spare=spare)
 
     def _limit(self, limit: int) -> MemoryCgroup | None:
         try:
@@ -150,17 +161,19 @@ class _Bench:
         self.given, self.tables, self.folder, self.process = given, tables, folder, process
         self.began = time.perf_counter()
         self.phases = len(given.times) * 2 + 2  # not yet measured
+        self.aged: dict[str, Any] = {}
 
     def _limited(self, times: int, lazy: bool = False) -> tuple[_Child, int]:
         """A child on SSD under a limit of the tables / ``times``, and the limit."""
         limit = int(self.given.gib * GIB / times)
         kept = cache_rows(self.tables, limit, self.process, COLDEST, self.given.pinned)
-        return _Child(self.tables, self.folder, kept, limit, lazy), limit
+        return _Child(self.tables, self.folder, kept, limit, lazy, self.given.spare), limit
 
     def compare(self) -> None:
         """All limits, then the table of all and the JSON line."""
-        iops = time_disk(Path(self.folder), size=1 << 30)["ssd_read_iops"]
-        print(f"disk: {iops:,.0f} reads of 4 KiB a second at depth 32; {self.given.gib:g} GiB of tables", flush=True)
+        iops, why = fio_reads(Path(self.folder))
+        told = f"{iops:,.0f} reads of 4 KiB a second at depth {DEPTH} by fio" if iops else why
+        print(f"disk: {told}", flush=True)
         rows, limited = [], True
         with ExitStack() as stack:
             memory = _Child(self.tables, None)
@@ -171,25 +184,36 @@ class _Bench:
                 limited &= held
         _print(rows)
         by_name = {f"{row['times']}x_{row['phase'].name}": row for row in rows}
-        main_row, steady = (by_name[f"{max(self.given.times)}x_{phase.name}"] for phase in (PHASES[0], PHASES[3]))
+        most = max(self.given.times)
+        steady = by_name[f"{most}x_{PHASES[-1].name}"]
+        main_row = by_name.get(f"{most}x_{PHASES[0].name}", steady)
         flat = {f"{name}_{key}": row[key] for name, row in by_name.items() for key in _KEPT if row[key] is not None}
         finish(
-            "ssd", main_row["ratio"], steady_ratio=steady["ratio"], limited=limited, read_iops=iops,
-            process_bytes=self.process, seconds_total=time.perf_counter() - self.began, **flat,
+            "ssd", main_row["ratio"], steady_ratio=steady["ratio"], limited=limited, fio_iops=iops, without_fio=why,
+            write_amplification=self.aged.get("write_amplification"), turns=self.aged.get("turns"),
+            spare=self.given.spare, drift=self.given.drift, process_bytes=self.process,
+            seconds_total=time.perf_counter() - self.began, **flat,
         )  # fmt: skip
 
-    def _at(self, memory: _Child, times: int, iops: float) -> tuple[list[dict[str, Any]], bool]:
+    def _at(self, memory: _Child, times: int, iops: float | None) -> tuple[list[dict[str, Any]], bool]:
         """Both exponents; where memory is shortest also prefetch off, and the log in its steady state."""
         child, _ = self._limited(times)
         rows = []
         try:
-            for number, phase in enumerate(PHASES if times == max(self.given.times) else PHASES[:2]):
+            for number, phase in self._phases(times):
                 if phase.steady:
-                    print(f"aged: {_aged(child.ask(age=self.given.aged, zipf=phase.zipf, seed=99))}", flush=True)
+                    asked = {
+                        "zipf": phase.zipf,
+                        "drift": self.given.drift,
+                        "shift": 0.0,
+                        "seconds": self.given.aged_seconds,
+                    }
+                    self.aged = child.ask(age=self.given.aged, seed=99, **asked)
+                    print(f"aged: {_aged(self.aged)}", flush=True)
                 row = self._measure(memory, child, phase, number) | {"times": times, "phase": phase}
                 plain = row["in_memory"]
                 cold = row["cold_share"] * self.given.batch * self.given.tables if row["cold_share"] else None
-                bound = min(plain, iops / cold * self.given.batch) if cold else None
+                bound = min(plain, iops / cold * self.given.batch) if cold and iops else None
                 row |= {"cold": cold, "of_bound": row["samples_per_s"] / bound if bound else None}
                 row["peak_bytes"] = child.group.peak() if child.group else row["pss_bytes"]
                 rows.append(row)
@@ -198,19 +222,29 @@ class _Bench:
             child.close()
         return rows, child.group is not None
 
+    def _phases(self, times: int) -> list[tuple[int, Phase]]:
+        here = PHASES if times == max(self.given.times) else PHASES[:2]
+        return [each for each in enumerate(here) if each[1].steady or not self.given.only_steady]
+
     def _measure(self, memory: _Child, child: _Child, phase: Phase, number: int) -> dict[str, Any]:
         """The round with the median ratio: as many as there is time for, one at least."""
         asked = {"steps": self.given.steps, "zipf": phase.zipf, "prefetch": phase.prefetch, "max_seconds": 12.0}
         rounds: list[dict[str, Any]] = []
-        left = max(0.0, 60 * self.given.minutes - (time.perf_counter() - self.began)) / self.phases
+        left = max(0.0, 60 * self.given.minutes - (time.perf_counter() - self.began))
+        left /= 1 if phase.steady else self.phases
+        most = sys.maxsize if phase.steady else self.given.rounds
+        if phase.steady:
+            asked |= {"drift": self.given.drift, "shift": self.aged["shift"]}
         begun, last = time.perf_counter(), 0.0
-        while not rounds or (len(rounds) < self.given.rounds and time.perf_counter() - begun + last < left):
+        while not rounds or (len(rounds) < most and time.perf_counter() - begun + last < left):
             again = len(rounds)
             start = time.perf_counter()
             # Other ids every time: rows that left memory together lie together, and were read in long runs.
             asked["seed"] = 1 + number + len(PHASES) * again
             plain = memory.ask(warm_seconds=1.0 if again else 2.0, **asked)["samples_per_s"]
             row = child.ask(warm_seconds=1.0 if again else self.given.warm, **asked)
+            if phase.steady:
+                asked["shift"] = row["shift"]
             rounds.append(row | {"in_memory": plain, "ratio": row["samples_per_s"] / plain})
             last = time.perf_counter() - start
         self.phases -= 1
@@ -230,27 +264,53 @@ class _Bench:
         finish("ssd_steps", peak / limit, limited=child.group is not None, peak_bytes=peak, limit_bytes=limit, **row)
 
 
-_KEPT = ("samples_per_s", "ratio", "of_bound", "peak_bytes", "rounds")
+_KEPT = (
+    "samples_per_s", "ratio", "of_bound", "peak_bytes", "rounds", "ssd_hit_rate", "ssd_write_amplification", "cold"
+)  # fmt: skip
+
+
+def fio_reads(folder: Path, seconds: int = 5) -> tuple[float | None, str]:
+    """Random reads of 4 KiB a second that the tool fio gets from the disk of ``folder``, at the depth and by the engine
+    of our own reads; None, and why, where it cannot tell."""
+    if shutil.which("fio") is None:
+        return None, "fio is not installed, so there is no bound to compare with (Debian: apt-get install fio)"
+    queue = DiskQueue()
+    queue.close()
+    engine = {Uring.name: "io_uring", Aio.name: "libaio"}.get(queue.engine, "psync")
+    job = [f"--directory={folder}", "--name=bound", "--size=1g", "--rw=randread", "--bs=4k", f"--iodepth={DEPTH}"]
+    how = [f"--ioengine={engine}", "--direct=1", "--time_based", f"--runtime={seconds}", "--output-format=json"]
+    done = subprocess.run(["fio", *job, *how], capture_output=True, text=True, timeout=120, check=False)
+    for file in folder.glob("bound.*"):
+        file.unlink()
+    if done.returncode:
+        return None, f"fio failed: {done.stderr.strip()[-200:]}"
+    return float(json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"]["iops"]), ""
 
 
 def _aged(answer: dict[str, Any]) -> str:
-    return f"{answer['rows']:,} rows left memory in {answer['seconds']:.0f} s, {answer['emptied']:,} segments emptied"
+    written = answer["write_amplification"]
+    if not written:
+        return "no row left memory"
+    turned = f"every log turned over {answer['turns']:.2f} times in {answer['seconds']:.0f} s"
+    return f"{turned}, {answer['emptied']:,} segments emptied, {written:.2f} bytes written a byte of the second half"
 
 
 def _print(rows: list[dict[str, Any]], head: bool = True) -> None:
     if head:
         print(
             "tables  zipf  ahead  log     samples/s  in memory  ratio  of bound  cold/step  faults  read/step  written"
-            "  cleaned  hit"
+            "  cleaned  amplified  hit"
         )
     for row in rows:
         cold, bound = (f"{row[key]:.{digits}f}" if row[key] else "-" for key, digits in (("cold", 0), ("of_bound", 2)))
+        amplified = f"{row['ssd_write_amplification']:.2f}" if row["ssd_write_amplification"] else "-"
         phase, read, written = row["phase"], row["ssd_read_bytes"], row["ssd_written_bytes"]
         print(
             f"{row['times']:>5}x  {phase.zipf:>4}  {'yes' if phase.prefetch else 'no':>5}"
             f"  {'steady' if phase.steady else 'fresh':<6}  {row['samples_per_s']:>9,.0f}"
             f"  {row['in_memory']:>9,.0f}  {row['ratio']:>5.2f}  {bound:>8}  {cold:>9}  {row['ssd_faults']:>6.0f}"
-            f"  {read / 1e6:>6.1f} MB  {written / 1e6:>4.0f} MB  {row['cleaned']:>7.1f}  {row['ssd_hit_rate']:.3f}",
+            f"  {read / 1e6:>6.1f} MB  {written / 1e6:>4.0f} MB  {row['cleaned']:>7.1f}  {amplified:>9}"
+            f"  {row['ssd_hit_rate']:.3f}",
             flush=True,
         )
 

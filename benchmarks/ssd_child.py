@@ -57,6 +57,33 @@ def main() -> None:
         model.close()
 
 
+class DriftingIds(ZipfIds):
+    """Zipf ids of which rows never seen before become the most popular ones: rank r is row r - shift, modulo the rows.
+
+    ``drift``: rows a batch.
+    """
+
+    def __init__(self, rows: int, exponent: float, batch: int, drift: float, shift: float) -> None:
+        super().__init__(rows, exponent)
+        self._each, self.shift = drift / batch, shift
+
+    def draw(self, rng: np.random.Generator, count: int, tables: int = 1) -> np.ndarray:
+        """int32 [count] of ``tables`` tables."""
+        self.shift += self._each * count / tables
+        return (super().draw(rng, count) - np.int32(self.shift)) % np.int32(self._rows)
+
+
+class _Draws:
+    """``ids`` for all tables of a batch at once."""
+
+    def __init__(self, ids: DriftingIds, tables: int) -> None:
+        self._ids, self._tables = ids, tables
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """int32 [count]."""
+        return self._ids.draw(rng, count, self._tables)
+
+
 class _Reader:
     """Batches made and announced ahead by a thread, as the training's reader does."""
 
@@ -94,14 +121,15 @@ class _Model:
     """A DLRM with its tables in memory, or on SSD in ``folder``."""
 
     def __init__(
-        self, count: int, rows: int, dim: int, batch: int, folder: str | None, cache_rows: int, lazy: bool
-    ) -> None:
+        self, count: int, rows: int, dim: int, batch: int, folder: str | None, cache_rows: int, lazy: bool,
+        spare: float,
+    ) -> None:  # fmt: skip
         self.batch, self._kept = batch, cache_rows
         self.schema: DatasetSchema = schema_of(count, rows)
         config = config_of(dim, batch)
         device = connect(config.hardware, config.train.threads_per_rank)
         plan = plan_of(self.schema, config, "ssd" if folder else "ddr", cache_rows)
-        self.ssd = SsdStore(plan, [folder], rank=0) if folder else None
+        self.ssd = SsdStore(plan, [folder], rank=0, spare=spare) if folder else None
         self.trainer = Trainer(ModelSettings.of(config), self.schema, plan, device, ssd=self.ssd)
         if self.ssd is not None and not lazy:
             self._write_rows()
@@ -115,33 +143,46 @@ class _Model:
                 count = places.stop - start
                 shard.put(places, weight[:count], {"adagrad_sum": torch.zeros(count)})
 
-    def age(self, age: float, zipf: float, seed: int) -> dict[str, Any]:
-        """Let rows leave memory as training does, ``age`` of each table's rows in all, until its log is cleaned."""
+    def age(self, age: float, zipf: float, seed: int, drift: float, shift: float, seconds: float) -> dict[str, Any]:
+        """Let rows leave memory as training does, until every log has moved ``age`` times its rows, or time is over.
+
+        The figures are of the second half, or of the whole where time was over before.
+        """
         assert self.ssd is not None
-        began, written, emptied = time.perf_counter(), 0, 0
-        for shard in self.trainer.rows.local_shards():
-            rng, ids = np.random.default_rng(seed), ZipfIds(shard.rows, zipf)
-            weight = initial_rows(0, self.trainer.rows.tables[shard.table], 0, min(DRAWN, shard.rows))
-            log, gone = self.ssd.shard(shard.table).log, 0
-            while self._kept < shard.rows and (gone < age * shard.rows or not log.emptied):
-                places = np.unique(ids.draw(rng, DRAWN))
-                places = places[places >= self._kept]
-                state = {"adagrad_sum": torch.zeros(len(places))}
-                shard.put(torch.from_numpy(places.astype(np.int64)), weight[: len(places)], state)
-                gone += len(places)
-            written, emptied = written + gone, emptied + log.emptied
-        return {"rows": written, "emptied": emptied, "seconds": time.perf_counter() - began}
+        began, shards = time.perf_counter(), self.trainer.rows.local_shards()
+        rng, rows = np.random.default_rng(seed), shards[0].rows
+        ids = DriftingIds(rows, zipf, self.batch, drift, shift)
+        weight = initial_rows(0, self.trainer.rows.tables[shards[0].table], 0, min(DRAWN, rows))
+        logs = [self.ssd.shard(shard.table).log for shard in shards]
+        first, turns, half = sum(log.added for log in logs), 0.0, False
+        while self._kept < rows and turns < age and time.perf_counter() - began < seconds:
+            places = np.unique(ids.draw(rng, DRAWN))
+            for shard in shards:
+                kept = self.ssd.shard(shard.table)
+                popular = (places + int(ids.shift)) % rows < kept.recent  # these stay in memory, as the pinned ones do
+                cold = places[~popular & (places >= kept.pinned)].astype(np.int64)
+                shard.put(torch.from_numpy(cold), weight[: len(cold)], {"adagrad_sum": torch.zeros(len(cold))})
+            turns = (sum(log.added for log in logs) - first) / (rows * len(logs))
+            if not half and turns >= age / 2:
+                half, _ = True, self.ssd.figures.take()
+        figures = named(self.ssd.figures.take(), 1)
+        return {
+            "turns": turns, "emptied": sum(log.emptied for log in logs), "seconds": time.perf_counter() - began,
+            "write_amplification": figures["ssd_write_amplification"], "shift": ids.shift,
+        }  # fmt: skip
 
     def _emptied(self) -> int:
         ssd = self.ssd
         return 0 if ssd is None else sum(ssd.shard(name).log.emptied for name in ssd.tables)
 
     def run(
-        self, steps: int, warm_seconds: float, zipf: float, prefetch: bool, seed: int, max_seconds: float
-    ) -> dict[str, Any]:
+        self, steps: int, warm_seconds: float, zipf: float, prefetch: bool, seed: int, max_seconds: float,
+        drift: float = 0.0, shift: float = 0.0,
+    ) -> dict[str, Any]:  # fmt: skip
         """Train ``warm_seconds``, then ``steps`` by the clock (at most ``max_seconds``), ids of exponent ``zipf``."""
         names = [column.name for column in self.schema.sparse]
-        source = batches(self.schema, self.batch, seed, ZipfIds(self.schema.sparse[0].rows, zipf))
+        ids = DriftingIds(self.schema.sparse[0].rows, zipf, self.batch, drift, shift)
+        source = batches(self.schema, self.batch, seed, _Draws(ids, len(names)))
         reader = _Reader(source, names, self.ssd if prefetch else None)
         warmed, until = 0, time.perf_counter() + warm_seconds
         while time.perf_counter() < until:
@@ -161,6 +202,7 @@ class _Model:
             "cpu_ms": 1000 * (time.process_time() - spent) / taken,
             "steps": taken,
             "warm_steps": warmed,
+            "shift": ids.shift,
         }
         if self.ssd is not None:
             sums = self.ssd.figures.take()

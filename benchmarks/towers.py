@@ -6,10 +6,12 @@ process group. Its MLPs are small, so that communication is at least half of the
 share two cores: ``flat_comm_share`` is the share of the step that the limit adds to the unlimited one, which leaves out
 what copying costs there. ``cpu_ms``: processor time of a step, all ranks together.
 
-``ratio``: step of the faster flat variant / step of ``dmt_4x``, at the limit where it is lower. ``inter_bytes``: bytes
-of embeddings, gradients and ids between hosts for one sample, as counted; ``wire_bytes``: what the interfaces counted,
-headers and dense gradients included. Then ``benchmarks.towers_model``, fitted to the faster flat one at the first
-limit, is held against every other step and extrapolated to 64 ranks.
+``ratio``: step of the faster flat variant / step of ``dmt``, at the limit where it is lower: the ``module`` whose
+quality ``benchmarks.towers_quality`` measures, at the same ratio of bytes (``times``). ``dmt_2x``, ``dmt_4x`` and
+``dmt_8x``: projections alone. ``inter_bytes``: bytes of embeddings, gradients and ids between hosts for one sample, as
+counted; ``wire_bytes``: what the interfaces counted, headers and dense gradients included. Then
+``benchmarks.towers_model``, fitted to the faster flat one at the first limit, is held against every other step and
+extrapolated to 64 ranks.
 """
 
 from __future__ import annotations
@@ -18,12 +20,23 @@ import argparse
 import statistics
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.common import finish
 from benchmarks.network.bed import Bed, stop_on_sigterm, unavailable
 from benchmarks.network.ranks import Ranks
-from benchmarks.towers_model import Exchange, StepModel, dense_host_bytes, fitted, host_bytes, predictions
+from benchmarks.towers_model import (
+    MODULE,
+    TIMES,
+    Exchange,
+    StepModel,
+    dense_host_bytes,
+    fitted,
+    host_bytes,
+    narrowed,
+    predictions,
+)
 
 FLAT = ("flat_table_wise", "flat_row_wise")
 SHAPES = ((4, 16), (8, 8), (16, 4))  # 64 ranks
@@ -44,6 +57,8 @@ def main() -> None:
     options.add_argument("--exchange", choices=tuple(VALUE_BYTES), default="fp32")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--steps", type=int, default=3, help="of a variant, a round")
+    options.add_argument("--times", type=float, default=TIMES, help="bytes of flat by those of `dmt`, ids included")
+    options.add_argument("--rank", type=int, default=MODULE.rank, help="of the module of `dmt`")
     options.add_argument("--only", nargs="*", help="variants; all unless given")
     given = options.parse_args()
     stop_on_sigterm()
@@ -72,7 +87,11 @@ def _variants(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "dmt_2x": {"module": "dlrm", "c": 1, "p": 0, "dim": dim // 2},
         "dmt_4x": {"module": "dlrm", "c": 1, "p": 0, "dim": dim // 4},
         "dmt_8x": {"module": "dlrm", "c": 1, "p": 0, "dim": dim // 8},
-    }
+        "dmt": {
+            "module": MODULE.name, "rank": given.rank, "cross_layers": MODULE.cross_layers,
+            "dim": narrowed(given.tables, dim, given.hosts, given.times, VALUE_BYTES[given.exchange])[0],
+        },
+    }  # fmt: skip
 
 
 def _measure(
@@ -139,10 +158,11 @@ def _report(
     errors = _table(found, sent, model, flat)
     for limit in limits:
         _extrapolate(given, model, exchanges, {name: free[name]["ms"] for name in variants}, limit)
-    ratios = {limit: found[limit][flat[limit]]["ms"] / found[limit]["dmt_4x"]["ms"] for limit in limits}
+    ratios = {limit: found[limit][flat[limit]]["ms"] / found[limit]["dmt"]["ms"] for limit in limits}
     samples = given.batch * given.ranks
     finish(
-        "towers", min(ratios.values()), seconds=seconds, mb_per_s=limits,
+        "towers", min(ratios.values()), seconds=seconds, mb_per_s=limits, times=given.times,
+        module=replace(MODULE, rank=given.rank).label,
         ratios={f"{limit:g}": round(value, 3) for limit, value in ratios.items()},
         flat_comm_share={
             f"{limit:g}": round(1 - free[flat[limit]]["ms"] / found[limit][flat[limit]]["ms"], 3) for limit in limits

@@ -142,13 +142,16 @@ def evaluate(
 
 @described()
 def publish(
-    *overrides: str, image: str = "", h: Optional[str] = None, cpu: int = 0, gpu: int = 0, memMB: int = 0,
-    env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None, max_retries: int = 0,
+    *overrides: str, hosts: int = 0, nproc: int = 0, image: str = "", h: Optional[str] = None, cpu: int = 0,
+    gpu: int = 0, memMB: int = 0, env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None,
+    max_retries: int = 0, embedding_hosts: int = 0, embedding_h: Optional[str] = None, embedding_cpu: int = 0,
+    embedding_memMB: int = 0,
 ) -> AppDef:  # fmt: skip
     """The gate's verdict, and the published version."""
     return stage(
-        *overrides, name="publish", image=image, h=h, cpu=cpu, gpu=gpu, memMB=memMB, env=env, mounts=mounts,
-        max_retries=max_retries,
+        *overrides, name="publish", hosts=hosts, nproc=nproc, image=image, h=h, cpu=cpu, gpu=gpu, memMB=memMB, env=env,
+        mounts=mounts, max_retries=max_retries, embedding_hosts=embedding_hosts, embedding_h=embedding_h,
+        embedding_cpu=embedding_cpu, embedding_memMB=embedding_memMB,
     )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from subprocess import CompletedProcess, TimeoutExpired
+from subprocess import CompletedProcess
 
+from tests.hung import end_with_stacks, write_stacks_on_abort
 from tests.warm_server import warm_servers
 
 ROOT = Path(__file__).parents[1]
@@ -23,15 +24,19 @@ def nightjar(*arguments: str, cwd: Path = ROOT, timeout: float = 1200) -> Comple
 def nightjar_in_turn(
     commands: Sequence[Sequence[str]], cwd: Path = ROOT, timeout: float = 1200
 ) -> list[CompletedProcess[str]]:
-    """Run several command lines, one after the other, in one process; one that ends its process is the last."""
+    """Run several command lines, one after the other, in one process; one that ends its process is the last.
+
+    TimeoutError, with the stacks of its processes, where they take more than ``timeout`` seconds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         process = multiprocessing.get_context("forkserver").Process(target=_main, args=(commands, cwd, folder))
         process.start()
         process.join(timeout)
         if process.is_alive():
-            process.kill()
+            assert process.pid is not None
+            stacks = end_with_stacks(process.pid)
             process.join()
-            raise TimeoutExpired(["nightjar", *commands[0]], timeout)
+            raise TimeoutError(f"nightjar {' '.join(commands[0])} still runs after {timeout:g} s\n{stacks}")
         return [_ended(command, Path(folder, str(n)), process.exitcode) for n, command in enumerate(commands)]
 
 
@@ -44,6 +49,7 @@ def _ended(command: Sequence[str], folder: Path, exitcode: int | None) -> Comple
 
 def _main(commands: Sequence[Sequence[str]], cwd: Path, folder: str) -> None:
     os.chdir(cwd)
+    write_stacks_on_abort()
     with warm_servers():
         _run(commands, folder)
 

@@ -22,11 +22,16 @@ def this_rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def world_size() -> int:
+    """The number of ranks; 1 without a process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def exchange(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Every rank's ``record`` (JSON data), in rank order. Collective over ``group``; JSON bytes, never pickled."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if world_size() == 1:
         return [json.loads(json.dumps(record))]
-    device = _device(group)
+    device = device_of(group)
     data = bytearray(json.dumps(record).encode())
     size = torch.tensor([len(data)], device=device)
     sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]
@@ -39,7 +44,7 @@ def exchange(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     return [json.loads(b[: int(n)].cpu().numpy().tobytes()) for b, n in zip(blocks, sizes, strict=True)]
 
 
-def _device(group: dist.ProcessGroup | None) -> torch.device:
+def device_of(group: dist.ProcessGroup | None = None) -> torch.device:
     """Where tensors must lie that ``group`` sends."""
     return (
         torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
@@ -60,9 +65,9 @@ def to_first(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
     What a rank keeps does not grow with the number of ranks, but on rank 0.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if world_size() == 1:
         return [json.loads(json.dumps(record))]
-    own = _json_bytes(record, _device(group))
+    own = _json_bytes(record, device_of(group))
     sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=own.device)
     sizes[dist.get_rank()] = len(own)
     dist.all_reduce(sizes, group=group)
@@ -82,10 +87,10 @@ def from_first(what: str, work: Callable[[], Any], group: dist.ProcessGroup | No
 
     Where it fails, all ranks raise its error, as in ``together``.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if world_size() == 1:
         return together(what, work)[0]
     cause, record = _tried(what, work) if dist.get_rank() == 0 else (None, {})
-    device = _device(group)
+    device = device_of(group)
     data = _json_bytes(record, device)
     size = torch.tensor([len(data)], device=device)
     dist.broadcast(size, 0, group=group)

@@ -26,7 +26,8 @@ class TrainState:
     for other features; ``order``: the features by group of ``data``, in the order in which the model takes them, which
     no record of a configuration tells; ``validation``: looks at validation rows, {} without any; ``rng``: every rank's
     ``torch.get_rng_state()``, uint8 [world size, bytes], None where it does not matter; ``compiled``: whether
-    ``train.compile=auto`` compiles the dense part, None before it is decided.
+    ``train.compile=auto`` compiles the dense part, None before it is decided; ``lanes``: those that the rows come in,
+    one where a checkpoint does not say so.
     """
 
     step: int = 0
@@ -40,11 +41,12 @@ class TrainState:
     validation: dict[str, Any] = field(default_factory=dict)
     rng: Tensor | None = None
     compiled: bool | None = None
+    lanes: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but ``rng``, which is a tensor; ``validation``, ``order`` and ``compiled`` where there is some."""
-        left_out = {"rng"} if self.validation else {"rng", "validation"}
-        left_out |= ({"compiled"} if self.compiled is None else set()) | (set() if self.order else {"order"})
+        """Everything but ``rng``, which is a tensor, and defaults that older checkpoints do not name."""
+        silent: dict[str, Any] = {"validation": {}, "order": {}, "compiled": None, "lanes": 1}
+        left_out = {"rng", *(name for name, default in silent.items() if getattr(self, name) == default)}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
 

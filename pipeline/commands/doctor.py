@@ -293,10 +293,11 @@ def not_imported(said: str) -> Finding:
     return Finding("fail", "lookup", said.strip().splitlines()[-1][:200], LOCK)
 
 
-def tables_on_ssd(refused: str) -> list[Finding]:
+def tables_on_ssd(examined: str) -> list[Finding]:
     """Findings of what ``PROBE`` printed of ``pipeline.embeddings.ssd.support.examine``."""
-    warnings = [Finding("warn", "ssd", what, advice) for what, advice in json.loads(refused)]
-    return warnings or [Finding("ok", "ssd", "tables on SSD use asynchronous direct reads at the store")]
+    reading, refused = json.loads(examined)
+    warnings = [Finding("warn", "ssd", what, advice) for what, advice in refused]
+    return warnings or [Finding("ok", "ssd", f"{reading}, past the page cache, at the store")]
 
 
 def installed(name: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline import units
 from pipeline.commands.command import Command
@@ -12,6 +13,10 @@ from pipeline.commands.console import show
 from pipeline.config.data import connector_at
 from pipeline.errors import ConfigError
 from pipeline.specs import CONNECTORS
+
+if TYPE_CHECKING:  # imported where it runs: polars takes a while
+    from pipeline.ingest.infer import Schema
+    from pipeline.ingest.sample import Sample
 
 EPILOG = """\
   nightjar init clicks.csv                          writes my/data/clicks.yaml
@@ -67,8 +72,19 @@ def _init(options: argparse.Namespace) -> int:
     counts = ", ".join(f"{len(schema.of(kind))} {kind}" for kind in ("dense", "sparse"))
     show(f"wrote {target}: {counts} features; {units.plural(len(schema.of('out')), 'column')} left out")
     show(f"label: {schema.label.column}, positive {schema.positive!r} ({schema.rate:.2%} of {sample.rows:,} rows)")
+    if schema.other_format and schema.time is not None:
+        both = f"{schema.time_format!r} or {schema.other_format!r}"
+        show(f"time: is {schema.time.column} {both}? All dates of the sample read both ways. The file says the former:")
+        show("  correct time_format there if it is the latter")
+    _show_next(name, "" if options.config_dir == "my" else f" -cd {options.config_dir}", sample, schema)
+    return 0
+
+
+def _show_next(name: str, extra: str, sample: Sample, schema: Schema) -> None:
+    """The two commands that come next; ``extra``: options that all of them need."""
+    from pipeline.config import GateConfig, SplitConfig
+
     show("read the file, then:")
-    extra = "" if options.config_dir == "my" else f" -cd {options.config_dir}"
     day = sample.day or schema.last_day
     only = f" data.day={sample.day}" if sample.day else ""
     show(f"  nightjar run{extra} data={name}{only} run=first")
@@ -77,7 +93,10 @@ def _init(options: argparse.Namespace) -> int:
     else:
         stages = "[ingest,plan,partition,train,evaluate,publish]"
         show(f"  nightjar run{extra} data={name} run=first stages={stages}")
-    return 0
+    held_out, least = int(sample.total * SplitConfig().test_share), GateConfig().min_rows
+    if held_out < least:
+        show(f"the second of them ends with exit code 6 and publishes nothing: {held_out:,} rows of so small a log are "
+             f"held out, and the gate wants {least:,} (gate.min_rows)")  # fmt: skip
 
 
 def _options(given: list[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from pipeline.config.rows import DedupeConfig, SamplingConfig
 from pipeline.config.sequences import AGE, SequenceConfig, check_sequences, event_feature
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
-from pipeline.config.values import check_name, check_time_zone
+from pipeline.config.values import check_name, check_time_format, check_time_zone
 from pipeline.errors import ConfigError
 from pipeline.specs import CONNECTORS, Connector, mapping_of
 
@@ -214,6 +214,9 @@ class DataConfig:
     header: bool = setting(True, doc="Whether the first line of a CSV file names the columns.")
     columns: list[str] = setting(factory=list, doc="The columns, in order, of a CSV file without a header line.")
     strip: bool = setting(False, doc="Strip blanks around the fields of a CSV line.")
+    decimal: str = setting(
+        ".", choices=(".", ","), quiet=True, doc="Sign before the decimals of numbers in text: 3.56 or 3,56."
+    )
     missing: list[str] = setting(factory=lambda: [""], doc="Texts that stand for a missing value.")
     label: LabelConfig = setting(factory=LabelConfig, doc="The label column and its values.")
     tasks: dict[str, TaskLabel] = setting(
@@ -239,6 +242,13 @@ class DataConfig:
         quiet=True,
         doc="Time zone of days and hours, such as Europe/Berlin: times since 1970 and times with a zone or an offset "
         "are brought there, all others are its own. null: UTC, and times in text as they are written.",
+    )
+    time_format: str | None = setting(
+        None,
+        quiet=True,
+        doc="How days and times in text are written, such as '%d.%m.%Y %H:%M:%S' (strptime's directives, as Polars "
+        "reads them). With %z, times are in UTC, or in `time_zone`. null: YYYY-MM-DD HH:MM:SS, YYYYMMDD, and times "
+        "since 1970.",
     )
     day: str | None = setting(
         None,
@@ -521,6 +531,13 @@ class DataConfig:
             raise ConfigError(
                 f"{path}.time_zone is {self.time_zone}, but synthetic logs have days of their own",
                 hint=f"{path}.time_zone=null",
+            )
+        check_time_format(f"{path}.time_format", self.time_format)
+        if self.time_format is not None and not (self.timestamp or self.day_column):
+            raise ConfigError(
+                f"{path}.time_format is {self.time_format!r}, but neither {path}.timestamp nor {path}.day_column names "
+                "a column",
+                hint=f"{path}.timestamp=<column>, or {path}.time_format=null",
             )
 
     def _check_day(self, path: str) -> None:

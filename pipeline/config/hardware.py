@@ -52,6 +52,12 @@ class HardwareConfig:
     hbm_gib: float = setting(0.0, low=0.0, doc="GPU memory of a rank, in GiB; 0: none.")
     ddr_gib: float = setting(8.0, low=0.0, doc="Host memory of a rank, in GiB.")
     ssd_gib: float = setting(0.0, low=0.0, doc="Local disk space of a rank for tables on SSD, in GiB; 0: none.")
+    ssd_spare: float = setting(
+        0.2, low=0.02, high=0.5, quiet=True,
+        doc="Share of the disk space of rows on SSD that stays free, for rows that leave memory. The less is free, the "
+        "more bytes are written to make room, for each byte that leaves memory: about 3.2 with 0.1, 2.1 with 0.2, 1.7 "
+        "with 0.3.",
+    )  # fmt: skip
     process_gib: float = setting(
         0.34375, low=0.0, doc="Host memory that a rank's process takes before training starts, in GiB."
     )
@@ -93,6 +99,15 @@ class HardwareConfig:
         doc="Directories for the scratch files of tables on SSD, one per local disk; []: `scratch` in a local store. "
         "The plan does not depend on them.",
     )
+    cache_path: str | None = setting(
+        None, quiet=True,
+        doc="Directory on a disk of each host that keeps what ranks fetch of datasets in an object store, for later "
+        "epochs, stages and runs; null: nothing is kept. A local store needs none.",
+    )  # fmt: skip
+    cache_gib: float = setting(
+        64.0, low=0.0, quiet=True,
+        doc="Most bytes in `cache_path`, in GiB; the oldest parts of files make room for new ones.",
+    )  # fmt: skip
 
     @property
     def world_size(self) -> int:

@@ -37,16 +37,19 @@ class PartitionConfig:
     groups: list[list[str]] = setting(factory=list, doc="Lists of features that stay together.")
     module: str = setting(
         "pass_through",
-        choices=("pass_through", "dlrm", "dcn"),
+        choices=("pass_through", "dlrm", "dcn", "low_rank"),
         doc="What a tower computes before its output crosses the network. pass_through: nothing, so the model is the "
-        "flat one. dlrm and dcn compress.",
+        "flat one. The others compress: dlrm by projections, dcn after crosses of all its features by whole matrices, "
+        "low_rank after crosses of `rank` mixtures of them, at little cost.",
     )
     c: int = setting(1, low=0, high=64, doc="Vectors that module dlrm outputs per feature.")
     p: int = setting(0, low=0, high=64, doc="Vectors that module dlrm outputs for the whole tower.")
     dim: int = setting(
-        0, low=0, high=4096, doc="Width of the vectors that modules dlrm and dcn output; 0: `model.embedding_dim`."
-    )
-    cross_layers: int = setting(1, low=1, high=16, doc="Cross layers of module dcn before its projection.")
+        0, low=0, high=4096,
+        doc="Width of the vectors that modules output; 0: `model.embedding_dim`, of low_rank a quarter of it.",
+    )  # fmt: skip
+    cross_layers: int = setting(1, low=1, high=16, doc="Cross layers of modules dcn and low_rank.")
+    rank: int = setting(64, low=1, high=4096, doc="Number of mixtures of a tower's features in module low_rank.")
     exchange: str = setting(
         "fp32",
         choices=("fp32", "fp16", "bf16", "int8"),

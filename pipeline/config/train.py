@@ -128,10 +128,11 @@ class TrainConfig:
         8, low=1, doc="Row groups that are mixed at a time; more mix better and take more memory."
     )
     lanes: int = setting(
-        1, low=1, quiet=True,
+        64, low=1, quiet=True,
         doc="Lanes that shuffled rows are dealt to, of row groups of their own. Every global batch takes equally many "
         "rows of each, and a rank decodes its own lanes alone. Largest divisor of it that divides the global batch and "
-        "leaves each lane eight row groups of the dataset. 1: every rank decodes all rows.",
+        "leaves each lane eight row groups of the dataset. 1: every rank decodes all rows. A training keeps the lanes "
+        "that it began with.",
     )  # fmt: skip
     prefetch_batches: int = setting(4, low=1, doc="Batches that a background thread reads ahead.")
     max_events: int | None = setting(
@@ -149,8 +150,8 @@ class TrainConfig:
     log_every_steps: int = setting(20, low=1, doc="Steps between two log lines with loss and speed.")
     profile: bool = setting(
         False,
-        doc="Ten steps of every rank are profiled: a trace and a table of where the time goes in the run's folder, and "
-        "FLOP/s in the log lines.",
+        doc="Ten steps of every rank are profiled: trace-rank<r>.json (for Perfetto) and a table of where the time "
+        "goes, profile-rank<r>.txt, in the run's folder, and FLOP/s in the log lines.",
     )
     clip: ClipConfig = setting(factory=ClipConfig, doc="Limits of the gradients.")
     average: AverageConfig = setting(factory=AverageConfig, doc="Averaged dense weights.")

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pipeline.config.fields import AUTO, METADATA, Setting
 from pipeline.errors import ConfigError
 
+_DIRECTIVES = ("Y", "y", "m", "b", "B", "h", "d", "e", "j", "F", "D", "H", "I", "M", "S", "T", "R", "p", "P", "z", "%")
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 
 
@@ -112,6 +113,37 @@ def check_name(path: str, name: str, example: str) -> None:
             f"{path} is {name!r}, expected at most 100 letters, digits, '_', '.' and '-'",
             hint=f"{path}={re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-')[:100] or example}",
         )
+
+
+def check_time_format(path: str, form: str | None) -> None:
+    """Raise ConfigError unless ``form`` tells a whole day, and no hour without minutes, in known directives."""
+    if form is None:
+        return
+    directives = re.findall(r"%([-_0]?)(\.?[369]?)(.?)", form)
+    letters = {letter for _, _, letter in directives}
+    wrong = next(("".join(each) for each in directives if not _is_directive(*each)), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"{path} is {form!r}, and %{wrong} is none of {' '.join(f'%{each}' for each in _DIRECTIVES)} and %.f",
+            hint=f"{path}='%d.%m.%Y %H:%M:%S'",
+        )
+    day = letters & {"F", "D"} or (letters & {"Y", "y"} and (letters & set("mbBh") and letters & {"d", "e"}))
+    if not (day or (letters & {"Y", "y"} and "j" in letters)):
+        raise ConfigError(
+            f"{path} is {form!r}, which does not tell the day, expected year, month and day",
+            hint=f"{path}='%d.%m.%Y', or '%d.%m.%Y %H:%M:%S' with the time of the day",
+        )
+    hour, minute = letters & set("HIRT"), letters & set("MRT")
+    half = "I" in letters and not letters & {"p", "P"}
+    if bool(hour) != bool(minute) or half:
+        raise ConfigError(
+            f"{path} is {form!r}, expected hour and minute or neither" + ("; %I needs %p" if half else ""),
+            hint=f"{path}='%d.%m.%Y %H:%M' or '%m/%d/%Y %I:%M %p'",
+        )
+
+
+def _is_directive(flag: str, digits: str, letter: str) -> bool:
+    return letter == "f" and not flag if digits else letter in _DIRECTIVES
 
 
 def check_time_zone(path: str, zone: str | None) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -35,7 +34,11 @@ def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device
         optimizer = rules.of(same[0])
         kind, settings = optimizer.fused() if optimizer.fused_on(device) else (torch.optim.SGD, {})
         parameters = [collection.embedding_bags[name].weight for name in same]
-        _apply_optimizer_in_backward(kind, parameters, optimizer_kwargs={"lr": 0.0, **settings})
+        for parameter in parameters:
+            # As torch's _apply_optimizer_in_backward, but no optimizer is made for a parameter on the meta device,
+            # whose first state has torch import its symbolic shapes for a quarter of a second.
+            parameter._optimizer_classes = [kind]  # type: ignore[attr-defined]
+            parameter._optimizer_kwargs = [{"lr": 0.0, **settings}]  # type: ignore[attr-defined]
         if own:
             apart(parameters, own)
 

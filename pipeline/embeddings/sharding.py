@@ -224,16 +224,17 @@ def shard_model(
     ssd: SsdStore | None = None,
     prefetch: bool = False,
     workers: Workers | None = None,
+    trained: bool = True,
 ) -> DistributedModelParallel:
     """Shard the collections at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
 
-    One rank alone gets no DDP. TorchRec fills the shards anew on CPU: initialise or restore them afterwards.
-    ``optimizer``: of all tables, or rules for each; the learning rate is 0 until ``set_sparse_lr``. ``among``: the
-    ranks of the collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings,
-    by TorchRec's name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.
-    ``prefetch``: see ``to_sharding_plan``. ``workers``: the ranks that train the rest, where these are not all: then
-    the caller divides the gradients of pooled embeddings (``Workers.averaged``). PlanError where plan, model and ranks
-    do not match, or ``optimizer`` cannot train a table on its tier.
+    One rank alone gets no DDP, nor does a model that is not ``trained``. TorchRec fills the shards anew on CPU:
+    initialise or restore them afterwards. ``optimizer``: of all tables, or rules for each; the learning rate is 0 until
+    ``set_sparse_lr``. ``among``: the ranks of the collection's tables, where ``plan`` has these tables alone.
+    ``codecs``: what compresses embeddings, by TorchRec's name of a collective. ``ssd``: the files of the tables on tier
+    ssd, open as long as the model. ``prefetch``: see ``to_sharding_plan``. ``workers``: the ranks that train the rest,
+    where these are not all: then the caller divides the gradients of pooled embeddings (``Workers.averaged``).
+    PlanError where plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
     """
     paths = [module_path] if isinstance(module_path, str) else [*module_path]
     collections = _check_model(model, plan, paths, device)
@@ -247,7 +248,8 @@ def shard_model(
     _check_optimizer(plan, rules)
     for collection in collections.values():
         fuse_optimizer(collection, rules, plan.device)
-    alone = plan.world_size == 1 and device.type == "cpu" and ssd is None
+    single = plan.world_size == 1 or (among is not None and not trained)  # has all tables, and the CPU's threads
+    alone = single and device.type == "cpu" and ssd is None
     if alone and not compiled_on(rules.common, plan.device) and rules.all_fused(plan.device):
         for collection in collections.values():
             divide_tables(list(collection.parameters()), torch.get_num_threads())
@@ -267,7 +269,7 @@ def shard_model(
             plan=_plans(plan, collections, among.ranks if among else None, prefetch),
             sharders=[sharder],  # type: ignore[list-item]
             env=_env(among) if among else None,
-            init_data_parallel=plan.world_size > 1,
+            init_data_parallel=trained and plan.world_size > 1,
             data_parallel_wrapper=_wrapper(model, among) if among else WorkersWrapper(apart) if apart else None,
         )
     compile_tables(dmp, rules, plan.device)

@@ -24,13 +24,13 @@ def reliability(
     values = check_logits(logits, len(clicked))
     if weights is not None:
         return _weighted(clicked[weights > 0], values[weights > 0], weights[weights > 0].astype(np.float64), bins)
-    # Ties in logits are broken by label, which leaves one order for every permutation of the rows.
-    order = np.lexsort((clicked, values))
-    values, clicked = values[order], clicked[order]
-    starts = _bin_starts(values, bins)
-    rows = np.diff(np.append(starts, len(values)))
-    predicted = np.add.reduceat(sigmoid(values), starts) / rows
-    observed = np.add.reduceat(clicked.astype(np.int64), starts) / rows
+    ordered, of_clicks = np.sort(values), np.sort(values[clicked])
+    starts = _bin_starts(ordered, bins)
+    rows = np.diff(np.append(starts, len(ordered)))
+    predicted = np.add.reduceat(sigmoid(ordered), starts) / rows
+    # Equal logits share a bin, so a bin has the clicks from its first logit to that of the next one.
+    clicks_before = np.searchsorted(of_clicks, ordered[starts], side="left")
+    observed = np.diff(np.append(clicks_before, len(of_clicks))) / rows
     return Curve(predicted=predicted.tolist(), observed=observed.tolist(), rows=rows.tolist())
 
 

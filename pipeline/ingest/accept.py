@@ -168,9 +168,24 @@ def mend(kind: str, data: DataConfig) -> str:
         return hint
     if "; data.sparse." in kind:  # a list: its kind says how it is read
         return kind.partition("; ")[2].partition(" makes")[0]
+    if kind == "no JSON object":
+        return "one JSON object a line, as jq -c '.[]' makes of an array; or data.format=<another>"
+    if " is no vector of " in kind:
+        column = kind.partition(" is no vector of ")[0]
+        name = next(name for name, feature in data.dense.items() if (feature.column or name) == column)
+        return f"data.dense.{name}.width=<the numbers of a row>"
+    if kind == f"{data.sampling.column} is no share":
+        return "data.sampling.column=<the column with the kept share of rows without a click>"
+    if kind == f"{data.weight} is no weight":
+        return "data.weight=<the column with the weight of a row>"
     if kind == "invalid UTF-8":
         return "logs in UTF-8"
-    if kind == "row of another day" or kind.endswith(" is no day"):
+    if kind.endswith((" is no day", " tells no hour")):
+        return (
+            "data.timestamp=<the column with the time of a row>, or, as it is written there, "
+            "data.time_format='%d.%m.%Y %H:%M:%S'"
+        )
+    if kind == "row of another day":
         return "data.timestamp=<the column with the time of a row>, or data.day=<the day of these rows>"
     if kind.endswith("finite number"):
         return "data.missing=[<strings that stand for a missing value>], or make the feature sparse"

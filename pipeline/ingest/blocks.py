@@ -7,11 +7,11 @@ log is cut into blocks.
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
-import polars.selectors as cs
+import pyarrow as pa
 
 from pipeline.ingest.coded import Coded, coded_ids, without_hashes
 from pipeline.ingest.contents import place_hashes
@@ -29,6 +29,8 @@ CODE = "code:"  # prefix of the columns that hold codes
 TRAIN_EVENT, HELD_EVENT, OTHER_EVENT = 0, 1, 2  # where the row of an event is: train, test, elsewhere
 TEST = "test"  # column of typed rows: which are test rows, where that is known in pass 1
 KEPT = "kept"  # column of typed rows: which stay if they are train rows
+Packed = bytes | np.ndarray  # typed rows, wherever they lie
+_HEAD = 64  # bytes of that length: Arrow's columns are read where they lie, at multiples of as many
 LOOKED_AT = "looked_at"  # column of typed rows: which are validation rows if they are no test rows
 
 
@@ -88,7 +90,8 @@ class TransformJob:
 def count(block: Block, job: CountJob) -> tuple[Counted, Fit, bytes]:
     """Pass 1 of a block: what is told, what is merged, and its typed rows as ``packed`` (b"" where there are none)."""
     raw = block.read()
-    parsed = parse(raw.frame, raw.lines, job.spec, job.rule)
+    height, parsed = raw.frame.height, parse(raw.frame, raw.lines, job.spec, job.rule)
+    raw = replace(raw, frame=raw.frame.clear())  # its rows are typed: they need not stay in memory
     fit, typed = Fit(job.spec, job.test, by_place=job.by_place), b""
     if parsed.frame.height:
         coded = coded_ids(parsed.frame, job.spec)
@@ -97,7 +100,7 @@ def count(block: Block, job: CountJob) -> tuple[Counted, Fit, bytes]:
         marks = [(TEST, parts.test), (LOOKED_AT, parts.validation), (KEPT, parts.kept)]
         columns = [mark.alias(name) for name, mark in marks if mark is not None]
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
-    rows = raw.frame.height + len(raw.rejects)
+    rows = height + len(raw.rejects)
     counted = Counted(
         file=raw.file, rows=rows, lines=rows + raw.further_lines, bytes=raw.bytes,
         rejects=sorted([*raw.rejects, *parsed.rejects], key=lambda reject: reject.line),
@@ -106,13 +109,13 @@ def count(block: Block, job: CountJob) -> tuple[Counted, Fit, bytes]:
     return counted, fit, typed
 
 
-def transformed(typed: bytes, job: TransformJob) -> dict[str, pl.DataFrame]:
+def transformed(typed: Packed, job: TransformJob) -> dict[str, pl.DataFrame]:
     """Pass 2 of a block: the rows of each folder as the dataset holds them, those beside the test rows included."""
     frame, coded = unpacked(typed)
     rows = transform(frame, job.spec, job.state, coded)
     test = _is_test(frame, job.first_test_day)
     held = rows.filter(test)
-    raw = raw_numbers(frame.filter(test), job.spec, job.state)
+    raw = raw_numbers(frame, test, job.spec, job.state)
     unseen = unseen_ids(held, job.state, {name: ids.of_rows(test.to_numpy()) for name, ids in coded.items()})
     train = _is_train(frame, test)
     train = train & frame[KEPT] if KEPT in frame.columns else train
@@ -140,13 +143,13 @@ def events_of(frame: pl.DataFrame, split: pl.Series) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def train_codes(typed: bytes, first_test_day: int) -> tuple[pl.DataFrame, dict[str, Coded], np.ndarray]:
+def train_codes(typed: Packed, first_test_day: int) -> tuple[pl.DataFrame, dict[str, Coded], np.ndarray]:
     """The typed rows of a block, their ids, and which of them are train rows (bool)."""
     frame, coded = unpacked(typed)
     return frame, coded, _is_train(frame, _is_test(frame, first_test_day)).to_numpy()
 
 
-def train_rows(typed: bytes, first_test_day: int) -> pl.DataFrame:
+def train_rows(typed: Packed, first_test_day: int) -> pl.DataFrame:
     """The typed train rows of a block, every feature's hashes in them."""
     frame, coded = unpacked(typed)
     hashes = [ids.hashes_by_row().alias(f"hash:{name}") for name, ids in coded.items()]
@@ -162,16 +165,21 @@ def _is_train(frame: pl.DataFrame, test: pl.Series) -> pl.Series:
 
 
 def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:
-    """Typed rows as two Arrow IPC files, one after the other, behind the length of the first (8 bytes).
+    """Typed rows as two Arrow IPC files, one after the other, behind the length of the first.
 
     The second holds the distinct hashes. Written as they are: numbers that allow it as Float32, codes as UInt16. That
     takes about the room that compression would leave, and a fraction of its time.
     """
     codes = [ids.codes_by_row().alias(CODE + name) for name, ids in coded.items()]
-    rows = _narrow_numbers(frame).with_columns(codes).write_ipc(None, compression="uncompressed").getbuffer()
     hashes = pl.DataFrame([pl.Series(name, [pl.Series(ids.hashes)]) for name, ids in coded.items()])
-    second = hashes.write_ipc(None, compression="uncompressed").getbuffer()
-    return b"".join([len(rows).to_bytes(8, "little"), rows, second])
+    made = io.BytesIO()
+    made.write(bytes(_HEAD))
+    _narrow_numbers(frame).with_columns(codes).write_ipc(made, compression="uncompressed")
+    rows = made.tell() - _HEAD
+    hashes.write_ipc(made, compression="uncompressed")
+    made.seek(0)
+    made.write(rows.to_bytes(_HEAD, "little"))
+    return made.getvalue()
 
 
 def _narrow_numbers(frame: pl.DataFrame) -> pl.DataFrame:
@@ -182,11 +190,16 @@ def _narrow_numbers(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(columns)
 
 
-def unpacked(data: bytes) -> tuple[pl.DataFrame, dict[str, Coded]]:
-    """What ``packed`` made ``data`` of."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    view = memoryview(data)
-    frame, hashes = pl.read_ipc(io.BytesIO(view[8:end])), pl.read_ipc(io.BytesIO(view[end:]))
-    frame = frame.with_columns((cs.starts_with("dense:") & cs.float()).cast(pl.Float64))
+def unpacked(data: Packed) -> tuple[pl.DataFrame, dict[str, Coded]]:
+    """What ``packed`` made ``data`` of, which the frame's columns lie in; numbers as they were written."""
+    end = _HEAD + int.from_bytes(data[:_HEAD], "little")
+    whole = pa.py_buffer(data)
+    frame, hashes = (_from_ipc(whole.slice(*place)) for place in ((_HEAD, end - _HEAD), (end,)))
     coded = {name: Coded.of_codes(hashes[name][0].to_numpy(), frame[CODE + name]) for name in hashes.columns}
     return frame, coded
+
+
+def _from_ipc(data: pa.Buffer) -> pl.DataFrame:
+    found = pl.from_arrow(pa.ipc.open_file(data).read_all(), rechunk=False)
+    assert isinstance(found, pl.DataFrame)
+    return found

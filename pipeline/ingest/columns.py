@@ -11,6 +11,7 @@ import polars as pl
 
 from pipeline.ingest.kinds import is_map
 from pipeline.ingest.values import strings_of
+from pipeline.ingest.zones import standard
 
 NUMERIC_SHARE = 0.995  # of a column's values that are numbers where it is a column of numbers
 SKEWED = 2.0  # skewness from which on a number's logarithm is taken
@@ -18,6 +19,16 @@ BINS = 32
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _TIME_NAMES = re.compile(r"time|date|stamp|created|(^|_)(ts|at|day|dt)$", re.I)
 _ISO = r"^\d{4}-\d\d-\d\d([ T]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?$"
+_OTHER_DATES = r"^(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})(\D|$)"
+_HOURS = ("%H:%M", "%H:%M:%S", "%H:%M:%S%.f", "%I:%M %p", "%I:%M:%S %p")
+_CLOCKS = ("", *(mark + hours for mark in " T" for hours in _HOURS))
+_COMMAS, _POINTS, _WHOLE = r"^[+-]?\d*,\d+$", r"^[+-]?\d*\.\d+$", r"^[+-]?\d+$"
+_TWO_CLASSES = tuple(
+    {negative, positive} for negative, positive in (
+        ("0", "1"), ("0.0", "1.0"), ("false", "true"), ("False", "True"), ("FALSE", "TRUE"), ("no", "yes"),
+        ("No", "Yes"), ("n", "y"), ("N", "Y"),
+    )
+)  # fmt: skip
 _WEIGHTED = r"^[^:]+:-?\d+(\.\d+)?$"
 
 
@@ -93,6 +104,26 @@ def shorten(text: str) -> str:
     return repr(text if len(text) <= 30 else f"{text[:27]}...")
 
 
+def without_broken_times(column: Column) -> Column:
+    """``column``; of one whose values are times but for a few, these are missing, as the rows will be."""
+    if column.kind != pl.String or not len(column.present):
+        return column
+    good = column.text.str.contains(_ISO)
+    share = float(good.mean() or 0)  # type: ignore[arg-type]
+    return Column(column.text.set(~good, None), ()) if NUMERIC_SHARE <= share < 1 else column
+
+
+def without_broken_classes(column: Column) -> Column:
+    """``column``; of one that says yes and no but for a few words, these are missing, as the rows will be."""
+    counts = column.present.value_counts(sort=True)
+    if counts.height < 3 or int(counts["count"][:2].sum()) < NUMERIC_SHARE * len(column.present):
+        return column
+    two, others = set(counts[column.name][:2]), Column(counts[column.name][2:], ())
+    if two not in _TWO_CLASSES or len(others.numbers.drop_nulls()):  # further numbers make a count of it
+        return column
+    return Column(column.text.set(~column.text.is_in(sorted(two)), None), ())
+
+
 def is_time(column: Column) -> bool:
     """Whether a column holds points in time, in a form that ``data.timestamp`` reads."""
     if column.kind.is_temporal():
@@ -108,6 +139,48 @@ def is_time(column: Column) -> bool:
     low, high = (float(bound) for bound in (column.numbers.min() or 0, column.numbers.max() or 0))  # type: ignore[arg-type]
     scale = next((unit for unit in (1, 1e3, 1e6, 1e9) if 9e8 * unit <= low and high < 4.2e9 * unit), None)
     return scale is not None
+
+
+def form_of(column: Column) -> tuple[str, str] | None:
+    """How a column of dates such as 31.01.2026 or 1/31/2026 10:00 is written, and how else all of it could be.
+
+    That is "" where the values tell; None for what is no such column. The day comes first where nothing tells. A few
+    values may be of no such form.
+    """
+    if column.kind != pl.String or column.missing_share > 1 - NUMERIC_SHARE or not is_other_date(column):
+        return None
+    counts = column.present.value_counts(sort=True)
+    values, rows = counts[column.name], counts["count"]
+    sign = next(each for each in values.filter(values.str.contains(_OTHER_DATES))[0] if each in "./-")
+    dates = [sign.join(order) for order in (("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%Y", "%m", "%d"))]
+    for clock in _CLOCKS:
+        read = [int(rows.filter(standard(values, values, date + clock).is_not_null()).sum()) for date in dates]
+        if max(read) >= NUMERIC_SHARE * int(rows.sum()):
+            fitting = [date + clock for date, count in zip(dates, read, strict=True) if count == max(read)]
+            return fitting[0], next(iter(fitting[1:]), "")
+    return None
+
+
+def is_other_date(column: Column) -> bool:
+    """Whether a column holds dates that ``data.time_format`` must describe, such as 31.01.2026 or 1/31/2026."""
+    share = float(column.present.str.contains(_OTHER_DATES).mean() or 0)  # type: ignore[arg-type]
+    return share >= NUMERIC_SHARE
+
+
+def comma_columns(frame: pl.DataFrame, missing: Iterable[str]) -> list[str]:
+    """Columns of text whose numbers have a decimal comma; none where those of another have a point."""
+    found = list[str]()
+    for values in frame.select(pl.col(pl.String)).get_columns():
+        present = values.drop_nulls()
+        present = present.filter(~present.is_in(["", *missing]))
+        if not len(present):
+            continue
+        points, commas, whole = (float(present.str.contains(each).mean()) for each in (_POINTS, _COMMAS, _WHOLE))  # type: ignore[arg-type]
+        if points > 0.5:
+            return []
+        if commas > 0.5 and commas + whole >= NUMERIC_SHARE:
+            found.append(values.name)
+    return found
 
 
 def is_hour(column: Column) -> bool:

@@ -93,8 +93,9 @@ class DeltaSnapshot(TableSnapshot):
             return [None] * len(self._actions)
         physical = next((each.key for each in _columns(self.table) if each.name == column), column)
         timestamp = self.data.day_column is None
-        zone = self.data.time_zone
-        return [_days_of(action, {column, str(physical)}, timestamp=timestamp, zone=zone) for action in self._actions]
+        zone, form = self.data.time_zone, self.data.time_format
+        names = {column, str(physical)}
+        return [_days_of(each, names, timestamp=timestamp, zone=zone, form=form) for each in self._actions]
 
     @cached_property
     def _files(self) -> list[DataFile]:
@@ -137,14 +138,17 @@ class DeltaSnapshot(TableSnapshot):
         return vectors
 
 
-def _days_of(action: dict[str, Any], names: set[str], *, timestamp: bool, zone: str | None) -> tuple[int, int] | None:
+def _days_of(
+    action: dict[str, Any], names: set[str], *, timestamp: bool, zone: str | None, form: str | None
+) -> tuple[int, int] | None:
     """The days of a file by what the log says of the day's column, called one of ``names``."""
     for name in names:
         if f"partition.{name}" in action:
             value = action[f"partition.{name}"]
-            return days_between(value, value, timestamp=timestamp, zone=zone)
+            return days_between(value, value, timestamp=timestamp, zone=zone, form=form)
         if action.get(f"max.{name}") is not None:
-            return days_between(action.get(f"min.{name}"), action[f"max.{name}"], timestamp=timestamp, zone=zone)
+            low, high = action.get(f"min.{name}"), action[f"max.{name}"]
+            return days_between(low, high, timestamp=timestamp, zone=zone, form=form)
     return None
 
 

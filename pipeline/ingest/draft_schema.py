@@ -36,6 +36,8 @@ def schema_yaml(name: str, sample: Sample, schema: Schema) -> str:
             ]
         if text.strip:
             lines.append("strip: true  # there are blanks around the fields")
+    if schema.decimal != ".":
+        lines.append(f"decimal: {quoted(schema.decimal)}  # 3,56 is a number")
     if schema.missing:
         lines.append(f'missing: ["", {", ".join(json.dumps(word) for word in schema.missing)}]')
     lines += [
@@ -45,6 +47,9 @@ def schema_yaml(name: str, sample: Sample, schema: Schema) -> str:
     ]
     if schema.time:
         lines.append(f"timestamp: {quoted(schema.time.column)}  # {schema.time.seen}")
+    if schema.time_format:
+        doubt = f"  # DAY OR MONTH FIRST? All dates of the sample read both ways; else: {quoted(schema.other_format)}"
+        lines.append(f"time_format: {quoted(schema.time_format)}{doubt if schema.other_format else ''}")
     if schema.hour:
         lines.append(f"hour_column: {quoted(schema.hour)}  # 0 to 23, from the path; for data.split.by=hours")
     lines += [
@@ -62,7 +67,12 @@ def schema_yaml(name: str, sample: Sample, schema: Schema) -> str:
         ]
     if left_out := schema.of("out"):
         lines += ["# Left out:", *(f"#   {guess.column}: {guess.seen}" for guess in left_out)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(_on_one_line, lines)) + "\n"
+
+
+def _on_one_line(line: str) -> str:
+    """``line`` with line breaks and the like, which names of columns may hold, as they are escaped within quotes."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def _doubt(schema: Schema) -> str:
@@ -91,6 +101,6 @@ def _features(group: str, guesses: list[Guess]) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """``text`` as YAML reads it back: with quotes where it would be something else without."""
+    """``text`` as YAML reads it back: with quotes where it would be something else without; ``${`` is no reference."""
     plain = _PLAIN.fullmatch(text) and not _NOT_TEXT.fullmatch(text)
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    return text if plain else json.dumps(text, ensure_ascii=False).replace("${", "\\\\${")

@@ -35,6 +35,8 @@ from pipeline.records import EVENTS
 from pipeline.specs.id_mapping import FittingDay
 from pipeline.store import Draft
 
+# Columns of all blocks that are under way at a time: each has counts, and copies, of its own.
+_COLUMNS_TOGETHER = 2560
 # mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD with their bytes, M_ARENA_MAX.
 _MALLOC = {-1: 64 << 20, -3: 64 << 20, -8: 1}
 A = TypeVar("A")
@@ -53,9 +55,10 @@ class RowsWriter(Protocol):
 
 
 class Engine(ExitStack, ABC):
-    """A log, or its days one after the other: ``count``, ``fit``, ``fitted``, ``write``, ``end_day``; then ``settle``.
+    """A log, or its days one after the other: ``count``, ``fit``, ``leaks``, ``fitted``, ``write``, ``end_day``.
 
-    Whoever counts the same sources again starts the day anew. What is kept in between is gone after ``with``.
+    Of the last day, ``settle`` and ``write_mappings`` come before ``write``; they may go on beside it. Whoever counts
+    the same sources again starts the day anew. What is kept in between is gone after ``with``.
     """
 
     @abstractmethod
@@ -101,7 +104,7 @@ class Engine(ExitStack, ABC):
         """Pass 2: write the rows of every block by folder; yields how many they were, and their events, if kept."""
 
     def end_day(self) -> None:
-        """Forget the day but for its counts."""
+        """Forget the day but for its counts; wait for what was done beside ``write``."""
 
     def settle(self, train: Partial, state: State, alone: Alone, then: Mapping[str, Any]) -> None:
         """Have the counts of all days ready for checks and profile; ``then``: features of the day compared with."""
@@ -160,10 +163,17 @@ class LocalEngine(Engine):
             fit.merge(made[1])
             return made[0], made[2]
 
-        for part, (counted, number) in dealt(parts, work, take, self.workers):
+        for part, (counted, number) in dealt(parts, work, take, self._together(job.spec)):
             if number is not None:
                 self.numbers.append(number)
             yield self._numbering.numbered(part, parts[part], counted)
+
+    def _together(self, spec: DataSpec) -> int:
+        """Blocks that are worked on at a time: as many as workers, fewer where rows have very many columns.
+
+        Memory so does not grow with columns times workers; Polars divides a wide block among threads of its own.
+        """
+        return min(self.workers, max(_COLUMNS_TOGETHER // max(len(spec.columns), 1), 2))
 
     def fit(self) -> Fit:
         """Everything, merged as it came."""
@@ -208,9 +218,9 @@ class LocalEngine(Engine):
         return PartWriter(draft, folder, config, self._encoders)
 
     def write(self, job: TransformJob, writers: Mapping[str, PartWriter]) -> Iterator[tuple[int, pl.DataFrame | None]]:
-        """Pass 2, as many blocks at a time as there are workers."""
-        blocks = in_order(lambda number: transformed(self.spill.block(number), job), iter(self.numbers), self.workers)
-        for folders in blocks:
+        """Pass 2, several blocks at a time."""
+        numbers, together = iter(self.numbers), self._together(job.spec)
+        for folders in in_order(lambda number: transformed(self.spill.block(number), job), numbers, together):
             for folder, writer in writers.items():
                 if folder in folders and folder != EVENTS:
                     writer.add(folders[folder])

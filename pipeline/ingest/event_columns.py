@@ -17,7 +17,7 @@ from pipeline.ingest.ids import as_lists
 from pipeline.ingest.rejects import Rejected
 from pipeline.ingest.spec import DataSpec, EventSource, SequenceSpec, SparseSpec
 from pipeline.ingest.values import absent_in, nulls, strings_of
-from pipeline.ingest.zones import instants
+from pipeline.ingest.zones import instants, standard
 from pipeline.records import SequenceProfile
 
 _BINS = 50  # of the histogram of lengths, at most
@@ -177,7 +177,8 @@ def _newest(lengths: np.ndarray, most: int, kept: np.ndarray | None = None) -> n
 
 def _seconds(values: pl.Series, spec: DataSpec) -> pl.Series:
     """Seconds since 1970 (Float64) of times as ``data.timestamp`` is written; null for what is none."""
-    return instants(values, strings_of(values), spec.time_zone or "UTC").dt.timestamp("us") / 1e6
+    text = standard(values, strings_of(values), spec.time_format)
+    return instants(values, text, spec.time_zone or "UTC").dt.timestamp("us") / 1e6
 
 
 def _check_times(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
 
 from pipeline.config import SplitConfig
 from pipeline.ingest.coded import Coded, without_hashes
@@ -22,7 +23,7 @@ from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import Moments, measure, quantised_moments
 from pipeline.ingest.sampling import kept, sums
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
+from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.times import HOUR, test_hours_from
 from pipeline.ingest.vectors import lengths_of, moments_of
@@ -55,16 +56,17 @@ class Partial:
 
     def add(self, frame: pl.DataFrame, coded: dict[str, Coded], keep: np.ndarray | None = None) -> None:
         """Count the typed rows of ``frame``, or those of ``keep`` (bool [rows]); ``coded``: ids that are no numbers."""
-        chosen = without_hashes(frame, coded)
-        if keep is not None:
-            chosen = chosen.filter(pl.Series(keep))
+        rows = None if keep is None else pl.Series(keep)
+        # Numbers are chosen some columns at a time: of a wide log, all at once would be a copy of the block.
+        chosen = without_hashes(frame, coded).select(~cs.starts_with("dense:"))
+        chosen = chosen if rows is None else chosen.filter(rows)
         self.rows += chosen.height
         self.positives += int(chosen[LABEL].sum())
-        self._add_dense(chosen)
+        self._add_dense(frame, rows)
         self._add_labels(chosen)
         labels = chosen[LABEL].to_numpy()
         for dense in self.spec.dense:
-            column = chosen[f"dense:{dense.name}"]
+            column = _of(frame, dense, rows)[f"dense:{dense.name}"]
             self.sketches[dense.name].add(lengths_of(column) if dense.vector else column.to_numpy(), labels)
         for feature in self.spec.sparse:
             counts = self.counts[feature.name]
@@ -92,18 +94,18 @@ class Partial:
         ids = ids.explode(empty_as_null=True) if feature.multi else ids
         target.add(coded.hashes[seen], ids[first[seen]], counts[seen])
 
-    def _add_dense(self, frame: pl.DataFrame) -> None:
+    def _add_dense(self, frame: pl.DataFrame, rows: pl.Series | None) -> None:
         for vector in (each for each in self.spec.dense if each.vector):
-            moments, prepared = moments_of(frame[f"dense:{vector.name}"], vector)
+            moments, prepared = moments_of(_of(frame, vector, rows)[f"dense:{vector.name}"], vector)
             self.raw[vector.name].merge(moments)
             if vector.name in self.prepared:
                 self.prepared[vector.name].merge(prepared)
         numbers = [each for each in self.spec.dense if not each.vector]
-        raw = measure(frame, [pl.col(f"dense:{each.name}") for each in numbers])
+        raw = measure(frame, [pl.col(f"dense:{each.name}") for each in numbers], rows)
         for each, moments in zip(numbers, raw, strict=True):
             self.raw[each.name].merge(moments)
             if each.name in self.prepared:
-                self.prepared[each.name].merge(quantised_moments(frame, each))
+                self.prepared[each.name].merge(quantised_moments(_of(frame, each, rows), each))
 
     def _add_labels(self, frame: pl.DataFrame) -> None:
         moments = (
@@ -357,3 +359,9 @@ def hash_split(hashes: np.ndarray, test_share: float) -> pl.Series:
 def validation_below(share: float, test_share: float) -> float:
     """The share of hashes up to which rows are test or validation rows: ``share`` of those that are not test rows."""
     return test_share + share * (1.0 - test_share)
+
+
+def _of(frame: pl.DataFrame, dense: DenseSpec, rows: pl.Series | None) -> pl.DataFrame:
+    """The column of ``dense``, or of it the ``rows``."""
+    column = frame.select(f"dense:{dense.name}")
+    return column if rows is None else column.filter(rows)

@@ -19,23 +19,30 @@ from pipeline.ingest.columns import (
     NUMERIC_SHARE,
     Column,
     bins_of,
+    comma_columns,
+    form_of,
     is_hour,
+    is_other_date,
     is_time,
     last_day,
     list_settings,
     shorten,
     transform_of,
+    without_broken_classes,
+    without_broken_times,
 )
 from pipeline.ingest.kinds import holds_numbers, text_vector, unit_length, weights_of, width_of
 from pipeline.ingest.quality import left_out_auc
 from pipeline.ingest.sample import Sample
 from pipeline.ingest.values import strings_of
+from pipeline.ingest.zones import standard
 from pipeline.records import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
 
 # Words that stand for a missing value wherever they are a whole field, and those that do where the rest are numbers.
-MISSING_WORDS = frozenset(("?", "\\N", "NULL", "null", "N/A", "NaN", "nan"))
+MISSING_WORDS = frozenset(("?", "\\N", "NULL", "null", "N/A", "n/a", "#N/A", "NaN", "nan"))
 MISSING_NUMBERS = MISSING_WORDS | {"NA", "None", "none", "-", "."}
 ROW_ID_SHARE = 0.98  # of different values, from which on a value is taken to name its row
+MOST_REPEATED = 0.8  # share of different rows of a log that delivers some again; below it, rows are merely alike
 LEAST_ROWS = 100  # by which anything is concluded from how many values differ
 ALSO_AN_ID = 0.001  # NE that exact values gain over bins, from which on a number is looked up too
 FEW = 100  # values of a whole number, and rows for each of them, by which it is looked up too
@@ -66,7 +73,8 @@ class Schema:
     """All guesses of a log. ``others``: columns that could be the label too; ``missing``: words beside the empty one.
 
     ``rate``: of the label. ``transform``: of most numbers. ``by_day``: the time tells no more than the day. ``hour``:
-    column of a partition that is the row's hour.
+    column of a partition that is the row's hour. ``time_format``: of the time, ``other_format``: that its values could
+    have as well.
     """
 
     label: Guess
@@ -82,6 +90,9 @@ class Schema:
     missing: tuple[str, ...]
     transform: str
     min_count: int
+    decimal: str = "."
+    time_format: str | None = None
+    other_format: str = ""
 
     def of(self, kind: str) -> list[Guess]:
         """The features that are ``dense`` or ``sparse``, or the columns that are left ``out``."""
@@ -93,24 +104,29 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
 
     Raises DataError where no column can be the label.
     """
+    commas = comma_columns(sample.frame, MISSING_NUMBERS)
+    sample = replace(sample, frame=sample.frame.with_columns(pl.col(commas).str.replace(",", ".")))
     missing = _missing_words(sample.frame)
-    columns = [Column(sample.frame[name], missing) for name in sample.frame.columns]
+    columns = [without_broken_times(Column(sample.frame[name], missing)) for name in sample.frame.columns]
+    forms = {column.name: form for column in columns if (form := form_of(column)) is not None}
+    columns = [_standard(column, forms[column.name][0]) if column.name in forms else column for column in columns]
     chosen, others = _label(columns, label)
     positive, negative = _classes(chosen)
     clicks = (chosen.text == positive).fill_null(False)
-    times = [column for column in columns if column is not chosen and is_time(column)]
+    times = [column for column in columns if column.name != chosen.name and is_time(column)]
     time = max(times, key=lambda column: column.distinct, default=None)
     lists = {column.name: column.values for column in columns if column.lists and not (column.map or column.nested)}
     numbers = [name for name, values in lists.items() if holds_numbers(values)]
     weights = weights_of(lists, [name for name in lists if name not in numbers], numbers)
     periods = None if time is None else _periods(time)
     facts = _Facts(sample, clicks.to_numpy().astype(np.int64), chosen.name, weights, periods)
-    rest = [column for column in columns if column not in (chosen, time)]
+    rest = [column for column in columns if column.name != chosen.name and column is not time]
     guesses = facts.guesses(rest, times)
     if not any(guess.kind == "sparse" for guess in guesses):  # which a model needs: values that may name a time, too
         guesses = replace(facts, periods=None).guesses(rest, times)
     guesses = _with_own_names(guesses)
     rate = float(clicks.to_numpy().mean())
+    written, other_form = (None, "") if time is None else forms.get(time.name, (None, ""))
     plain = [guess for guess in guesses if guess.kind == "dense" and "width" not in guess.settings]
     logarithms = [guess.settings["transform"] for guess in plain]
     transform = max(sorted(set(logarithms)), key=logarithms.count, default="log1p_standardise")
@@ -122,8 +138,15 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
         by_day=time is not None and bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0],
         transform=str(transform),
         hour=next((column.name for column in columns if column.name in sample.partitions and is_hour(column)), None),
-        min_count=facts.min_count, features=tuple(_without_default(guess, str(transform)) for guess in guesses),
+        min_count=facts.min_count, decimal="," if commas else ".",
+        time_format=written, other_format=other_form,
+        features=tuple(_without_default(guess, str(transform)) for guess in guesses),
     )  # fmt: skip
+
+
+def _standard(column: Column, form: str) -> Column:
+    """A column of times that are written as ``form`` says, as they are written without it."""
+    return Column(standard(column.text, column.text, form), ())
 
 
 def _periods(time: Column) -> np.ndarray:
@@ -169,12 +192,14 @@ def _label(columns: list[Column], name: str | None) -> tuple[Column, list[Column
         if not named:
             has = ", ".join(column.name for column in columns)
             raise DataError(f"the log has no column {name!r}; it has: {has}", hint="--label <one of them>")
-        return named[0], []
+        return without_broken_classes(named[0]), []
+    columns = [without_broken_classes(column) for column in columns]
     two = [column for column in columns if column.distinct == 2 and column.missing_share < 1 - NUMERIC_SHARE]
     if not two:
         raise DataError(
-            "no column has two values and is always filled, so none can be the label (click or no click)",
-            hint="--label <the column that says whether a row was clicked>; of more than two values docs/data.md tells",
+            "no column has two values and is nearly always filled, so none can be the label (click or no click)",
+            hint="--label <the column that says whether a row was clicked>; for one of more than two values, "
+            "see docs/data.md",
         )
     ends = (columns[0], columns[-1])
     ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
@@ -238,6 +263,12 @@ class _Facts:
     periods: np.ndarray | None = None
 
     @cached_property
+    def different_rows(self) -> int:
+        """Rows of the sample without those that come again, by columns of single values."""
+        frame = self.sample.frame
+        return frame.select(name for name in frame.columns if not frame[name].dtype.is_nested()).n_unique()
+
+    @cached_property
     def min_count(self) -> int:
         """Lookups after which an id's own click rate says more than the average one: 1 / variance of the label."""
         rate = float(self.clicks.mean())
@@ -293,13 +324,22 @@ class _Facts:
             return self._no_list(column)
         if another_time:
             return f"another time ({column.seen()})"
+        if is_other_date(column):
+            return f"dates are no feature ({column.seen()}); if they are the rows' time, set data.time_format"
         if column.distinct == 0:
             return "it is always empty"
         if column.distinct == 1:
             return f"one value only, {shorten(column.present[0])}" + (" or none" if column.missing_share else "")
         numbered = column.is_numeric and column.is_whole and (column.numbers.diff().drop_nulls() > 0).all()
-        unique = rows >= LEAST_ROWS and column.distinct >= ROW_ID_SHARE * len(column.present) > 0.5 * rows
+        least = rows >= LEAST_ROWS and len(column.present) > 0.5 * rows
+        unique = least and column.distinct >= ROW_ID_SHARE * len(column.present)
+        again = least and column.distinct >= ROW_ID_SHARE * self.different_rows >= MOST_REPEATED * rows
         named = not column.is_numeric or bool(_ID_NAMES.search(column.name))
+        if again and named and self.different_rows < rows:
+            return (
+                f"it names the row, and {rows - self.different_rows:,} rows come again ({column.seen()}): "
+                f"data.dedupe.key={column.name} keeps the first of each"
+            )
         if unique and (named or numbered):
             return f"a value of its own in nearly every row ({column.seen()}): it names the row"
         return ""

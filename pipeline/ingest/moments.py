@@ -63,17 +63,18 @@ class Moments:
         return std if std > _NOISE * max(abs(self.minimum), abs(self.maximum)) else 0.0
 
 
-def measure(frame: pl.DataFrame, expressions: list[pl.Expr]) -> list[Moments]:
-    """Moments of each expression (float64, nulls left out) over ``frame``."""
+def measure(frame: pl.DataFrame, expressions: list[pl.Expr], keep: pl.Series | None = None) -> list[Moments]:
+    """Moments of each expression (float64, nulls left out) over ``frame``, or over its rows of ``keep``."""
     return [
         moments
         for start in range(0, len(expressions), _TOGETHER)
-        for moments in _measured(frame, expressions[start : start + _TOGETHER])
+        for moments in _measured(frame, expressions[start : start + _TOGETHER], keep)
     ]
 
 
-def _measured(frame: pl.DataFrame, expressions: list[pl.Expr]) -> list[Moments]:
+def _measured(frame: pl.DataFrame, expressions: list[pl.Expr], keep: pl.Series | None) -> list[Moments]:
     values = frame.select(value.alias(str(i)) for i, value in enumerate(expressions))
+    values = values if keep is None else values.filter(keep)
     columns = (each.drop_nulls() if each.null_count() else each for each in values.get_columns())
     return [_moments(column.to_numpy()) for column in columns]
 
@@ -135,8 +136,11 @@ def exact_sum(values: np.ndarray) -> int:
 
 
 def prepared(feature: DenseSpec) -> pl.Expr:
-    """The feature's value as it is standardised: clipped, then sign(x) log1p(|x|), as far as its settings say so."""
-    value = pl.col(f"dense:{feature.name}")
+    """The feature's value as it is standardised: clipped, then sign(x) log1p(|x|), as far as its settings say so.
+
+    In float64, whatever typed rows keep it in: widening a column at a time takes less memory than a block at once.
+    """
+    value = pl.col(f"dense:{feature.name}").cast(pl.Float64)
     if feature.clip:
         value = value.clip(*feature.clip)
     return value.sign() * value.abs().log1p() if feature.logarithmic else value

@@ -88,15 +88,17 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
     columns += sequence_columns(raw, texts, spec, rejected)
-    zone = spec.time_zone
+    zone, form = spec.time_zone, spec.time_format
     if spec.has_day:
         column = spec.day_column or spec.timestamp or ""
         timestamp = spec.day_column is None
-        columns.append(day_of(raw[column], texts.get(column), timestamp=timestamp, rejected=rejected, zone=zone))
+        columns.append(
+            day_of(raw[column], texts.get(column), timestamp=timestamp, rejected=rejected, zone=zone, form=form)
+        )
     if spec.hour_column:
         hours, text = raw[spec.hour_column], texts.get(spec.hour_column)
         whole = spec.whole_hours
-        columns.append(whole_hour_of(hours, text, rejected) if whole else hour_of(hours, text, rejected, zone))
+        columns.append(whole_hour_of(hours, text, rejected) if whole else hour_of(hours, text, rejected, zone, form))
     if spec.true_probability:
         columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
     frame = pl.DataFrame([*columns, *events])

@@ -8,10 +8,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import date
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import fsspec
 from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import DataError
 
@@ -48,7 +50,21 @@ def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
     else:
         return [path] if fs.exists(path) else []
     asked = [part for part in path.removeprefix(root).split("/") if part[:1] in (".", "_")]
-    return sorted(name for name in paths if not is_hidden(below(name, root), asked))
+    found = sorted(name for name in paths if not is_hidden(below(name, root), asked))
+    if isinstance(fs, LocalFileSystem):
+        _check_links(found)
+    return found
+
+
+def _check_links(paths: list[str]) -> None:
+    """Raise DataError for a link that leads to a folder, which a listing does not enter, or to nothing."""
+    for name in map(Path, paths):
+        if name.is_symlink() and not name.is_file():
+            where = "a folder, whose files are not listed" if name.is_dir() else "no file"
+            raise DataError(
+                f"{name} is a link that leads to {where}, expected files and links to files",
+                hint="a name that begins with _ or . hides it; or data.path=<the folder itself>",
+            )
 
 
 def root_of(fs: AbstractFileSystem, url: str) -> str:

@@ -19,13 +19,13 @@ from typing import Any
 import polars as pl
 
 from pipeline.config import IngestConfig
-from pipeline.errors import ConfigError, NightjarError
+from pipeline.errors import ConfigError, LaunchError, NightjarError
 from pipeline.ingest import ray_work as work
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, train_rows
 from pipeline.ingest.engines import Engine
 from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.numbering import Numbering
-from pipeline.ingest.quality import LEAK_ROWS, Alone
+from pipeline.ingest.quality import Alone
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.state import fitted_dense
@@ -36,7 +36,10 @@ from pipeline.store import Draft
 
 CALL_SECONDS = 10
 AHEAD = 3  # parts for each core that are under way at a time
-MOST_RANGES = 64  # of hashes, each merged by a worker of its own
+# Each range of hashes is merged by a process of its own. To start one takes a second of a core; what four cores count
+# keeps it busy for a quarter of the time.
+CORES_PER_RANGE = 4
+MOST_RANGES = 64
 
 
 class RayEngine(Engine):
@@ -57,14 +60,21 @@ class RayEngine(Engine):
             self.callback(ray.shutdown)
         self._cores = max(int(ray.cluster_resources().get("CPU", 1)), 1)
         merger: Any = self._ray.remote(work.Merger).options(num_cpus=0)
-        self._mergers = [merger.remote() for _ in range(min(self._cores, MOST_RANGES))]
+        self._mergers = [merger.remote() for _ in range(min(-(-self._cores // CORES_PER_RANGE), MOST_RANGES))]
         for each in self._mergers:
             self.callback(ray.kill, each)
+        self._remote: dict[Callable[..., Any], Any] = {}
         self._numbering = Numbering()
         self._typed: list[tuple[Any, int]] = []  # of every part, with its rows
         self._fitted: dict[str, Any] = {}  # mappings by table, with the workers
         self._tables: dict[str, Any] = {}  # what pass 2 needs of them
+        self._known: dict[str, Any] = {}  # the hashes of their ids
+        self._none = ray.put(pl.Series([], dtype=pl.UInt64))
         self._alone: Any = None
+        self._looking: tuple[Alone, Any] | None = None  # who hears what was looked at
+        self._asked: list[tuple[RemoteCounts, Any]] = []  # of the workers, who answer beside pass 2
+        self._areas: tuple[Alone, Any] | None = None
+        self._writing: tuple[Draft, list[Any]] | None = None
 
     def parts(self, source: Source) -> Sequence[Source]:
         """As the source gives them."""
@@ -107,34 +117,30 @@ class RayEngine(Engine):
         return fit
 
     def leaks(self, alone: Alone, first_test_day: int) -> None:
-        """Count ids that give the label away; who has which stays with a worker."""
+        """Count ids that give the label away, while others fit and transform; who has which stays with a worker."""
+        if alone.enough:
+            return
         if self._alone is None:
             self._alone = self._ray.put(alone)
-        start = 0
-        while start < len(self._typed) and not alone.enough:
-            stop, rows = start, 0
-            while stop < len(self._typed) and rows < 2 * (LEAK_ROWS - alone.rows):
-                rows += self._typed[stop][1]
-                stop += 1
-            parts = [typed for typed, _ in self._typed[start:stop]]
-            self._alone, seen, positives = self._task(work.look_alone, 3)(self._alone, first_test_day, *parts)
-            alone.rows, alone.positives = self._get([seen, positives])
-            start = stop
+        typed = [typed for typed, _ in self._typed]
+        self._alone, looked = self._task(work.look_alone, 2)(self._alone, first_test_day, typed)
+        self._looking = alone, looked
 
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
         """The typed train rows, wherever they are asked for."""
         return partial(_sampled, [typed for typed, _ in self._typed], first_test_day)
 
     def fitted(self, spec: DataSpec, fit: Fit, before: State | None, day: FittingDay) -> State:
-        """Every table's mapping, fitted by a worker; the state has no ids."""
-        fitting, given, told = self._task(work.fit_mapping, 3), self._ray.put(day), {}
+        """Every table's mapping, fitted by a worker; the state has no ids. The day's counts join those before it."""
+        fitting, given, told = self._task(work.fit_mapping, 4), self._ray.put(day), {}
         for feature in spec.owners:
-            former = self._fitted.get(feature.name)
-            wanted = self._task(work.wanted_of)(former)
-            sharing = [each for each in spec.sparse if each.owner == feature.name]
-            pieces = [each.counts.remote(sharing, wanted, all_days=False) for each in self._mergers]
-            whole, table, light = fitting(feature, former, given, wanted, *pieces)
-            self._fitted[feature.name], self._tables[feature.name], told[feature.name] = whole, table, light
+            name, sharing = feature.name, [each for each in spec.sparse if each.owner == feature.name]
+            known = self._known.get(name, self._none)
+            pieces = [each.counts.remote(sharing, known, all_days=False) for each in self._mergers]
+            made = fitting(feature, self._fitted.get(name), given, known, *pieces)
+            self._fitted[name], self._tables[name], told[name], self._known[name] = made
+        for merger in self._mergers:
+            merger.close.remote()
         tables = dict(zip(told, self._get(list(told.values())), strict=True))
         return State(dense=fitted_dense(spec, fit.train, before), sparse={f.name: tables[f.owner] for f in spec.sparse})
 
@@ -143,6 +149,7 @@ class RayEngine(Engine):
         for name, mapping in state.sparse.items():
             self._fitted[name] = self._ray.put(mapping)
             self._tables[name] = self._ray.put(mapping.applied())
+            self._known[name] = self._ray.put(work.hashes_of(mapping))
         return State(dense=state.dense, sparse={name: mapping.told() for name, mapping in state.sparse.items()})
 
     def writer(self, draft: Draft, folder: str, config: IngestConfig) -> _Parts:
@@ -166,34 +173,45 @@ class RayEngine(Engine):
                     writers[folder].add_part(part, height)
             yield sum(height for folder, height in zip(writers, counts, strict=True) if folder in job.splits), events
 
-    def end_day(self) -> None:
-        """Add its counts to those of the days before."""
-        self._get([merger.close.remote() for merger in self._mergers])
-
     def settle(self, train: Partial, state: State, alone: Alone, then: Mapping[str, Any]) -> None:
         """Ask the workers what checks and profile will ask of the counts."""
-        waiting = []
         for feature in train.spec.sparse:
-            fitted, before = self._fitted[feature.owner], then.get(feature.name)
-            wanted = self._task(work.wanted_of)(fitted, before)
-            pieces = [each.counts.remote([feature], wanted, all_days=True) for each in self._mergers]
-            waiting.append(self._task(work.answers)(before, fitted, train.missing[feature.name], wanted, *pieces))
-        for feature, answers in zip(train.spec.sparse, self._get(waiting), strict=True):
+            before, known = then.get(feature.name), self._known[feature.owner]
+            pieces = [each.counts.remote([feature], known, before, all_days=True) for each in self._mergers]
+            fitted, missing = self._fitted[feature.owner], train.missing[feature.name]
             counts = train.counts[feature.name]
             assert isinstance(counts, RemoteCounts)
-            counts.answers = answers
+            self._asked.append((counts, self._task(work.answers)(before, fitted, missing, known, *pieces)))
         if self._alone is not None:
-            alone.areas = self._get(self._task(work.areas)(self._alone))
+            self._areas = alone, self._task(work.areas)(self._alone)
 
     def write_mappings(self, draft: Draft, spec: DataSpec, state: State, compression: str, *, continued: bool) -> None:
-        """Written by the workers that hold them."""
+        """Written by the workers that hold them, until the day ends."""
         writing, apart = self._task(work.write_mapping), replace(draft, files={})
         written = [writing(apart, f, self._fitted[f.name], compression, continued) for f in spec.owners]
-        for files in self._get(written):
-            draft.files.update(files)
+        self._writing = draft, written
+
+    def end_day(self) -> None:
+        """Wait for what was done beside pass 2."""
+        if self._looking is not None:
+            alone, looked = self._looking
+            alone.rows, alone.positives = self._get(looked)
+            self._looking = None
+        if self._areas is not None:
+            alone, areas = self._areas
+            alone.areas = self._get(areas)
+        for (counts, _), answers in zip(self._asked, self._get([asked for _, asked in self._asked]), strict=True):
+            counts.answers = answers
+        if self._writing is not None:
+            draft, written = self._writing
+            for files in self._get(written):
+                draft.files.update(files)
 
     def _task(self, function: Callable[..., Any], returns: int = 1) -> Callable[..., Any]:
-        call: Callable[..., Any] = self._ray.remote(function).options(num_returns=returns).remote
+        """What runs ``function`` on a worker: Ray sends its code once for each that is made."""
+        if function not in self._remote:
+            self._remote[function] = self._ray.remote(function)
+        call: Callable[..., Any] = self._remote[function].options(num_returns=returns).remote
         return call
 
     def _ahead(self, asked: Iterator[Any]) -> Iterator[Any]:
@@ -207,13 +225,27 @@ class RayEngine(Engine):
             yield ahead.popleft()
 
     def _get(self, refs: Any) -> Any:
-        """The values of ``refs``; the error of ours that a task ended with, as it was."""
+        """The values of ``refs``; the error of ours that a task ended with, as it was.
+
+        LaunchError where Ray lost what it cannot make again: a worker that merged counts, or one task too often.
+        """
+        errors = self._ray.exceptions
         try:
             return self._ray.get(refs)
-        except self._ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, NightjarError):
-                raise error.cause from None
-            raise
+        except errors.RayError as error:
+            cause: BaseException = error
+            while isinstance(cause, errors.RayTaskError) and isinstance(cause.cause, Exception):
+                cause = cause.cause
+            if isinstance(cause, NightjarError):
+                raise cause from None
+            if isinstance(cause, errors.RayTaskError) or not isinstance(cause, errors.RayError):
+                raise cause from error  # by its class, `answering` knows whose it is
+            said = " ".join(str(cause).split())
+            raise LaunchError(
+                f"Ray lost a worker of the ingestion, or what it had made: {type(cause).__name__}: {said[:400]}",
+                hint="run the same command again, it starts anew; workers that die for lack of memory need a smaller "
+                "ingest.block_mib or nodes with more memory, those without room for typed rows larger disks",
+            ) from error
 
 
 class RemoteCounts(Counts):
@@ -327,7 +359,7 @@ def _sampled(parts: list[Any], first_test_day: int) -> Iterator[pl.DataFrame]:
 
     for part in parts:
         for typed in ray.get(part):
-            yield train_rows(typed.tobytes(), first_test_day)
+            yield train_rows(typed, first_test_day)
 
 
 def _connect(ray: Any, address: str | None) -> None:

@@ -5,7 +5,7 @@ Everything that grows with the rows passes between workers. The driver hears of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,8 +84,10 @@ class Merger:
         else:
             self.total.merge(self.day)
 
-    def counts(self, features: Sequence[SparseSpec], wanted: pl.Series, *, all_days: bool) -> Counts:
-        """Sums, the most frequent ids and the ``wanted`` ones of ``features``, which share a table, in this range."""
+    def counts(
+        self, features: Sequence[SparseSpec], known: pl.Series, then: Mapping[str, Any] | None = None, *, all_days: bool
+    ) -> Counts:
+        """Sums, the most frequent ids and the wanted ones of ``features``, which share a table, in this range."""
         fit = self.total if all_days else self.day
         assert fit is not None
         counts = [fit.train.counts[feature.name] for feature in features]
@@ -94,7 +96,7 @@ class Merger:
             together = features[0].mapping.counts(features[0], len(fit.spec.sparse))
             for each in counts:
                 together.merge(each)
-        return together.condensed(wanted) if isinstance(together, VocabCounts) else together
+        return together.condensed(wanted_of(known, then)) if isinstance(together, VocabCounts) else together
 
 
 def whole(wanted: pl.Series, pieces: Sequence[Counts]) -> Counts:
@@ -104,26 +106,32 @@ def whole(wanted: pl.Series, pieces: Sequence[Counts]) -> Counts:
 
 
 def fit_mapping(
-    feature: SparseSpec, before: FittedMapping | None, day: FittingDay, wanted: pl.Series, *pieces: Counts
-) -> tuple[FittedMapping, FittedMapping, FittedMapping]:
-    """The mapping of ``feature``: all of it, what pass 2 needs of it, and what the driver does."""
-    fitted = feature.mapping.fit(feature, whole(wanted, pieces), before, day)
-    return fitted, fitted.applied(), fitted.told()
+    feature: SparseSpec, before: FittedMapping | None, day: FittingDay, known: pl.Series, *pieces: Counts
+) -> tuple[FittedMapping, FittedMapping, FittedMapping, pl.Series]:
+    """The mapping of ``feature``: all of it, what pass 2 needs of it, what the driver does, and its hashes.
+
+    ``known``: the hashes of the mapping ``before``.
+    """
+    fitted = feature.mapping.fit(feature, whole(known, pieces), before, day)
+    return fitted, fitted.applied(), fitted.told(), hashes_of(fitted)
 
 
-def wanted_of(fitted: FittedMapping | None, then: dict[str, Any] | None = None) -> pl.Series:
-    """The hashes to hear of, whatever their counts: those of a mapping, and those of the day compared with."""
-    known = None if fitted is None or fitted.ids is None else fitted.ids["hash"]
+def hashes_of(fitted: FittedMapping) -> pl.Series:
+    """The hashes of the ids of a mapping; none where it has no ids."""
+    return pl.Series([], dtype=pl.UInt64) if fitted.ids is None else fitted.ids["hash"]
+
+
+def wanted_of(known: pl.Series, then: Mapping[str, Any] | None) -> pl.Series:
+    """The hashes to hear of, whatever their counts: the ``known`` ones, and those of the day compared with."""
     named = then.get("keys", []) if then is not None and then.get("mapping") == VocabCounts.IDS else []
-    keys = pl.Series(named, dtype=pl.UInt64)
-    return keys if known is None else pl.concat([known, keys])
+    return pl.concat([known, pl.Series(named, dtype=pl.UInt64)])
 
 
 def answers(
-    then: dict[str, Any] | None, fitted: FittedMapping, missing: int, wanted: pl.Series, *pieces: Counts
+    then: Mapping[str, Any] | None, fitted: FittedMapping, missing: int, known: pl.Series, *pieces: Counts
 ) -> Answers:
     """See ``Answers``."""
-    counts = whole(wanted, pieces)
+    counts = whole(wanted_of(known, then), pieces)
     same = then is not None and then.get("mapping") == counts.kind
     return Answers(
         kind=counts.kind, distinct=counts.distinct, distribution=counts.distribution(TOP, BINS),
@@ -132,13 +140,16 @@ def answers(
     )  # fmt: skip
 
 
-def look_alone(alone: Alone, first_test_day: int, *parts: Sequence[np.ndarray]) -> tuple[Alone, int, int]:
-    """``alone`` after the typed rows of ``parts``, its rows and positives."""
+def look_alone(alone: Alone, first_test_day: int, parts: Sequence[Any]) -> tuple[Alone, tuple[int, int]]:
+    """``alone`` after as many of ``parts`` (references to their typed rows) as it takes; its rows and positives."""
+    import ray
+
     for part in parts:
-        for typed in part:
-            if not alone.enough:
-                alone.add(*train_codes(typed.tobytes(), first_test_day))
-    return alone, alone.rows, alone.positives
+        if alone.enough:
+            break
+        for typed in ray.get(part):
+            alone.add(*train_codes(typed, first_test_day))
+    return alone, (alone.rows, alone.positives)
 
 
 def areas(alone: Alone) -> dict[str, float]:
@@ -153,7 +164,7 @@ def transform_part(
     by_owner = dict(zip((f.name for f in job.spec.owners), tables, strict=True))
     sparse = {f.name: by_owner[f.owner] for f in job.spec.sparse}
     job = replace(job, state=State(dense=job.state.dense, sparse=sparse))
-    blocks = [transformed(block.tobytes(), job) for block in typed]
+    blocks = [transformed(block, job) for block in typed]
     frames = [pl.concat([rows[folder] for rows in blocks]) if folder in blocks[0] else None for folder in folders]
     heights = [0 if frame is None else frame.height for frame in frames]
     return heights, *(bytes_of(frame) if frame is not None and frame.height else None for frame in frames)

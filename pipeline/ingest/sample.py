@@ -25,14 +25,14 @@ from pipeline.errors import DataError
 from pipeline.ingest.arrow import frame_of
 from pipeline.ingest.formats import require_text
 from pipeline.ingest.formats.avro import Avro
-from pipeline.ingest.formats.json_lines import json_frame, object_lines
+from pipeline.ingest.formats.json_lines import json_frame, object_lines, with_ones
 from pipeline.ingest.hive import partition_values
 from pipeline.ingest.kinds import with_maps
 from pipeline.ingest.quoted import Layout, records
-from pipeline.ingest.rawfiles import Files, find_files
+from pipeline.ingest.rawfiles import Files, find_files, missing_data
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.spec import CRITEO_COLUMNS
-from pipeline.ingest.text import read_lines
+from pipeline.ingest.text import endless, read_lines
 from pipeline.specs import Connector
 
 ROWS = 200_000  # of a sample
@@ -41,6 +41,7 @@ PARQUET_GROUPS = 8  # that are read of all files together
 FILES = 8  # that are looked into, evenly spread
 _LINES = 200  # by which separator, quotes and header are guessed
 _SEPARATORS = ("\t", ",", ";", "|")
+_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*[{\]]")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 
@@ -93,7 +94,15 @@ def read_sample(path: str, options: Mapping[str, str] | None = None) -> Sample:
     connector, place = connector_at(path)
     if connector is not None:
         return _of_table(connector, place, dict(options or {}))
-    files = find_files(path)
+    try:
+        files = find_files(path)
+    except DataError as error:
+        if error.message != missing_data(path).message:
+            raise
+        raise DataError(
+            f"nothing exists at {path}, expected a file, a directory or a glob that matches files",
+            hint="nightjar init <file, directory or glob>",
+        ) from None
     chosen = _spread(len(files.paths), FILES)
     with files.fs.open(files.paths[0], "rb") as source:
         start = source.read(4)
@@ -192,15 +201,22 @@ def _text(files: Files, chosen: list[int]) -> Sample:
         path = files.paths[number]
         with readable(files.labels[number]), files.fs.open(path, "rb") as source:
             with decompressed(source, path) as stream:
-                block, whole = _lines(stream, BYTES // len(chosen))
+                block, whole = _lines(stream, BYTES // len(chosen), files.labels[number])
             read = 1.0 if whole else min(source.tell() / max(files.fs.size(path), 1), 1.0)
         require_text(block[:8], files.labels[number])
+        if _ARRAY.match(block):
+            raise DataError(
+                f"{files.labels[number]} is an array of JSON, expected an object a line",
+                hint="jq -c '.[]' FILE writes an object a line",
+            )
         kind = kind or ("jsonl" if _begins_object(block) else "csv")
         share += read * files.fs.size(path)
         if kind == "jsonl":
             lines = block.split(b"\n")[:-1]
             good = list(object_lines(lines, 0))
-            frame = json_frame(b"".join(lines[number] + b"\n" for number in good), None)
+            data = b"".join(lines[number] + b"\n" for number in good)
+            frame = json_frame(data, None)
+            frame = frame.with_columns(with_ones(values, data) for values in frame.select(pl.col(pl.String)))
             frames.append(_with_partitions(with_maps(frame), path))
             bad += len(lines) - len(good)
             continue
@@ -224,12 +240,14 @@ def _begins_object(block: bytes) -> bool:
     return first.startswith(b"{") and bool(list(object_lines([first], 0)))
 
 
-def _lines(stream: BinaryIO, size: int) -> tuple[bytes, bool]:
-    """Whole lines of the first ``size`` bytes, and whether they are all there are."""
+def _lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
+    """Whole lines of the first ``size`` bytes, and whether they are all there are; DataError where none ends there."""
     data = b""
     while len(data) < size and (piece := stream.read(size - len(data))):
         data += piece
     whole = not stream.read(1)
+    if not whole and b"\n" not in data:
+        raise endless(label, 1, data)
     block = data if whole and data.endswith(b"\n") else data + b"\n" if whole else data[: data.rfind(b"\n") + 1]
     return block.rstrip(b"\r\n") + b"\n" if block.strip() else b"", whole
 
@@ -268,9 +286,12 @@ def _width(lines: list[str], separator: str) -> tuple[int, float]:
 
 
 def _rows(lines: list[str], separator: str) -> list[list[str]]:
-    """The records of ``lines``, of which one may go over several."""
+    """The records of ``lines``, of which one may go over several; plain lines where a stray quote swallows too much."""
     text = io.StringIO("\n".join(lines), newline="")
-    return list(csv.reader(text, delimiter=separator))
+    try:
+        return list(csv.reader(text, delimiter=separator))
+    except csv.Error:
+        return [line.split(separator) for line in lines]
 
 
 def has_header(rows: list[list[str]]) -> bool:

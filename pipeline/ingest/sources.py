@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO, Protocol, cast
+from typing import BinaryIO, Protocol, cast
 
 import numpy as np
 import polars as pl
@@ -18,7 +19,9 @@ import pyarrow as pa
 
 from pipeline.errors import DataError, NightjarError, UnreachableError
 from pipeline.ingest.quoted import Layout
+from pipeline.ingest.rawfiles import COMPRESSED
 from pipeline.ingest.rejects import Reject
+from pipeline.ingest.streams import Decompressor, Streams
 from pipeline.ingest.text import line_count, read_lines
 from pipeline.store import Store
 
@@ -200,11 +203,21 @@ def readable(label: str) -> Iterator[None]:
 
 @contextmanager
 def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
-    """The bytes of a .gz, .zst, .bz2 or .xz file, of any other as they are."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    if opener := next((opener for end, opener in openers.items() if path.endswith(end)), None):
-        with opener(source, "rb") as stream:
-            yield cast(BinaryIO, stream)
+    """The bytes of a .gz, .zst, .bz2 or .xz file, of any other as they are. EOFError for one of them without bytes.
+
+    No program packs nothing to nothing: such a file was cut off before its first byte was written.
+    """
+    if path.endswith(COMPRESSED):
+        if not source.read(1):
+            raise EOFError("it is compressed, by its name, and has no bytes")
+        source.seek(0)
+    streams: dict[str, Callable[[], Decompressor]] = {".bz2": bz2.BZ2Decompressor, ".xz": lzma.LZMADecompressor}
+    if path.endswith(".gz"):
+        with gzip.open(source, "rb") as unpacked:
+            yield cast(BinaryIO, unpacked)
+    elif new := next((new for end, new in streams.items() if path.endswith(end)), None):
+        with io.BufferedReader(Streams(source, new)) as text:
+            yield cast(BinaryIO, text)
     elif path.endswith((".zst", ".zstd")):
         with pa.CompressedInputStream(source, "zstd") as stream:  # it tells a file that is cut off from one that ends
             yield cast(BinaryIO, stream)

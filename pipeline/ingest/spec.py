@@ -200,6 +200,7 @@ class DataSpec:
     and hours are meant. ``sampling``: which rows are or were left out. ``event_key``: the raw
     column that tells events apart. ``sequences``: their columns are in ``sparse``; ``row_time``: the raw column with
     the time that their events must lie before. ``histories``: raw columns of sequences that are built from the log.
+    ``decimal``: the sign before the decimals of numbers in text; ``time_format``: how times are written there.
     """
 
     label: str
@@ -224,6 +225,8 @@ class DataSpec:
     sequences: tuple[SequenceSpec, ...] = ()
     row_time: str | None = None
     histories: tuple[HistoryPlan, ...] = ()
+    decimal: str = "."
+    time_format: str | None = None
 
     @property
     def owners(self) -> tuple[SparseSpec, ...]:
@@ -238,12 +241,12 @@ class DataSpec:
     @property
     def number_is_missing(self) -> bool:
         """Whether one of the strings that stand for a missing value reads as a number, such as -1."""
-        return any(_is_number(word) for word in self.missing)
+        return any(_is_number(word.replace(self.decimal, ".")) for word in self.missing)
 
     @property
     def number_columns(self) -> frozenset[str]:
         """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
-        if "" not in self.missing or self.number_is_missing:
+        if "" not in self.missing or self.number_is_missing or self.decimal != ".":
             return frozenset()
         read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight, self.sampling.column}
         read |= {self.event_key}
@@ -321,7 +324,8 @@ def data_spec(data: DataConfig) -> DataSpec:
         hour_column=hour, tasks=tasks, sequences=sequences,
         row_time=row_time if any(each.time for each in sequences) else None, histories=histories,
         whole_hours=data.hour_column is not None, row_weight=data.weight, time_zone=data.time_zone,
-        sampling=data.sampling, event_key=data.dedupe.key,
+        sampling=data.sampling, event_key=data.dedupe.key, decimal=data.decimal,
+        time_format=data.time_format,
     )  # fmt: skip
     _check_names(spec)
     return spec

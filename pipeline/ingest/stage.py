@@ -85,12 +85,17 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) ->
         snapshot = days.snapshot_of(data, draft.config.get("raw"))
         days.require_complete(data, snapshot=snapshot)
         with engine_of(settings) as engine:
-            with ExitStack() as stack:
-                run = _Run(data, settings, seed, draft, spec, engine, stack, snapshot)
-                for day in data.days or (None,):
-                    run.add(day)
-                run.train_again()
-            summary = run.finish()
+            try:
+                with ExitStack() as stack:
+                    run = _Run(data, settings, seed, draft, spec, engine, stack, snapshot)
+                    for day in data.days or (None,):
+                        run.add(day)
+                    run.train_again()
+                summary = run.finish()
+            except (DataError, FileNotFoundError):  # of logs that changed, which is then the reason to tell
+                if snapshot is None:
+                    _check_unchanged(data, draft)
+                raise
         if snapshot is None:  # a snapshot cannot change
             _check_unchanged(data, draft)
     return {**summary, "rows_per_s": round(summary["rows"] / max(time.monotonic() - started, 1e-9), 1)}
@@ -128,6 +133,7 @@ class _Run:
         self.writers = {folder: stack.enter_context(engine.writer(draft, folder, self.settings)) for folder in kept}
         self.state = self._continued(data.mapping_from) if data.mapping_from else None
         self.alone = Alone(spec)
+        self.against, self.before = self._before()  # what this log is compared with
         self.total: Fit | None = None
         self.bytes = 0
         self.dropped = 0
@@ -176,12 +182,22 @@ class _Run:
                 sample=self.engine.sample(fit.first_test_day),
             )  # fmt: skip
             self.state = self.engine.fitted(self.spec, fit, self.state, fitting)
-        self._second_pass(fit, number, _Meter(f"{shown}pass 2 of 2", sum(fit.rows.values())))
-        self.engine.end_day()
         if self.total is None:
             self.total = fit
         else:
             self.total.merge(fit)
+        if day is None or day == self.days[-1]:
+            self._settle()
+        self._second_pass(fit, number, _Meter(f"{shown}pass 2 of 2", sum(fit.rows.values())))
+        self.engine.end_day()
+
+    def _settle(self) -> None:
+        """Have all counts ready for the checks, and the mappings written: no later day changes either."""
+        assert self.total is not None and self.state is not None
+        features = self.before["features"] if self.before else {}
+        self.engine.settle(self.total.train, self.state, self.alone, features)
+        continued = bool(self.days) or self.data.mapping_from is not None
+        self.engine.write_mappings(self.draft, self.spec, self.state, self.settings.compression, continued=continued)
 
     def _is_test(self, day: date | None) -> bool | None:
         """Whether all rows of ``day`` are test rows, or none; None where that depends on the row."""
@@ -273,8 +289,6 @@ class _Run:
         """Write everything but the rows; returns the summary without the rate."""
         assert self.total is not None and self.state is not None
         data, settings, draft, rows = self.data, self.settings, self.draft, self.total.rows
-        against, before = self._before()
-        self.engine.settle(self.total.train, self.state, self.alone, before["features"] if before else {})
         again = self.again
         writers = {split: self.writers[split] for split in self.splits}
         written = {split: writer.rows for split, writer in writers.items()}
@@ -282,10 +296,8 @@ class _Run:
         check_kept(written["train"], self.total, data)
         files = {split: writer.files for split, writer in writers.items()}
         groups = {split: writer.groups for split, writer in writers.items()}
-        quality = self._quality(against, before)
-        continued = bool(self.days) or data.mapping_from is not None
+        quality = self._quality(self.against, self.before)
         draft.write_json(TRANSFORMS, transforms_json(self.spec, self.state))
-        self.engine.write_mappings(draft, self.spec, self.state, settings.compression, continued=continued)
         kept = {day: joined([each for parts in came.values() for each in parts]) for day, came in self.late.items()}
         built = [plan.name for plan in self.spec.histories]  # those of late rows are built with their own day
         for day, frame in sorted(kept.items()):

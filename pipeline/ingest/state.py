@@ -138,14 +138,16 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
     }  # fmt: skip
     label = {"column": spec.label, "positive": spec.positive, "negative": spec.negative}
     sequences = {"sequences": _sequences_json(spec)} if spec.sequences else {}
-    return {"label": label, "missing": list(spec.missing), "strip": spec.strip, "dense": dense, "sparse": sparse,
-            "raw": binned(state), "unseen": with_vocabulary(state), **sequences}  # fmt: skip
+    decimal = {"decimal": spec.decimal} if spec.decimal != "." else {}
+    return {"label": label, "missing": list(spec.missing), "strip": spec.strip, **decimal, "dense": dense,
+            "sparse": sparse, "raw": binned(state), "unseen": with_vocabulary(state), **sequences}  # fmt: skip
 
 
 def _sequences_json(spec: DataSpec) -> dict[str, Any]:
     """What parsing needs of the sequences beside their features."""
     return {
         "row_time": spec.row_time, "time_zone": spec.time_zone,
+        **({} if spec.time_format is None else {"time_format": spec.time_format}),
         "groups": {
             each.name: {
                 "columns": {name: asdict(source) for name, source in each.columns.items()},
@@ -226,7 +228,8 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
         label=label["column"], positive=label["positive"], negative=label["negative"], dense=dense, sparse=sparse,
         day_column=None, timestamp=None, true_probability=False, missing=tuple(record["missing"]),
         strip=record["strip"], split=SplitConfig(), columns=dict.fromkeys(columns, ""), sequences=sequences,
-        row_time=row_time, time_zone=timed.get("time_zone"),
+        row_time=row_time, time_zone=timed.get("time_zone"), decimal=record.get("decimal", "."),
+        time_format=timed.get("time_format"),
     )  # fmt: skip
 
 

@@ -282,7 +282,9 @@ class TableSnapshot(Snapshot):
         return Excerpt(frame=frame, total=sum(file.rows for file in files), parts=len(files))
 
 
-def days_between(low: Any, high: Any, *, timestamp: bool, zone: str | None) -> tuple[int, int] | None:
+def days_between(
+    low: Any, high: Any, *, timestamp: bool, zone: str | None, form: str | None = None
+) -> tuple[int, int] | None:
     """The days, as numbers, of the least and the largest value of a column; None where they cannot be told.
 
     ``timestamp``: numbers are times, not days. The days are those that ingestion gives such values in ``zone``.
@@ -293,6 +295,8 @@ def days_between(low: Any, high: Any, *, timestamp: bool, zone: str | None) -> t
 
     values = pl.Series("day", [low, high])
     text = strings_of(values)
+    if form is not None and not (values.dtype.is_numeric() or values.dtype.is_temporal()):
+        return None  # such text has another order than the days
     if values.has_nulls() or (values.dtype == pl.String and text.str.contains("-").n_unique() > 1):
         return None  # text of two forms has another order than the days
     rejected = Rejected(np.arange(2))

@@ -15,23 +15,27 @@ from typing import BinaryIO
 import numpy as np
 import polars as pl
 
+from pipeline.errors import DataError
 from pipeline.ingest.quoted import NEWLINE, Layout, line_ends, records
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.native.text import occurrences, split
+from pipeline.units import MIB
 
+LONGEST_LINE = 128 * MIB  # of text: a longer one is no row
 _TRIMMED = frozenset(b" \t")
 # First bytes of what Polars takes for gzip, zlib and Zstandard, and unpacks.
 _PACKED = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\xfd")
 
 
 def text_blocks(
-    stream: BinaryIO, block_bytes: int, first_line: int, layout: Layout | None = None
+    stream: BinaryIO, block_bytes: int, first_line: int, layout: Layout | None = None, label: str = "the log"
 ) -> Iterator[tuple[bytes, int]]:
     """Blocks of whole lines, each with its first line's number; blank lines at the very end are left out.
 
     ``stream``: buffered, so that only its end is read short. ``layout``: of records that may go over several lines, so
-    that blocks end with one.
+    that blocks end with one. DataError for a line without an end, such as an array of objects in a file of one line:
+    it would have to be held whole.
     """
     carry, line = b"", first_line
     while data := stream.read(block_bytes):
@@ -39,6 +43,8 @@ def text_blocks(
         if not cut:  # no line ends here, or only blank ones do
             data, carry = carry + data, b""
             cut = _cut(data)
+            if not cut and len(data) > LONGEST_LINE and b"\n" not in data:
+                raise endless(label, line, data)
         if cut:
             block = b"".join([carry, memoryview(data)[:cut]])
             whole = _whole(block, layout)
@@ -49,6 +55,17 @@ def text_blocks(
         carry += data[cut:]
     if carry.strip(b"\r\n"):
         yield carry.rstrip(b"\r\n") + b"\n", line
+
+
+def endless(label: str, line: int, start: bytes) -> DataError:
+    """The error for a line that begins with ``start``, all that was read of it."""
+    an_array = start.lstrip().startswith(b"[")
+    hint = "jq -c '.[]' FILE writes an object a line" if an_array else "a file whose lines end with LF"
+    return DataError(
+        f"line {line:,} of {label} is longer than {len(start) // MIB} MiB, expected a row a line; it begins with "
+        f"{start[:40].decode(errors='replace')!r}",
+        hint=hint,
+    )
 
 
 def _whole(block: bytes, layout: Layout | None) -> int:

@@ -14,6 +14,7 @@ from pipeline.ingest.zones import (
     hours_of,
     instants,
     seconds_of,
+    standard,
 )
 
 HOUR = "hour"  # column of typed rows, 23 in the last hour of a day; in the dataset SPLIT_HOUR
@@ -25,8 +26,10 @@ def packed_date(text: pl.Expr) -> pl.Expr:
     return pl.when(text.str.len_bytes() == 8).then(text).str.to_date("%Y%m%d", strict=False)
 
 
-def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected, zone: str | None = None) -> pl.Series:
-    """The hour (Int32) of each of ``values``: of timestamps, numbers, or ``text`` as YYYY-MM-DD HH:MM:SS.
+def hour_of(
+    values: pl.Series, text: pl.Series | None, rejected: Rejected, zone: str | None = None, form: str | None = None
+) -> pl.Series:
+    """The hour (Int32) of each of ``values``: of timestamps, numbers, or ``text`` as YYYY-MM-DD HH:MM:SS, or ``form``.
 
     As it is written, whatever offset follows, as the row's day is; of ``zone``, where one is given. What tells no hour
     (a date alone) is rejected.
@@ -34,6 +37,7 @@ def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected, zone:
     column = values.name
     if text is None:  # of a list
         text = nulls(pl.String, len(values))
+    written, text = text, standard(values, text, form)
     if zone is not None:
         hour = hours_of(instants(values, text, zone), zone)
     elif values.dtype.is_temporal() and values.dtype != pl.Date:
@@ -47,7 +51,8 @@ def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected, zone:
     hour = hour.cast(pl.Int32).alias(HOUR)
     rejected.add(
         hour.is_null().to_numpy(), f"{column} tells no hour",
-        lambda i: f"{column} is {shown(text[i])}, expected seconds since 1970 or YYYY-MM-DD HH:MM:SS", column,
+        lambda i: f"{column} is {shown(written[i])}, expected {form or 'seconds since 1970 or YYYY-MM-DD HH:MM:SS'}",
+        column,
     )  # fmt: skip
     return hour.fill_null(0)
 
@@ -70,16 +75,18 @@ def test_hours_from(test_hours: int) -> int:
 
 
 def day_of(
-    values: pl.Series, text: pl.Series | None, *, timestamp: bool, rejected: Rejected, zone: str | None = None
-) -> pl.Series:
+    values: pl.Series, text: pl.Series | None, *, timestamp: bool, rejected: Rejected, zone: str | None = None,
+    form: str | None = None,
+) -> pl.Series:  # fmt: skip
     """The day (Int32) of each of ``values``: the number, or days since 1970-01-01 of dates and timestamps.
 
     ``text``: the values as text, None where they are lists. ``timestamp``: numbers are timestamps, not days. ``zone``:
-    whose days are meant; None: UTC's of numbers, and of text what is written.
+    whose days are meant; None: UTC's of numbers, and of text what is written. ``form``: ``data.time_format``.
     """
     column = values.name
     if text is None:
         text = nulls(pl.String, len(values))
+    written, text = text, standard(values, text, form)
     if values.dtype.is_temporal():
         day = values.cast(pl.Date, strict=False).cast(pl.Int32)
     else:
@@ -95,6 +102,7 @@ def day_of(
         day = instants(values, text, zone, numbers=timestamp).dt.date().cast(pl.Int32).fill_null(day)
     bad = day.is_null().to_numpy()
     rejected.add(
-        bad, f"{column} is no day", lambda i: f"{column} is {shown(text[i])}, expected a number or YYYY-MM-DD", column,
+        bad, f"{column} is no day",
+        lambda i: f"{column} is {shown(written[i])}, expected {form or 'a number or YYYY-MM-DD'}", column,
     )  # fmt: skip
     return day.fill_null(0).alias(DAY)

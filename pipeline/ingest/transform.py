@@ -92,19 +92,20 @@ def binned(state: State) -> list[str]:
     return [name for name, each in fitted if each.bounds is not None]
 
 
-def raw_numbers(frame: pl.DataFrame, spec: DataSpec, state: State) -> list[pl.Series]:
-    """Numbers of the ``binned`` features of typed rows as float64 columns ``raw_column``; NaN is a missing one.
+def raw_numbers(frame: pl.DataFrame, chosen: pl.Series, spec: DataSpec, state: State) -> list[pl.Series]:
+    """Numbers of the ``binned`` features of the ``chosen`` typed rows as float64 columns ``raw_column``.
+
+    NaN is a missing one.
 
     The gate scores a model that was fitted to other bounds by them.
     """
-    dense = {f.name: frame[f"dense:{f.name}"].cast(pl.Float64).fill_null(math.nan) for f in spec.dense if not f.vector}
-    sparse = {
-        f.name: pl.Series(of_bits(frame[f"hash:{f.name}"]))
-        for f in spec.sparse
-        if state.sparse[f.name].bounds is not None
-    }
-    numbers: dict[str, pl.Series] = {**dense, **sparse}
-    return [numbers[name].alias(raw_column(name)) for name in binned(state)]
+    sparse = {f.name for f in spec.sparse}
+    columns = []
+    for name in binned(state):
+        column = frame[f"hash:{name}" if name in sparse else f"dense:{name}"].filter(chosen)
+        numbers = pl.Series(of_bits(column)) if name in sparse else column.cast(pl.Float64).fill_null(math.nan)
+        columns.append(numbers.alias(raw_column(name)))
+    return columns
 
 
 def with_vocabulary(state: State) -> list[str]:
@@ -135,7 +136,7 @@ def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
 
 def _looked_up(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series | None:
     """The same of a column that mostly holds small whole numbers; None of any other."""
-    column = frame[f"dense:{feature.name}"]
+    column = frame[f"dense:{feature.name}"].cast(pl.Float64)
     table = _values(feature, fitted.mean, fitted.std, fitted.missing)
     known = looked_up(column.to_arrow(), table, fitted.missing)
     if known is None:
@@ -154,7 +155,7 @@ def _values(feature: DenseSpec, mean: float, std: float, missing: float) -> np.n
 
 
 def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series:
-    """Column ``feature`` (Float32) of the dataset, from ``dense:<name>`` (Float64, null: missing) of typed rows."""
+    """Column ``feature`` (Float32) of the dataset, from ``dense:<name>`` (a float, null: missing) of typed rows."""
     if fitted.bounds is None:
         return frame.select(_dense(feature, fitted)).to_series()
     values, bins = frame.select(prepared(feature).alias("v"))["v"].to_numpy(), len(fitted.bounds)

@@ -59,7 +59,7 @@ def number_of(values: pl.Series, text: pl.Series | None, column: str, spec: Data
         rejected.add(every, f"{column} is a list", lambda _: f"{column} is a list, not a number", column)
         return nulls(pl.Float64, len(values))
     numeric = values.dtype.is_numeric() or values.dtype == pl.Boolean
-    number = (values if numeric else text).cast(pl.Float64, strict=False)
+    number = (values if numeric else _with_points(text, spec.decimal)).cast(pl.Float64, strict=False)
     if numeric:
         number = number.fill_nan(None)
     finite = (number.abs() <= FLOAT32_MAX).fill_null(False)
@@ -71,6 +71,11 @@ def number_of(values: pl.Series, text: pl.Series | None, column: str, spec: Data
         lambda i: f"{column} is {shown(text[i])}, expected a finite number", column,
     )  # fmt: skip
     return number.zip_with(finite & ~absent, nulls(pl.Float64, len(number)))
+
+
+def _with_points(text: pl.Series, decimal: str) -> pl.Series:
+    """Numbers as casts read them; where ``decimal`` is no point, a point makes a text no number."""
+    return text if decimal == "." else text.str.replace_all(".", "?", literal=True).str.replace(decimal, ".")
 
 
 def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> dict[str, pl.Series]:

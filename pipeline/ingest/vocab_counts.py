@@ -60,6 +60,9 @@ class VocabCounts(IdCounts):
 
     def shares(self, count: int) -> list[VocabCounts]:
         """By ranges of hashes."""
+        if count == 1 and self._disk is None:
+            self._merged()
+            return [self]
         parts = [VocabCounts(self.kept, self.limit) for _ in range(count)]
         for table in [self._merged()] if self._disk is None else [*self._disk.all(), self._merged()]:
             hashes = table["hash"].to_numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -9,6 +10,7 @@ import polars as pl
 
 HOURS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_DAY = 24, 3600, 86_400
 _TEXT = r"^(\d{4}-\d\d-\d\d)[ T]([01]\d|2[0-3])(?::([0-5]\d))?(?::([0-5]\d|60))?"
+_CLOCK = re.compile(r"%[-_0]?[HIRT]")  # directives of the hour
 _OFFSET = r"[ T]\d\d.*?(Z|[+-]\d\d(?::?\d\d)?)$"
 
 
@@ -31,6 +33,19 @@ def skipped_hours(day: date, zone: str | None) -> frozenset[int]:
 def _exists(day: date, hour: int, minute: int, zone: str) -> bool:
     local = datetime(day.year, day.month, day.day, hour, minute, tzinfo=ZoneInfo(zone))
     return local.astimezone(UTC).astimezone(ZoneInfo(zone)).replace(tzinfo=None) == local.replace(tzinfo=None)
+
+
+def standard(values: pl.Series, text: pl.Series, form: str | None) -> pl.Series:
+    """``text`` of ``values`` in a form that is read without ``form`` (data.time_format); null where it is not ``form``.
+
+    Numbers, dates and timestamps are left as they are. Of a form with an offset, in UTC.
+    """
+    if form is None or values.dtype.is_numeric() or values.dtype.is_temporal():
+        return text
+    times = text.str.to_datetime(form, strict=False, time_unit="us")
+    if isinstance(times.dtype, pl.Datetime) and times.dtype.time_zone is not None:
+        return times.dt.strftime("%Y-%m-%d %H:%M:%SZ")
+    return times.dt.strftime("%Y-%m-%d %H:%M:%S" if _CLOCK.search(form) else "%Y-%m-%d")
 
 
 def seconds_of(number: pl.Expr) -> pl.Expr:

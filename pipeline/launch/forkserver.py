@@ -73,7 +73,7 @@ def serve(modules: Sequence[str], run: Callable[[list[str]], int]) -> int:
         requests.close()
         answers.close()
         _become_rank(request, rank, more)
-        _end(run(list(request.arguments)))
+        end(run(list(request.arguments)))
 
     for line in requests:
         request = Request(**json.loads(line))
@@ -198,8 +198,11 @@ def import_for_good(modules: Sequence[str]) -> None:
         gc.enable()
 
 
-def _end(code: int) -> NoReturn:
-    """End a forked process without taking apart what it shares with the server: that would copy all of it."""
+def end(code: int) -> NoReturn:
+    """End this process without taking it apart.
+
+    A forked one would copy all that it shares with the server, and groups of ranks and their threads may wait.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

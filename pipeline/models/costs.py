@@ -41,20 +41,26 @@ def _counted(key: str, inputs: ModelInputs) -> ModelCosts:
     record["task_options"] = TaskOptions(**record["task_options"])
     config = MODELS.get(record["name"]).config(**record)
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
 
     module = _without_storage(config, inputs)
     dense = torch.zeros(SAMPLES, len(inputs.dense), device="meta")
     embeddings = torch.zeros(SAMPLES, len(inputs.vectors), inputs.dim, device="meta", requires_grad=True)
     try:
-        with FlopCounterMode(display=False) as products:
-            logits, activations = _forward(module, dense, embeddings)
-            logits.sum().backward()
+        return module_costs(module, dense, embeddings)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise ConfigError(
             f"model {config.name!r} does not run on the meta device, where its FLOP are counted: {error}",
             hint="its forward must not depend on values, and every tensor it makes must be on the device of its inputs",
         ) from error
+
+
+def module_costs(module: Any, *given: Tensor) -> ModelCosts:
+    """The costs of a sample in a pass of ``module`` on the meta device over ``given``, ``SAMPLES`` rows each."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as products:
+        output, activations = _forward(module, *given)
+        output.sum().backward()
     return ModelCosts(
         flop=products.get_total_flops() / SAMPLES,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
@@ -76,8 +82,8 @@ def _without_storage(config: ModelConfig, inputs: ModelInputs) -> Any:
         return build_model(config, inputs).to("meta")
 
 
-def _forward(module: Any, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, int]:
-    """Logits, and the number of activations that the forward pass writes."""
+def _forward(module: Any, *given: Tensor) -> tuple[Tensor, int]:
+    """The output for ``given``, and the number of activations that the forward pass writes."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -85,7 +91,7 @@ def _forward(module: Any, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, in
     def storages(values: Any) -> list[tuple[int, int]]:
         return [(v.untyped_storage()._cdata, v.numel()) for v in tree_leaves(values) if isinstance(v, torch.Tensor)]
 
-    known = {storage for storage, _ in storages([dense, embeddings, *module.parameters(), *module.buffers()])}
+    known = {storage for storage, _ in storages([*given, *module.parameters(), *module.buffers()])}
     written: dict[int, int] = {}
     in_place: list[tuple[list[tuple[int, int]], int]] = []  # inputs of an element-wise operation, values of its output
     kept: list[Tensor] = []  # alive, so that no storage's address is used twice
@@ -108,8 +114,8 @@ def _forward(module: Any, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, in
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(save, lambda value: value), Writes():
-        logits = module(dense, embeddings)
-    return logits, sum(written.values()) - _overwritten(in_place, written, saved)
+        output = module(*given)
+    return output, sum(written.values()) - _overwritten(in_place, written, saved)
 
 
 def _overwritten(

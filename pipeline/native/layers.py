@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.compiled import checked, open_installed
 
-_VERSION = 1  # of the functions, as linear.c has it
+_VERSION = 2  # of the functions, as linear.c has it
 
 
 class Linear(ctypes.Structure):
@@ -21,10 +21,9 @@ class Linear(ctypes.Structure):
 
     _fields_ = (
         ("x", ctypes.c_void_p), ("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("out", ctypes.c_void_p),
-        ("grad", ctypes.c_void_p), ("masked", ctypes.c_void_p), ("for_x", ctypes.c_void_p),
-        ("for_weight", ctypes.c_void_p), ("for_bias", ctypes.c_void_p), ("n", ctypes.c_int64),
-        ("inputs", ctypes.c_int64), ("width", ctypes.c_int64), ("x_stride", ctypes.c_int64), ("relu", ctypes.c_int32),
-        ("bf16", ctypes.c_int32), ("threads", ctypes.c_int32),
+        ("grad", ctypes.c_void_p), ("for_x", ctypes.c_void_p), ("for_weight", ctypes.c_void_p),
+        ("for_bias", ctypes.c_void_p), ("n", ctypes.c_int64), ("inputs", ctypes.c_int64), ("width", ctypes.c_int64),
+        ("x_stride", ctypes.c_int64), ("relu", ctypes.c_int32), ("bf16", ctypes.c_int32), ("threads", ctypes.c_int32),
     )  # fmt: skip
 
 
@@ -40,7 +39,7 @@ class Library:
         self._call("linear_forward", task)
 
     def backward(self, task: Linear) -> None:
-        """Fill ``for_weight`` and ``for_bias``, ``for_x`` unless it is None, and ``masked`` where there is ``out``."""
+        """Fill ``for_weight`` and ``for_bias``, and ``for_x`` unless it is None; ``out`` where there is a ReLU."""
         self._call("linear_backward", task)
 
     def _call(self, name: str, task: Linear) -> None:

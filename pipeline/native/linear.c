@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINEAR_VERSION 1 /* pipeline/native/layers.py expects it */
+#define LINEAR_VERSION 2 /* pipeline/native/layers.py expects it */
 #define ROWS 8
 #define VECS 3
 #define COLUMNS (16 * VECS) /* of a panel */
@@ -22,14 +22,18 @@
 #define PANEL (DEEP * COLUMNS * 4 + 64)
 #define UNIT 32             /* cells that a thread lays out at a time */
 #define GROUP 8             /* tiles of a piece of work */
+#define AHEAD 8             /* rows to look ahead, so that they are in the cache when it is their turn */
+#define SPANS 8             /* of a batch, at most: see Back */
+#define SPAN_BYTES (32 << 20) /* of the gradients of all spans */
+#define LARGE (2 << 20)     /* bytes of a large page */
+#define KEPT (64 << 20)     /* bytes, at most, that a pass leaves to the next one */
 
 typedef struct {
-    const void *x;       /* [n, in], rows `x_stride` values apart: float32 or bf16, as are out, grad, masked, for_x */
+    const void *x;       /* [n, in], rows `x_stride` values apart: float32 or bf16, as are out, grad, for_x */
     const float *weight; /* [width, in] */
     const float *bias;   /* [width]; NULL: none */
     void *out;           /* [n, width]; in the backward pass NULL where there is no ReLU */
     const void *grad;    /* [n, width] */
-    void *masked;        /* [n, width]: room for the gradient behind the ReLU */
     void *for_x;         /* [n, in]; NULL: not wanted */
     float *for_weight;   /* [width, in] */
     float *for_bias;     /* [width] */
@@ -44,253 +48,141 @@ int linear_version(void) { return LINEAR_VERSION; }
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,avx2")
 #include <immintrin.h>
+#include <omp.h>
+#include <sys/mman.h>
 
-#define INLINE static inline __attribute__((always_inline))
-
-typedef struct {
-    const char *a[ROWS]; /* where each row's cells begin */
-    int64_t a_step;      /* bytes from a row's cell to the next */
-    const char *b;       /* cells of the panel: [steps][vecs][16] */
-    int64_t steps;
-    int odd; /* whether the last cell has one bf16 only */
-} Operands;
-
-/* Sums of a tile. `first`: they begin at `from` (NULL: at 0). */
-INLINE void multiply(const Operands *o, __m512 sums[ROWS][VECS], const int vecs, const int bf16) {
-    const char *a0 = o->a[0], *a1 = o->a[1], *a2 = o->a[2], *a3 = o->a[3], *a4 = o->a[4], *a5 = o->a[5], *a6 = o->a[6],
-               *a7 = o->a[7], *b = o->b;
-    int64_t at = 0, step = o->a_step;
-#define CELL(r) _mm512_set1_ps(*(const float *)(a##r + at))
-#define ODD(r) _mm512_castsi512_ps(_mm512_set1_epi32(*(const uint16_t *)(a##r + at)))
-#define STEP(r, cell, v)                                                                            \
-    if (v < vecs)                                                                                   \
-        sums[r][v] = bf16 ? _mm512_dpbf16_ps(sums[r][v], (__m512bh)(cell), (__m512bh)b##v)          \
-                          : _mm512_fmadd_ps(cell, b##v, sums[r][v]);
-#define ROW(r, OF)                     \
-    {                                  \
-        __m512 cell = OF(r);           \
-        STEP(r, cell, 0)               \
-        STEP(r, cell, 1)               \
-        STEP(r, cell, 2)               \
-    }
-#define ALL(OF) ROW(0, OF) ROW(1, OF) ROW(2, OF) ROW(3, OF) ROW(4, OF) ROW(5, OF) ROW(6, OF) ROW(7, OF)
-#define LOADED                                                                           \
-    __m512 b0 = _mm512_load_ps(b), b1 = vecs > 1 ? _mm512_load_ps(b + 64) : b0,          \
-           b2 = vecs > 2 ? _mm512_load_ps(b + 128) : b0;                                 \
-    b += 64 * vecs;
-    for (int64_t i = o->steps - (o->odd != 0); i > 0; i--, at += step) {
-        LOADED
-        ALL(CELL)
-    }
-    if (bf16 && o->odd) {
-        LOADED
-        ALL(ODD)
-    }
-}
-
-INLINE int64_t panel_vecs(int64_t columns, int64_t column) {
-    int64_t vecs = (columns - column + 15) / 16;
-    return vecs < VECS ? vecs : VECS;
-}
-
-INLINE __mmask16 lanes(int64_t columns) { return columns >= 16 ? 0xffff : columns <= 0 ? 0 : (1u << columns) - 1; }
-
-/* The lanes of `mask`, by an instruction without a mask where it can be: those with one take several cycles. */
-INLINE __m512i load(const void *from, int64_t at, __mmask16 mask, const int bf16) {
-    if (bf16) {
-        const uint16_t *p = (const uint16_t *)from + at;
-        __m256i x = mask == 0xffff ? _mm256_loadu_si256((const __m256i *)p) : _mm256_maskz_loadu_epi16(mask, p);
-        return _mm512_cvtepu16_epi32(x);
-    }
-    return _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, (const float *)from + at));
-}
-
-INLINE void store(void *into, int64_t at, __mmask16 mask, __m512 x, const int bf16) {
-    if (bf16) {
-        uint16_t *p = (uint16_t *)into + at;
-        __m256i rounded = (__m256i)_mm512_cvtneps_pbh(x);
-        if (mask == 0xffff)
-            _mm256_storeu_si256((__m256i *)p, rounded);
-        else
-            _mm256_mask_storeu_epi16(p, mask, rounded);
-    } else if (mask == 0xffff)
-        _mm512_storeu_ps((float *)into + at, x);
-    else
-        _mm512_mask_storeu_ps((float *)into + at, mask, x);
-}
-
-/* Store what `load` gave. */
-INLINE void keep(void *into, int64_t at, __mmask16 mask, __m512i x, const int bf16) {
-    if (bf16 && mask == 0xffff)
-        _mm256_storeu_si256((__m256i *)((uint16_t *)into + at), _mm512_cvtepi32_epi16(x));
-    else if (bf16)
-        _mm256_mask_storeu_epi16((uint16_t *)into + at, mask, _mm512_cvtepi32_epi16(x));
-    else
-        _mm512_mask_storeu_epi32((float *)into + at, mask, x);
-}
-
-INLINE __m512i rounded(__m512 x) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)); }
-
-/* Cells of two rows of `load`: one float32 of the first, or the bf16 of both. */
-INLINE __m512i cells(__m512i one, __m512i two, const int bf16) {
-    return bf16 ? _mm512_or_si512(one, _mm512_slli_epi32(two, 16)) : one;
-}
-
-/* A product of rows of `a` with all panels of `b` that writes rows of `into`. */
-typedef struct {
-    const void *a; /* [rows, inner], rows `a_stride` values apart */
-    const char *b; /* panels one after the other, each [steps][vecs][16] cells */
-    void *into;    /* [rows, columns] */
-    const float *bias;
-    int64_t a_stride, inner, columns;
-    int relu;
-} Rows;
-
-INLINE void rows_panel(const Rows *t, int64_t row, int64_t rows, int64_t column, const char *b, const int vecs,
-                       const int bf16) {
-    Operands o = {.a_step = 4, .b = b, .steps = bf16 ? (t->inner + 1) / 2 : t->inner, .odd = bf16 ? t->inner & 1 : 0};
-    int64_t bytes = bf16 ? 2 : 4;
-    for (int64_t r = 0; r < ROWS; r++)
-        o.a[r] = (const char *)t->a + (row + (r < rows ? r : rows - 1)) * t->a_stride * bytes;
-    __m512 sums[ROWS][VECS];
-    for (int v = 0; v < vecs; v++) {
-        __mmask16 mask = lanes(t->columns - column - 16 * v);
-        __m512 begin = t->bias ? _mm512_maskz_loadu_ps(mask, t->bias + column + 16 * v) : _mm512_setzero_ps();
-        for (int r = 0; r < ROWS; r++) sums[r][v] = begin;
-    }
-    multiply(&o, sums, vecs, bf16);
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < vecs; v++) {
-            __m512 x = t->relu ? _mm512_max_ps(_mm512_setzero_ps(), sums[r][v]) : sums[r][v]; /* NaN stays NaN */
-            __mmask16 mask = r < rows ? lanes(t->columns - column - 16 * v) : 0;
-            store(t->into, (row + (r < rows ? r : 0)) * t->columns + column + 16 * v, mask, x, bf16);
-        }
-}
-
-/* Rows [low, high) of a product, panel by panel, so that each panel is read once. */
-INLINE void rows_piece(const Rows *t, int64_t low, int64_t high, const int bf16) {
-    int64_t steps = bf16 ? (t->inner + 1) / 2 : t->inner;
-    for (int64_t column = 0; column < t->columns; column += COLUMNS) {
-        int64_t vecs = panel_vecs(t->columns, column);
-        const char *b = t->b + column * 4 * steps;
-        for (int64_t row = low; row < high; row += ROWS) {
-            int64_t rows = high - row < ROWS ? high - row : ROWS;
-            if (vecs == 3)
-                rows_panel(t, row, rows, column, b, 3, bf16);
-            else if (vecs == 2)
-                rows_panel(t, row, rows, column, b, 2, bf16);
-            else
-                rows_panel(t, row, rows, column, b, 1, bf16);
-        }
-    }
-}
-
-static void rows_bf16(const Rows *t, int64_t low, int64_t high) { rows_piece(t, low, high, 1); }
-static void rows_float(const Rows *t, int64_t low, int64_t high) { rows_piece(t, low, high, 0); }
-
-/* Lay out the panel from output `column` of the weight for the forward pass: its sum runs over the inputs. */
-INLINE void forward_panel(const Linear *t, int64_t column, char *into, const int bf16) {
-    int64_t vecs = panel_vecs(t->width, column), steps = bf16 ? (t->in + 1) / 2 : t->in;
-    for (int64_t lane = 0; lane < 16 * vecs; lane++) {
-        uint32_t *to = (uint32_t *)into + lane;
-        if (column + lane >= t->width) {
-            for (int64_t s = 0; s < steps; s++) to[s * 16 * vecs] = 0;
-            continue;
-        }
-        const float *row = t->weight + (column + lane) * t->in;
-        for (int64_t s = 0; s < steps; s += 16) {
-            uint32_t sixteen[16];
-            if (bf16) {
-                __m512 low = _mm512_maskz_loadu_ps(lanes(t->in - 2 * s), row + 2 * s);
-                __m512 high = _mm512_maskz_loadu_ps(lanes(t->in - 2 * s - 16), row + 2 * s + 16);
-                _mm512_storeu_si512(sixteen, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-            } else
-                _mm512_storeu_ps((float *)sixteen, _mm512_maskz_loadu_ps(lanes(t->in - s), row + s));
-            for (int64_t i = 0; i < 16 && s + i < steps; i++) to[(s + i) * 16 * vecs] = sixteen[i];
-        }
-    }
-}
-
-/* The panel from input `column` for the gradient of the inputs: its sum runs over the outputs. */
-INLINE void backward_panel(const Linear *t, int64_t column, char *into, const int bf16) {
-    int64_t vecs = panel_vecs(t->in, column), steps = bf16 ? (t->width + 1) / 2 : t->width;
-    for (int64_t s = 0; s < steps; s++)
-        for (int64_t v = 0; v < vecs; v++, into += 64) {
-            int64_t at = column + 16 * v, row = bf16 ? 2 * s : s;
-            __mmask16 mask = lanes(t->in - at);
-            __m512 one = _mm512_maskz_loadu_ps(mask, t->weight + row * t->in + at), two = one;
-            if (bf16) two = _mm512_maskz_loadu_ps(row + 1 < t->width ? mask : 0, t->weight + (row + 1) * t->in + at);
-            if (bf16)
-                _mm512_store_si512(into, cells(rounded(one), rounded(two), 1));
-            else
-                _mm512_store_ps(into, one);
-        }
-}
-
-static void panel_bf16(const Linear *t, int64_t column, char *into, int forward) {
-    if (forward)
-        forward_panel(t, column, into, 1);
-    else
-        backward_panel(t, column, into, 1);
-}
-static void panel_float(const Linear *t, int64_t column, char *into, int forward) {
-    if (forward)
-        forward_panel(t, column, into, 0);
-    else
-        backward_panel(t, column, into, 0);
-}
+#include "products.h"
 
 /* A block of the batch, laid out for the gradient of the weight, whose sum runs over samples. */
 typedef struct {
     const Linear *t;
-    const void *grad; /* behind the ReLU once it is laid out */
     char *a;          /* tiles of the gradient, TILE bytes apart: [DEEP][ROWS] cells each */
     char *b;          /* panels of x, PANEL bytes apart: [DEEP][vecs][16] cells each */
     float *sums;      /* of the gradient's columns, one row for each UNIT of the batch, rows `wide` apart */
+    float *into;      /* [width, in]: what the block's part of the gradient of the weight is added to */
     int64_t wide;
     int64_t cell, count; /* the block's first cell in the batch, and its cells */
+    int first;           /* whether `into` has no value yet */
 } Block;
 
-/* Cells [low, high) of the block: mask the gradient, add up its columns, lay out gradient and x. */
-INLINE void lay_out(const Block *k, int64_t low, int64_t high, const int bf16) {
+/* The cells of 32 columns of two rows of bf16, which are neighbours in the direction of the sum. */
+INLINE void pair(__m512i one, __m512i two, __m512i cells[2]) {
+    const __m512i first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                                           37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    cells[0] = _mm512_permutex2var_epi16(one, first, two);
+    cells[1] = _mm512_permutex2var_epi16(one, _mm512_add_epi16(first, _mm512_set1_epi16(16)), two);
+}
+
+INLINE __mmask32 lanes32(int64_t columns) { return columns >= 32 ? ~0u : columns <= 0 ? 0 : (1u << columns) - 1; }
+
+INLINE void ahead(const void *row, int64_t bytes) { _mm_prefetch((const char *)row + AHEAD * bytes, _MM_HINT_T0); }
+
+/* 32 values of the gradient behind the ReLU, whose output is 0 or above, or NaN, which keeps the gradient. */
+INLINE __m512i masked_bf16(const Linear *t, int64_t at, __mmask32 here) {
+    ahead((const uint16_t *)t->grad + at, 2 * t->width);
+    if (t->out) ahead((const uint16_t *)t->out + at, 2 * t->width);
+    if (t->out)
+        here = _mm512_mask_test_epi16_mask(here, _mm512_maskz_loadu_epi16(here, (const uint16_t *)t->out + at),
+                                           _mm512_set1_epi16(0x7fff));
+    return _mm512_maskz_loadu_epi16(here, (const uint16_t *)t->grad + at);
+}
+
+INLINE __m512 masked_float(const Linear *t, int64_t at, __mmask16 here) {
+    ahead((const float *)t->grad + at, 4 * t->width);
+    if (t->out) ahead((const float *)t->out + at, 4 * t->width);
+    if (t->out)
+        here = _mm512_mask_test_epi32_mask(here, _mm512_maskz_loadu_epi32(here, (const float *)t->out + at),
+                                           _mm512_set1_epi32(0x7fffffff));
+    return _mm512_maskz_loadu_ps(here, (const float *)t->grad + at);
+}
+
+INLINE void store_cells(char *to, __m512i cells) {
+    _mm256_store_si256((__m256i *)to, _mm512_castsi512_si256(cells));
+    _mm256_store_si256((__m256i *)(to + TILE), _mm512_extracti64x4_epi64(cells, 1));
+}
+
+/* Cells [low, high) of the block: the gradient behind the ReLU, in tiles and, where there is room, as rows; and the sums
+   of its columns. */
+static void gradient_bf16(const Block *k, int64_t low, int64_t high, uint16_t *masked) {
     const Linear *t = k->t;
-    int64_t each = bf16 ? 2 : 1;
+    const __m512i upper = _mm512_set1_epi32(0xffff0000);
     float *sums = k->sums + (k->cell + low) / UNIT * k->wide;
-    memset(sums, 0, 4 * (size_t)k->wide);
     for (int64_t c = low; c < high; c++) {
-        int64_t row = (k->cell + c) * each;
+        int64_t row = (k->cell + c) * 2;
         char *to = k->a + c * ROWS * 4;
-        for (int64_t column = 0; column < k->wide; column += 16, to += 2 * TILE) {
-            __m512i g[2];
-            __m512 sum = _mm512_loadu_ps(sums + column);
-            for (int64_t i = 0; i < each; i++) {
-                int64_t at = (row + i) * t->width + column;
-                __mmask16 here = row + i < t->n ? lanes(t->width - column) : 0;
-                g[i] = load(t->grad, at, here, bf16);
-                if (t->out) { /* of a ReLU: 0 or above, or NaN, which keeps the gradient */
-                    __m512i out = _mm512_slli_epi32(load(t->out, at, here, bf16), 1);
-                    g[i] = _mm512_maskz_mov_epi32(_mm512_test_epi32_mask(out, out), g[i]);
-                    keep(t->masked, at, here, g[i], bf16);
-                }
-                sum = _mm512_add_ps(sum, _mm512_castsi512_ps(bf16 ? _mm512_slli_epi32(g[i], 16) : g[i]));
+        for (int64_t column = 0; column < k->wide; column += 32, to += 4 * TILE) {
+            __mmask32 here = lanes32(t->width - column);
+            int64_t at = row * t->width + column;
+            __m512i one = masked_bf16(t, at, here), two = masked_bf16(t, at + t->width, row + 1 < t->n ? here : 0), cells[2];
+            if (masked) {
+                uint16_t *into = masked + 2 * (c - low) * t->width + column;
+                _mm512_mask_storeu_epi16(into, here, one);
+                _mm512_mask_storeu_epi16(into + t->width, here, two);
             }
-            __m512i cell = cells(g[0], g[bf16 ? 1 : 0], bf16);
-            _mm512_storeu_ps(sums + column, sum);
-            _mm256_store_si256((__m256i *)to, _mm512_castsi512_si256(cell));
-            _mm256_store_si256((__m256i *)(to + TILE), _mm512_extracti32x8_epi32(cell, 1));
-        }
-        for (int64_t column = 0; column < t->in; column += COLUMNS) {
-            int64_t vecs = panel_vecs(t->in, column);
-            to = k->b + column / COLUMNS * PANEL + c * vecs * 64;
-            for (int64_t v = 0; v < vecs; v++, to += 64) {
-                int64_t at = column + 16 * v;
-                __mmask16 mask = lanes(t->in - at);
-                __m512i one = load(t->x, row * t->x_stride + at, mask, bf16), two = one;
-                if (bf16) two = load(t->x, (row + 1) * t->x_stride + at, row + 1 < t->n ? mask : 0, bf16);
-                _mm512_store_si512(to, cells(one, two, bf16));
+            pair(one, two, cells);
+            for (int64_t h = 0; h < 2 && column + 16 * h < k->wide; h++) {
+                float *into = sums + column + 16 * h;
+                __m512 sum = c > low ? _mm512_loadu_ps(into) : _mm512_setzero_ps();
+                sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_slli_epi32(cells[h], 16)));
+                sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_and_si512(cells[h], upper)));
+                _mm512_storeu_ps(into, sum);
+                store_cells(to + 2 * h * TILE, cells[h]);
             }
         }
     }
+}
+
+static void gradient_float(const Block *k, int64_t low, int64_t high, float *masked) {
+    const Linear *t = k->t;
+    float *sums = k->sums + (k->cell + low) / UNIT * k->wide;
+    for (int64_t c = low; c < high; c++) {
+        char *to = k->a + c * ROWS * 4;
+        for (int64_t column = 0; column < k->wide; column += 16, to += 2 * TILE) {
+            __mmask16 here = lanes(t->width - column);
+            __m512 g = masked_float(t, (k->cell + c) * t->width + column, here);
+            if (masked) _mm512_mask_storeu_ps(masked + (c - low) * t->width + column, here, g);
+            __m512 sum = c > low ? _mm512_loadu_ps(sums + column) : _mm512_setzero_ps();
+            _mm512_storeu_ps(sums + column, _mm512_add_ps(sum, g));
+            store_cells(to, _mm512_castps_si512(g));
+        }
+    }
+}
+
+/* Cells [low, high) of the block: x in panels. */
+static void inputs_bf16(const Block *k, int64_t low, int64_t high) {
+    const Linear *t = k->t;
+    const uint16_t *x = t->x;
+    for (int64_t c = low; c < high; c++) {
+        int64_t row = (k->cell + c) * 2;
+        for (int64_t column = 0; column < t->in; column += COLUMNS) {
+            int64_t vecs = panel_vecs(t->in, column);
+            char *to = k->b + column / COLUMNS * PANEL + c * vecs * 64;
+            for (int64_t v = 0; v < vecs; v += 2) {
+                int64_t at = row * t->x_stride + column + 16 * v;
+                __mmask32 here = lanes32(t->in - column - 16 * v) & (v + 1 < vecs ? ~0u : 0xffff);
+                __m512i cells[2];
+                ahead(x + at, 2 * t->x_stride), ahead(x + at + t->x_stride, 2 * t->x_stride);
+                pair(_mm512_maskz_loadu_epi16(here, x + at),
+                     _mm512_maskz_loadu_epi16(row + 1 < t->n ? here : 0, x + at + t->x_stride), cells);
+                _mm512_store_si512(to + 64 * v, cells[0]);
+                if (v + 1 < vecs) _mm512_store_si512(to + 64 * v + 64, cells[1]);
+            }
+        }
+    }
+}
+
+static void inputs_float(const Block *k, int64_t low, int64_t high) {
+    const Linear *t = k->t;
+    for (int64_t c = low; c < high; c++)
+        for (int64_t column = 0; column < t->in; column += COLUMNS) {
+            int64_t vecs = panel_vecs(t->in, column);
+            char *to = k->b + column / COLUMNS * PANEL + c * vecs * 64;
+            const float *from = (const float *)t->x + (k->cell + c) * t->x_stride + column;
+            for (int64_t v = 0; v < vecs; v++) {
+                ahead(from + 16 * v, 4 * t->x_stride);
+                _mm512_store_ps(to + 64 * v, _mm512_maskz_loadu_ps(lanes(t->in - column - 16 * v), from + 16 * v));
+            }
+        }
 }
 
 INLINE void weight_panel(const Block *k, int64_t output, int64_t column, const int vecs, const int bf16) {
@@ -299,7 +191,7 @@ INLINE void weight_panel(const Block *k, int64_t output, int64_t column, const i
     for (int64_t r = 0; r < ROWS; r++) o.a[r] = k->a + output / ROWS * TILE + 4 * r;
     int64_t rows = t->width - output < ROWS ? t->width - output : ROWS;
     __m512 sums[ROWS][VECS];
-    float *into = t->for_weight + output * t->in + column;
+    float *into = k->into + output * t->in + column;
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < vecs; v++) {
             sums[r][v] = _mm512_setzero_ps();
@@ -310,7 +202,7 @@ INLINE void weight_panel(const Block *k, int64_t output, int64_t column, const i
         for (int v = 0; v < vecs; v++) {
             __mmask16 mask = lanes(t->in - column - 16 * v);
             float *to = into + r * t->in + 16 * v;
-            __m512 before = k->cell ? _mm512_maskz_loadu_ps(mask, to) : _mm512_setzero_ps();
+            __m512 before = k->first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, to);
             _mm512_mask_storeu_ps(to, mask, _mm512_add_ps(before, sums[r][v]));
         }
 }
@@ -328,8 +220,25 @@ INLINE void weight_piece(const Block *k, int64_t output, int64_t column, const i
     }
 }
 
-static void lay_out_bf16(const Block *k, int64_t low, int64_t high) { lay_out(k, low, high, 1); }
-static void lay_out_float(const Block *k, int64_t low, int64_t high) { lay_out(k, low, high, 0); }
+/* Add to the n values `into` those of `count` others, `apart` values from one to the next, in their order. */
+static void add_up(float *into, const float *others, int64_t n, int64_t count, int64_t apart) {
+    for (int64_t at = 0; at < n; at += 16) {
+        __mmask16 mask = lanes(n - at);
+        __m512 sum = _mm512_maskz_loadu_ps(mask, into + at);
+        for (int64_t i = 0; i < count; i++)
+            sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, others + i * apart + at));
+        _mm512_mask_storeu_ps(into + at, mask, sum);
+    }
+}
+
+static void lay_out_bf16(const Block *k, int64_t low, int64_t high, void *masked) {
+    gradient_bf16(k, low, high, k->t->out && k->t->for_x ? masked : NULL);
+    inputs_bf16(k, low, high);
+}
+static void lay_out_float(const Block *k, int64_t low, int64_t high, void *masked) {
+    gradient_float(k, low, high, k->t->out && k->t->for_x ? masked : NULL);
+    inputs_float(k, low, high);
+}
 static void weight_bf16(const Block *k, int64_t output, int64_t column) { weight_piece(k, output, column, 1); }
 static void weight_float(const Block *k, int64_t output, int64_t column) { weight_piece(k, output, column, 0); }
 
@@ -348,73 +257,217 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-static char *room(int64_t bytes) { return aligned_alloc(64, padded(bytes > 0 ? bytes : 1, 64)); }
+/* Memory that the last pass left: in large pages, since a block is laid out at more places than a processor knows the
+   addresses of small pages. A pass has it alone; those beside it have memory of their own. */
+static struct {
+    char *mapped, *memory;
+    int64_t bytes;
+    int busy;
+} kept;
+
+/* Have so many bytes in `kept`, or none. */
+static void map_kept(int64_t bytes) {
+    if (kept.mapped) munmap(kept.mapped, kept.bytes + LARGE);
+    bytes = padded(bytes, LARGE);
+    char *mapped = mmap(NULL, bytes + LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    kept.mapped = mapped == MAP_FAILED ? NULL : mapped;
+    kept.memory = kept.mapped ? kept.mapped + LARGE - (uintptr_t)kept.mapped % LARGE : NULL;
+    kept.bytes = kept.mapped ? bytes : 0;
+#ifdef MADV_HUGEPAGE
+    if (kept.mapped) madvise(kept.memory, bytes, MADV_HUGEPAGE);
+#endif
+}
+
+/* So many bytes, of which `room` gives parts; NULL where there are none. */
+static char *borrow(int64_t bytes) {
+    if (bytes > KEPT || __atomic_exchange_n(&kept.busy, 1, __ATOMIC_ACQUIRE)) return aligned_alloc(64, padded(bytes, 64));
+    if (kept.bytes < bytes) map_kept(bytes);
+    if (!kept.memory) __atomic_store_n(&kept.busy, 0, __ATOMIC_RELEASE);
+    return kept.memory;
+}
+
+static void give_back(char *memory, int64_t bytes) {
+    if (bytes <= KEPT && memory == kept.memory)
+        __atomic_store_n(&kept.busy, 0, __ATOMIC_RELEASE);
+    else
+        free(memory);
+}
+
+/* The next `bytes` of `memory`, of which `*used` are; without memory they are only counted. */
+static void *room(char *memory, int64_t *used, int64_t bytes) {
+    void *here = memory ? memory + *used : NULL;
+    *used += padded(bytes, 64);
+    return here;
+}
 
 /* Bytes of all panels of a weight whose product has `columns` columns and sums over `inner` values. */
 static int64_t panel_bytes(int64_t columns, int64_t inner, int bf16) {
     return padded(columns, 16) * 4 * (bf16 ? (inner + 1) / 2 : inner);
 }
 
+/* How many pieces of a thread's own share of some work are taken. */
+typedef struct {
+    int64_t taken;
+    char alone[56]; /* in a line of the cache */
+} Share;
+
+/* The next one of n pieces for thread `me` of a team, or -1: first those of its own share, whose data its caches have
+   from the block before, then the others', so that no thread waits for a slower one. `from`: 0 at first. */
+static int64_t take(Share *shares, int64_t n, int me, int team, int *from) {
+    for (; *from < team; ++*from) {
+        int64_t owner = (me + *from) % team, low = n * owner / team, high = n * (owner + 1) / team;
+        int64_t piece = low + __atomic_fetch_add(&shares[owner].taken, 1, __ATOMIC_RELAXED);
+        if (piece < high) return piece;
+    }
+    return -1;
+}
+
+/* `piece` is each of the pieces that this thread takes. */
+#define EACH_PIECE(shares, n)                        \
+    for (int from_ = 0, more_ = 1; more_; more_ = 0) \
+        for (int64_t piece; (piece = take(shares, n, me, team, &from_)) >= 0;)
+
 /* Fill out; -1 where there is no memory. */
 int linear_forward(const Linear *task) {
     const Linear t = *task;
     int64_t steps = t.bf16 ? (t.in + 1) / 2 : t.in;
-    char *b = room(panel_bytes(t.width, t.in, t.bf16));
+    int64_t bytes = panel_bytes(t.width, t.in, t.bf16);
+    char *b = borrow(bytes + t.threads * sizeof(Share));
     if (!b) return -1;
+    Share *shares = memset(b + bytes, 0, t.threads * sizeof(Share));
     Rows rows = {t.x, b, t.out, t.bias, t.x_stride, t.in, t.width, t.relu};
 #pragma omp parallel num_threads(t.threads)
     {
+        int me = omp_get_thread_num(), team = omp_get_num_threads();
 #pragma omp for schedule(static)
         for (int64_t column = 0; column < t.width; column += COLUMNS)
             (t.bf16 ? panel_bf16 : panel_float)(&t, column, b + column * 4 * steps, 1);
-#pragma omp for schedule(dynamic, 1) nowait
-        for (int64_t row = 0; row < t.n; row += ROWS * GROUP)
+        EACH_PIECE(shares, (t.n + ROWS * GROUP - 1) / (ROWS * GROUP)) {
+            int64_t row = piece * ROWS * GROUP;
             (t.bf16 ? rows_bf16 : rows_float)(&rows, row, least(row + ROWS * GROUP, t.n));
+        }
     }
-    free(b);
+    give_back(b, bytes + t.threads * sizeof(Share));
     return 0;
 }
 
-/* Fill for_weight and for_bias, for_x where it is wanted, and masked where there is a ReLU; -1 without memory. */
+/* A backward pass. The batch is divided into spans of whole blocks, whose gradients of the weight are added up in order:
+   by their number, which depends on the layer and the batch alone, threads share no more than these sums. */
+typedef struct {
+    Linear t;
+    char *a, *b;    /* of each place where a block is laid out: see Block */
+    char *masked;   /* of each thread: see lay_out */
+    char *panels;   /* the weight, for the gradient of x */
+    float *sums;    /* see Block */
+    float *others;  /* the gradient of the weight by all spans but the first, whose is for_weight */
+    Share *shares;  /* of the spans, and then two for each block */
+    int64_t cells, blocks, spans, wide, each, a_bytes, b_bytes, masked_bytes;
+    int apart; /* whether threads have whole spans, and places of their own: none waits long for the others then */
+} Back;
+
+static int64_t weight_size(const Back *w) { return w->t.in * w->t.width; }
+
+static Back back_of(const Linear *t) {
+    Back w = {.t = *t, .each = t->bf16 ? 2 : 1, .wide = padded(t->width, 16)};
+    w.cells = (t->n + w.each - 1) / w.each, w.blocks = (w.cells + DEEP - 1) / DEEP;
+    w.spans = least(least(SPANS, 1 + SPAN_BYTES / (4 * weight_size(&w))), w.blocks);
+    w.apart = padded(w.spans, t->threads) <= w.spans + w.spans / 8;
+    w.a_bytes = w.wide / ROWS * TILE, w.b_bytes = padded(t->in, COLUMNS) / COLUMNS * PANEL;
+    w.masked_bytes = padded(t->out && t->for_x ? 4 * UNIT * t->width : 0, 64);
+    return w;
+}
+
+/* Divide the memory of a pass; returns how many bytes it takes. */
+static int64_t divide(Back *w, char *memory) {
+    const Linear *t = &w->t;
+    int64_t used = 0, places = w->apart ? t->threads : 1, parts = (w->cells + UNIT - 1) / UNIT;
+    w->a = room(memory, &used, places * w->a_bytes), w->b = room(memory, &used, places * w->b_bytes);
+    w->masked = room(memory, &used, t->threads * w->masked_bytes);
+    w->panels = room(memory, &used, t->for_x ? panel_bytes(t->in, t->width, t->bf16) : 0);
+    w->sums = room(memory, &used, 4 * parts * w->wide);
+    w->others = room(memory, &used, 4 * (w->spans - 1) * weight_size(w));
+    int64_t shares = (1 + 2 * w->blocks) * t->threads * sizeof(Share);
+    w->shares = room(memory, &used, shares);
+    if (memory) memset(w->shares, 0, shares);
+    return used;
+}
+
+/* Lay out a piece of a block, and give its gradient of x. */
+static void back_piece(const Back *w, const Block *k, int64_t low, int64_t high, void *masked) {
+    const Linear *t = &w->t;
+    int64_t row = (k->cell + low) * w->each, bytes = 4 / w->each;
+    (t->bf16 ? lay_out_bf16 : lay_out_float)(k, low, high, masked);
+    if (!t->for_x) return;
+    const void *grad = t->out ? masked : (const char *)t->grad + row * t->width * bytes;
+    Rows rows = {grad, w->panels, (char *)t->for_x + row * t->in * bytes, NULL, t->width, t->width, t->in, 0};
+    (t->bf16 ? rows_bf16 : rows_float)(&rows, 0, least((high - low) * w->each, t->n - row));
+}
+
+/* A block, by thread `me` of a team that shares it; a team of one is alone. */
+static void back_block(const Back *w, const Block *k, Share *shares, int me, int team, void *masked) {
+    const Linear *t = &w->t;
+    int64_t across = (t->in + COLUMNS - 1) / COLUMNS, down = (t->width + ROWS * GROUP - 1) / (ROWS * GROUP);
+    EACH_PIECE(shares, (k->count + UNIT - 1) / UNIT)
+        back_piece(w, k, piece * UNIT, least(piece * UNIT + UNIT, k->count), masked);
+    if (team > 1) {
+#pragma omp barrier
+    }
+    EACH_PIECE(shares + team, across * down)
+        (t->bf16 ? weight_bf16 : weight_float)(k, piece % down * (ROWS * GROUP), piece / down * COLUMNS);
+    if (team > 1) {
+#pragma omp barrier
+    }
+}
+
+/* The blocks of a span, laid out at `place`. */
+static void back_span(const Back *w, int64_t span, int place, int me, int team) {
+    int64_t begin = w->blocks * span / w->spans, end = w->blocks * (span + 1) / w->spans;
+    float *into = span ? w->others + (span - 1) * weight_size(w) : w->t.for_weight;
+    void *masked = w->masked + omp_get_thread_num() * w->masked_bytes;
+    for (int64_t block = begin; block < end; block++) {
+        int64_t cell = block * DEEP;
+        Block k = {&w->t, w->a + place * w->a_bytes, w->b + place * w->b_bytes, w->sums, into, w->wide, cell,
+                   least(w->cells - cell, DEEP), block == begin};
+        Share own[2] = {{0}, {0}};
+        back_block(w, &k, team > 1 ? w->shares + team + 2 * team * block : own, me, team, masked);
+    }
+}
+
+/* The spans of the batch, by all threads. */
+static void back_spans(const Back *w) {
+    const Linear *t = &w->t;
+    int64_t steps = (t->width + w->each - 1) / w->each;
+#pragma omp parallel num_threads(t->threads)
+    {
+        int me = omp_get_thread_num(), team = omp_get_num_threads();
+        if (t->for_x) {
+#pragma omp for schedule(static)
+            for (int64_t column = 0; column < t->in; column += COLUMNS)
+                (t->bf16 ? panel_bf16 : panel_float)(t, column, w->panels + column * 4 * steps, 0);
+        }
+        if (w->apart)
+            EACH_PIECE(w->shares, w->spans) back_span(w, piece, me, 0, 1);
+        else
+            for (int64_t span = 0; span < w->spans; span++) back_span(w, span, 0, me, team);
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < t->width; row++)
+            add_up(t->for_weight + row * t->in, w->others + row * t->in, t->in, w->spans - 1, weight_size(w));
+    }
+}
+
+/* Fill for_weight and for_bias, and for_x where it is wanted; -1 without memory. */
 int linear_backward(const Linear *task) {
-    const Linear t = *task;
-    int64_t each = t.bf16 ? 2 : 1, cells = (t.n + each - 1) / each, steps = (t.width + each - 1) / each;
-    int64_t wide = padded(t.width, 16), parts = (cells + UNIT - 1) / UNIT;
-    char *a = room(wide / ROWS * TILE), *b = room((t.in + COLUMNS - 1) / COLUMNS * PANEL);
-    char *panels = room(t.for_x ? panel_bytes(t.in, t.width, t.bf16) : 0);
-    float *sums = (float *)room(parts * wide * 4);
-    int failed = !a || !b || !panels || !sums;
-    const void *grad = t.out ? t.masked : t.grad;
-    Rows rows = {grad, panels, t.for_x, NULL, t.width, t.width, t.in, 0};
-#pragma omp parallel num_threads(t.threads) if (!failed)
-    if (!failed) {
-        if (t.for_x) {
-#pragma omp for schedule(static) nowait
-            for (int64_t column = 0; column < t.in; column += COLUMNS)
-                (t.bf16 ? panel_bf16 : panel_float)(&t, column, panels + column * 4 * steps, 0);
-        }
-        for (int64_t cell = 0; cell < cells; cell += DEEP) {
-            Block k = {&t, grad, a, b, sums, wide, cell, least(cells - cell, DEEP)};
-            int64_t across = (t.in + COLUMNS - 1) / COLUMNS, down = (t.width + ROWS * GROUP - 1) / (ROWS * GROUP);
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t low = 0; low < k.count; low += UNIT)
-                (t.bf16 ? lay_out_bf16 : lay_out_float)(&k, low, least(low + UNIT, k.count));
-#pragma omp for schedule(dynamic, 1) nowait
-            for (int64_t piece = 0; piece < across * down; piece++)
-                (t.bf16 ? weight_bf16 : weight_float)(&k, piece % down * (ROWS * GROUP), piece / down * COLUMNS);
-            int64_t end = t.for_x ? least((cell + k.count) * each, t.n) : 0;
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t row = cell * each; row < end; row += ROWS * GROUP)
-                (t.bf16 ? rows_bf16 : rows_float)(&rows, row, least(row + ROWS * GROUP, end));
-        }
-    }
-    if (!failed) {
-        memset(t.for_bias, 0, 4 * (size_t)t.width);
-        for (int64_t part = 0; part < parts; part++)
-            for (int64_t column = 0; column < t.width; column++) t.for_bias[column] += sums[part * wide + column];
-    }
-    free(a), free(b), free(panels), free(sums);
-    return failed ? -1 : 0;
+    Back w = back_of(task);
+    int64_t bytes = divide(&w, NULL);
+    char *memory = borrow(bytes);
+    if (!memory) return -1;
+    divide(&w, memory);
+    back_spans(&w);
+    memset(task->for_bias, 0, 4 * (size_t)task->width);
+    add_up(task->for_bias, w.sums, task->width, (w.cells + UNIT - 1) / UNIT, w.wide);
+    give_back(memory, bytes);
+    return 0;
 }
 
 #else

@@ -22,28 +22,27 @@ from pipeline.planning.choices import (
     Table,
     tiers_of,
 )
-from pipeline.planning.cost import FLOAT, PAGE, ShardLoad, missing_rows, shard_ms
+from pipeline.planning.cost import FLOAT, ShardLoad, missing_rows, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
 from pipeline.planning.loads import Asked, Block, asked_of
-from pipeline.records import MARK_BYTES, place_bytes
+from pipeline.records import HOST_ROW_BYTES, MARK_BYTES
+from pipeline.records.scratch import NUMBER_BYTES, log_shape, place_bytes
 
 # A cache may hold these shares of a table's rows; TorchRec's default is 0.2.
 CACHE_SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5)
 STOCK_CACHE = 0.2
+# Host memory behind a GPU's cache of a table on SSD may hold these shares of its rows.
+HOST_SHARES = (0.0, 0.03, 0.1, 0.3)
 # FBGEMM's cache has an id and a time stamp (8 bytes each) for every slot, and a slot number (4 bytes) for every row.
 SLOT_BYTES, ROW_BYTES = 16, 4
 # Batches whose rows from SSD are in memory beside those read ahead: trained, exchanged, fetched (twice), written.
 BATCHES_MOVING = 5
-# A log is written in segments: memory holds one being filled and one being emptied; four are spare beside LOG_SHARE.
-SEGMENT_BYTES = 256 * 1024
-SEGMENTS_IN_MEMORY, SPARE_SEGMENTS = 2, 4
+# Of each lookup in these batches that is not served by pinned rows: its row and its slot.
+LOOKUP_BYTES = 8
 # A GPU's cache of a table on SSD has slots for the distinct rows of two batches: one in training, and the next.
 BATCHES_CACHED = 2
 # The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
 BESIDE = "input_exchange"
-# A record on SSD also holds its row's number; the log has room to spare. A checkpoint's copy of the rows lies on
-# SSD too.
-NUMBER_BYTES, LOG_SHARE = 4, 1.1
 
 
 class Stock(NamedTuple):
@@ -70,8 +69,9 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Offer:
-    """One way to place a table. ``cache_rows`` and ``hit_rate`` are the table's, the other figures are by shard.
+    """One way to place a table. Cached rows and hit rates are the table's, the other figures are by shard.
 
+    ``host_rows``, ``host_rate``: of tier ssd on a GPU, rows in host memory behind the cache, and what they serve more.
     ``phases``: our cost, ms; ``stock_ms``: TorchRec's; ``bytes``: in the order of MEMORIES.
     """
 
@@ -81,6 +81,8 @@ class Offer:
     kernel: str
     cache_rows: int
     hit_rate: float
+    host_rows: int
+    host_rate: float
     phases: tuple[Mapping[str, float], ...]
     stock_ms: tuple[float, ...]
     bytes: tuple[tuple[int, int, int], ...]
@@ -149,9 +151,28 @@ def offers(
     for layout in layouts:
         asked = asked_of(hardware.world_size, train.batch, table, layout.sharding, layout.shards)
         for tier in tiers_of(layout.sharding, choice.tiers):
-            for cache_rows in _cache_sizes(hardware, choice, tier, asked):
-                offered.append(_offer(hardware, train, layout, tier, cache_rows, asked))
+            for kept in _kept(hardware, choice, tier, asked):
+                offered.append(_offer(hardware, train, layout, tier, kept, asked))
     return offered
+
+
+class Kept(NamedTuple):
+    """How many rows of a table the faster memory keeps, and host memory behind a GPU's."""
+
+    cache: int
+    host: int
+
+
+def _kept(hardware: HardwareConfig, choice: Choice, tier: str, asked: Asked) -> list[Kept]:
+    """Numbers of rows worth keeping."""
+    rows = asked.table.rows
+    shares = HOST_SHARES if tier == "ssd" and hardware.device == "cuda" else (0.0,)
+    both = (
+        Kept(cache, min(rows - cache, round(share * rows)))
+        for cache in _cache_sizes(hardware, choice, tier, asked)
+        for share in shares
+    )
+    return list(dict.fromkeys(both))
 
 
 def _cache_sizes(hardware: HardwareConfig, choice: Choice, tier: str, asked: Asked) -> list[int]:
@@ -168,33 +189,26 @@ def _cache_sizes(hardware: HardwareConfig, choice: Choice, tier: str, asked: Ask
     return sorted({max(least, round(share * table.rows)) for share in CACHE_SHARES})
 
 
-def _offer(
-    hardware: HardwareConfig, train: TrainConfig, layout: Layout, tier: str, cache_rows: int, asked: Asked
-) -> Offer:
+def _offer(hardware: HardwareConfig, train: TrainConfig, layout: Layout, tier: str, kept: Kept, asked: Asked) -> Offer:
     table, kernel = asked.table, kernel_of(hardware, tier, layout.sharding)
-    loads = asked.loads(hardware, tier, cache_rows)
+    loads = asked.loads(hardware, tier, *kept)
     priced = {load: shard_ms(hardware, load, global_batch=train.batch) for load in dict.fromkeys(loads)}
     return Offer(
         table=table.name,
         layout=layout,
         tier=tier,
         kernel=kernel,
-        cache_rows=cache_rows,
-        hit_rate=sum(load.hit_rate * s for load, s in zip(loads, asked.shares, strict=True)) / sum(asked.shares),
+        cache_rows=kept.cache,
+        hit_rate=asked.mean([load.hit_rate for load in loads]),
+        host_rows=kept.host,
+        host_rate=asked.mean([load.host_rate for load in loads]),
         phases=tuple(priced[load] for load in loads),
-        stock_ms=_stock_ms(hardware, table, layout, tier, kernel, cache_rows),
+        stock_ms=_stock_ms(hardware, table, layout, tier, kernel, kept.cache),
         bytes=tuple(
-            _bytes(hardware, table, tier, cache_rows, block, buffers, _flight(hardware, train, load))
+            _bytes(hardware, table, tier, kept, block, buffers, _flight(hardware, train, load))
             for block, buffers, load in zip(layout.shards, layout.buffers, loads, strict=True)
         ),
     )
-
-
-def log_bytes(rows: int, row: int) -> int:
-    """Bytes on SSD of the log of ``rows`` rows of ``row`` bytes, as ``embeddings.ssd`` takes them at the start."""
-    record = row + NUMBER_BYTES
-    segment = max(SEGMENT_BYTES, -(-record // PAGE) * PAGE)
-    return (int(rows * LOG_SHARE / (segment // record)) + SPARE_SEGMENTS) * segment
 
 
 def _flight(hardware: HardwareConfig, train: TrainConfig, load: ShardLoad) -> int:
@@ -203,13 +217,14 @@ def _flight(hardware: HardwareConfig, train: TrainConfig, load: ShardLoad) -> in
         return 0
     row = FLOAT * load.columns + load.optimizer.state_bytes(load.columns)
     ahead = train.prefetch_batches if hardware.device == "cpu" else 0  # a GPU's are in its cache
-    return (
-        int((ahead + BATCHES_MOVING) * missing_rows(load) * (row + NUMBER_BYTES)) + SEGMENTS_IN_MEMORY * SEGMENT_BYTES
-    )
+    lookups = load.lookups if hardware.device == "cuda" else load.lookups * (1.0 - load.hit_rate)
+    found = (train.prefetch_batches + BATCHES_MOVING) * lookups * LOOKUP_BYTES
+    moving = (ahead + BATCHES_MOVING) * missing_rows(load) * (row + NUMBER_BYTES)
+    return int(moving + found) + log_shape(load.rows, row, hardware.ssd_spare).memory
 
 
 def _bytes(
-    hardware: HardwareConfig, table: Table, tier: str, cache_rows: int, block: Block, buffers: int, flight: int
+    hardware: HardwareConfig, table: Table, tier: str, kept: Kept, block: Block, buffers: int, flight: int
 ) -> tuple[int, int, int]:
     """Bytes of one shard by memory: weights and state in its tier, its part of the cache, buffers, rows in ``flight``.
 
@@ -220,16 +235,18 @@ def _bytes(
     home = {"hbm": "hbm", "hbm_cached": "ddr"}.get(tier, tier)
     row = table.row_bytes(block.columns)
     if tier == "ssd":
-        sizes["ssd"] += log_bytes(block.rows, row) + block.rows * row
-        sizes["ddr"] += place_bytes(block.rows) * block.rows
+        # A checkpoint's copy of the rows lies on SSD too.
+        sizes["ssd"] += log_shape(block.rows, row, hardware.ssd_spare).bytes + block.rows * row
+        hosted = -(-kept.host * block.rows // table.rows)
+        sizes["ddr"] += place_bytes(block.rows + hosted) * block.rows + hosted * (row + HOST_ROW_BYTES)
     else:
         sizes[home] += block.rows * row
     if hardware.device == "cuda":
         sizes[fast] += MARK_BYTES * block.rows
     sizes[fast] += buffers
     sizes["ddr"] += flight
-    if cache_rows:
-        slots = -(-cache_rows * block.rows // table.rows)
+    if kept.cache:
+        slots = -(-kept.cache * block.rows // table.rows)
         if tier == "hbm_cached":
             row = 4 * block.columns + SLOT_BYTES
             sizes[fast] += ROW_BYTES * block.rows

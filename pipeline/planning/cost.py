@@ -15,11 +15,13 @@ from pipeline.config import HardwareConfig, ModelConfig
 from pipeline.models.costs import model_costs
 from pipeline.planning.events import NO_EVENTS, Events, timed_costs
 from pipeline.records import PHASES, DatasetSchema
+from pipeline.records.scratch import write_amplification
 from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer, task_inputs
 
 FLOAT = 4
 LINE = 64  # bytes that memory moves at least: a processor's cache line
 PAGE = 4096  # bytes that a disk moves at least
+HOST_COPIES = 8  # bytes that host memory moves for each byte that changes places with a GPU
 BYTES_PER_MS = 1e6  # at 1 GB/s
 DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
 
@@ -30,7 +32,7 @@ class ShardLoad:
 
     ``lookups``: ids, duplicates included; ``distinct``: of them distinct; ``pooled_rows``: output rows (samples x
     features) it produces for all ranks; ``hit_rate``: share of the lookups that the faster memory serves;
-    ``optimizer``: the tables'.
+    ``host_rate``: of tier ssd on a GPU, the share that host memory behind that one serves; ``optimizer``: the tables'.
     """
 
     rows: int
@@ -43,12 +45,13 @@ class ShardLoad:
     hit_rate: float
     weighted: bool
     optimizer: TableOptimizer
+    host_rate: float = 0.0
 
 
 def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) -> dict[str, float]:
     """Ms a step by phase (PHASES without dense and overhead) that this shard costs the rank that holds it.
 
-    ``input_exchange`` also holds the rows that tier ssd reads ahead for the next batch and writes back: both go on
+    ``input_exchange`` also holds the rows that tier ssd brings ahead for the next batch and takes back: both go on
     beside the step, as the ids' exchange does. The rank that sends pays for an exchange; a link works both ways at
     once. ``global_batch`` bounds a shard's distinct rows by the ids there are.
     """
@@ -71,7 +74,7 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
     if load.sharding == DATA_PARALLEL:
         return phases | _replica_ms(hardware, load)
     ids = load.lookups * FLOAT * (2 if load.weighted else 1) + min(load.pooled_rows, global_batch) * FLOAT
-    phases["input_exchange"] = _all_to_all_ms(hardware, ids) + _ssd_ms(hardware, load)
+    phases["input_exchange"] = _all_to_all_ms(hardware, ids) + _host_ms(hardware, load) + _ssd_ms(hardware, load)
     phases["output_exchange"] = phases["gradient_exchange"] = _outputs_ms(hardware, load.sharding, pooled)
     return phases
 
@@ -174,6 +177,13 @@ def missing_rows(load: ShardLoad) -> float:
     return min(load.distinct, load.lookups * (1.0 - load.hit_rate))
 
 
+def disk_rows(load: ShardLoad) -> float:
+    """Those of them that no memory has: they come from the disk, and as many go there."""
+    if load.tier != "ssd":
+        return 0.0
+    return min(missing_rows(load), load.lookups * max(0.0, 1.0 - load.hit_rate - load.host_rate))
+
+
 def _rows_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float, row: float) -> float:
     """Ms to move the distinct rows once; rows read ahead from SSD are in memory by then."""
     far = missing_rows(load) if load.tier == "hbm_cached" else 0.0
@@ -181,15 +191,29 @@ def _rows_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float, row: fl
     return (near + (far * row / hardware.hbm_to_ddr_gb_per_s if far else 0.0)) / BYTES_PER_MS
 
 
+def _host_ms(hardware: HardwareConfig, load: ShardLoad) -> float:
+    """Ms of a GPU's link and host memory: of tier ssd a missing row comes over the link while another one goes back.
+
+    Host memory reads and writes each of the two twice: where it is kept, and where the link takes it from.
+    """
+    if load.tier != "ssd" or hardware.device != "cuda":
+        return 0.0
+    moved = missing_rows(load) * (load.columns * FLOAT + load.optimizer.state_bytes(load.columns))
+    return (moved / hardware.hbm_to_ddr_gb_per_s + HOST_COPIES * moved / hardware.ddr_gb_per_s) / BYTES_PER_MS
+
+
 def _ssd_ms(hardware: HardwareConfig, load: ShardLoad) -> float:
-    """Ms of the disk: missing rows are read page by page; when they leave memory they are written one after another."""
+    """Ms of the disk: missing rows are read page by page; when they leave memory they are written one after another.
+
+    Room is made for them meanwhile: as many bytes as are written are read from segments that are emptied.
+    """
     if load.tier != "ssd":
         return 0.0
     row = load.columns * FLOAT + load.columns * load.optimizer.value_bytes
-    pages = missing_rows(load) * -(-row // PAGE)
+    pages = disk_rows(load) * -(-row // PAGE)
     transfer = pages * PAGE / hardware.ssd_gb_per_s / BYTES_PER_MS
-    written = missing_rows(load) * row / hardware.ssd_gb_per_s / BYTES_PER_MS
-    return max(pages / hardware.ssd_read_iops * 1e3, transfer) + written
+    moved = 2 * write_amplification(hardware.ssd_spare) * disk_rows(load) * row
+    return max(pages / hardware.ssd_read_iops * 1e3, transfer) + moved / hardware.ssd_gb_per_s / BYTES_PER_MS
 
 
 def _replica_ms(hardware: HardwareConfig, load: ShardLoad) -> dict[str, float]:

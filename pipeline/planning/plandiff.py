@@ -190,6 +190,7 @@ def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, 
         "sharding": [old.sharding, new.sharding],
         "ranks": [old.ranks, new.ranks],
         "cache_rows": [old.cache_rows, new.cache_rows],
+        "host_rows": [old.host_rows, new.host_rows],
     }
     return MovedTable(
         places={key: pair for key, pair in places.items() if pair[0] != pair[1]},
@@ -204,7 +205,8 @@ def _place(table: TablePlan) -> str:
     ranks = table.ranks
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
     cache = f", {table.cache_rows:,} rows cached" if table.cache_rows else ""
-    return f"{table.tier} {table.sharding} on {where}{cache}"
+    host = f", {table.host_rows:,} in host memory" if table.host_rows else ""
+    return f"{table.tier} {table.sharding} on {where}{cache}{host}"
 
 
 def _kind(table: TablePlan) -> str:

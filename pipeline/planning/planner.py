@@ -111,6 +111,8 @@ def _table(setting: Setting, space: Space, chosen: Best, table: Table) -> TableP
         reason=why + (f"; {chosen.remark}" if chosen.remark else ""),
         cache_rows=offer.cache_rows,
         hit_rate=round(offer.hit_rate, 6),
+        host_rows=offer.host_rows,
+        host_rate=round(offer.host_rate, 6),
         state_bytes=table.optimizer.row_bytes,
         value_state_bytes=table.optimizer.value_bytes,
     )

@@ -16,7 +16,7 @@ from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.reservations import dense_bytes, staged_row
 from pipeline.records import BESIDE_TRAINING, PHASES, Plan, TablePlan
-from pipeline.specs import ModelInputs, task_inputs
+from pipeline.specs import ModelCosts, ModelInputs, task_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def shard_phases(hardware: HardwareConfig, batch: int, table: Table, placed: Tab
     """Ms by phase of each of its shards, as the planner priced them."""
     blocks = [Block(shard.row, shard.rows, shard.column, shard.columns) for shard in placed.shards]
     asked = asked_of(hardware.world_size, batch, table, placed.sharding, blocks)
-    loads = asked.loads(hardware, placed.tier, placed.cache_rows)
+    loads = asked.loads(hardware, placed.tier, placed.cache_rows, placed.host_rows)
     return [shard_ms(hardware, load, global_batch=batch) for load in loads]
 
 
@@ -78,7 +78,8 @@ class Crossing:
     """What one sample sends between tower hosts.
 
     ``ids``: values to other tower hosts, a length for each feature included; ``own``: vectors of width ``dim`` that
-    this rank's tower hosts put out, out of all ``vectors`` (names); ``groups``: of tower hosts there are.
+    this rank's tower hosts put out, out of all ``vectors`` (names); ``groups``: of tower hosts there are; ``modules``:
+    the costs of their towers' modules.
     """
 
     ids: float
@@ -86,13 +87,14 @@ class Crossing:
     vectors: tuple[str, ...]
     dim: int
     groups: int
+    modules: ModelCosts
 
 
 def beyond_tower_ms(own: PlanInputs, hardware: HardwareConfig, crossing: Crossing) -> dict[str, float]:
     """Ms a step by phase to add to the plan of one group of tower hosts, out of all hosts of ``hardware``.
 
     ``own``: what that plan is made for: the group's hosts, and its tables beside all dense features. Vectors travel as
-    float32. Tower modules are not counted.
+    float32. A group's ranks share the modules' work, on the samples of all peers.
     """
     model, batch, schema = own.model, own.batch, own.schema
     phases, samples = dict.fromkeys(PHASES, 0.0), local_batch(batch, hardware.world_size)
@@ -102,6 +104,8 @@ def beyond_tower_ms(own: PlanInputs, hardware: HardwareConfig, crossing: Crossin
     )
     alone = dense_ms(vector_costs(model, schema), own.hardware, batch)
     phases["dense"] = dense_ms(ranking, hardware, batch) - alone
+    if crossing.modules.parameters:
+        phases["dense"] += dense_ms(crossing.modules, own.hardware, batch)
     if crossing.groups == 1:
         return phases
     latency, rate = hardware.inter_host_latency_us / 1e3, hardware.inter_host_gb_per_s * BYTES_PER_MS

@@ -124,6 +124,10 @@ def _cache_lines(ordered: Sequence[tuple[str, TablePlan]], width: int) -> list[s
         share = table.cache_rows / max(table.rows, 1)
         cells = [f"{table.cache_rows:,}", f"{share:.2%}", f"{table.hit_rate:.2%}"]
         lines.append(_line(name, cells, width, CACHE_COLUMNS))
+        if table.host_rows:
+            share = table.host_rows / max(table.rows, 1)
+            cells = [f"{table.host_rows:,}", f"{share:.2%}", f"{table.host_rate:.2%}"]
+            lines.append(_line("  in DDR behind", cells, width, CACHE_COLUMNS))
     rest = [table for _, table in cached[SHOWN_CACHES:]]
     if rest:
         lines.append(f"... and {len(rest)} more, {min(t.hit_rate for t in rest):.2%} of lookups or more served")
@@ -290,4 +294,6 @@ def _tier_reason(hardware: HardwareConfig, table: Table, offer: Offer) -> str:
     kept = f"{offer.cache_rows:,} rows in {memory} serve {offer.hit_rate:.1%} of its lookups"
     if offer.tier == "hbm_cached":
         return f"; HBM has no room for every table, so this one stays in DDR behind a cache: {kept}"
+    if offer.host_rows:
+        kept += f", {offer.host_rows:,} more in DDR another {offer.host_rate:.1%}"
     return f"; memory has no room for every table, so this one, with {density}, is on SSD: {kept}"

@@ -153,7 +153,12 @@ def local_version(store: Store, path: str, needed: Sequence[str] = NEEDED) -> It
         yield Path(store.full(path))
         return
     with tempfile.TemporaryDirectory(prefix="nightjar-version-") as folder:
-        start = store.full(path)
-        files = [full for name in needed for full in store.fs.find(f"{start}/{name}")]
-        store.fs.get(files, [f"{folder}{full.removeprefix(start)}" for full in files])
+        fetch_version(store, path, folder, needed)
         yield Path(folder)
+
+
+def fetch_version(store: Store, path: str, folder: str, needed: Sequence[str] = NEEDED) -> None:
+    """Copy the files ``needed`` of a version in an object store into ``folder``; as ``local_version``."""
+    start = store.full(path)
+    files = [full for name in needed for full in store.fs.find(f"{start}/{name}")]
+    store.fs.get(files, [f"{folder}{full.removeprefix(start)}" for full in files])

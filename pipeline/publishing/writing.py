@@ -22,14 +22,24 @@ SAMPLE_ROWS = 2048
 
 @dataclass(frozen=True)
 class WrittenTable:
-    """The layout of a written table, its number of values that were not finite, and which rows [rows] were trained.
+    """The layout of a written table, its number of values that were not finite, and which rows were trained.
 
-    ``trained`` is None if the optimizer has no state that shows it.
+    ``trained``: a bit for each row (``is_set``); None if the optimizer has no state that shows it.
     """
 
     layout: TableLayout
     not_finite: int
-    trained: NDArray[np.bool_] | None
+    trained: NDArray[np.uint8] | None
+
+
+def bits(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """``flags`` [n], eight in a byte."""
+    return np.packbits(flags, bitorder="little")
+
+
+def is_set(packed: NDArray[np.uint8], places: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Which of the bits at ``places`` [n] are set."""
+    return (packed[places >> 3] >> (places & 7).astype(np.uint8) & 1).astype(bool)
 
 
 def write_table(
@@ -66,7 +76,7 @@ def write_table(
     layout = TableLayout(
         file=name, rows=rows, dim=dim, coding=coding, record_bytes=size, block_rows=block_rows, units=units
     )
-    return WrittenTable(layout, bad, trained)
+    return WrittenTable(layout, bad, None if trained is None else bits(trained))
 
 
 def _coded(weight: Tensor, quantiser: Coding) -> tuple[Tensor, float]:

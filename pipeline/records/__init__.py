@@ -82,13 +82,13 @@ from pipeline.records.gate import (
 from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord
 from pipeline.records.plan import (
     BESIDE_TRAINING,
+    HOST_ROW_BYTES,
     MARK_BYTES,
     PHASES,
     PLAN_VERSION,
     Plan,
     ShardPlan,
     TablePlan,
-    place_bytes,
 )
 from pipeline.records.record import Record, absent, plain, read, rest, rest_field
 from pipeline.records.removed import Removed, RemovedFromStore, RemovedVersion, RemovedVersions
@@ -118,6 +118,7 @@ from pipeline.records.result import (
     ValidationPart,
 )
 from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice
+from pipeline.records.scratch import place_bytes
 from pipeline.records.search import DecisionRecord, Price, SearchPoint, SearchRecord, search_directory
 from pipeline.records.serving import SERVING, Description, TableLayout
 from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Towers
@@ -125,8 +126,8 @@ from pipeline.records.versions import ListedModel, ListedVersion, Promotion, Sho
 
 __all__ = [
     "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CALIBRATOR", "CARD", "EVENTS", "FAILED", "GATE", "HELD",
-    "HISTORIES", "HOLD", "LABEL", "MARK_BYTES", "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS", "PHASES",
-    "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "SPLIT_HOUR",
+    "HISTORIES", "HOLD", "HOST_ROW_BYTES", "LABEL", "MARK_BYTES", "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS",
+    "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "SPLIT_HOUR",
     "TRANSFORMS", "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget",
     "Bytes", "Calibrated", "CalibrationCurve", "CalibratorRecord", "CardPlan", "Check", "CheckpointDiff",
     "CheckpointPart", "Compacted", "Curve", "Damage", "DatasetSchema", "DecisionRecord", "DenseDiff",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pipeline.records.record import Record, absent
+from pipeline.records.scratch import place_bytes
 from pipeline.units import GIB
 
 # Phases of a training step in their order: what a plan predicts and what training measures, each in ms.
@@ -34,6 +35,7 @@ class TablePlan(Record):
     ``sharding``/``kernel`` are TorchRec's names; ``reason``: one sentence for people; ``cost_ms``: predicted.
     ``cache_rows``: of tiers hbm_cached and ssd, the rows over all ranks that the faster memory keeps; ``hit_rate``:
     predicted share of its lookups that find their row there, 1 for a table that is wholly in memory.
+    ``host_rows``, ``host_rate``: the same of rows on tier ssd that host memory keeps behind those in a GPU's memory.
     ``state_bytes``: optimizer state of a row, whatever its width; ``value_state_bytes``: of each of its weights.
     """
 
@@ -50,6 +52,8 @@ class TablePlan(Record):
     reason: str
     cache_rows: int = 0
     hit_rate: float = 1.0
+    host_rows: int = absent(0)
+    host_rate: float = absent(0.0)
     state_bytes: int = 4
     value_state_bytes: int = absent(0)
 
@@ -67,6 +71,10 @@ class TablePlan(Record):
         """``columns`` fp32 weights of a row with their optimizer state."""
         return columns * (4 + self.value_state_bytes) + self.state_bytes
 
+    def hosted(self, shard: ShardPlan) -> int:
+        """How many of ``host_rows`` the rank of ``shard`` keeps."""
+        return -(-self.host_rows * shard.rows // self.rows)
+
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
         """Bytes of ``shard`` in the device's own memory: fp32 rows with their state.
 
@@ -79,20 +87,15 @@ class TablePlan(Record):
             return shard.rows * row + marks
         places = 4 * shard.rows if self.tier == "hbm_cached" else 0
         if self.tier == "ssd" and device == "cpu":
-            places = place_bytes(shard.rows) * shard.rows
+            hosted = self.hosted(shard)
+            places = place_bytes(shard.rows + hosted) * shard.rows + hosted * (row + HOST_ROW_BYTES)
         return -(-self.cache_rows * shard.rows // self.rows) * row + places + marks
 
 
 # The change mark of a row (``embeddings.touched``), which lies on the device that looks the row up.
 MARK_BYTES = 1
-# A log on SSD has some records more than rows; a place numbers records and slots with one sign.
-_PLACES, _WIDE = 1.2, 2**31 - 1
-
-
-def place_bytes(rows: int) -> int:
-    """Host memory that a shard of ``rows`` rows on tier ssd takes for the place of each row."""
-    return 8 if _PLACES * rows > _WIDE else 4
-
+# A row in host memory behind a GPU's cache: its number and kind, its turn to leave and a free place.
+HOST_ROW_BYTES = 24
 
 # Reservations that training does not take: what is kept free, and the process that was there before.
 BESIDE_TRAINING = ("margin", "process")

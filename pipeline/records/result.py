@@ -140,13 +140,16 @@ class LinkShare(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SsdPart(Record):
-    """Tables on tier ssd: shares of lookups served from memory, and faults and bytes of a step."""
+    """Tables on tier ssd: shares of lookups served from memory, faults and bytes of a step, bytes a byte that left."""
 
     ssd_hit_rate: float | None = None
     ssd_prefetch_coverage: float | None = None
+    ssd_device_share: float | None = None
+    ssd_host_share: float | None = None
     ssd_faults: float | None = None
     ssd_read_bytes: float | None = None
     ssd_written_bytes: float | None = None
+    ssd_write_amplification: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

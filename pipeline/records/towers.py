@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pipeline.records.record import Record
+from pipeline.records.record import Record, absent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,10 @@ class Tower(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TowerModuleSpec(Record):
-    """What a tower does to its features before they leave it. ``name``: pass_through | dlrm | dcn.
+    """What a tower does to its features before they leave it. ``name``: pass_through | dlrm | dcn | low_rank.
 
     ``c``, ``p``, ``dim``: the sizes of DMT (MLSys'24): vectors a feature, vectors a tower, their width (0: the
-    embeddings'); ``cross_layers``: of dcn.
+    embeddings'); ``cross_layers``: of dcn and low_rank; ``rank``: of low_rank.
     """
 
     STRICT: ClassVar[bool] = True
@@ -36,11 +36,27 @@ class TowerModuleSpec(Record):
     p: int = 0
     dim: int = 0
     cross_layers: int = 1
+    rank: int = absent(0)
+
+    @property
+    def label(self) -> str:
+        """The module with its sizes, as reports and benchmarks name it."""
+        sizes = {
+            "dlrm": f" c={self.c} p={self.p}",
+            "dcn": f" layers={self.cross_layers}",
+            "low_rank": f" layers={self.cross_layers} rank={self.rank}",
+        }
+        return self.name + sizes.get(self.name, "")
 
     @property
     def by_feature(self) -> bool:
         """Whether a tower puts out one vector for each of its features."""
         return self.name != "dlrm" or (self.c == 1 and self.p == 0)
+
+    @property
+    def rounds_first(self) -> bool:
+        """Whether one matrix product alone reads the embeddings, so that one of bf16 may get them in bf16."""
+        return (self.name == "dlrm" and bool(self.c) != bool(self.p)) or self.name == "low_rank"
 
     def vectors(self, features: int) -> int:
         """How many a tower of so many features puts out."""

@@ -199,6 +199,7 @@ def _shards(plan: Plan, table: TablePlan) -> str:
 def _cached(table: TablePlan) -> str:
     if not table.cache_rows:
         return units.ABSENT
-    return two_lines(
-        units.count(table.cache_rows), tag("span", f"{units.percent(table.hit_rate)} hits", class_="muted small")
-    )
+    served = f"{units.percent(table.hit_rate)} hits"
+    if table.host_rows:
+        served += f"; {units.count(table.host_rows)} more in DDR: {units.percent(table.host_rate)}"
+    return two_lines(units.count(table.cache_rows), tag("span", served, class_="muted small"))

@@ -82,6 +82,9 @@ def plain_line(record: Mapping[str, Any]) -> str:
         hit, covered = (units.percent(record.get(key)) for key in ("ssd_hit_rate", "ssd_prefetch_coverage"))
         read, written = (units.size(record.get(key)) for key in ("ssd_read_bytes", "ssd_written_bytes"))
         faults = units.count(record.get("ssd_faults"))
+        device, host = (units.percent(record.get(key)) for key in ("ssd_device_share", "ssd_host_share"))
+        if record.get("ssd_host_share"):
+            hit += f" (device {device}, host {host})"
         parts.insert(-1, f"ssd hit {hit} ahead {covered} faults {faults} read {read} written {written} a step")
     return "  ".join(parts)
 

@@ -29,7 +29,7 @@ SETTINGS = {
     WITHIN: "partition.exchange=fp16: half of the bytes",
     BETWEEN: "partition=dmt partition.exchange=fp16: less between hosts, half of the bytes",
     "all_reduce": "train.global_batch: fewer steps, and so fewer all-reduces",
-    "reader": "train.lanes=64: a rank decodes its own lanes alone",
+    "reader": "ingest.rows_per_group: smaller, so that every rank has lanes of its own (train.lanes)",
     "checkpoint": "checkpoint.every_steps: fewer checkpoints; checkpoint.quantise: smaller ones",
     "store": "store=<one that serves more>",
     "memory": "hardware.ddr_gib",

@@ -19,6 +19,7 @@ from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm
 from pipeline.models.sequences.build import build_sequences
 from pipeline.publishing.served import ServedModel
+from pipeline.publishing.writing import is_set
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.serving.lengths import length_codes
 from pipeline.serving.threads import side_by_side
@@ -240,11 +241,13 @@ def score_dataset(
     models: Mapping[str, tuple[ServedModel, Translation | None]],
     trained: Mapping[str, np.ndarray | None],
     slices: list[str],
+    groups: Sequence[Group] | None = None,
 ) -> DatasetScores:
     """Score the rows of ``split`` with each of ``models``, in one pass, a row group in each of torch's threads.
 
-    ``trained``: rows of each table that training has moved (None: not known, then all but the reserved ones).
-    ``slices``: sparse features whose row numbers are kept. The number of threads changes no bit.
+    ``trained``: of each table a bit for each row that training has moved (``publishing.writing``; None: not known, then
+    all but the reserved ones). ``slices``: sparse features whose row numbers are kept. ``groups``: only these row
+    groups. The number of threads changes no bit.
     """
 
     def scored(group: Group) -> DatasetScores:
@@ -259,7 +262,7 @@ def score_dataset(
         return own
 
     scores = DatasetScores({name: [] for name in models}, {name: [] for name in slices})
-    for each in side_by_side(scored, split.groups):
+    for each in side_by_side(scored, split.groups if groups is None else groups):
         scores.add(each)
     return scores
 
@@ -307,6 +310,6 @@ def _count_served(
         ids = _ids(split, columns, name)
         values = ids.values if name in columns.ragged else ids
         own = values >= RESERVED_ROWS
-        served = own if moved is None else own & moved[values]
+        served = own if moved is None else own & is_set(moved, values)
         scores.lookups[name] = int((values != MISSING_ROW).sum())
         scores.served[name] = int(served.sum())

@@ -9,6 +9,7 @@ from pipeline.errors import ConfigError
 from pipeline.specs.registry import Named, Registry
 
 T = TypeVar("T", bound=Named)
+_OWN = ("name", "doc")  # fields of every choice, which are no options
 
 
 def with_options(registry: Registry[T], name: str, options: Any, path: str) -> T:
@@ -31,4 +32,4 @@ def with_options(registry: Registry[T], name: str, options: Any, path: str) -> T
 
 
 def _options_of(spec: Any) -> list[str]:
-    return [each.name for each in fields(spec)] if is_dataclass(spec) else []
+    return [each.name for each in fields(spec) if each.name not in _OWN] if is_dataclass(spec) else []

@@ -66,7 +66,7 @@ class Ingest(Stage):
         use("data.label", "late_path", named=True),
         use("data.dedupe", "key days", when=_deduped),
         use("data.tasks", "*.column *.kind *.positive *.negative *.given"),
-        use("data", "weight time_zone messages", when=_logs),
+        use("data", "weight time_zone time_format messages decimal", when=_logs),
         use("data.sampling", "negatives column rate correct", when=_sampled),
         use("data.watermark", "success min_rows max_age_hours partitions min_partitions later_rows", when=_logs),
         use("data.checks", "leak leak_auc", when=_logs),

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -47,14 +48,15 @@ class Written:
 
 def judged(
     config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft, written: Written
-) -> GateRecord:
-    """The gate's record of the version in ``draft``, whose files are written but for its calibrator.
+) -> GateRecord | None:
+    """The gate's record of the version in ``draft``, whose files are written but for its calibrator; on rank 0.
 
     Where one is asked for, it is fitted on some of the held-out rows and written, and the others are judged with it.
+    Collective: all ranks score.
     """
     from pipeline.evaluation import Scored, judge, measure
     from pipeline.serving.ensemble import serving_cost
-    from pipeline.serving.scores import score_dataset
+    from pipeline.stages.sharing import score_on_ranks
     from pipeline.training.parquet import SplitReader
 
     split = SplitReader(store, inputs["ingest"], "test")
@@ -67,8 +69,10 @@ def judged(
     with _opened(config, store, draft.path, inputs["ingest"], incumbent) as opened:
         looked_up = owners | {column.name: column.owner for column in split.schema.event_columns}
         trained = {name: written.tables[table].trained for name, table in looked_up.items()}
-        scores = score_dataset(split, opened.models, trained, features)
+        scores = score_on_ranks(split, opened.models, trained, features)
         worth = _importance(config, store, inputs, split, opened.models["candidate"][0])
+        if scores is None:
+            return None
         if written.members > 1:
             layouts = {name: table.layout for name, table in written.tables.items()}
             worth["cost"] = serving_cost(split, opened.models, layouts, written.members)
@@ -117,8 +121,11 @@ def _scored_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarr
 def _importance(
     config: Config, store: Store, inputs: dict[str, Artifact], split: Any, candidate: Any
 ) -> dict[str, Any]:
-    """The candidate's features and towers by importance, as entries of the record; none where it is not asked for."""
-    from pipeline.serving.importance import importance
+    """The candidate's features and towers by importance, as entries of the record; none where it is not asked for.
+
+    Collective.
+    """
+    from pipeline.stages.sharing import importance_on_ranks
 
     rows, schema = config.gate.importance_rows, split.schema
     if not rows or not split.rows:
@@ -126,14 +133,14 @@ def _importance(
     features = [*schema.dense, *(column.name for column in schema.sparse)]
     alone = {name: [name] for name in features}
     alone |= {each.name: [column.name for column in each.columns] for each in split.schema.sequences}
-    worth = {"importance": importance(split, candidate, alone, rows, config.seed)}
+    worth = {"importance": importance_on_ranks(split, candidate, alone, rows, config.seed)}
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
     if not towers.is_flat:
         groups = {
             f"tower {number}": [column for name in tower.features for column in alone[name]]
             for number, tower in enumerate(towers.towers)
         }
-        worth["tower_importance"] = importance(split, candidate, groups, rows, config.seed)
+        worth["tower_importance"] = importance_on_ranks(split, candidate, groups, rows, config.seed)
     return worth
 
 
@@ -157,22 +164,25 @@ class _Opened:
 
 @contextlib.contextmanager
 def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumbent: Any) -> Iterator[_Opened]:
-    """Candidate, incumbent and the best of the versions before it, opened to score rows; the candidate uncalibrated."""
-    from pipeline.publishing.served import ServedModel, local_version
-    from pipeline.serving.translate import NotComparableError, translation
+    """Candidate, incumbent and the best of the versions before it, opened to score rows; the candidate uncalibrated.
 
-    memory, model = int(config.publish.cache_mib * MIB), config.model_name
+    Collective: each rank opens all of them.
+    """
+    from pipeline.serving.translate import NotComparableError
+    from pipeline.stages.sharing import open_version, translated
+
+    memory = int(config.publish.cache_mib * MIB)
     with contextlib.ExitStack() as stack:
 
         def other(version: str) -> Any:
-            place = versions.version_path(model, version)
-            moved = translation(store, dataset.path, place)
-            return ServedModel(stack.enter_context(local_version(store, place)), memory), moved
+            place = versions.version_path(config.model_name, version)
+            moved = translated(store, dataset.path, place)
+            return stack.enter_context(open_version(store, place, memory)), moved
 
-        candidate = ServedModel(stack.enter_context(local_version(store, path)), memory, calibrate=False)
+        candidate = stack.enter_context(open_version(store, path, memory, calibrate=False))
         opened = _Opened({"candidate": (candidate, None)})
         if incumbent:
-            _require_sound(store, versions.version_path(model, incumbent))
+            _require_sound(config, store, incumbent)
             try:
                 opened.models["incumbent"] = other(incumbent)
             except NotComparableError as error:
@@ -187,17 +197,21 @@ def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], 
 
     One that is gone, damaged or cannot be scored is noted, and the next best is taken: no night fails by it.
     """
+    from pipeline.checkpoint.ranks import from_first
     from pipeline.serving.translate import NotComparableError
+    from pipeline.stages.sharing import require_sound
 
-    notes = list[str]()
-    for version in better_by_record(store, config.model_name, incumbent, config.gate.best_of_last):
+    notes, count = list[str](), config.gate.best_of_last
+    by_record = from_first(
+        "looking for better versions", lambda: better_by_record(store, config.model_name, incumbent, count)
+    )
+    for version in by_record:
         path = versions.version_path(config.model_name, version)
         try:
-            artifact = store.find(path)
-            if artifact is None:
+            if not from_first(f"looking for {version}", partial(_is_there, store, path)):
                 notes.append(f"{version}, which was better by its record, is gone")
                 continue
-            store.verify(artifact)
+            require_sound(store, path)
             models["best"] = opened(version)
             return Best(version=version, notes=tuple(notes))
         except UnreachableError:
@@ -205,6 +219,11 @@ def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], 
         except (ArtifactError, NotComparableError) as error:
             notes.append(f"{version}, which was better by its record, cannot be scored: {error}")
     return Best(version=incumbent, notes=tuple(notes))
+
+
+def _is_there(store: Store, path: str) -> bool:
+    """Whether a version is committed at ``path``."""
+    return store.find(path) is not None
 
 
 def _baseline(config: Config, store: Store, dataset: Artifact, test: Any) -> np.ndarray | None:
@@ -222,15 +241,15 @@ def _baseline(config: Config, store: Store, dataset: Artifact, test: Any) -> np.
     return np.concatenate([np.zeros(0, np.float32), *(simple.score(block) for block in row_blocks(test))])
 
 
-def _require_sound(store: Store, path: str) -> None:
-    """Every byte of the incumbent is read: figures of a damaged one would let a bad candidate through."""
+def _require_sound(config: Config, store: Store, incumbent: str) -> None:
+    """Every byte of the incumbent is read: figures of a damaged one would let a bad candidate through. Collective."""
+    from pipeline.stages.sharing import require_sound
+
     try:
-        store.verify(store.get(path, "publish"))
+        require_sound(store, versions.version_path(config.model_name, incumbent))
     except ArtifactError as error:
-        model = path.split("/")[1]
-        raise ArtifactError(
-            error.message, hint=f"nightjar rollback {model}, which the gate then compares with"
-        ) from None
+        hint = f"nightjar rollback {config.model_name}, which the gate then compares with"
+        raise ArtifactError(error.message, hint=hint) from None
 
 
 def _trained_logits(store: Store, evaluated: Artifact, split: Any) -> np.ndarray | None:

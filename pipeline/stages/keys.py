@@ -13,7 +13,7 @@ NO_KEY = (
     use("", "run store stages force"),
     # How much is read at a time, and by whom, changes no byte.
     use("ingest", "engine block_mib ray.address"),
-    use("hardware", "ssd_paths"),  # where scratch files lie
+    use("hardware", "ssd_paths cache_path cache_gib"),  # where scratch files and copies lie
     # How training runs, when it stops itself, what it keeps on the way.
     use("train", "compile cuda_graphs pipeline threads_per_rank hogwild.threads log_every_steps profile"),
     use("train.guard", "window_steps collapse_after_steps min_logit_std max_window_ne collapse"),

@@ -23,6 +23,11 @@ def has_towers(config: Config) -> bool:
     return config.partition.name != "flat"
 
 
+def low_rank(config: Config) -> bool:
+    """Whether towers have modules of a rank."""
+    return has_towers(config) and config.partition.module == "low_rank"
+
+
 def compares(config: Config) -> bool:
     """Whether towers are made by what their features are like."""
     return has_towers(config) and config.partition.strategy != "strided"
@@ -53,6 +58,7 @@ class Partition(Stage):
         use("partition", "name"),
         use("partition", "towers", when=has_towers, named=True),
         use("partition", "strategy pins groups module c p dim cross_layers", when=has_towers),
+        use("partition", "rank", when=low_rank),
         use("partition", "probe", when=compares, named=True),
         use("partition", "probe_rows imbalance", when=compares),
         use("partition", "probe_steps", when=probes),

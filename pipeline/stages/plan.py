@@ -35,7 +35,7 @@ class PlanStage(Stage):
         use("ingest", "rows_per_group"),
         use("plan", "sharding_types hbm_reserve ddr_reserve ssd_reserve former"),
         use("plan", "tables.*.tier tables.*.sharding tables.*.cache_rows tables.*.avoid"),
-        use("hardware", "name device hosts ranks_per_host hbm_gib ddr_gib ssd_gib measured"),
+        use("hardware", "name device hosts ranks_per_host hbm_gib ddr_gib ssd_gib ssd_spare measured"),
         use("hardware", "hbm_gb_per_s ddr_gb_per_s ssd_gb_per_s hbm_to_ddr_gb_per_s"),
         use("hardware", "intra_host_gb_per_s inter_host_gb_per_s intra_host_latency_us"),
         use("hardware", "inter_host_latency_us ssd_read_iops dense_gflop_per_s dense_gb_per_s"),

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import LaunchError
@@ -22,12 +21,15 @@ from pipeline.records import (
     PASS,
     TRANSFORMS,
     CardPlan,
+    DatasetSchema,
+    Description,
     Evaluation,
     GateRecord,
     Interval,
     Lineage,
     ModelCard,
     ModelFigures,
+    TableLayout,
     Towers,
     Verdict,
     members_of,
@@ -37,10 +39,6 @@ from pipeline.records.step import Step
 from pipeline.specs import MODELS
 from pipeline.stages.judging import Written, judged
 from pipeline.store import Artifact, Draft, Store
-
-if TYPE_CHECKING:
-    from pipeline.checkpoint.rows import ChainReader
-    from pipeline.publishing.writing import WrittenTable
 
 log = logging.getLogger(__name__)
 
@@ -59,21 +57,13 @@ def covered_incumbent(config: Config, store: Store, train_key: str) -> str | Non
 
 
 def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft) -> Any:
-    """Write, judge and promote a version of ``step``; the stage's summary, its gate report in ``draft``.
+    """Write, judge and promote a version of ``step``; the stage's summary, its gate report in ``draft``. On rank 0.
 
     A version that is held stays in the store without being promoted. Raises ArtifactError for damaged inputs or a
     damaged incumbent.
     """
-    model = config.model_name
-    version = None if config.force else versions.made_by(store, model, step.key)
-    if version is None:
-        version = _make(config, store, step, inputs)
-    else:
-        log.info(
-            "publish    version %s of model %s is this very model: its verdict stands",
-            version.summary["version"],
-            model,
-        )
+    model, version = config.model_name, version_of(config, store, step, inputs)
+    assert version is not None, "rank 0 commits it"
     record = read(GateRecord, store, f"{version.path}/{GATE}")
     write_report(draft, record)
     gate: dict[str, Any] = {"verdict": record.verdict, "reasons": [*record.reasons]}
@@ -88,6 +78,25 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
         )  # fmt: skip
         summary["model"] = {"name": model, "version": record.version, "uri": version.path}
     return summary
+
+
+def version_of(config: Config, store: Store, step: Step, inputs: dict[str, Artifact]) -> Artifact | None:
+    """The version of ``step``, whole and judged, not promoted: the one that there is, or a new one.
+
+    Collective: all ranks write and judge it. On rank 0; None elsewhere.
+    """
+    from pipeline.checkpoint.ranks import from_first, once, this_rank
+
+    def there() -> list[str | None]:
+        made = None if config.force else versions.made_by(store, config.model_name, step.key)
+        return [made.path if made else None, versions.new_version(store, config.model_name, step.key)]
+
+    path, name = from_first("looking for the version", there)
+    if path is None:
+        return _make(config, store, step, inputs, name)
+    made, model = path.rpartition("/")[2], config.model_name
+    once(log.info, "publish    version %s of model %s is this very model: its verdict stands", made, model)
+    return store.get(path, "publish") if this_rank() == 0 else None
 
 
 def _require_same_incumbent(config: Config, store: Store, train_key: str, record: GateRecord) -> None:
@@ -112,17 +121,22 @@ def write_report(draft: Draft, record: GateRecord) -> None:
             sink.write(text.encode())
 
 
-def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact]) -> Artifact:
-    """A new version, whole and judged, not promoted."""
+def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], name: str) -> Artifact | None:
+    """A new version called ``name``, whole and judged, not promoted; on rank 0."""
+    from pipeline.checkpoint.ranks import once, world_size
     from pipeline.publishing.card import CARD_TEXT, card_text
+    from pipeline.stages.sharing import shared_draft
 
     members = members_of(inputs["train"].summary)
-    model, name = config.model_name, versions.new_version(store, config.model_name, step.key)
-    path = versions.version_path(model, name)
-    with store.draft(path, kind=versions.KIND, key=step.key, config=step.config, inputs=step.input_keys) as draft:
-        log.info("publish    writing version %s of model %s", name, model)
+    model, path = config.model_name, versions.version_path(config.model_name, name)
+    about: dict[str, Any] = {"kind": versions.KIND, "key": step.key, "config": step.config, "inputs": step.input_keys}
+    with shared_draft(store, path, **about) as draft:
+        shared = f"; tables and scores by {world_size()} ranks" if world_size() > 1 else ""
+        once(log.info, "publish    writing version %s of model %s%s", name, model, shared)
         written = _write_model(config, store, inputs, draft)
         record = judged(config, store, step, inputs, draft, written)
+        if record is None:
+            return None
         record = dataclasses.replace(record, model=model, version=name)
         draft.write_json(GATE, record.to_json())
         card = _card(config, inputs, record, written)
@@ -141,24 +155,38 @@ def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact])
 
 
 def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft) -> Written:
-    """Tables, dense program, transforms, id mappings, configuration."""
-    from pipeline.checkpoint.reader import read_dense
+    """Tables, dense program, transforms, id mappings, configuration: whole on every rank when it returns."""
+    from pipeline.checkpoint.ranks import from_first
     from pipeline.checkpoint.rows import ChainReader
-    from pipeline.compose import to_yaml
-    from pipeline.publishing.program import write_program
-    from pipeline.publishing.served import SERVING, Description
-    from pipeline.serving.ensemble import joined
-    from pipeline.serving.scores import dense_part
+    from pipeline.stages.sharing import write_tables
     from pipeline.training.parquet import SplitReader
 
     members = members_of(inputs["train"].summary)
     checkpoints = [store.get(each.checkpoint, "train") for each in members]
     schema = SplitReader(store, inputs["ingest"], "test").schema
     readers = [ChainReader(store, checkpoint) for checkpoint in checkpoints]
-    tables = write_tables(draft, readers, [each.name for each in schema.tables], config.publish.quantise)
-    dense = [read_dense(store, checkpoint) for checkpoint in checkpoints]
-    bad = {f"table {name!r}": table.not_finite for name, table in tables.items()}
-    bad |= {f"parameter {name}": sum(int((~each[name].isfinite()).sum()) for each in dense) for name in dense[0]}
+    bad = dict[str, int]()
+    tables = write_tables(
+        draft, readers, [each.name for each in schema.tables], config.publish.quantise,
+        beside=lambda: bad.update(_write_dense(config, store, inputs, draft, schema)),
+    )  # fmt: skip
+    layouts = {name: table.layout for name, table in tables.items()}
+    bad |= {f"table {name!r}": table.not_finite for name, table in tables.items()}
+    from_first("writing what is small", lambda: _write_rest(config, store, inputs, draft, schema, layouts))
+    return Written(tables, {name: count for name, count in bad.items() if count}, len(members))
+
+
+def _write_dense(
+    config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft, schema: DatasetSchema
+) -> dict[str, int]:
+    """The dense part as a program; by parameter, values that are not finite."""
+    from pipeline.checkpoint.reader import read_dense
+    from pipeline.publishing.program import write_program
+    from pipeline.serving.ensemble import joined
+    from pipeline.serving.scores import dense_part
+
+    members = members_of(inputs["train"].summary)
+    dense = [read_dense(store, store.get(each.checkpoint, "train")) for each in members]
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
     modules = [
         dense_part(
@@ -167,41 +195,39 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
         for weights in dense
     ]
     module = joined(schema, config.model, modules, [each.weight for each in members])
-    layouts = {name: table.layout for name, table in tables.items()}
-    name, dim = config.model.name, config.model.embedding_dim * len(members)
-    mean = tuple(table for table in layouts if config.model.table(table).pooling == "mean")
-    description = Description.of(schema, dim, layouts, mean).built_by(name, MODELS.package(name))
-    description = dataclasses.replace(description, members=len(members))
-    if config.publish.calibrator.method is not None:
-        description = dataclasses.replace(description, calibrator=CALIBRATOR)
-    widths = [layouts[column.owner].dim for column in schema.sparse]
-    shape = (len(widths), dim) if description.even else (sum(widths),)
-    events = [sum(layouts[column.owner].dim for column in each.columns) for each in schema.sequences]
-    write_program(draft, module, len(schema.dense), shape, events)
-    draft.write_json(SERVING, description.to_json())
+    widths = [len(members) * config.model.dim_of(column.owner) for column in schema.sparse]
+    even = len(set(widths)) == 1 and widths[0] == len(members) * config.model.embedding_dim
+    events = [
+        sum(len(members) * config.model.dim_of(column.owner) for column in each.columns) for each in schema.sequences
+    ]
+    write_program(draft, module, len(schema.dense), (len(widths), widths[0]) if even else (sum(widths),), events)
+    return {f"parameter {name}": sum(int((~each[name].isfinite()).sum()) for each in dense) for name in dense[0]}
+
+
+def _write_rest(
+    config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft, schema: DatasetSchema,
+    layouts: dict[str, TableLayout],
+) -> None:  # fmt: skip
+    """The description, transforms, id mappings, configuration."""
+    from pipeline.compose import to_yaml
+    from pipeline.publishing.served import SERVING
+
+    draft.write_json(SERVING, _description(config, schema, layouts, len(members_of(inputs["train"].summary))).to_json())
     for name in _mappings(inputs["ingest"]):
         store.verify(inputs["ingest"], name)
         with store.open(f"{inputs['ingest'].path}/{name}") as source, draft.open(name) as sink:
             sink.write(source.read())
     with draft.open("config.yaml") as sink:
         sink.write(to_yaml(config).encode())
-    return Written(tables, {name: count for name, count in bad.items() if count}, len(members))
 
 
-def write_tables(
-    draft: Draft, readers: Sequence[ChainReader], tables: Sequence[str], coding: str
-) -> dict[str, WrittenTable]:
-    """Write ``tables`` side by side, one in each of torch's threads; what became of each, by name, in order.
-
-    ``readers``: of the checkpoints whose rows lie side by side. Each thread holds a window of a table in memory.
-    """
-    from pipeline.publishing.writing import write_table
-    from pipeline.serving.threads import side_by_side
-
-    def written(table: str) -> WrittenTable:
-        return write_table(draft, [each.beside() for each in readers], table, coding)
-
-    return dict(zip(tables, side_by_side(written, tables), strict=True))
+def _description(config: Config, schema: DatasetSchema, layouts: dict[str, TableLayout], members: int) -> Description:
+    """What ``serving.json`` says of the version."""
+    name, dim = config.model.name, config.model.embedding_dim * members
+    mean = tuple(table for table in layouts if config.model.table(table).pooling == "mean")
+    description = Description.of(schema, dim, layouts, mean).built_by(name, MODELS.package(name))
+    calibrator = None if config.publish.calibrator.method is None else CALIBRATOR
+    return dataclasses.replace(description, members=members, calibrator=calibrator)
 
 
 def _mappings(dataset: Artifact) -> list[str]:

@@ -21,6 +21,7 @@ class Publish(Stage):
     inputs = ("ingest", "plan", "partition", "train", "evaluate")
     by_default = False
     needs_rows = True
+    distributed = True
     settings = (
         use("gate", "*"),
         use("publish", "model", named=True),
@@ -39,14 +40,24 @@ class Publish(Stage):
 
     def modules(self, config: Config) -> tuple[str, ...]:
         """What exports a version; not what scores it, for that imports Polars, which has threads."""
-        return ("pipeline.publishing.program", "pipeline.publishing.served")
+        return ("pipeline.publishing.program", "pipeline.publishing.served", "pipeline.training.distributed")
 
-    def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
-        """Write, judge and promote a version; its gate report is the stage's artifact."""
-        from pipeline.stages.promoting import publish
+    def run(
+        self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO
+    ) -> Artifact | None:
+        """Write, judge and promote a version, with all ranks; its gate report is the stage's artifact."""
+        from pipeline.checkpoint.ranks import this_rank
+        from pipeline.stages.promoting import publish, version_of
+        from pipeline.stages.sharing import join_ranks
+        from pipeline.training.distributed import shared_failure
 
-        with self.draft(store, step) as draft:
-            return draft.commit(publish(config, store, step, inputs, draft))
+        join_ranks(config)
+        with shared_failure():
+            if this_rank() != 0:
+                version_of(config, store, step, inputs)
+                return None
+            with self.draft(store, step) as draft:
+                return draft.commit(publish(config, store, step, inputs, draft))
 
     def accept(self, artifact: Artifact) -> None:
         """GateHeldError where the gate held the model."""

@@ -9,6 +9,7 @@ from pipeline.specs.stage import StageIO
 from pipeline.stages.batch import with_batch, with_former_batch
 from pipeline.stages.read import read_dataset
 from pipeline.store import Artifact, Store
+from pipeline.units import GIB
 
 
 def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact | None:
@@ -16,6 +17,7 @@ def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact
 
     Raises ArtifactError where an input is not committed, and what the stage's room raises.
     """
+    store = store.caching(config.hardware.cache_path, int(config.hardware.cache_gib * GIB))
     inputs = {name: store.get(path, name) for name, path in step.inputs.items()}
     if "ingest" in inputs:
         config = settled(config, store, inputs["ingest"])

@@ -14,11 +14,11 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
-from pipeline.records import CheckpointPart, EnsemblePart, LinkShare, Record, Result, TrainPart, ValidationPart
+from pipeline.records import CheckpointPart, EnsemblePart, LinkShare, Record, Result, SsdPart, TrainPart, ValidationPart
 from pipeline.records.step import Step, run_directory
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
 from pipeline.stages.optimizing import optimizer_options
-from pipeline.stages.partition import compares, has_towers, probes, tower_settings
+from pipeline.stages.partition import compares, has_towers, low_rank, probes, tower_settings
 from pipeline.store import Artifact, Store, artifact_key
 
 CHECKPOINTS = "checkpoints"  # what the key of the checkpoints is made for
@@ -60,6 +60,7 @@ CONTINUATION = (
     use("partition", "name exchange"),
     use("partition", "towers", when=has_towers, named=True),
     use("partition", "strategy pins groups module c p dim cross_layers", when=has_towers),
+    use("partition", "rank", when=low_rank),
     use("partition", "probe probe_rows imbalance", when=compares),
     use("partition", "probe_steps", when=probes),
     use("model", "*"),
@@ -198,6 +199,7 @@ class Train(Stage):
             *_look_facts(part.validation),
             *_ensemble_facts(part.ensemble),
             ("Peak memory", units.size(part.peak_rss_bytes)),
+            *_ssd_facts(part.ssd),
             ("Embeddings between hosts, bytes per sample", units.count(sent.inter_host)),
             ("Embeddings within hosts, bytes per sample", units.count(sent.intra_host)),
             ("Dense gradients between hosts, bytes per sample", units.count(sent.dense_inter_host)),
@@ -208,6 +210,18 @@ class Train(Stage):
             ("Checkpoints skipped", units.count(saved.skipped or None)),
             ("Checkpoints failed", units.count(saved.failed or None)),
         ]
+
+
+def _ssd_facts(part: SsdPart | None) -> list[tuple[str, str]]:
+    if part is None:
+        return []
+    return [
+        ("Lookups of tables on SSD that did not wait", units.percent(part.ssd_hit_rate)),
+        ("Their rows in the device's memory", units.percent(part.ssd_device_share)),
+        ("Their rows in host memory behind it", units.percent(part.ssd_host_share or None)),
+        ("Read from SSD, bytes per step", units.size(part.ssd_read_bytes)),
+        ("Written to SSD, bytes per step", units.size(part.ssd_written_bytes)),
+    ]
 
 
 def _look_facts(part: ValidationPart | None) -> list[tuple[str, str]]:

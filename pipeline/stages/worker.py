@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pipeline import logs
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
-from pipeline.launch.forkserver import end_with_parent, import_for_good
+from pipeline.launch.forkserver import end, end_with_parent, import_for_good
 from pipeline.launch.memory import hold, is_held, plan_of
 from pipeline.launch.places import place_of_role
 from pipeline.launch.status import Report, write_report
@@ -59,7 +59,9 @@ def load(store: Store, run: str) -> Config:
 
 
 def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, Store, int], StageIO]) -> int:
-    """Do ``stage`` on this rank; returns the exit code. Ends the process at once where the stage failed.
+    """Do ``stage`` on this rank; returns the exit code. Ends the process at once on CPUs, and where the stage failed.
+
+    On GPUs the process group goes first: NCCL may still be sending what its peers wait for.
 
     ``make_io``: who hears of the stage on this rank; it sets up where the rank logs.
     """
@@ -87,6 +89,8 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
         _fail(store, run, stage, Report.of(_plain(error, stage), rank))
     if rank == 0:
         write_report(store, run, stage, Report(status="done"))
+    if config.hardware.device == "cpu":
+        end(0)  # however ranks are started: a teardown of gloo, or of what has threads, could only wait
     return 0
 
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import xxhash
 
-from pipeline.errors import ArtifactError, DamagedError, LaunchError, UnreachableError
+from pipeline.errors import ArtifactError, DamagedError, LaunchError, PassingError, UnreachableError
+from pipeline.store.cache import CachedFile, PartCache
 from pipeline.store.files import Files
 from pipeline.store.manifest import MANIFEST, SCHEMA_VERSION, Artifact, FileEntry, parsed, sealed
 from pipeline.store.refusals import disk_errors, taken
@@ -153,7 +157,40 @@ class Store(Files):
     """The fsspec URL that holds datasets, plans, runs and models.
 
     ``option``: how the user gave the URL, for hints: ``store=``, or ``--store `` for commands that do not compose.
+    ``cache``: keeps parts of artifacts' files on this host; None: nothing does.
     """
+
+    cache: PartCache | None = None
+
+    def caching(self, folder: str | None, limit: int) -> Store:
+        """This store with a cache of ``limit`` bytes in ``folder``; itself where that is None, and on a disk."""
+        if folder is None or self.is_local:
+            return self
+        other = copy(self)
+        other.cache = PartCache(Path(folder), limit)
+        return other
+
+    def open_parts(self, artifact: Artifact, name: str) -> Any:
+        """Open a file of ``artifact`` to read parts of it, which come from the cache where it has them."""
+        path, entry = f"{artifact.path}/{name}", artifact.files.get(name)
+        if self.cache is None or entry is None:
+            return self.open(path, parts=True)
+        return CachedFile(self.cache, entry.checksum, entry.bytes, lambda: self._as_listed(path, entry))
+
+    def _as_listed(self, path: str, entry: FileEntry) -> Any:
+        """Open a file, parts of which are kept for good as those of ``entry``; PassingError where it has another size.
+
+        That is where the artifact is written again while an earlier manifest of it is read by.
+        """
+        source = self.open(path, parts=True)
+        size = source.seek(0, os.SEEK_END)
+        if size != entry.bytes:
+            source.close()
+            raise PassingError(
+                f"{self.url_of(path)} has {size} bytes, expected {entry.bytes}: it was written again meanwhile",
+                hint="run the same command again",
+            )
+        return source
 
     def write_manifest(self, artifact: Artifact) -> None:
         """Write the sealed manifest of ``artifact`` atomically, which makes it the artifact at its path."""

@@ -84,9 +84,13 @@ class Files:
         """Whether ``path`` exists, bypassing caches; raises the store's own error if it cannot tell."""
         return self.fs.exists(self.full(path))
 
-    def open(self, path: str, mode: str = "rb") -> Any:
-        """Open a file, by default for reading."""
-        return self.fs.open(self.full(path), mode)
+    def open(self, path: str, mode: str = "rb", *, parts: bool = False) -> Any:
+        """Open a file, by default for reading.
+
+        ``parts``: a few parts of it are asked for, here and there. Clients of object stores read on behind a part, s3fs
+        50 MiB, and would fetch the file several times.
+        """
+        return self.fs.open(self.full(path), mode, **({"cache_type": "none"} if parts and not self.is_local else {}))
 
     def read_json(self, path: str) -> Any:
         """Parse the JSON file at ``path``; ArtifactError if it is missing or invalid."""

@@ -51,14 +51,15 @@ def towers_of(
 
     Raises ConfigError where they do not fit.
     """
+    low_rank = partition.module == "low_rank"
     towers = Towers(
         partition=partition.name,
         towers=tuple(
             Tower(features=tuple(f), hosts=h) for f, h in zip(assigned, tower_hosts(len(assigned), hosts), strict=True)
         ),
         module=TowerModuleSpec(
-            name=partition.module, c=partition.c, p=partition.p, dim=partition.dim or dim,
-            cross_layers=partition.cross_layers,
+            name=partition.module, c=partition.c, p=partition.p, cross_layers=partition.cross_layers,
+            dim=partition.dim or (-(-dim // 4) if low_rank else dim), rank=partition.rank if low_rank else 0,
         ),
     )  # fmt: skip
     check_towers(towers.towers, features, hosts)

@@ -67,6 +67,10 @@ class Links:
 
         return call
 
+    def exchanged(self, parts: Sequence[int], group: dist.ProcessGroup | None) -> None:
+        """Count ``parts``, bytes for each rank of ``group``, that no function of ``torch.distributed`` sends."""
+        self._add(parts, self._ranks_of(group))
+
     def _ranks_of(self, group: dist.ProcessGroup | None) -> list[int]:
         if group not in self._ranks:
             self._ranks[group] = dist.get_process_group_ranks(group)

@@ -6,11 +6,13 @@ Every module: forward(embeddings [B, F, N]) -> [B, vectors, dim].
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.embeddings.widths import Projections
+from pipeline.models.layers.cross import CrossNet
 from pipeline.records import TowerModuleSpec
 
 
@@ -64,10 +66,34 @@ class DcnTower(nn.Module):
         return self.project(value).unflatten(1, (self.vectors, self.dim))
 
 
+class LowRankTower(nn.Module):
+    """``rank`` mixtures of the whole tower cross each other, and every feature's vector gets its part: [B, F, dim].
+
+    A shared projection makes ``dim`` values of each embedding, and a third as many beside them for the mixtures alone.
+    It alone reads the embeddings; all else is as narrow as what the tower sends. Per sample it multiplies about
+    4/3 F N dim + 7/3 F dim rank + layers rank^2 times, where whole matrices take layers (F N)^2 + F^2 N dim.
+    """
+
+    def __init__(self, features: int, width: int, spec: TowerModuleSpec) -> None:
+        super().__init__()
+        self.dim, self.vectors = spec.dim, features
+        inner = spec.dim + -(-spec.dim // 3)
+        self.each = nn.Linear(width, inner)
+        self.mix = nn.Linear(features * inner, spec.rank)
+        self.cross = CrossNet("full", spec.cross_layers, spec.rank, spec.rank, 1)
+        self.add = nn.Linear(spec.rank, features * spec.dim)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """[B, F, N] -> [B, F, dim]."""
+        inner = self.each(embeddings)
+        seen = self.cross(self.mix(inner.flatten(1)))
+        return self.add(seen).unflatten(1, (self.vectors, self.dim)) + inner[..., : self.dim]
+
+
 class ProjectedTower(nn.Module):
     """Embeddings of several widths, [B, sum of widths], brought to one width before they enter a tower's ``module``."""
 
-    def __init__(self, project: Projections, module: PassThrough | DlrmTower | DcnTower) -> None:
+    def __init__(self, project: Projections, module: EvenModule) -> None:
         super().__init__()
         self.project, self.module = project, module
         self.vectors, self.dim = module.vectors, module.dim
@@ -84,7 +110,8 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
 
 
-TowerModule = PassThrough | DlrmTower | DcnTower | ProjectedTower
+EvenModule: TypeAlias = PassThrough | DlrmTower | DcnTower | LowRankTower
+TowerModule: TypeAlias = EvenModule | ProjectedTower
 
 
 def projected_tower(
@@ -98,13 +125,18 @@ def projected_tower(
     return module if even else ProjectedTower(Projections(widths, dim, seed), module)
 
 
-def build_tower(
-    spec: TowerModuleSpec, features: int, width: int, seed: int, number: int
-) -> PassThrough | DlrmTower | DcnTower:
-    """The module of tower ``number`` with ``features`` embeddings of ``width``, drawn from (seed, number) alone."""
+def tower_module(spec: TowerModuleSpec, features: int, width: int) -> EvenModule:
+    """The module of a tower with ``features`` embeddings of ``width``, its values as PyTorch draws them."""
     if spec.name == "pass_through":
         return PassThrough(features, width)
-    module = DlrmTower(features, width, spec) if spec.name == "dlrm" else DcnTower(features, width, spec)
+    if spec.name == "dlrm":
+        return DlrmTower(features, width, spec)
+    return (LowRankTower if spec.name == "low_rank" else DcnTower)(features, width, spec)
+
+
+def build_tower(spec: TowerModuleSpec, features: int, width: int, seed: int, number: int) -> EvenModule:
+    """The module of tower ``number`` with ``features`` embeddings of ``width``, drawn from (seed, number) alone."""
+    module = tower_module(spec, features, width)
     generator = torch.Generator().manual_seed((seed + 7919 * (number + 1)) % 2**63)
     for layer in module.modules():
         if isinstance(layer, nn.Linear):

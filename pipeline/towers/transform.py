@@ -108,6 +108,17 @@ class TowerEmbeddings(nn.Module):
         """The ranks that share this rank's tables; ``path``: of this module, whose towers these ranks average."""
         return TableRanks(self.groups.tower_ranks, self.groups.tower, apart=(f"{path}.tower.",))
 
+    @property
+    def own_hosts(self) -> tuple[int, ...]:
+        """The hosts that share this rank's tables."""
+        return self.layout.tower_hosts[self.groups.number].hosts
+
+    @property
+    def read_as(self) -> torch.dtype | None:
+        """What the tower modules round embeddings to before anything else reads them; None: they stay as they are."""
+        by_a_product = self.layout.towers.module.rounds_first and self.even and self._events is None
+        return self.dtype if by_a_product and not self.penalty else None
+
     def module_features(self, path: str) -> dict[str, list[str]]:
         """The features of each tower, by what the names of its module's parameters start with; ``path``: of this.
 

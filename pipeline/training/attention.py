@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pipeline.models.layers import EventWeights
+from pipeline.models.layers.events import fillers
 from pipeline.training.histories import Histories
 
 MOST_EVENTS = 12  # of the example, where some row of the first batch has no more
@@ -52,9 +53,10 @@ def watching(histories: Histories | None) -> Iterator[Watched]:
     seen, hooks = Watched(), list[Any]()
     if histories is not None:
         for name, vector in histories.vectors.items():
-            seen.weights[name] = []
+            seen.weights[name], given = [], list[int]()
+            hooks.append(vector.register_forward_pre_hook(partial(_look, given)))
             hooks += [
-                module.register_forward_hook(partial(_keep, seen.weights[name]))
+                module.register_forward_hook(partial(_keep, seen.weights[name], given))
                 for module in vector.modules()
                 if isinstance(module, EventWeights)
             ]
@@ -72,8 +74,19 @@ def watching(histories: Histories | None) -> Iterator[Watched]:
             hook.remove()
 
 
-def _keep(into: list[Tensor], module: torch.nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
-    into.append(made.detach())
+def _look(into: list[int], module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+    """Keep the numbers of events and samples that a sequence's vectors are made of."""
+    _, rows, _, samples = given
+    into[:] = [len(rows), samples]
+
+
+def _keep(
+    into: list[Tensor], counts: list[int], module: torch.nn.Module, given: tuple[Tensor, ...], made: Tensor
+) -> None:
+    """Keep the weights without those of what filled up the batch, which are the last ones."""
+    events, samples = counts
+    alone = len(made) == events + fillers(events, samples)[0]  # else every sample's target is behind its events
+    into.append(made.detach()[: events if alone else events + samples])
 
 
 def _example(sample: Tensor, weights: Tensor, rows: int) -> Attention:

@@ -72,6 +72,7 @@ class Checkpoints:
         self._last = time.monotonic()
         self.stopping: Stopping | None = None  # what the looks at validation rows have decided so far
         self.snapshots: list[str] | None = None  # names of those that may join an ensemble; None: none is made
+        self.lanes = settings.train.dealt_lanes  # of this training, which keeps those that it began with
         self._place = directory
 
     @property
@@ -98,7 +99,7 @@ class Checkpoints:
             )
         then = from_first(f"reading {self.final}", lambda: self.saver.store.get(self.final, "train").config)
         check_length(self.settings.train, then, state.step, total, self.final)
-        self.trainer.steps = state.step
+        self.trainer.steps, self.lanes = state.step, state.lanes
         set_table_steps(self.trainer.model, state.step)
         if self.stopping is not None:
             self.stopping.load(state.validation)
@@ -252,7 +253,7 @@ class Checkpoints:
             windows=self.meter.state(), towers=self.trainer.tower_features, order=self.trainer.feature_order,
             rng=_all_rng_states(),
             validation=self.stopping.state() if self.stopping is not None else {},
-            compiled=self.compiling.compiled,
+            compiled=self.compiling.compiled, lanes=self.lanes,
         )  # fmt: skip
         held: list[str] = [] if final or self.best is None else [self.best]
         held = held if self.snapshots is None else [name for name in self.snapshots if name != name_of(step)]

@@ -78,7 +78,8 @@ class BatchReader:
     It stops before epoch ``epochs``. ``wait_seconds`` adds up the time that the consumer waited. ``announce`` gets the
     ids of every batch ahead of it. ``pin``: batches are in page-locked memory, from which copies to an accelerator run
     beside its work. Use it as a context manager, or call ``close``. Taking a batch raises the errors of the reading
-    thread. With ``announce`` or sequences, taking one is collective on several ranks (``announcing.py``).
+    thread. With ``announce`` or sequences, taking one is collective on several ranks (``announcing.py``), unless the
+    model needs nothing of other ranks (``apart``).
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class BatchReader:
         prefetch: int = 4,
         announce: Announce | None = None,
         pin: bool = False,
+        apart: bool = False,
     ) -> None:
         if not split.rows:
             raise DataError(
@@ -104,7 +106,7 @@ class BatchReader:
         self._builder = _Builder(split, order)
         # Of several ranks' batches, the consumer holds those that are being announced.
         self._told: Announcements[Batch] | None = Announcements.needed(
-            split.schema, announce, order.all_ranks, prefetch + 1
+            split.schema, announce, 1 if apart else order.all_ranks, prefetch + 1
         )
         self._queue: queue.Queue[_Read | BaseException | None] = queue.Queue(1 if self._told else prefetch)
         self._stop = threading.Event()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import json
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,15 +21,18 @@ import torch.distributed as dist
 from pipeline.checkpoint.ranks import exchange
 from pipeline.config import HardwareConfig
 from pipeline.cpus import available_cpus
+from pipeline.embeddings.pages import LARGE_PAGE
 from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError, NightjarError
 from pipeline.training.faults import Fault
 
-_FAILURE = "nightjar/failure"
+_FAILURE = "nightjar/failure/{}"
+_trainings = 0  # that this process has begun with the other ranks; each leaves its failure under a key of its own
 _PATIENCE = timedelta(minutes=30)
 _side: tuple[object, dist.ProcessGroup] | None = None  # the group of all ranks, and that of ``side_group``
 # mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD with their bytes.
 _MALLOC = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 64 << 20}
+_STEP = 512 << 20  # bytes of the heap, from which tensors of a step come, that are asked for in large pages
 
 
 def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine: bool = True) -> torch.device:
@@ -83,10 +87,28 @@ def _keep_freed_memory() -> None:
     By default it gives large pieces back to the kernel, which clears every page again on its first use: up to half of
     the time of a step of large batches (docs/measurements.md). The peak stays, since steps need the same tensors.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
         for option, value in _MALLOC.items():
-            mallopt(option, value)
+            libc.mallopt(option, value)
+        _use_large_pages(libc)
+
+
+def _use_large_pages(libc: ctypes.CDLL) -> None:
+    """Have the part of glibc's heap that comes next in pages of 2 MiB from its first use on, where Linux has some.
+
+    Tensors of a step lie there. What none of them uses takes no memory.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    begin = libc.malloc(_STEP)
+    if begin:
+        aligned = -(-begin // LARGE_PAGE) * LARGE_PAGE
+        libc.madvise(aligned, _STEP - LARGE_PAGE, mmap.MADV_HUGEPAGE)
+        libc.free(begin)
 
 
 def _device(kind: str) -> torch.device:
@@ -152,13 +174,15 @@ def first_fault(fault: Fault | None) -> Fault | None:
 @contextmanager
 def shared_failure() -> Iterator[None]:
     """Raise on every rank the NightjarError that one of them raises, in place of the broken connections it causes."""
+    global _trainings
+    _trainings += 1
     try:
         yield
     except NightjarError as error:
         _leave_failure(error)
         raise
     except RuntimeError as error:
-        cause = _failure_left()
+        cause = failure_left()
         if cause is None:
             raise
         raise cause from error
@@ -171,16 +195,18 @@ def _store() -> dist.Store | None:
 def _leave_failure(error: NightjarError) -> None:
     store = _store()
     if store is not None and dist.get_world_size() > 1:
-        store.set(_FAILURE, json.dumps(error.to_json()))
+        store.set(_FAILURE.format(_trainings), json.dumps(error.to_json()))
 
 
-def _failure_left() -> NightjarError | None:
+def failure_left() -> NightjarError | None:
+    """What another rank has failed with in this training; None where none has, or none can be asked."""
     store = _store()
     if store is None or dist.get_world_size() == 1:
         return None
     try:
-        if not store.check([_FAILURE]):
+        key = _FAILURE.format(_trainings)
+        if not store.check([key]):
             return None
-        return NightjarError.from_json(json.loads(store.get(_FAILURE)))
+        return NightjarError.from_json(json.loads(store.get(key)))
     except RuntimeError:  # the rank that serves the store is gone too
         return None

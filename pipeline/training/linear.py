@@ -61,10 +61,9 @@ class _CompiledLinear(torch.autograd.Function):
         x, weight, out = ctx.saved_tensors
         for_x = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
         for_weight, for_bias = torch.empty_like(weight), weight.new_empty(len(weight))
-        masked = None if out is None else torch.empty_like(grad)
         task = _task(
-            x, weight, grad=grad.data_ptr(), out=_at(out), masked=_at(masked), for_x=_at(for_x),
-            for_weight=for_weight.data_ptr(), for_bias=for_bias.data_ptr(),
+            x, weight, grad=grad.data_ptr(), out=_at(out), for_x=_at(for_x), for_weight=for_weight.data_ptr(),
+            for_bias=for_bias.data_ptr(),
         )  # fmt: skip
         ctx.kernels.backward(task)
         return for_x, for_weight, for_bias if ctx.has_bias else None, None, None
@@ -133,7 +132,7 @@ class CpuLinear(nn.Linear):
         if torch.compiler.is_compiling() or x.device.type != "cpu" or dtype not in _DTYPES or not x.numel():
             plain = super().forward(x)
             return plain.relu() if self.relu else plain
-        flat = x.flatten(0, -2).to(dtype)
+        flat = x.reshape(-1, x.shape[-1]).to(dtype)
         kernels = self._kernels(flat)
         if kernels is not None:
             out = cast(Tensor, _CompiledLinear.apply(flat, self.weight, self.bias, self.relu, kernels))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -80,8 +80,7 @@ def train(
     threads = 1 if config.asynchronous else config.threads_per_rank
     device = connect(settings.hardware, threads, one_machine=settings.one_machine)
     torch.manual_seed(settings.seed + dist.get_rank())
-    paths = settings.hardware.ssd_paths
-    with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(paths, store, plan) as ssd:
+    with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(settings.hardware, store, plan) as ssd:
         log_shortcomings(ssd)
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
@@ -96,6 +95,7 @@ def train(
         saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, on_point)
         looks = _looks(config, split, order, trainer, saver, Start(settings, split, starts), init)
         saver.resume(init, total, split.rows)
+        order = replace(order, lanes=saver.lanes)
         if looks is not None:
             total = looks.begin(total, warm=init is not None)
         if dist.get_rank() == 0:

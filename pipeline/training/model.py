@@ -23,6 +23,7 @@ from pipeline.embeddings.rules import table_rules
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import TableSpec
+from pipeline.embeddings.whole import whole_tables
 from pipeline.embeddings.widths import Projections, projections
 from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError
@@ -327,6 +328,8 @@ def build_towers(
     towers.penalty = settings.train.embedding_l2
     towers.tower.to(device)
     passed = layout.towers.module.name == "pass_through"
+    if trained and not passed and device.type == "cpu":
+        use_cpu_kernels(towers.tower)
     names = None if passed else [f"tower output {name!r}" for name in towers.names]
     part = _dense_part(settings, schema, towers.names, towers.dim, device, names, histories=histories, trained=trained)
     return TowerClickModel(towers, part)
@@ -395,9 +398,11 @@ def assemble(
     *,
     trained: bool,
     ssd: SsdStore | None = None,
+    whole: bool = False,
 ) -> Sharded:
     """Build and shard the configured model, flat or with towers; collective. PlanError where the plan does not fit.
 
+    ``whole``: a flat model that is not trained gets all tables on every rank (``embeddings.whole``), whatever the plan.
     ``ssd``: the files of the plan's tables on tier ssd. ConfigError for ``train`` settings that device or plan lack.
     """
     rules = table_rules(settings.model, settings.train)
@@ -408,9 +413,10 @@ def assemble(
         exchange = flat_codecs(settings.partition.exchange, plan)
         prefetch = trained and settings.train.pipeline == "prefetch"
         tables = torch.device("cpu") if flat.head.workers is not None else device
+        plan, among = whole_tables(plan) if whole else (plan, None)
         model = shard_model(
-            flat, plan, flat.paths, tables, rules, codecs=exchange, ssd=ssd, prefetch=prefetch,
-            workers=flat.head.workers,
+            flat, plan, flat.paths, tables, rules, among, codecs=exchange, ssd=ssd, prefetch=prefetch,
+            workers=flat.head.workers, trained=trained,
         )  # fmt: skip
         return Sharded(model, flat.head, RowAccess(model))
     layout = layout_of(towers, schema.vectors, settings.hardware.hosts, settings.hardware.ranks_per_host)

@@ -6,6 +6,7 @@ Knows the dataset's layout (``records.DatasetSchema``) and nothing of batches, r
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from pipeline.records import (
 )
 from pipeline.specs import LABEL_KINDS
 from pipeline.store import Artifact, Store
+from pipeline.store.retrying import explained, retried
 
 SCHEMA_FILE, PROFILE_FILE = "schema.json", "profile.json"
 
@@ -135,8 +137,8 @@ def join_ragged(parts: list[Ragged]) -> Ragged:
 class SplitReader:
     """Reads row groups of one split of a committed dataset; safe to use from several threads.
 
-    ``groups_read`` counts decoded groups. Raises ArtifactError for a file that cannot be read and GuardError
-    for a row number outside its table.
+    ``groups_read`` counts decoded groups. Raises ArtifactError for a file that cannot be read, PassingError where the
+    store does not answer after several tries, and GuardError for a row number outside its table.
     """
 
     def __init__(self, store: Store, dataset: Artifact, split: str) -> None:
@@ -284,31 +286,45 @@ class SplitReader:
         return self._table(replace(group, file=f"{folder}/{group.file.rpartition('/')[2]}"), names)
 
     def _table(self, group: Group, names: list[str]) -> pa.Table:
-        path = f"{self.dataset.path}/{group.file}"
+        where = self.store.url_of(f"{self.dataset.path}/{group.file}")
         try:
-            source: Any = self.store.full(path) if self.store.is_local else self.store.open(path)
-            with self._lock:
-                footer = self._footers.get(group.file)
-            with pq.ParquetFile(
-                source, metadata=footer, memory_map=self.store.is_local, pre_buffer=not self.store.is_local
-            ) as file:
-                with self._lock:
-                    self._footers.setdefault(group.file, file.metadata)
-                    self.groups_read += 1
-                table = file.read_row_group(group.index, columns=names, use_threads=False)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ArtifactError(
-                f"{self.store.url_of(path)} cannot be read: {error}",
-                hint="nightjar ingest with force=true writes the dataset again",
+            table = retried(lambda: self._decoded(group, names), f"reading {where}")
+        except Exception as error:
+            passing = explained(error)
+            if passing is None and not isinstance(error, pa.ArrowInvalid | OSError):
+                raise
+            raise passing or ArtifactError(
+                f"{where} cannot be read: {error}", hint="nightjar ingest with force=true writes the dataset again"
             ) from error
         missing = [name for name in names if name not in table.column_names]
         if missing or table.num_rows != group.rows:
             raise ArtifactError(
-                f"{self.store.url_of(path)} row group {group.index} has {table.num_rows} rows and lacks columns "
+                f"{where} row group {group.index} has {table.num_rows} rows and lacks columns "
                 f"{missing}, expected {group.rows} rows and all columns of {SCHEMA_FILE}",
                 hint="nightjar ingest with force=true writes the dataset again",
             )
         return table
+
+    def _decoded(self, group: Group, names: list[str]) -> pa.Table:
+        with self._lock:
+            footer = self._footers.get(group.file)
+        with (
+            self._opened(group.file) as source,
+            pq.ParquetFile(
+                source, metadata=footer, memory_map=self.store.is_local, pre_buffer=not self.store.is_local
+            ) as file,
+        ):
+            table = file.read_row_group(group.index, columns=names, use_threads=False)
+            with self._lock:
+                self._footers.setdefault(group.file, file.metadata)
+                self.groups_read += 1
+        return table
+
+    def _opened(self, file: str) -> AbstractContextManager[Any]:
+        """What pyarrow reads row groups of ``file`` from."""
+        if self.store.is_local:
+            return nullcontext(self.store.full(f"{self.dataset.path}/{file}"))
+        return closing(self.store.open_parts(self.dataset, file))
 
     def _ragged(self, table: pa.Table, name: str, weighted: bool, group: Group) -> Ragged:
         lists = _array(table.column(name))

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from pipeline.checkpoint.ranks import exchange
 from pipeline.checkpoint.reader import Target, restore
+from pipeline.embeddings.one_rank import without_exchange
 from pipeline.embeddings.tables import dense_parameters
+from pipeline.embeddings.whole import whole_tables_pay
 from pipeline.embeddings.workers import Workers
 from pipeline.evaluation.members import shares
+from pipeline.models.layers.events import EVEN_ROWS
 from pipeline.records import LABEL, Member, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.training.attention import Attention, watching
-from pipeline.training.data import BatchReader
+from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of
 from pipeline.training.model import assemble
 from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import PredictionSettings
+from pipeline.training.shared_memory import memory_between
 from pipeline.training.ssd import ssd_store
 
-EVEN_ROWS = 64  # more than a kernel's tile has
+MEETING = 64  # batches from one meeting of ranks that have all tables to the next
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ def predict(
     device = connect(settings.hardware, settings.train.threads_per_rank, one_machine=settings.one_machine)
     with shared_failure():
         split = SplitReader(store, dataset, "test")
-        with ssd_store(settings.hardware.ssd_paths, store, plan) as ssd:
+        with ssd_store(settings.hardware, store, plan) as ssd:
             workers = workers_of(settings.hardware)
             global_batch = even_batch(settings.global_batch, workers.count)
             if ssd is not None and ssd.cached:  # whose slots are for the rows of a batch of the plan, not a larger one
@@ -71,15 +79,22 @@ def predict(
                 lanes=workers.count, rank=dist.get_rank(), world_size=workers.count,
                 without=workers.world - workers.count,
             )  # fmt: skip
-            sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd)
+            alone = (towers is None or towers.is_flat) and device.type == "cpu" and _alone(settings, plan, split.rows)
+            whole = alone and dist.get_world_size() > 1
+            sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd, whole=whole)
+            if alone:
+                without_exchange(sharded.model)
+            memory = None if alone else memory_between(device, settings, sharded.towers)
+            exchanging = nullcontext if memory is None else memory.exchanging
             target = Target(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
             parts = []
             # Of an ensemble, its first member. Towers see the events of other ranks' rows.
             with watching(sharded.dense_part.histories if sharded.towers is None else None) as seen:
                 for path in [each.checkpoint for each in members] or [checkpoint]:
-                    with BatchReader(split, order, pin=device.type == "cuda") as reader:
+                    with BatchReader(split, order, pin=device.type == "cuda", apart=whole) as reader:
                         restore(store, store.get(path, "train"), target)
-                        parts.append(score(sharded.model, reader, device, workers))
+                        with exchanging():
+                            parts.append(score(sharded.model, reader, device, workers, apart=whole))
         logits = _together(parts, members, len(split.schema.tasks))
         if logits is None:
             return None
@@ -88,6 +103,18 @@ def predict(
             split.column(LABEL), logits, split.true_probability(), split.labels(), split.row_weights(),
             seen.examples(rows),
         )  # fmt: skip
+
+
+def _alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
+    """Whether a rank scores its part of the ``rows`` without the others: it is the only one, or has all tables."""
+    if plan.world_size == 1:
+        return True
+    exact = settings.partition.exchange == "fp32"  # others round embeddings, and so would scores without
+    pays = exact and whole_tables_pay(plan, settings.hardware, rows // plan.world_size)
+    alone = all(exchange(pays))  # machines that were measured each for itself may differ
+    if alone and dist.get_rank() == 0:
+        log.info("all %d tables are on every rank, which scores its rows without the others", len(plan.tables))
+    return alone
 
 
 def even_batch(rows: int, ranks: int) -> int:
@@ -108,12 +135,15 @@ def _together(parts: Sequence[np.ndarray | None], members: Sequence[Member], tas
     return np.asarray(sum(part * share for part, share in each if part is not None), np.float32)
 
 
-def score(model: torch.nn.Module, reader: BatchReader, device: torch.device, workers: Workers) -> np.ndarray | None:
+def score(
+    model: torch.nn.Module, reader: BatchReader, device: torch.device, workers: Workers, *, apart: bool = False
+) -> np.ndarray | None:
     """Logits of all rows of the ``reader``'s split, which is not shuffled, in row order: on rank 0, None elsewhere.
 
-    Collective, on ranks without samples too; float32 [rows], or [rows, T] of several tasks.
+    Collective, on ranks without samples too; float32 [rows], or [rows, T] of several tasks. ``apart``: the model needs
+    nothing of other ranks, which meet now and then.
     """
-    own = _run(model, reader, torch.device("cpu") if workers.apart else device)
+    own = _run(model, _meeting(reader) if apart else reader, torch.device("cpu") if workers.apart else device)
     gathered = _gather(own, workers) if workers.here else None
     return None if gathered is None else _in_row_order(gathered, reader.deal)
 
@@ -124,10 +154,21 @@ def main_logits(logits: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def _run(model: torch.nn.Module, reader: BatchReader, device: torch.device) -> torch.Tensor:
+def _run(model: torch.nn.Module, batches: Iterable[Batch], device: torch.device) -> torch.Tensor:
     """This rank's logits, one row per global batch: [batches, b], or [batches, b, T]."""
     model.eval()
-    return torch.stack([model(batch.to(device, non_blocking=True))[1][0].float() for batch in reader])
+    return torch.stack([model(batch.to(device, non_blocking=True))[1][0].float() for batch in batches])
+
+
+def _meeting(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """``batches``, of which all ranks have equally many, and do not run far ahead of each other.
+
+    So the failure of one reaches the others, and none waits at the end for as long as a collective may take.
+    """
+    for number, batch in enumerate(batches, start=1):
+        yield batch
+        if number % MEETING == 0:
+            dist.barrier()
 
 
 def _gather(logits: torch.Tensor, workers: Workers) -> torch.Tensor | None:

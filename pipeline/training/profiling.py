@@ -30,7 +30,7 @@ KINDS = (
     ("exchange", ("gloo:", "nccl:", "c10d::")),
     (  # the compiled library's do bias, ReLU and their gradients too
         "matrix products",
-        ("::mm", "::addmm", "::bmm", "::baddbmm", "_linear_pointwise", "_CompiledLinear", "gemm", "cutlass"),
+        ("::mm", "::addmm", "::bmm", "::baddbmm", "_linear_pointwise", "_CompiledLinear", "_Head", "gemm", "cutlass"),
     ),
     ("dense optimizer", ("Optimizer.", "adam", "adagrad", "_foreach_")),
     ("copies", ("copy", "::cat", "gather", "index_select", "::fill_", "::zero_", "clone", "Memcpy", "Memset")),
@@ -65,7 +65,8 @@ class Profile:
 
 
 class Profiler:
-    """Profiles some steps of a run. ``name``: the path of its files in the store, with * for ``trace`` or ``profile``.
+    """Profiles ``steps`` of a run, fewer where it ends before. ``name``: the path of its files in the store, with * for
+    ``trace`` or ``profile``.
 
     ``speed``: a table by kinds of work is written beside the trace; None: the trace alone.
     """
@@ -84,6 +85,12 @@ class Profiler:
         return self._after_step
 
     def __exit__(self, *error: Any) -> None:
+        profiled = self._taken - WARM_UP_STEPS
+        if profiled < self._steps:  # a short training: of the steps that there were
+            self._seconds, self._steps = time.perf_counter() - self._began, max(profiled, 0)
+        if not self._steps and error[0] is None:
+            took = f"this session took {self._taken}, expected more than {WARM_UP_STEPS}"
+            log.warning("no steps were profiled: %s; train.global_batch may be smaller", took)
         self._profile.__exit__(*error)
 
     def _after_step(self) -> None:
@@ -97,11 +104,13 @@ class Profiler:
         self._profile.step()
 
     def _write(self, profiler: profile) -> None:
+        if not self._steps:
+            return
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(file))
             self._store.write_bytes(f"{self._name.replace('*', 'trace')}.json", file.read_bytes())
-        if self._speed is not None and self._seconds:
+        if self._speed is not None:
             profiled = self._summed(profiler, self._speed)
             self._store.write_bytes(f"{self._name.replace('*', 'profile')}.txt", f"{profiled.table()}\n".encode())
             log.info("%s", profiled.table())

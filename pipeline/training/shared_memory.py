@@ -12,37 +12,56 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torchrec.distributed import dist_data
+from torchrec.distributed.comm_ops import get_gradient_division
+from torchrec.distributed.types import NoWait
+
+from pipeline.cpus import available_cpus
+from pipeline.training.distributed import failure_left
+
+if TYPE_CHECKING:
+    from pipeline.towers.transform import TowerEmbeddings
+    from pipeline.training.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 
 SLOT = 256 << 20  # bytes of a message; pages that no message reaches take no memory
 CHUNK = 1 << 15  # values of a sum at a time, so that they stay in the cache
 LINE = 8  # int64 values of a cache line, so that ranks do not write into the same one
-# Looks before the first pause; seconds of a pause, between looks at peers, and of waiting for a rank that runs.
-SPINS, PAUSE, CHECK, LONGEST = 2000, 5e-5, 0.5, 1800.0
+# Looks before the first pause, and where ranks share CPUs, of which a look takes some from the rank that is waited for;
+# seconds of a pause, between looks at peers, and of waiting for a rank that runs.
+SPINS, SHARED_SPINS, PAUSE, CHECK, LONGEST = 2000, 20, 5e-5, 0.5, 1800.0
 
 
 class SharedMemory:
-    """Collectives over all ranks, which call the same ones in the same order; ``share_memory`` makes it.
+    """Collectives over the ranks of ``group`` (None: all), which call the same ones in the same order.
+
+    ``share_memory`` makes it.
 
     Two slots for each rank are written in turn. A rank writes into a slot again after the meeting that follows its
     reading by all others, so one meeting a collective is enough. x86 keeps the order of writes that this rests on.
-    ``memory``: mapped by all ranks; ``pids``: their processes.
+    ``memory``: mapped by all ranks; ``pids``: their processes. ``counted``: gets the bytes for each rank of pooled
+    embeddings and their gradients, which no function of ``dist`` sees; ``dtype``: of these values on the way and where
+    they arrive (None: as they are).
     """
 
-    def __init__(self, memory: mmap.mmap, pids: list[int]) -> None:
-        self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        self._map, self._pids = memory, pids
+    def __init__(self, memory: mmap.mmap, pids: list[int], group: dist.ProcessGroup | None = None) -> None:
+        self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
+        self._groups = (group,) if group is not None else (None, dist.group.WORLD)
+        self._map, self._pids, self._group = memory, pids, group
+        self.counted: Callable[[Sequence[int], dist.ProcessGroup | None], None] | None = None
+        self.dtype: torch.dtype | None = None
         self._calls = 0
+        self._spins = SPINS if available_cpus() >= self._world else SHARED_SPINS
         head, world = _head(self._world), self._world
         values = np.frombuffer(memory, np.int64, head // 8)[LINE:]
         self._arrived = values[: LINE * world : LINE]
@@ -54,16 +73,17 @@ class SharedMemory:
 
     def all_to_all(self, output: Tensor, input: Tensor, receives: list[int], sends: list[int]) -> bool:
         """Exchange bytes: ``sends`` to each rank, ``receives`` from each. False where any rank's do not fit a slot."""
-        turn = self._send(input, sends)
+        turn = self._send(input, sends, own=slice(sum(sends[: self._rank]), sum(sends[: self._rank + 1])))
         sizes = self._sizes[turn]
-        if (sizes[:, 0] < 0).any():
+        if not self._all_fit(turn):
             return False
         target, at = _bytes(output), 0
         for source, count in enumerate(receives):
             if sizes[source, self._rank] != count:
                 raise RuntimeError(f"rank {source} sent {sizes[source, self._rank]} bytes, expected {count}")
             start = int(sizes[source, : self._rank].sum())
-            target[at : at + count] = self._slots[turn, source, start : start + count]
+            values = _bytes(input) if source == self._rank else self._slots[turn, source]
+            target[at : at + count] = values[start : start + count]
             at += count
         return True
 
@@ -108,16 +128,75 @@ class SharedMemory:
                 part.copy_(slot[: input.nbytes])
         return True
 
-    def _send(self, values: Tensor, sizes: list[int]) -> int:
-        """Write ``values`` into this rank's slot and meet the others; returns the number of the slots."""
-        self._calls += 1
-        turn = self._calls % 2
-        fits = values.nbytes <= SLOT
-        self._sizes[turn, self._rank] = sizes if fits else -1
-        if fits:
-            self._slots[turn, self._rank, : values.nbytes] = _bytes(values)
-        self._meet()
+    def pooled(self, values: Tensor, batches: list[int], widths: list[int]) -> Tensor:
+        """``values`` [sum of ``batches``, own width], rows by rank, to [own batch, sum of ``widths``], columns by rank.
+
+        They fit a slot, and become ``self.dtype`` on the way. Other than after ``all_to_all``, nothing is left to be
+        put in order.
+        """
+        parts = values.split(batches)
+        result = values.new_empty(batches[self._rank], sum(widths), dtype=self.dtype or values.dtype)
+        turn = self._put(parts, result.dtype)
+        for source, columns in enumerate(result.split(widths, dim=1)):
+            columns.copy_(parts[source] if source == self._rank else self._part(turn, source, columns, columns.dtype))
+        return result
+
+    def pooled_back(self, grad: Tensor, batches: list[int], widths: list[int], by: int, dtype: torch.dtype) -> Tensor:
+        """The way back of ``pooled``: gradients [own batch, sum of ``widths``], in ``dtype``, divided ``by`` that."""
+        parts = grad.split(widths, dim=1)
+        turn = self._put(parts, grad.dtype)
+        result = grad.new_empty(sum(batches), widths[self._rank], dtype=dtype)
+        for source, rows in enumerate(result.split(batches)):
+            part = parts[source] if source == self._rank else self._part(turn, source, rows, grad.dtype)
+            if part.dtype == dtype:
+                torch.div(part, by, out=rows)
+            else:
+                rows.copy_(part).div_(by)
+        return result
+
+    def _put(self, parts: Sequence[Tensor], dtype: torch.dtype) -> int:
+        """Write the ``parts`` for the other ranks into this one's slot, and meet them; returns the slots' number."""
+        turn, at = self._turn(), 0
+        sizes = [part.numel() * dtype.itemsize for part in parts]
+        if self.counted is not None:
+            self.counted(sizes, self._group)
+        for rank, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+            if rank != self._rank:
+                self._slots[turn, self._rank, at : at + size].view(dtype).view(part.shape).copy_(part)
+            at += size
+        self._show(turn, sizes)
         return turn
+
+    def _part(self, turn: int, source: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the rank ``source`` wrote for this one, in ``dtype``, of the shape of ``like``."""
+        sizes = self._sizes[turn, source]
+        start, count = int(sizes[: self._rank].sum()), int(sizes[self._rank])
+        if count != like.numel() * dtype.itemsize:
+            raise RuntimeError(f"rank {source} sent {count} bytes, expected {like.numel() * dtype.itemsize}")
+        return self._slots[turn, source, start : start + count].view(dtype).view(like.shape)
+
+    def _send(self, values: Tensor, sizes: list[int], own: slice = slice(0, 0)) -> int:
+        """Write ``values``, but for this rank's ``own`` bytes, into its slot and meet the others; which slots."""
+        turn, fits = self._turn(), values.nbytes <= SLOT
+        if fits:
+            slot, given = self._slots[turn, self._rank], _bytes(values)
+            slot[: own.start] = given[: own.start]
+            slot[own.stop : values.nbytes] = given[own.stop :]
+        self._show(turn, sizes, fits=fits)
+        return turn
+
+    def _turn(self) -> int:
+        """Begin a collective: the number of the slots that it uses."""
+        self._calls += 1
+        return self._calls % 2
+
+    def _show(self, turn: int, sizes: list[int], *, fits: bool = True) -> None:
+        """Tell the others how many bytes there are for each of them, and meet them."""
+        self._sizes[turn, self._rank] = sizes if fits else -1
+        self._meet()
+
+    def _all_fit(self, turn: int) -> bool:
+        return not (self._sizes[turn, :, 0] < 0).any()
 
     def _meet(self) -> None:
         """Wait until every rank has made this call."""
@@ -129,7 +208,7 @@ class SharedMemory:
         checked = began
         while self._arrived.min() < self._calls:
             looks += 1
-            if looks < SPINS:
+            if looks < self._spins:
                 os.sched_yield()
                 continue
             time.sleep(PAUSE)
@@ -138,7 +217,9 @@ class SharedMemory:
                 self._check_peers(checked - began)
 
     def _check_peers(self, waited: float) -> None:
-        """RuntimeError where a rank has ended that the others wait for, or keeps them waiting for too long."""
+        """RuntimeError where a rank has failed, has ended, or keeps the others waiting for too long."""
+        if failure_left() is not None:
+            raise RuntimeError("another rank has failed")
         for rank, pid in enumerate(self._pids):
             if self._arrived[rank] >= self._calls:
                 continue
@@ -149,12 +230,12 @@ class SharedMemory:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """``dist.all_to_all_single`` and ``all_gather_into_tensor`` over all ranks go through shared memory inside."""
+        """``dist.all_to_all_single`` and ``all_gather_into_tensor`` of these ranks go through shared memory inside."""
         former = dist.all_to_all_single, dist.all_gather_into_tensor
-        everyone, thread = (None, dist.group.WORLD), threading.get_ident()
+        thread = threading.get_ident()
 
         def here(group: Any) -> bool:
-            return group in everyone and threading.get_ident() == thread  # other threads have their own order
+            return group in self._groups and threading.get_ident() == thread  # other threads have their own order
 
         def all_to_all(
             output: Tensor, input: Tensor, output_split_sizes: list[int] | None = None,
@@ -172,11 +253,22 @@ class SharedMemory:
                 return _Done() if async_op else None
             return former[1](output_tensor, input_tensor, group=group, async_op=async_op)
 
+        theirs = dist_data.alltoall_pooled
+
+        def pooled(a2a_pooled_embs_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            batches, widths = kwargs["batch_size_per_rank"], kwargs["dim_sum_per_rank"]
+            most = max(sum(batches) * max(widths), max(batches) * sum(widths)) * a2a_pooled_embs_tensor.element_size()
+            if here(kwargs["group"]) and kwargs["codecs"] is None and most <= SLOT:
+                return NoWait(_Pooled.apply(a2a_pooled_embs_tensor, self, batches, widths))
+            return theirs(a2a_pooled_embs_tensor, *args, **kwargs)
+
         dist.all_to_all_single, dist.all_gather_into_tensor = all_to_all, all_gather
+        dist_data.alltoall_pooled = pooled
         try:
             yield
         finally:
             dist.all_to_all_single, dist.all_gather_into_tensor = former
+            dist_data.alltoall_pooled = theirs
 
     def _parts(self, values: Tensor, rows: list[int] | None) -> list[int]:
         """Bytes of each rank's part."""
@@ -184,6 +276,20 @@ class SharedMemory:
             return [values.nbytes // self._world] * self._world
         row = values.nbytes // values.shape[0] if values.shape[0] else 0
         return [row * count for count in rows]
+
+
+class _Pooled(torch.autograd.Function):
+    """``SharedMemory.pooled``; gradients are divided by the number of ranks where TorchRec's own exchange does so."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, memory: SharedMemory, batches: list[int], widths: list[int]) -> Tensor:
+        ctx.memory, ctx.sizes, ctx.dtype = memory, (batches, widths), values.dtype
+        return memory.pooled(values, batches, widths)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        by = len(ctx.sizes[0]) if get_gradient_division() else 1
+        return ctx.memory.pooled_back(grads[0], *ctx.sizes, by, ctx.dtype), None, None, None
 
 
 class _Done:
@@ -194,16 +300,32 @@ class _Done:
         return True
 
 
-def share_memory(device: torch.device, *, one_machine: bool) -> SharedMemory | None:
-    """Memory of all ranks; None where they exchange otherwise. Collective.
+def memory_between(
+    device: torch.device, settings: ModelSettings, towers: TowerEmbeddings | None
+) -> SharedMemory | None:
+    """Memory of the ranks of one host that exchange embeddings with each other; as ``share_memory``. Collective.
+
+    With ``towers``, these are the ranks that share a tower's tables.
+    """
+    if towers is not None:
+        return share_memory(device, one_machine=len(towers.own_hosts) == 1, group=towers.groups.tower)
+    return share_memory(device, one_machine=settings.one_machine and settings.hardware.hosts == 1)
+
+
+def share_memory(
+    device: torch.device, *, one_machine: bool, group: dist.ProcessGroup | None = None
+) -> SharedMemory | None:
+    """Memory of the ranks of ``group`` (None: all); None where they exchange otherwise. Collective.
 
     That is where there is one rank, on CUDA, on several machines, and where a rank cannot map the memory.
     """
-    able = one_machine and device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
-    if not able or dist.get_world_size() == 1 or not hasattr(os, "memfd_create"):
+    able, world = one_machine and device.type == "cpu" and platform.machine() in ("x86_64", "AMD64"), 1
+    if able:
+        world = dist.get_world_size(group)
+    if world == 1 or not hasattr(os, "memfd_create"):
         return None
-    memory, pids = _mapped(_head(dist.get_world_size()) + 2 * dist.get_world_size() * SLOT)
-    return SharedMemory(memory, pids) if memory is not None else None
+    memory, pids = _mapped(_head(world) + 2 * world * SLOT, group)
+    return SharedMemory(memory, pids, group) if memory is not None else None
 
 
 def _head(world: int) -> int:
@@ -211,15 +333,16 @@ def _head(world: int) -> int:
     return -(-8 * LINE * (1 + world * (1 + 2 * world)) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _mapped(size: int) -> tuple[mmap.mmap | None, list[int]]:
+def _mapped(size: int, group: dist.ProcessGroup | None) -> tuple[mmap.mmap | None, list[int]]:
     """Memory without a file, of the first rank, which the others open through its process; and all processes.
 
     None where one of them cannot. The mark shows that all have the same memory, whatever their view of processes.
     """
     opened, handle = None, -1
     where: list[Any] = [None]
+    rank, first = dist.get_rank(group), dist.get_process_group_ranks(group)[0]
     try:
-        if dist.get_rank() == 0:
+        if rank == 0:
             handle, mark = os.memfd_create("nightjar-exchange"), int.from_bytes(os.urandom(7))
             os.ftruncate(handle, size)
             where = [(os.getpid(), handle, mark)]
@@ -227,12 +350,12 @@ def _mapped(size: int) -> tuple[mmap.mmap | None, list[int]]:
             opened[:8] = mark.to_bytes(8, "little")
     except OSError as error:
         log.info("ranks exchange through the network stack: %s", error)
-    dist.broadcast_object_list(where, src=0)
-    if dist.get_rank() and where[0]:
+    dist.broadcast_object_list(where, src=first, group=group)
+    if rank and where[0]:
         pid, theirs, mark = where[0]
         opened = _opened(pid, theirs, mark, size)
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (os.getpid(), opened is not None))
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, (os.getpid(), opened is not None), group=group)
     if handle >= 0:
         os.close(handle)
     return opened if all(able for _, able in everyone) else None, [pid for pid, _ in everyone]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.ranks import exchange
+from pipeline.config import HardwareConfig
 from pipeline.embeddings.ssd import FIGURES, SsdStore, named, pss_bytes, ssd_tables
 from pipeline.errors import GuardError
 from pipeline.records import Plan
@@ -24,20 +25,21 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def ssd_store(paths: Sequence[str], store: Store, plan: Plan) -> Iterator[SsdStore | None]:
+def ssd_store(hardware: HardwareConfig, store: Store, plan: Plan) -> Iterator[SsdStore | None]:
     """This rank's files of the plan's tables on tier ssd, closed at the end; None where the plan has none.
 
-    ``paths``: ``hardware.ssd_paths``; where it is empty, the files are in directory ``scratch`` of a local store.
+    Where ``hardware.ssd_paths`` is empty, the files are in directory ``scratch`` of a local store.
     ConfigError for paths that cannot be used, GuardError where a disk has no room.
     """
     if not ssd_tables(plan):
         yield None
         return
+    paths = hardware.ssd_paths
     if not paths and store.is_local:
         scratch = Path(store.full(SCRATCH))
         scratch.mkdir(parents=True, exist_ok=True)
         paths = [str(scratch)]
-    ssd = SsdStore(plan, paths, dist.get_rank())
+    ssd = SsdStore(plan, paths, dist.get_rank(), spare=hardware.ssd_spare)
     try:
         yield ssd
     finally:

@@ -35,7 +35,7 @@ from pipeline.training.products import Speed
 from pipeline.training.reduction import DenseReduction
 from pipeline.training.regularise import seed_step
 from pipeline.training.settings import ModelSettings
-from pipeline.training.shared_memory import share_memory
+from pipeline.training.shared_memory import memory_between
 from pipeline.training.towers import TowerPipeline, gather_towers
 from pipeline.training.update import Optimizers
 from pipeline.units import MIB
@@ -98,14 +98,20 @@ class Trainer:
         return kind(self.model, self.optimizers, device)
 
     def _exchange(self, device: torch.device, settings: ModelSettings) -> Callable[[], AbstractContextManager[None]]:
-        """What a step runs in: ranks on the CPUs of one machine exchange through its memory, the others as they are."""
-        near = settings.one_machine and settings.hardware.hosts == 1 and self._towers is None
-        memory = share_memory(device, one_machine=near)
+        """What a step runs in: ranks on the CPUs of one host exchange through its memory, the others as they are.
+
+        With towers, these are the ranks that share a tower's tables.
+        """
+        memory = memory_between(device, settings, self._towers)
         if memory is None:
             return nullcontext
+        memory.counted = self.links.exchanged
+        if self._towers is not None:
+            memory.dtype = self._towers.read_as
+            return memory.exchanging
         wrapped = self.model._dmp_wrapped_module
         if isinstance(wrapped, DistributedDataParallel):
-            own = share_memory(device, one_machine=near)
+            own = memory_between(device, settings, None)
             if own is not None:  # without, DDP averages them by itself
                 self.optimizers.before = DenseReduction(wrapped, own).finish
         return memory.exchanging

@@ -6,9 +6,13 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from benchmarks.ssd import fio_reads
+from benchmarks.ssd_child import DriftingIds
 from benchmarks.ssd_memory import AHEAD, Tables, cache_rows, cold_rows
+from pipeline.embeddings.ssd.engines import DEPTH
 from pipeline.planning.candidates import BATCHES_MOVING, NUMBER_BYTES, ROW_BYTES
 
 GIB = 2**30
@@ -31,6 +35,39 @@ def test_no_row_is_kept_where_the_process_alone_fills_the_limit_and_never_more_t
     assert cache_rows(small, 2 * GIB, GIB, 1.2, 0.9) == 500 and cold_rows(small, 1.2, 500) == 0
 
 
+def test_without_fio_there_is_no_bound_and_a_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reads, why = fio_reads(tmp_path)
+    assert reads is None and why.startswith("fio is not installed")
+
+
+def test_fio_reads_as_the_tier_does_and_leaves_nothing(tmp_path, monkeypatch):
+    fio = tmp_path / "bin" / "fio"
+    fio.parent.mkdir()
+    fio.write_text(f"""#!/bin/sh
+touch {tmp_path}/bound.0.0
+echo "$@" > {tmp_path}/asked
+echo 'note: {{ "jobs": [ {{ "read": {{ "iops": 1234.5 }} }} ] }}' | cut -c7-
+""")
+    fio.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fio.parent}:{os.environ['PATH']}")
+    assert fio_reads(tmp_path) == (1234.5, "")
+    asked = (tmp_path / "asked").read_text().split()
+    assert {f"--iodepth={DEPTH}", "--bs=4k", "--rw=randread", "--direct=1"} <= set(asked)
+    assert not list(tmp_path.glob("bound*"))
+    fio.write_text("#!/bin/sh\necho no room >&2; exit 1\n")
+    assert fio_reads(tmp_path) == (None, "fio failed: no room")
+
+
+def test_ids_that_drift_bring_rows_that_were_cold(tmp_path):
+    ids, rng = DriftingIds(10_000, 1.2, batch=100, drift=2.0, shift=0.0), np.random.default_rng(0)
+    first = ids.draw(rng, 50_000)  # 500 batches
+    assert ids.shift == 1_000 and np.bincount(first, minlength=10_000).argmax() == 9_000
+    two = DriftingIds(10_000, 1.2, batch=100, drift=2.0, shift=7.0)
+    two.draw(rng, 200, tables=2)
+    assert two.shift == 9.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cores", [2, 4])
 def test_the_bench_ends_on_two_and_on_four_cores_past_the_first_cleaning_of_the_log(tmp_path, cores):
@@ -45,6 +82,7 @@ def test_the_bench_ends_on_two_and_on_four_cores_past_the_first_cleaning_of_the_
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout.splitlines()[-1])
     assert record["bench"] == "ssd" and record["ratio"] > 0 and record["steady_ratio"] > 0
-    assert record["process_bytes"] > 100e6
+    assert record["process_bytes"] > 100e6 and record["turns"] >= 2 and record["write_amplification"] > 1
+    assert (record["fio_iops"] is None) == bool(record["without_fio"])
     if record["limited"]:
         assert record["1x_zipf1.05_peak_bytes"] <= GIB

@@ -77,10 +77,11 @@ def plan_for(shardings, world, local=None, rows=ROWS, dim=DIM):
     return Plan(hardware="test", device="cpu", world_size=world, ranks_per_host=local, global_batch=8, tables=tables)
 
 
-def on_tier(plan, tier, cache_rows=0):
+def on_tier(plan, tier, cache_rows=0, host_rows=0):
     """``plan`` with every table that is not data-parallel on ``tier``."""
+    placed = {"tier": tier, "cache_rows": cache_rows, "host_rows": host_rows}
     tables = {
-        name: table if table.kernel == "dense" else dataclasses.replace(table, tier=tier, cache_rows=cache_rows)
+        name: table if table.kernel == "dense" else dataclasses.replace(table, **placed)
         for name, table in plan.tables.items()
     }
     return dataclasses.replace(plan, tables=tables)
@@ -97,7 +98,10 @@ def with_state(plan, optimizer):
 
 def join_ranks(rank, world, local, folder):
     """Make this process rank ``rank`` of ``world``, meeting in ``folder``, ``local`` ranks on each pretended host."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local))
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local),
+        GROUP_RANK=str(rank // local),
+    )  # fmt: skip
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
 

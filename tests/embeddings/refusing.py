@@ -7,8 +7,8 @@ import struct
 
 # By machine: AUDIT_ARCH, then the numbers of the calls (seccomp(2), syscalls(2)).
 MACHINES = {
-    "x86_64": (0xC000003E, {"io_setup": 206, "setpriority": 141, "fcntl": 72}),
-    "aarch64": (0xC00000B7, {"io_setup": 0, "setpriority": 140, "fcntl": 25}),
+    "x86_64": (0xC000003E, {"io_uring_setup": 425, "io_setup": 206, "setpriority": 141, "fcntl": 72}),
+    "aarch64": (0xC00000B7, {"io_uring_setup": 425, "io_setup": 0, "setpriority": 140, "fcntl": 25}),
 }
 O_DIRECT = {"x86_64": 0o40000, "aarch64": 0o200000}
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06  # BPF_LD|ABS, BPF_JMP|JEQ, BPF_JMP|JSET, BPF_RET
@@ -20,7 +20,7 @@ class Program(ctypes.Structure):
 
 
 def refuse(*names):
-    """Refuse ``io_setup`` and ``setpriority`` with EPERM, ``direct`` (O_DIRECT for an open file) with EINVAL."""
+    """Refuse calls of ``MACHINES`` with EPERM, and ``direct`` (O_DIRECT for an open file) with EINVAL."""
     _, calls = MACHINES[platform.machine()]
     code = []
     for name in names:

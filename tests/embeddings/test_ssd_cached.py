@@ -27,6 +27,7 @@ from tests.embeddings.ranks import DIM, ROWS, on_tier, plan_for, spawn
 
 STEPS = 24
 CACHE = 30  # of 41 rows of table "long"; a batch has up to 24
+HOSTED = 5  # rows of a table in host memory, so that most that leave the device go on to the log
 KINDS = {
     "rw": ("row_wise", "rowwise_adagrad"),
     "tw": ("table_wise", "rowwise_adagrad"),
@@ -50,7 +51,7 @@ def compare(folder):
     rank, world = dist.get_rank(), dist.get_world_size()
     for name, (kind, optimizer) in KINDS.items():
         plan = plan_for(kind, world)
-        cached = on_tier(plan, "ssd", CACHE)
+        cached = on_tier(plan, "ssd", CACHE, HOSTED)
         ssd = SsdStore(cached, [str(folder)], rank, cached=True)
         save_file(outcome(plan, None, optimizer=optimizer)[0], folder / f"{name}-ddr-{rank}.safetensors")
         found, dmp = outcome(cached, ssd, optimizer=optimizer)
@@ -96,23 +97,24 @@ def test_slots_of_a_device_keep_the_bits_that_slots_of_the_host_keep(states):
 
 
 class Cached:
-    """A shard of 3000 rows with 700 slots, and beside it what its rows should be."""
+    """A shard of 3000 rows with 700 slots, and beside it what its rows should be; ``hosted``: rows in host memory."""
 
-    def __init__(self, folder, rows=3_000, slots=700, dim=12):
+    def __init__(self, folder, rows=3_000, slots=700, dim=12, hosted=0):
         self.table, self.generator = TableSpec("t", rows, dim), np.random.default_rng(rows)
         plan = ShardPlan(rank=0, row=0, rows=rows, column=0, columns=dim)
-        self.shard = CachedShard(folder, "t", plan, slots, rows, dim + 1)
+        self.shard = CachedShard(folder, "t", plan, slots, rows, dim + 1, hosted)
         self.kernel, self.state = torch.zeros(slots, dim), torch.zeros(slots)
         self.shard.live_in([self.kernel, self.state])
         self.shard.begin(self.table, SEED)
         self.weights, self.sums = initial_rows(SEED, self.table, 0, rows).numpy(), np.zeros(rows, np.float32)
         self.fetcher = Fetcher()
-        self.missing = 0
+        self.missing = self.hosted = 0
         self.line = Line(self.bring)
 
     def bring(self, parts):
         self.fetcher.fetch(parts)
         self.missing += sum(part.missing for _, part in parts)
+        self.hosted += sum(part.hosted for _, part in parts)
 
     def announce(self, ids):
         part = self.shard.part(ids, Event())
@@ -134,9 +136,10 @@ class Cached:
         assert np.array_equal(records[:, :-2], self.weights) and np.array_equal(records[:, -2], self.sums)
 
 
-def test_rows_come_wait_stay_and_leave(tmp_path):
+@pytest.mark.parametrize("hosted", [0, 1, 90, 1_000])
+def test_rows_come_wait_stay_and_leave(tmp_path, hosted):
     """Skewed ids, more announced than there are slots for; the batches left out hold nothing."""
-    model, flying = Cached(tmp_path), deque()
+    model, flying = Cached(tmp_path, hosted=hosted), deque()
     for step in range(150):
         ids = (3_000 * model.generator.random(400) ** 4).astype(np.int64)
         flying.append(model.announce(ids))
@@ -154,19 +157,26 @@ def test_rows_come_wait_stay_and_leave(tmp_path):
         model.train(flying.popleft())
     model.all_same()
     shard = model.shard
-    assert (shard._held == 0).all() and shard._unheld == 700 and shard._queued <= 4 * 700
+    assert (shard._held == 0).all() and shard._unheld == 700 and shard._recency._queued <= 4 * 700
     resident = np.flatnonzero(shard._where < 0)
     assert len(resident) == 700 and np.array_equal(np.sort(shard._row[-shard._where[resident] - 1]), resident)
+    places = shard._top - shard._where[shard._where > shard._top - hosted].astype(int)
+    assert len(np.unique(places)) == len(places) == hosted - shard.host._unused  # each in one place
+    assert bool(model.hosted) == (hosted > 0) and in_log(shard).any()
     shard.begin(model.table, SEED + 1)
     model.weights, model.sums = initial_rows(SEED + 1, model.table, 0, 3_000).numpy(), np.zeros(3_000, np.float32)
     model.all_same()
+
+
+def in_log(shard):
+    return (shard._where > 0) & (shard._where <= shard._top - shard.host.count)
 
 
 def test_a_cache_filled_by_a_restore_alone_serves_its_rows(tmp_path):
     """As evaluation does: every row is written, none is initialised, and lookups come in any number."""
     weights = np.random.default_rng(1).random((300, 12), np.float32)
     plan = ShardPlan(rank=0, row=0, rows=300, column=0, columns=12)
-    shard, fetcher = CachedShard(tmp_path, "t", plan, 100, 300, 13), Fetcher()
+    shard, fetcher = CachedShard(tmp_path, "t", plan, 100, 300, 13, 50), Fetcher()
     shard.live_in([kernel := torch.zeros(100, 12)])
     shard.put(np.arange(300), np.c_[weights, np.zeros(300, np.float32)])
     for first in (0, 60, 200, 60):
@@ -186,7 +196,32 @@ def test_the_least_recently_used_rows_leave(tmp_path):
     assert np.array_equal(resident, np.r_[0:40, 60:120]) and model.missing == 120
     for _ in range(300):  # what is used again and again does not pile up in line
         model.train(model.announce(np.arange(40)))
-    assert model.shard._queued <= 400 and model.missing == 120
+    assert model.shard._recency._queued <= 400 and model.missing == 120
+
+
+def test_device_and_host_memory_have_the_most_recently_used_rows(tmp_path):
+    """A row comes from the nearest of the three levels, and the longest unused one leaves each."""
+    model = Cached(tmp_path, rows=1_000, slots=100, hosted=60)
+    for first in (0, 50, 100, 150):
+        model.train(model.announce(np.arange(first, first + 50)))
+    shard = model.shard
+    assert np.array_equal(np.flatnonzero(shard._where < 0), np.arange(100, 200))
+    assert np.array_equal(np.flatnonzero(in_log(shard)), np.arange(40))  # 40 to 99 are in host memory
+    assert model.missing == 200 and model.hosted == 0
+    model.train(model.announce(np.r_[30:70]))  # 10 of them from the log
+    assert model.missing == 240 and model.hosted == 30
+    assert np.array_equal(np.flatnonzero(shard._where < 0), np.r_[30:70, 140:200])
+    # 70 to 79 left for the log: those that were to come back made way only once they were there.
+    assert np.array_equal(np.flatnonzero(in_log(shard)), np.r_[:30, 70:100])
+    assert shard.host._unused == 20
+    model.all_same()
+
+
+def test_slots_of_lookups_are_ready_in_the_order_of_the_announcement(tmp_path):
+    model = Cached(tmp_path)
+    ids = model.generator.integers(0, 3_000, 500)
+    part = model.announce(ids)
+    assert np.array_equal(model.shard._row[part.each], ids) and np.array_equal(part.each, part.slots[part.find(ids)])
 
 
 def test_a_batch_that_the_cache_is_too_small_for_is_one_message(tmp_path):

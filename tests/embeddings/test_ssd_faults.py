@@ -1,5 +1,6 @@
 """Disks and kernels that refuse what tier ssd asks of them: errors name path, bytes and override, refusals are said."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,14 +8,19 @@ import sys
 import numpy as np
 import pytest
 
+from pipeline.embeddings.ssd.aio import DiskQueue
+from pipeline.embeddings.ssd.engines import ENGINES
+from pipeline.embeddings.ssd.files import ScratchFile
 from pipeline.embeddings.ssd.log import MOST_ROWS, RowLog, place_type
 from pipeline.embeddings.ssd.shard import SsdShard
 from pipeline.embeddings.ssd.support import examine
 from pipeline.errors import GuardError, PlanError
 from pipeline.records import ShardPlan
+from pipeline.records.scratch import MOST_SPARE, log_shape
 from tests.embeddings.ranks import DIM, ROWS
+from tests.embeddings.test_ssd import queue_of
 
-DIMENSION = 62  # 256 bytes a record, 1,024 of them a segment
+DIMENSION = 62  # 256 bytes a record, 256 of them a segment
 
 
 def log_of(folder, rows=5_000):
@@ -23,7 +29,7 @@ def log_of(folder, rows=5_000):
 
 def fill(log, count, first=0):
     rows = np.arange(first, first + count)
-    return log.add(rows, np.ones((count, DIMENSION + 1), np.float32))
+    return log.add(rows, np.ones((count, DIMENSION + 1), np.float32), np.zeros(count, np.int8))
 
 
 def stand_in(log, path):
@@ -43,32 +49,31 @@ def stand_in(log, path):
 def test_a_log_that_cannot_be_written_says_path_bytes_and_override(tmp_path, device, said, hint):
     log = log_of(tmp_path)
     stand_in(log, device)
-    with pytest.raises(
-        GuardError, match=rf"rows of table 't' in {tmp_path} cannot be written: 262,144 bytes at"
-    ) as met:
-        fill(log, 1_024)
+    with pytest.raises(GuardError, match=rf"rows of table 't' in {tmp_path} cannot be written: 65,536 bytes at") as met:
+        fill(log, 256)
     met.match(said)
     assert met.value.hint.startswith(hint) and met.value.exit_code == 5
 
 
 def test_a_log_that_cannot_be_read_says_so_too(tmp_path):
     log = log_of(tmp_path)
-    fill(log, 1_024)
+    log.drop(fill(log, 256)[:1])
     stand_in(log, "/proc/self/mem")
-    with pytest.raises(GuardError, match=r"cannot be read: 262,144 bytes at byte 0 \(Input/output error\)"):
+    with pytest.raises(GuardError, match=r"cannot be read: 65,536 bytes at byte 0 \(Input/output error\)"):
         log.empty()
     log = log_of(tmp_path)
-    fill(log, 1_024)
+    log.drop(fill(log, 256)[:1])
     os.ftruncate(log.file.fd, 4096)
     with pytest.raises(GuardError, match="was cut from .* to 4096 bytes"):
         log.empty()
 
 
-@pytest.mark.parametrize("first", [2**31 - 512, MOST_ROWS - 1_024])
+@pytest.mark.parametrize("first", [2**31 - 128, MOST_ROWS - 256])
 def test_row_numbers_survive_up_to_the_largest_that_a_shard_may_have(tmp_path, first):
     log = log_of(tmp_path)
-    fill(log, 1_024, first)
-    assert np.array_equal(log.empty()[0], np.arange(first, first + 1_024))
+    fill(log, 256, first)
+    log.drop(np.array([3]))
+    assert np.array_equal(log.empty()[0][0], np.arange(first, first + 256))
 
 
 def test_more_rows_than_a_record_can_number_are_refused_before_a_file_is_made(tmp_path):
@@ -79,9 +84,10 @@ def test_more_rows_than_a_record_can_number_are_refused_before_a_file_is_made(tm
 
 
 def test_places_are_as_wide_as_the_longest_log_needs():
-    """Every record has a place below rows * 1.1 and four segments; 21,845 rows is the longest segment there is."""
-    narrow = max(rows for rows in range(1_780_000_000, 1_800_000_000, 1_000) if place_type(rows) is np.int32)
-    assert narrow * 1.1 + 4 * 21_845 < np.iinfo(np.int32).max
+    """With most room to spare, and 5,461 records a segment, the most there are."""
+    narrow = max(rows for rows in range(1_000_000_000, 1_050_000_000, 1_000) if place_type(rows) is np.int32)
+    shape = log_shape(narrow, 8, MOST_SPARE)
+    assert shape.per_segment == 5_461 and shape.segments * shape.per_segment < np.iinfo(np.int32).max
     assert place_type(narrow + 1_000) is np.int64 and place_type(2**31) is np.int64
 
 
@@ -93,7 +99,7 @@ from tests.embeddings.ranks import on_tier, plan_for
 from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import TableSpec
-refuse("io_setup", "setpriority", "direct")
+refuse("io_uring_setup", "io_setup", "setpriority", "direct")
 store = SsdStore(on_tier(plan_for("row_wise", 1), "ssd"), [sys.argv[1]], 0)
 kernel, table = torch.zeros({ROWS["long"]}, {DIM}), TableSpec("long", {ROWS["long"]}, {DIM})
 store.shard("long").live_in([kernel])
@@ -112,12 +118,57 @@ def test_rows_arrive_where_the_kernel_refuses_everything_and_each_refusal_is_one
     done = subprocess.run([sys.executable, "-c", REFUSED, tmp_path], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.split(" refuse")[0] for line in lines[:3]] == ["io_setup is", "setpriority is", str(tmp_path)]
-    assert "Operation not permitted" in lines[0] and "many times slower" in lines[0] and "O_DIRECT" in lines[2]
+    assert lines[0] == (
+        "rows on SSD are read by threads; io_uring is refused (Operation not permitted); Linux AIO is refused "
+        "(Operation not permitted): at several times the processor time"
+    )
+    assert [line.split(" refuse")[0] for line in lines[1:3]] == ["setpriority is", str(tmp_path)]
+    assert "O_DIRECT" in lines[2]
     assert len(lines) == 6
     for line, told in zip(lines[:3], lines[3:], strict=True):
         assert told.startswith(f"warn  {'ssd':<15} {line} -> ")
 
 
-def test_where_nothing_is_refused_nothing_is_said(tmp_path):
-    assert examine(tmp_path) == []
+def test_where_nothing_is_refused_nothing_is_said_but_what_reads(tmp_path):
+    reading, refused = examine(tmp_path)
+    assert refused == [] and reading.startswith(f"rows on SSD are read by {DiskQueue().engine}")
+
+
+ENGINE = """
+import json, sys
+from tests.embeddings.refusing import refuse
+refuse("io_uring_setup")
+import numpy as np
+from pathlib import Path
+from pipeline.embeddings.ssd.aio import DiskQueue
+from pipeline.embeddings.ssd.files import ScratchFile
+from pipeline.embeddings.ssd.support import examine
+file = ScratchFile(Path(sys.argv[1]), 8192, "a test")
+file.write(memoryview(np.repeat(np.arange(2, dtype=np.float32), 1024)).cast("B"), 0)
+queue, offsets = DiskQueue(), np.array([4096, 0])
+read = [(int(which[i]), float(memory[where[i]])) for which, where, memory in
+        queue.read(np.full(2, file.fd), offsets, np.full(2, 4096)) for i in range(len(which))]
+from pipeline.commands.doctor import lookup
+told = [finding.line() for finding in lookup(sys.argv[1]) if finding.name == "ssd"]
+print(json.dumps([queue.engine, queue.refused, sorted(read), told, examine(Path(sys.argv[1]))]))
+"""
+
+
+def test_a_container_that_refuses_io_uring_gets_linux_aio_and_doctor_says_so(tmp_path):
+    done = subprocess.run([sys.executable, "-c", ENGINE, tmp_path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    engine, refused, read, told, (reading, shortcomings) = json.loads(done.stdout.splitlines()[-1])
+    assert engine == "Linux AIO" and refused == {"io_uring": "Operation not permitted"} and shortcomings == []
+    assert read == [[0, 1.0], [1, 0.0]]
+    assert reading == "rows on SSD are read by Linux AIO; io_uring is refused (Operation not permitted)"
+    assert told == [f"ok    {'ssd':<15} {reading}, past the page cache, at the store"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_says_which_error_a_read_met(tmp_path, engine):
+    queue, file = queue_of(engine), ScratchFile(tmp_path, 8192, "a test")
+    offsets = np.array([0, 1 << 20])
+    with pytest.raises(OSError, match="Input/output error"):  # it ends before that
+        list(queue.read(np.full(2, file.fd), offsets, np.full(2, 4096)))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        list(queue_of(engine).read(np.array([10_000]), np.array([0]), np.array([4096])))

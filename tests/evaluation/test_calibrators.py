@@ -152,6 +152,8 @@ def test_options_belong_to_their_calibrator() -> None:
     CalibratorConfig(method="isotonic", options=CalibratorOptions(min_clicks=10)).check("publish.calibrator")
     with pytest.raises(ConfigError, match="options.bins is 5, but publish.calibrator.method=isotonic"):
         CalibratorConfig(method="isotonic", options=CalibratorOptions(bins=5)).check("publish.calibrator")
+    with pytest.raises(ConfigError, match="method=platt does not have this option; it has: none"):
+        CalibratorConfig(method="platt", options=CalibratorOptions(min_clicks=10)).check("publish.calibrator")
     with pytest.raises(ConfigError, match="method is null: there is no calibrator"):
         CalibratorConfig(share=0.2).check("publish.calibrator")
 

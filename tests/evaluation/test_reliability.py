@@ -37,6 +37,16 @@ def test_the_order_of_rows_changes_no_bit(case, bins, random):
     assert reliability(labels, logits, bins) == reliability(labels[order], logits[order], bins)
 
 
+@given(cases(), st.integers(1, 30))
+def test_a_bin_has_the_clicks_of_its_own_rows(case, bins):
+    labels, logits = case
+    found, at = reliability(labels, logits, bins), 0
+    order = np.argsort(logits)
+    for observed, rows in zip(found.observed, found.rows, strict=True):
+        assert observed == labels[order[at : at + rows]].sum() / rows
+        at += rows
+
+
 def test_equal_logits_share_one_bin():
     assert reliability([0, 1, 1, 0], [0.0, 0.0, 0.0, 0.0], bins=4) == Curve(predicted=[0.5], observed=[0.5], rows=[4])
 

@@ -19,7 +19,7 @@ from .conftest import csv_config, write_rows
 from .test_days import Nights, config_of, day_rows, nights, write_day  # noqa: F401
 
 
-@pytest.mark.parametrize("what", ["grows", "gets a file", "loses one"])
+@pytest.mark.parametrize("what", ["grows", "gets a file", "loses one", "loses a listed one", "gets other columns"])
 def test_logs_that_change_while_they_are_read_make_no_dataset(nights, tmp_path, monkeypatch, what):  # noqa: F811
     for name in ("part-0.csv", "part-1.csv"):
         write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 20), name)
@@ -30,6 +30,10 @@ def test_logs_that_change_while_they_are_read_make_no_dataset(nights, tmp_path, 
         if what == "loses one":
             (tmp_path / "2026-01-01/part-1.csv").rename(tmp_path / "elsewhere.csv")
             files = read(path)
+        elif what == "loses a listed one":
+            (tmp_path / "2026-01-01/part-0.csv").unlink()
+        elif what == "gets other columns":
+            (tmp_path / "2026-01-01/part-0.csv").write_text("a,b\n1,2\n")
         else:
             name = {"grows": "part-0.csv", "gets a file": "part-2.csv"}[what]
             write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 30), name)
@@ -41,7 +45,12 @@ def test_logs_that_change_while_they_are_read_make_no_dataset(nights, tmp_path, 
     assert "data.watermark.success" in caught.value.hint
     assert not list((tmp_path / "store").rglob("*.parquet"))
     monkeypatch.undo()
-    assert nights.ingest(config).summary["rows"] == {"grows": 50, "gets a file": 70, "loses one": 20}[what]
+    if what == "gets other columns":  # now that nothing changes, they are what is wrong
+        with pytest.raises(DataError, match="part-0.csv"):
+            nights.ingest(config)
+        return
+    rows = {"grows": 50, "gets a file": 70, "loses one": 20, "loses a listed one": 20}
+    assert nights.ingest(config).summary["rows"] == rows[what]
 
 
 def test_the_fingerprint_sees_a_file_that_came_after_a_listing(tmp_path):

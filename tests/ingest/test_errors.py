@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipeline.config import DenseFeature, LabelConfig, SparseFeature, SplitConfig
+from pipeline.config import DenseFeature, LabelConfig, SamplingConfig, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.stage import raw_fingerprint
 
@@ -69,6 +69,13 @@ def test_no_row_can_be_used(run_ingest, tmp_path):
     refused(run_ingest, config, "wrong number of fields", "data.separator=")
     path.write_text("label,x,c\n1,?,a\n0,?,a\n")
     refused(run_ingest, csv_config(path), "x is not a finite number", "data.missing=[")
+
+
+def test_a_column_of_shares_or_weights_that_holds_none_is_named(run_ingest, tmp_path):
+    (tmp_path / "a.csv").write_text("label,x,c,w\n" + "1,1,a,-2\n0,1,b,-2\n" * 9)
+    shares = csv_config(tmp_path / "a.csv", sampling=SamplingConfig(column="w"))
+    refused(run_ingest, shares, "w is no share", "data.sampling.column=<")
+    refused(run_ingest, csv_config(tmp_path / "a.csv", weight="w"), "w is no weight", "data.weight=<")
 
 
 def test_one_class_only(run_ingest, tmp_path):

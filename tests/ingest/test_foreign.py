@@ -1,7 +1,10 @@
 """Files as others write them: cut off, packed otherwise, with columns of other types. Nothing is lost unsaid."""
 
 import bz2
+import dataclasses
 import gzip
+import json
+import lzma
 
 import numpy as np
 import polars as pl
@@ -10,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from pipeline.config import DenseFeature, SparseFeature, SplitConfig
+from pipeline.config import DenseFeature, IngestConfig, SparseFeature, SplitConfig
 from pipeline.errors import DataError
 from pipeline.ingest.days import counted_rows
 from pipeline.ingest.rawfiles import find_files
@@ -41,6 +44,13 @@ def test_a_zst_file_that_is_cut_off_is_no_shorter_log(run_ingest, tmp_path, shar
     assert run_ingest(csv_config(path)).summary["rows"] == 200_001
 
 
+@pytest.mark.parametrize("end", ["gz", "zst", "bz2", "xz"])
+def test_a_packed_file_without_bytes_is_no_empty_log(run_ingest, tmp_path, end):
+    write_rows(tmp_path / "a.csv")
+    (tmp_path / f"b.csv.{end}").touch()
+    refused(run_ingest, csv_config(tmp_path), f"b.csv.{end} is damaged or cut off", "fetch the file again")
+
+
 @pytest.mark.parametrize(
     ("pack", "what", "hint"),
     [
@@ -48,6 +58,7 @@ def test_a_zst_file_that_is_cut_off_is_no_shorter_log(run_ingest, tmp_path, shar
         (zstandard.compress, "is compressed by Zstandard", "a name that ends with .zst"),
         (bz2.compress, "is compressed by bzip2", "a name that ends with .bz2"),
         (lambda data: data.decode().encode("utf-16"), "is text in UTF-16", "UTF-8"),
+        (lambda data: bytes(3000), "not the header of a text file: it has bytes 0", "data.path="),
     ],
 )
 def test_what_is_no_text_is_named(run_ingest, tmp_path, pack, what, hint):
@@ -63,6 +74,12 @@ def test_a_wrong_separator_is_named(run_ingest, tmp_path, separator, shown):
     assert run_ingest(csv_config(path, separator=shown.strip("'"))).summary["rows"] == 300
 
 
+def test_lines_that_end_with_cr_alone_are_named(run_ingest, tmp_path):
+    path = write_rows(tmp_path / "a.csv")
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
+    refused(run_ingest, csv_config(path), "CR alone", "tr")
+
+
 def test_a_column_in_other_letters_is_the_nearest(run_ingest, tmp_path):
     path = write_rows(tmp_path / "a.csv", header="label,X,c")
     refused(run_ingest, csv_config(path), "nearest: X", "data.dense.x.column=X")
@@ -72,6 +89,48 @@ def test_names_that_nothing_reads_may_come_twice(run_ingest, tmp_path):
     lines = "".join(f"{i % 2},,{i},a,,\n" for i in range(20))
     (tmp_path / "a.csv").write_text(f"label,,x,c,,\n{lines}")
     assert run_ingest(csv_config(tmp_path / "a.csv")).summary["rows_quarantined"] == 0
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_array_of_json_is_no_json_lines(run_ingest, tmp_path, indent):
+    (tmp_path / "a.json").write_text(json.dumps([{"label": i % 2, "x": i, "c": "a"} for i in range(9)], indent=indent))
+    refused(run_ingest, csv_config(tmp_path / "a.json", format="jsonl"), "begins with '[", "jq -c")
+
+
+@pytest.mark.parametrize(
+    ("end", "pack", "padding"),
+    [(".xz", lzma.compress, bytes(8)), (".bz2", bz2.compress, bytes(3)), (".gz", gzip.compress, bytes(4))],
+)
+def test_what_follows_a_compressed_stream_is_read_or_the_file_is_refused(run_ingest, tmp_path, end, pack, padding):
+    """Python's own readers drop it, unsaid."""
+    rows = [f"{i % 2},{i},c{i % 5}\n" for i in range(400)]
+    first, second = (pack("".join(lines).encode()) for lines in (["label,x,c\n", *rows[:200]], rows[200:]))
+    path = tmp_path / f"log.csv{end}"
+    for between in (b"", padding):
+        path.write_bytes(first + between + second + between)
+        assert run_ingest(csv_config(path)).summary["rows"] == 400
+    for wrong in (first + b"\x01" + second[1:], first + second + b"rest", first + second[:-5]):
+        path.write_bytes(wrong)
+        refused(run_ingest, csv_config(path), "log.csv", "fetch the file again")
+
+
+@pytest.mark.parametrize(("start", "hint"), [("[", "jq -c"), ("x", "end with LF")])
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(run_ingest, tmp_path, monkeypatch, start, hint):
+    monkeypatch.setattr("pipeline.ingest.text.LONGEST_LINE", 5000)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 1000)
+    rows = "".join(f"{i % 2},{i},a\n" for i in range(400))
+    config = dataclasses.replace(csv_config(tmp_path / "a.csv"), ingest=IngestConfig(block_mib=1))
+    (tmp_path / "a.csv").write_text("label,x,c\n" + rows + start + "1" * 4000 + "\n")
+    assert run_ingest(config).summary["rows_quarantined"] == 1  # a long one is a wrong row
+    (tmp_path / "a.csv").write_text("label,x,c\n" + rows + start + "1" * 9000)
+    refused(run_ingest, config, "line 402 of a.csv is longer than", hint)
+
+
+def test_a_vector_of_another_width_names_its_setting(run_ingest, tmp_path):
+    path = tmp_path / "a.parquet"
+    pl.DataFrame({"label": [0, 1] * 9, "numbers": [[1.0, 2.0, 3.0]] * 18, "c": ["a"] * 18}).write_parquet(path)
+    dense = {"v": DenseFeature(column="numbers", width=2)}
+    refused(run_ingest, csv_config(path, format="parquet", dense=dense), "no vector of 2", "data.dense.v.width=")
 
 
 def test_a_damaged_page_of_parquet_is_a_data_error(run_ingest, tmp_path):

@@ -20,6 +20,8 @@ from pipeline.config.data import FORMATS
 from pipeline.errors import DataError, NightjarError
 from pipeline.ingest.formats import FORMATS as FILE_FORMATS
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
+from pipeline.ingest.infer import infer
+from pipeline.ingest.sample import read_sample
 from tests.ingest.conftest import csv_config
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -132,6 +134,18 @@ def test_what_a_key_holds_decides_row_by_row(run_ingest, tmp_path):
     assert sorted(dataset.vocab("c")["id"]) == ["no", "true"]
     assert sorted(dataset.vocab("t")["id"]) == ["7", "[b", "a"]
     assert dataset.summary["rows_quarantined"] == 0
+
+
+def test_one_label_of_another_kind_costs_its_line_alone(run_ingest, tmp_path, monkeypatch):
+    rows = [{"label": bool(i % 2), "x": i, "c": f"v{i % 3}"} for i in range(2000)]
+    rows[70]["label"], rows[90]["label"] = "perhaps", "true"
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    dataset = run_ingest(csv_config(tmp_path / "a.jsonl", format="jsonl"))
+    assert [entry["line"] for entry in dataset.quarantine] == [71, 91]
+    assert "label is 'perhaps', expected '1' or '0'" in dataset.quarantine[0]["reason"]
+    monkeypatch.chdir(tmp_path)
+    schema = infer(read_sample("a.jsonl"))
+    assert (schema.label.column, schema.positive, schema.negative) == ("label", "1", "0")
 
 
 @pytest.mark.parametrize(

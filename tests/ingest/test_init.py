@@ -1,6 +1,7 @@
 """``nightjar init``: a schema guessed from a sample, that composes, ingests every row, and says what it saw."""
 
 import gzip
+import json
 import lzma
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -75,6 +76,7 @@ def test_columns_are_told_apart_and_the_schema_runs_as_it_is(work, run_ingest, c
     assert cli.main(["init", f"log{end}"]) == 0
     out = capsys.readouterr().out
     assert "nightjar run data=log run=first" in out and "nightjar nightly data=log date=2026-01-03" in out
+    assert "publishes nothing: 800 rows of so small a log are held out, and the gate wants 1,000" in out
     schema = guessed(f"log{end}")
     assert (schema.label.column, schema.positive, schema.negative) == ("clicked", "1", "0")
     assert schema.time is not None and schema.time.column == "time"
@@ -171,6 +173,69 @@ def test_words_for_a_missing_number_are_told(work):
     assert "n" in by_name(schema, "dense") and "20.0% missing" in schema.of("dense")[0].seen
 
 
+def test_decimal_commas_are_numbers_and_dates_of_other_forms_are_told(work, run_ingest):
+    """Such as a program of another language writes them."""
+    lines = [
+        f"{i % 2};{i % 90},{i % 7}5;{1 + i % 28:02d}.01.2026 10:00;{1 + i % 28}.1.2026 10h;{i % 5},{i % 3};n/a;"
+        f"c{i // 2 % 3}"
+        for i in range(400)
+    ]
+    Path("log.csv").write_text("label;price;when;at;pair;none;c\n" + "\n".join(lines) + "\n")
+    schema = guessed("log.csv", "label")
+    assert schema.decimal == "," and set(by_name(schema, "dense")) == {"price", "pair"}
+    seen = {guess.column: guess.seen for guess in schema.of("out")}
+    assert schema.time is not None and (schema.time.column, schema.time_format) == ("when", "%d.%m.%Y %H:%M")
+    assert "dates are no feature" in seen["at"] and "data.time_format" in seen["at"]
+    assert cli.main(["init", "log.csv", "--label", "label"]) == 0
+    assert composed("log").data.decimal == ","
+    points = ["1.5" if i else "x" for i in range(40)]
+    Path("other.csv").write_text("label;price;point\n" + "".join(f"{i % 2};{i},5;{p}\n" for i, p in enumerate(points)))
+    assert guessed("other.csv", "label").decimal == "."
+
+
+@pytest.mark.parametrize("form", ["%Y-%m-%d %H:%M:%S", "%d.%m.%Y %H:%M"])
+@pytest.mark.parametrize("label", [None, "clicked"])
+def test_a_few_broken_values_hide_neither_the_label_nor_the_time(work, run_ingest, form, label):
+    log = clicks().drop("paid", "event")
+    written = [datetime.fromisoformat(time).strftime(form) for time in log["time"]]
+    said = log["clicked"].cast(pl.String).to_list()
+    written[50], said[70], said[90] = "yesterday", "perhaps", ""
+    log.with_columns(pl.Series("time", written), pl.Series("clicked", said)).write_csv("log.csv")
+    schema = guessed("log.csv", label)
+    assert (schema.label.column, schema.positive, schema.negative) == ("clicked", "1", "0")
+    assert schema.time is not None and schema.time.column == "time"
+    assert schema.time_format == (None if form.startswith("%Y") else form)
+    if not schema.time_format:
+        assert schema.last_day == "2026-01-03"
+    assert cli.main(["init", "log.csv"]) == 0
+    dataset = run_ingest(compose(["data=log", "stages=[ingest]", "data.day=2026-01-03"]))
+    assert [entry["line"] for entry in dataset.quarantine] == [52, 72, 92]
+
+
+def test_a_row_id_of_a_log_with_repeated_rows_is_told_as_the_key_of_events(work):
+    log = clicks().drop("paid")
+    pl.concat([log, log[:300]]).write_csv("log.csv")
+    seen = {guess.column: guess.seen for guess in guessed("log.csv").of("out")}
+    assert "300 rows come again" in seen["event"] and "data.dedupe.key=event keeps the first" in seen["event"]
+    assert set(seen) == {"event", "site"}
+
+
+def test_one_date_tells_whether_the_day_or_the_month_comes_first(work):
+    days = ["1/12/2026"] * 999 + ["1/13/2026"]
+    pl.DataFrame({"when": days, "c": [i % 7 for i in range(1000)], "clicked": [i % 2 for i in range(1000)]}).write_csv(
+        "log.csv"
+    )
+    schema = guessed("log.csv")
+    assert (schema.time_format, schema.other_format) == ("%m/%d/%Y", "")
+
+
+def test_a_count_is_no_label_with_broken_values(work):
+    log = clicks().with_columns(pl.when(pl.arange(pl.len()) < 9).then(2).otherwise("clicked").alias("clicked"))
+    log.select("ad", "clicked").write_csv("log.csv")
+    with pytest.raises(DataError, match="no column has two values"):
+        guessed("log.csv")
+
+
 @pytest.mark.parametrize(
     ("path", "names", "expected"),
     [
@@ -213,6 +278,37 @@ def test_a_long_log_is_sampled_and_its_rows_are_estimated(work, monkeypatch):
     assert sample.total == pytest.approx(20_000, rel=0.1)
 
 
+def test_names_of_columns_may_hold_anything(work, run_ingest):
+    rng = np.random.default_rng(3)
+    names = ["us er", "a\nb", "u\u2028s", "x${y}z", 'q"y', "tab\tt", "b\\c", "#x", "c: d", "naïve", "d.e"]
+    rows = [{"click": int(rng.random() < 0.3), "one\nvalue": 1, **{name: f"v{rng.integers(7)}" for name in names}}
+            for _ in range(400)]  # fmt: skip
+    Path("odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.main(["init", "odd.jsonl"]) == 0
+    config = composed("odd")
+    assert {feature.column or name for name, feature in config.data.sparse.items()} == set(names)
+    assert run_ingest(config).summary["rows"] == 400
+
+
+def test_a_stray_quote_before_long_lines_costs_its_line(work, capsys):
+    text = "word " * 200
+    lines = [f"{i % 3 // 2},u{i % 50},{'x' * (i == 5)}{text}" for i in range(400)]
+    Path("log.csv").write_text("click,user,text\n" + "\n".join(lines).replace(",x", ',"') + "\n")
+    assert cli.main(["init", "log.csv"]) == 0
+    assert "of 399 rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_array_of_json_is_told_however_long_its_line_is(work, capsys, monkeypatch, indent):
+    rows = [{"click": i % 2, "user": f"u{i % 50}"} for i in range(500)]
+    Path("log.json").write_text(json.dumps(rows, indent=indent))
+    assert cli.main(["init", "log.json"]) == 3
+    assert "log.json is an array of JSON" in capsys.readouterr().err
+    monkeypatch.setattr("pipeline.ingest.sample.BYTES", 4000)
+    assert cli.main(["init", "log.json"]) == 3
+    assert "jq -c" in capsys.readouterr().err
+
+
 def test_what_cannot_be_guessed_is_said(work, capsys):
     Path("one.csv").write_text("x,c\n" + "".join(f"{i},v{i % 3}\n" for i in range(200)))
     Path("numbers.csv").write_text("label,x\n" + "".join(f"{i % 2},{i * 0.37:.2f}\n" for i in range(200)))
@@ -220,11 +316,11 @@ def test_what_cannot_be_guessed_is_said(work, capsys):
     Path("my/data").mkdir(parents=True)
     Path("my/data/taken.yaml").write_text("")
     for arguments, code, words in (
-        (["one.csv"], 3, "no column has two values and is always filled"),
+        (["one.csv"], 3, "no column has two values and is nearly always filled"),
         (["one.csv", "--label", "y"], 3, "the log has no column 'y'; it has: x, c"),
         (["numbers.csv"], 2, "no column of ids"),
         (["empty.csv"], 3, "empty.csv holds no rows"),
-        (["nothing.csv"], 3, "nothing exists at"),
+        (["nothing.csv"], 3, "nothing exists at nothing.csv"),
         (["one.csv", "--name", "taken"], 2, "taken.yaml exists already"),
         (["one.csv", "--name", "criteo"], 2, "data=criteo is built in"),
     ):

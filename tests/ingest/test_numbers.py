@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.ingest.parse import parse
+from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.sources import TextBlock
 from pipeline.ingest.spec import data_spec
 from pipeline.ingest.text import Layout
@@ -78,3 +79,24 @@ def test_a_block_of_plain_numbers_is_still_read_as_numbers():
     raw = block_of(["1", "", "2.5e3", "-0"], ",").read()
     assert raw.frame["x"].dtype == pl.Float64
     np.testing.assert_array_equal(raw.frame["x"].drop_nulls(), [1.0, 2500.0, -0.0])
+
+
+@pytest.mark.parametrize("size", [40, 1 << 20])
+def test_numbers_with_a_decimal_comma(run_ingest, tmp_path, monkeypatch, size):
+    """Whatever the blocks: whole numbers beside them are numbers, what has a point is none."""
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", size)
+    numbers = [f"{i / 4:g}" for i in range(200)]
+    path, plain = tmp_path / "a.csv", tmp_path / "b.csv"
+    plain.write_text("label;x;c\n" + "".join(f"{i % 2};{x};id{i % 3}\n" for i, x in enumerate(numbers)))
+    path.write_text(plain.read_text().replace(".", ","))
+    expected = run_ingest(csv_config(plain, separator=";"))
+    dataset = run_ingest(csv_config(path, separator=";", decimal=","))
+    changed = [name for name, mark in expected.checksums.items() if dataset.checksums[name] != mark]
+    assert changed == ["transforms.json"] and dataset.json("transforms.json")["decimal"] == ","
+    inputs = RecordTransform.read(dataset.store, dataset.artifact.path)([{"x": "12,5"}, {"x": 12.5}])
+    assert inputs["x"][0] == inputs["x"][1] is not None
+    path.write_text(path.read_text() + "1;1.5;id0\n0;1.000,5;id0\n")
+    rejected = run_ingest(csv_config(path, separator=";", decimal=",")).quarantine
+    assert [each["reason"] for each in rejected] == [
+        f"x is {text!r}, expected a finite number" for text in ("1.5", "1.000,5")
+    ]

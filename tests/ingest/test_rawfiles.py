@@ -7,6 +7,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from pipeline.errors import DataError
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.stage import raw_fingerprint
 
@@ -55,6 +56,25 @@ def test_what_the_path_spells_out_is_not_hidden(place, pattern, expected):
     fs, root = fsspec.core.url_to_fs(place)
     deliver(fs, root, [*READ, *HIDDEN])
     assert [name.removeprefix(root + "/") for name in find_files(place + pattern).paths] == expected
+
+
+def test_links_to_folders_and_to_nothing_are_told_and_links_to_files_are_files(tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/a.csv").write_text("1\n")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "a.csv").symlink_to(tmp_path / "kept/a.csv")
+    (logs / "_latest").symlink_to(logs)
+    for url in (f"{logs}", f"{logs}/*.csv"):
+        assert find_files(url).paths == [f"{logs}/a.csv"]
+    (tmp_path / "link").symlink_to(logs)
+    assert find_files(f"{tmp_path}/link").paths == [f"{tmp_path}/link/a.csv"]
+    for name, target, shown in (("more", logs, "a folder"), ("gone.csv", tmp_path / "none", "no file")):
+        (logs / name).symlink_to(target)
+        with pytest.raises(DataError, match=f"logs/{name} is a link that leads to {shown}") as error:
+            find_files(str(logs))
+        assert error.value.hint
+        (logs / name).unlink()
 
 
 class Clouds(MemoryFileSystem):

@@ -1,23 +1,33 @@
 """Ray on two nodes makes the datasets that threads make, and its driver hears of figures, not of rows."""
 
+import contextlib
 import dataclasses
 import gzip
+import os
 import pickle
+import signal
+import sys
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
-from pipeline.config import DenseFeature, SparseFeature, SplitConfig
-from pipeline.errors import DataError
+from pipeline.config import DenseFeature, IngestConfig, SparseFeature, SplitConfig
+from pipeline.errors import DataError, LaunchError, UnreachableError
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
+from pipeline.ingest.ray_engine import RayEngine
+from pipeline.ingest.sources import answering
 from pipeline.ingest.spec import data_spec
 
 from .conftest import csv_config
+from .test_days import Nights
 
 pytestmark = pytest.mark.ray
 ray = pytest.importorskip("ray")
+cloudpickle = pytest.importorskip("ray.cloudpickle")
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +83,6 @@ def test_two_nodes_make_the_dataset_that_threads_make(nodes, tmp_path, run_inges
 
 
 def test_the_driver_hears_less_than_the_rows(nodes, tmp_path, run_ingest, monkeypatch):
-    from pipeline.ingest.ray_engine import RayEngine
-
     heard, get = [], RayEngine._get
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 7000)
     monkeypatch.setattr(RayEngine, "_get", lambda self, refs: (heard.append(value := get(self, refs)), value)[1])
@@ -116,3 +124,63 @@ def test_parts_of_one_file_make_the_dataset_of_the_file(nodes, tmp_path, run_ing
     local, by_ray = map(run_ingest, config)
     assert by_ray.checksums == local.checksums
     assert len(by_ray.quarantine) == (1000 if kind == "parquet" else 40)
+
+
+@pytest.mark.parametrize("test_days", [0, 1])
+def test_days_one_after_the_other_and_a_continued_dataset(nodes, tmp_path, run_ingest, monkeypatch, test_days):
+    """Rows, mappings, checks and profile of a range of days, and of the day that goes on from it and is compared."""
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 7000)
+    monkeypatch.setattr("pipeline.ingest.quality.LEAK_ROWS", 1500)
+    for day in (1, 2, 3, 4):
+        (tmp_path / f"2026-01-0{day}").mkdir()
+        written(tmp_path / f"2026-01-0{day}/log.csv", 500 * day)
+    made = {}
+    for engine in ("local", "ray"):
+        config = config_of(tmp_path / "{day}/*.csv", engine, block_mib=1)
+        split = SplitConfig(by="day", test_days=test_days) if test_days else config.data.split
+        days = dataclasses.replace(config.data, day="2026-01-01..2026-01-03", split=split)
+        nights = Nights(tmp_path / f"{engine}{test_days}")
+        first = nights.ingest(dataclasses.replace(config, data=days))
+        later = dataclasses.replace(config.data, day="2026-01-04", mapping_from=first.artifact.path)
+        second = nights.ingest(dataclasses.replace(config, data=later))
+        made[engine] = first, second
+    for local, by_ray in zip(*made.values(), strict=True):
+        assert by_ray.checksums == local.checksums
+
+
+def killed_once(path):
+    """Die the first time, as for lack of memory."""
+    if not Path(path).exists():
+        with contextlib.suppress(OSError):
+            Path(path).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 5
+
+
+def unreachable(_):
+    raise EndpointConnectionError(endpoint_url="https://s3")
+
+
+def test_a_worker_that_dies_is_replaced_and_what_ray_cannot_make_again_is_an_error_of_ours(nodes, tmp_path):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with RayEngine(IngestConfig(engine="ray")) as engine:
+        assert engine._get(engine._task(killed_once)(str(tmp_path / "died"))) == 5
+        with pytest.raises(LaunchError, match="Ray lost a worker") as error:
+            engine._get(engine._task(killed_once)("/dev/null/never"))
+        assert "ingest.block_mib" in error.value.hint
+        ray.kill(engine._mergers[0])
+        with pytest.raises(LaunchError, match="Ray lost a worker"):
+            engine.fit()
+        merged = engine._mergers[0].figures.remote()
+        with pytest.raises(LaunchError, match="Ray lost a worker"):
+            engine._get(engine._task(killed_once)(merged))  # a task that waits for it
+
+
+def test_a_store_that_a_worker_cannot_reach_is_told_as_it_is_by_threads(nodes):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with (
+        RayEngine(IngestConfig(engine="ray")) as engine,
+        pytest.raises(UnreachableError, match="s3://logs does not answer: EndpointConnectionError"),
+        answering("s3://logs", None),
+    ):
+        engine._get(engine._task(unreachable)(0))

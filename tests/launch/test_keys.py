@@ -147,7 +147,8 @@ def test_what_a_guards_hint_says_leaves_the_name_of_a_run_without_one(override: 
 READ_ONLY = {
     "ingest": {"ingest.engine", "ingest.block_mib", "data.path"},
     "plan": {
-        "hardware.ssd_paths",  # all of hardware is gone through for its figures, and paths are none
+        # all of hardware is gone through for its figures, and these say where files lie
+        *(f"hardware.{name}" for name in ("ssd_paths", "cache_path", "cache_gib")),
         "train.dense_optimizer",
         "train.average.kind",  # whether their state is more than a plan has room for in any case
         # of the optimizer that these belong to a plan only needs the state a row

@@ -51,6 +51,7 @@ CHANGES = {
     "train.pipeline=base": (),
     "train.compile=true": (),
     "hardware.ssd_paths=[/tmp]": (),
+    "hardware.cache_path=/tmp": (),
     "evaluate.global_batch=77": ("evaluate",),
     "ingest.block_mib=64": (),
     "train.log_every_steps=3": (),

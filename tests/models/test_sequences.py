@@ -7,6 +7,7 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.models.layers import Jagged, SequenceVector
+from pipeline.models.layers.events import EVEN_ROWS, fillers
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
 from pipeline.specs.options import with_options
 
@@ -193,3 +194,36 @@ def test_a_bias_by_age_weighs_events_of_some_ages_more():
 def test_heads_divide_the_width(block):
     with pytest.raises(ConfigError, match="has 3 heads, expected a divisor of model.embedding_dim, 8"):
         block_of(block, {"heads": 3})
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "options"), BLOCKS)
+def test_out_of_training_a_vector_does_not_depend_on_the_other_samples(name, options, autocast):
+    """Not by a bit: whichever samples are taken together, and however many."""
+    lengths = torch.randint(1, 7, (150,), generator=torch.Generator().manual_seed(0)).tolist()
+    vector = vector_of(name, options).eval()
+    columns, rows, candidates, samples = inputs(lengths)
+    starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+
+    def made(first, last):
+        own = slice(starts[first], starts[last])
+        taken = [each[own] for each in columns], rows[own] - first, [each[first:last] for each in candidates]
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return vector(*taken, last - first)
+
+    whole = made(0, samples)
+    assert whole.shape == (150, DIM) and whole.std() > 0.01
+    for cuts in ([0, 64, 128, 150], [0, 1, 38, 150], [0, 75, 150]):
+        parts = torch.cat([made(first, last) for first, last in zip(cuts, cuts[1:], strict=False)])
+        assert torch.equal(parts, whole), cuts
+    with torch.no_grad():
+        torch.testing.assert_close(vector.train()(columns, rows, candidates, samples), vector.eval()(
+            columns, rows, candidates, samples), atol=1e-5, rtol=1e-4)  # fmt: skip
+
+
+@pytest.mark.parametrize("events", [1, 63, 64, 65, 127, 128, 1000])
+def test_what_fills_a_batch_up_has_one_event_or_two_a_sample(events):
+    for samples in {1, min(events, 64), events}:
+        more_events, more = fillers(events, samples)
+        assert (events + more_events) % EVEN_ROWS == (samples + more) % EVEN_ROWS == 0
+        assert more <= more_events <= 2 * more and (samples != events or more == more_events)

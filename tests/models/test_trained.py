@@ -23,8 +23,9 @@ from tests.training.dataset import write_dataset
 REGULARISED: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "batch norm": (replace(RANKERS["mlp"], norm="batch"), {}),
     "layer norm": (replace(RANKERS["masknet"], norm="layer"), {}),
-    "dropout": (replace(RANKERS["dlrm"], dropout=0.3), {}),
-    "dropout and batch norm": (replace(RANKERS["finalmlp"], dropout=0.2, norm="batch"), {}),
+    # Ranks drop other values, so one order of the rows suits one number of ranks better: this one suits them alike.
+    "dropout": (replace(RANKERS["dlrm"], dropout=0.3), {"lanes": 1}),
+    "dropout and batch norm": (replace(RANKERS["finalmlp"], dropout=0.2, norm="batch"), {"lanes": 1}),
     "l2": (RANKERS["dlrm"], {"embedding_l2": 3.0}),
     "smoothing": (RANKERS["dlrm"], {"label_smoothing": 0.4}),
 }

@@ -10,6 +10,7 @@ from pipeline.planning import PlanInputs
 from pipeline.planning.cost import ShardLoad, dense_ms, fixed_ms, shard_ms, step_ms
 from pipeline.planning.reservations import dense_bytes, host_bytes
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
+from pipeline.records.scratch import write_amplification
 from pipeline.specs import TABLE_OPTIMIZERS, ModelCosts
 
 CPU = HardwareConfig(
@@ -107,9 +108,20 @@ def test_ssd_is_read_by_the_page_limited_by_its_operations_and_written_by_the_ro
     slow = replace(CPU, ssd_read_iops=1000.0, ssd_gb_per_s=1.0)
     phases = of(slow, tier="ssd", hit_rate=0.9)
     pages = 100  # a tenth of the lookups
-    assert phases["input_exchange"] == pytest.approx(pages / 1000 * 1e3 + pages * 16 * 4 / 1e6)
+    written = 2 * write_amplification(slow.ssd_spare) * pages * 16 * 4  # and as much is read to make room
+    assert phases["input_exchange"] == pytest.approx(pages / 1000 * 1e3 + written / 1e6)
     assert phases["lookup"] == of(slow)["lookup"]
     assert of(slow, tier="ssd", hit_rate=1.0)["input_exchange"] == 0.0
+
+
+def test_rows_in_host_memory_cost_the_link_and_no_disk():
+    gpu = replace(GPU, ssd_read_iops=1000.0, ssd_gb_per_s=1.0, ddr_gb_per_s=50.0)
+    exchange = {rate: of(gpu, tier="ssd", hit_rate=0.5, host_rate=rate)["input_exchange"] for rate in (0.0, 0.3, 0.5)}
+    row, moved = 17 * 4, 500  # half of the lookups leave and come
+    link = moved * row / gpu.hbm_to_ddr_gb_per_s / 1e6 + 8 * moved * row / 50e6
+    assert exchange[0.5] == pytest.approx(of(gpu, tier="hbm")["input_exchange"] + link)
+    for rate, pages in ((0.0, 500), (0.3, 200)):
+        assert exchange[rate] - exchange[0.5] == pytest.approx(pages / 1000 * 1e3 + pages * 64 / 1e6, rel=0.01)
 
 
 def test_a_step_hides_the_exchange_of_ids_behind_the_rest():

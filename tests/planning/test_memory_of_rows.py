@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from pipeline.embeddings.ssd.log import place_type
-from pipeline.planning.candidates import _bytes
+from pipeline.planning.candidates import Kept, _bytes
 from pipeline.planning.choices import Table
 from pipeline.planning.loads import Block
-from pipeline.records import ShardPlan, TablePlan, place_bytes
+from pipeline.records import HOST_ROW_BYTES, ShardPlan, TablePlan, place_bytes
 from pipeline.specs import TABLE_OPTIMIZERS
 from tests.planning.plan_cases import cpu
 
-EDGE = int((2**31 - 1) / 1.2)
+EDGE = int((2**31 - 1) / 2.1)
 MILLION = 1_000_000
 
 
@@ -22,19 +22,21 @@ def test_places_are_counted_as_wide_as_the_log_makes_them(rows):
     assert place_bytes(rows) == np.dtype(place_type(rows)).itemsize
 
 
-def counted(device, tier, rows=MILLION, cache_rows=0):
+def counted(device, tier, rows=MILLION, cache_rows=0, host_rows=0):
     """(HBM, DDR) of a whole table."""
     hardware = dataclasses.replace(cpu(1, 1), device=device, hbm_gib=80.0, ssd_gib=900.0)
     table = Table(
         name="t", rows=rows, dim=16, pooling=1.0, curve=None, optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad")
     )
-    return _bytes(hardware, table, tier, cache_rows, Block(0, rows, 0, 16), 0, 0)[:2]
+    return _bytes(hardware, table, tier, Kept(cache_rows, host_rows), Block(0, rows, 0, 16), 0, 0)[:2]
 
 
 def test_a_gpu_keeps_a_mark_for_every_row_of_every_tier():
     assert counted("cuda", "hbm") == (MILLION * (17 * 4 + 1), 0)
     assert counted("cuda", "hbm_cached", cache_rows=10) == (MILLION * (4 + 1) + 10 * (16 * 4 + 16), MILLION * 17 * 4)
     assert counted("cuda", "ssd", cache_rows=10) == (MILLION + 10 * 17 * 4, MILLION * 4)
+    hosted = MILLION * 4 + 30 * (17 * 4 + HOST_ROW_BYTES)
+    assert counted("cuda", "ssd", cache_rows=10, host_rows=30) == (MILLION + 10 * 17 * 4, hosted)
     assert counted("cpu", "ddr") == (0, MILLION * 17 * 4)  # ``staging`` counts its marks
 
 

@@ -10,7 +10,6 @@ from plan_cases import check_plan, configure, cpu, criteo, dataset, preset
 
 from pipeline.compose import compose
 from pipeline.config import TablePin
-from pipeline.embeddings.ssd.log import log_bytes
 from pipeline.embeddings.ssd.spread import pieces
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan, render_plan
@@ -21,6 +20,7 @@ from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.planner import open_space
 from pipeline.planning.setting import rounds, settle
 from pipeline.records import PHASES, Plan
+from pipeline.records.scratch import log_shape
 from tests.keys import key_config
 
 DLRM = dict(
@@ -50,6 +50,10 @@ def test_dlrm_tables_on_two_small_gpus_keep_the_coldest_bytes_on_ssd():
         assert table.sharding in ("table_wise", "row_wise") and table.kernel == "fused"
         assert 0 < table.cache_rows < table.rows and 0.0 < table.hit_rate < 1.0
         assert "is on SSD" in table.reason
+    kept = [table for table in plan.tables.values() if table.host_rows]
+    assert kept and all(table.tier == "ssd" and 0.0 < table.host_rate <= 1 - table.hit_rate for table in kept)
+    assert "in DDR behind" in render_plan(plan) and "more in DDR another" in kept[0].reason
+    assert all(used["ddr"] <= 16 * 2**30 for used in plan.memory)
     assert all(used["ssd"] > 0 for used in plan.memory)
 
 
@@ -89,10 +93,10 @@ def test_a_tier_and_its_cache_can_be_pinned_on_cpu():
     big = plan.tables["big"]
     assert (big.tier, big.kernel, big.cache_rows) == ("ssd", "fused", 5_000)
     assert big.hit_rate == pytest.approx(0.05)  # rows of a hashed table lie in no order
-    # Weights, a sum and the row's number, a tenth to spare and some segments; a checkpoint's copy without the number.
-    # A place for every row in memory, and the cached rows.
-    least = int(1.1 * 100_000 * 18 * 4) + 100_000 * 17 * 4
-    assert least <= sum(used["ssd"] for used in plan.memory) <= least + 2 * 5 * 256 * 1024
+    # Weights, a sum and the row's number, a fifth of the records free and some segments; a checkpoint's copy without
+    # the number. A place for every row in memory, and the cached rows.
+    least = int(100_000 / 0.8 * 18 * 4) + 100_000 * 17 * 4
+    assert least <= sum(used["ssd"] for used in plan.memory) <= least + 2 * 12 * 64 * 1024
     assert sum(used["ddr"] for used in plan.memory) >= 100_000 * 4 + 5_000 * 17 * 4
 
 
@@ -106,7 +110,7 @@ def test_ssd_holds_the_log_that_training_makes_and_a_checkpoint_of_it(rows, dim,
     plan = make_plan(PlanInputs.of(config, *dataset({"small": 100, "big": rows})))
     on_disk, row = pieces(plan, ["big"], 0), plan.tables["big"].row_bytes(dim)
     assert sum(piece.size for piece in on_disk) == plan.memory[0]["ssd"]
-    assert [piece.size for piece in on_disk] == [log_bytes(rows, row // 4), plan.tables["big"].bytes]
+    assert [piece.size for piece in on_disk] == [log_shape(rows, row).bytes, plan.tables["big"].bytes]
     assert f"SSD: {size_text(plan.tables['big'].bytes)} for a checkpoint's copy" in render_plan(plan)
 
 

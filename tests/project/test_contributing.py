@@ -101,7 +101,7 @@ def smaller(line: list[str]) -> list[str]:
     """What makes a run small: few rows, and one process for all that need not be on several ranks."""
     if line[0] != "run":
         return []
-    stages = [stage for stage in INLINE if "hardware=laptop2" not in line or stage not in ("train", "evaluate")]
+    stages = [stage for stage in INLINE if "hardware=laptop2" not in line or stage not in INLINE[3:]]
     return [*SMALL, *([] if any("density" in word for word in line) else [f"launch.inline=[{','.join(stages)}]"])]
 
 

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "trackers": {"report"},
     "launch": set(),
     "schedule": {"launch", "stages", "compose", "ingest", "publishing", "checkpoint", "report", "trackers"},
-    "towers": {"embeddings"},
+    "towers": {"embeddings", "models"},
     "checkpoint": {"embeddings"},
     "training": {"models", "embeddings", "towers", "checkpoint", "evaluation"},
     "publishing": {"checkpoint", "evaluation"},
@@ -169,7 +169,10 @@ def test_nothing_pickles_or_instantiates_by_name() -> None:
 
 
 # What others hand over in the environment by contract: torchrun's ranks, bash's completion line.
-CONTRACTS = ("RANK", "LOCAL_RANK", "COMP_LINE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "CUDA_VISIBLE_DEVICES")
+CONTRACTS = (
+    "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "COMP_LINE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
+    "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
 
 
 def test_no_configuration_through_the_environment() -> None:

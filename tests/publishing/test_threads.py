@@ -9,11 +9,13 @@ import torch
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.compose import compose
 from pipeline.ingest.stage import ingest
+from pipeline.publishing.writing import WrittenTable, bits
+from pipeline.records import TableLayout
 from pipeline.serving.importance import importance
 from pipeline.serving.scores import score_dataset
 from pipeline.serving.threads import side_by_side
-from pipeline.stages.promoting import write_tables
-from pipeline.store import Store
+from pipeline.stages.sharing import write_tables
+from pipeline.store import Draft, Store
 from pipeline.training.parquet import SplitReader
 from tests.checkpoint import built
 
@@ -60,7 +62,7 @@ def on(threads: int, work):
 
 @pytest.mark.parametrize("threads", [2, 4])
 def test_the_scores_of_a_dataset_are_the_same_bits(split: SplitReader, threads: int) -> None:
-    model, trained = Wide(), {"C1": None, "C2": np.arange(10**6) % 3 == 0}
+    model, trained = Wide(), {"C1": None, "C2": bits(np.arange(10**6) % 3 == 0)}
     one, several = (on(n, lambda: score_dataset(split, {"m": (model, None)}, trained, ["C1"])) for n in (1, threads))
     assert len(one.logits["m"]) == len(split.groups)
     for each in (one, several):
@@ -97,8 +99,14 @@ def test_no_two_tables_are_written_from_one_reader(tmp_path, monkeypatch) -> Non
     """What a reader has open belongs to one thread; that two of them meet there is too rare for a test of the bytes."""
     store, given = Store(str(tmp_path)), []
     readers = [ChainReader(store, built.put(store, step)) for step in (1, 2)]
-    monkeypatch.setattr("pipeline.publishing.writing.write_table", lambda draft, own, *rest: given.append(own))
-    write_tables(None, readers, [*built.ROWS], "fp32")
+    layout = TableLayout(file="f", rows=1, dim=1, coding="fp32", record_bytes=4, block_rows=1)
+
+    def write(draft, own, *rest) -> WrittenTable:
+        given.append(own)
+        return WrittenTable(layout, 0, None)
+
+    monkeypatch.setattr("pipeline.stages.sharing.write_table", write)
+    write_tables(Draft(store, "v", "model", "k", {}, {}), readers, [*built.ROWS], "fp32")
     every = [id(each._open) for own in [readers, *given] for each in own]
     assert len(given) == len(built.ROWS) and len(set(every)) == len(every)
 

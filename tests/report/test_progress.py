@@ -170,3 +170,9 @@ def test_a_full_disk_is_an_artifact_error(store, monkeypatch):
 
 def test_without_records_there_is_nothing_to_read(store):
     assert read_records(store, "demo") == []
+
+
+def test_levels_of_a_cache_on_a_gpu_are_in_the_line():
+    figures = {"ssd_hit_rate": 0.99, "ssd_device_share": 0.8, "ssd_host_share": 0.15}
+    assert "ssd hit 99.0% (device 80.0%, host 15.0%) ahead" in plain_line({**KNOWN, **figures})
+    assert "ssd hit 99.0% ahead" in plain_line({**KNOWN, **figures, "ssd_host_share": 0.0})

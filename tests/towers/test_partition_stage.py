@@ -128,6 +128,36 @@ def test_the_refined_plan_counts_what_crosses_between_hosts_and_the_whole_dense_
     assert plans["small"]["dense"] < plans["slow"]["dense"], "27 vectors against 3"
 
 
+def test_the_refined_plan_charges_what_a_module_multiplies(store):
+    """26 features of width 8 in two towers on one host of one rank: all of the batch goes through both modules."""
+    dense = {}
+    for name in ("pass_through", "dcn", "low_rank"):
+        module = [f"partition.module={name}", "partition.rank=4", "partition.dim=8"]
+        fixed = ["partition.strategy=strided", "hardware.dense_gflop_per_s=1", "hardware.dense_gb_per_s=1000000"]
+        artifact, _, _ = run(store, *fixed, *module)
+        dense[name] = Plan.from_json(store.read_json(f"{artifact.path}/plan.json")).phases[0]["dense"]
+    whole, low = 2 * (13 * 8) ** 2, 13 * 8 * 11 + 13 * 11 * 4 + 4**2 + 4 * 13 * 8  # a cross layer and a projection
+    for name, products in (("dcn", whole), ("low_rank", low)):
+        charged = 256 * 2 * 6 * products / 1e6  # at a million products a ms
+        assert dense[name] - dense["pass_through"] == pytest.approx(charged, rel=1e-2), name
+
+
+def test_a_rank_is_in_the_key_where_there_is_one(store):
+    def key(*overrides):
+        return {step.name: step.key for step in steps(config(store, *overrides), store)}
+
+    assert key("partition.module=dcn", "partition.rank=8") == key("partition.module=dcn")
+    low = "partition.module=low_rank"
+    for stage in ("partition", "train"):
+        assert key(low, "partition.rank=8")[stage] != key(low)[stage] == key(low, "partition.rank=64")[stage]
+
+
+def test_a_module_of_low_rank_sends_a_quarter_of_the_width_unless_told(store):
+    for dim, expected in (("0", 2), ("5", 5)):
+        _, towers, _ = run(store, "partition.strategy=strided", "partition.module=low_rank", f"partition.dim={dim}")
+        assert (towers.module.dim, towers.module.rank) == (expected, 64)
+
+
 def test_pins_and_groups_are_kept_by_the_stage(store):
     _, towers, said = run(store, "+partition.pins.C5=1", "partition.groups=[[C1,C2,C3]]")
     assert "C5" in towers.towers[1].features

@@ -1,9 +1,13 @@
+import errno
+
 import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import ArtifactError, DataError, GuardError
+from pipeline.errors import ArtifactError, DataError, GuardError, PassingError
 from pipeline.records import SparseColumn
+from pipeline.store import retrying
+from pipeline.training import parquet
 from pipeline.training.announcing import Announce
 from pipeline.training.data import BatchReader
 from pipeline.training.order import Order
@@ -161,6 +165,42 @@ def test_errors_of_the_reading_thread_arrive_and_the_thread_ends(tmp_path):
         with pytest.raises(ArtifactError):
             next(reader)
     assert not reader._thread.is_alive()
+
+
+def failing(monkeypatch, error, times):
+    """The next ``times`` row groups cannot be read, for ``error``; no time passes between tries."""
+    left, read = [error] * times, parquet.pq.ParquetFile.read_row_group
+
+    def read_row_group(self, *arguments, **named):
+        if left:
+            raise left.pop()
+        return read(self, *arguments, **named)
+
+    monkeypatch.setattr(parquet.pq.ParquetFile, "read_row_group", read_row_group)
+    monkeypatch.setattr(retrying.time, "sleep", lambda seconds: None)
+
+
+def test_rows_that_cannot_be_read_once_are_read_again(split, monkeypatch):
+    failing(monkeypatch, OSError(errno.EIO, "Input/output error"), 1)
+    assert np.array_equal(np.rint(split.column("d0") * 1000), np.arange(1000))
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "Input/output error"), ConnectionResetError("by the store"), MemoryError()]
+)
+def test_a_store_that_does_not_answer_says_nothing_against_the_dataset(split, monkeypatch, error):
+    """Whoever follows the hint for a damaged dataset removes a good one, and a scheduler gives up."""
+    failing(monkeypatch, error, 1000)
+    with pytest.raises(PassingError) as raised, BatchReader(split, order()) as reader:
+        next(reader)
+    assert raised.value.hint.startswith("run the same command again")
+    assert ".parquet, 3 times" in raised.value.message
+
+
+def test_a_refusal_is_not_tried_again_and_names_rights(split, monkeypatch):
+    failing(monkeypatch, PermissionError(errno.EACCES, "Permission denied"), 1)
+    with pytest.raises(ArtifactError, match="access was refused"):
+        split.column("d0")
 
 
 def test_closing_early_ends_the_thread(split):

@@ -81,6 +81,15 @@ def test_killed_on_four_ranks_and_resumed_on_two_three_and_one(tmp_path, dataset
     assert_close(final(tmp_path), final(root))
 
 
+def test_a_training_keeps_the_lanes_that_it_began_with(tmp_path, dataset, whole):
+    """So one that began when rows came in one lane, which its checkpoints do not mention, trains each row once."""
+    killed = attempted(tmp_path, dataset, "a", 2, Kill(FaultPoint.BATCH, 1, 8), lanes=1)
+    again = attempted(tmp_path, dataset, "b", 1, Kill(FaultPoint.BATCH, 0, 8))
+    last = attempted(tmp_path, dataset, "c", 2)
+    assert 0 < killed.committed == again.resumed < again.committed == last.resumed < STEPS
+    assert ledger([killed, again, last]) == whole(1, lanes=1)[0] != whole(1)[0]
+
+
 @pytest.mark.parametrize("tier", ["ddr", "ssd"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_killed_and_resumed_on_as_many_ranks_it_ends_with_the_same_bits(tmp_path, dataset, whole, world, tier):

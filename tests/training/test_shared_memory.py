@@ -1,14 +1,16 @@
 """Collectives through shared memory: as gloo's, for any sizes, and an error where a rank has ended."""
 
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll
 
 from pipeline.training import shared_memory, trainer
-from pipeline.training.shared_memory import _bytes, _runs, share_memory
+from pipeline.training.shared_memory import SHARED_SPINS, _bytes, _runs, memory_between, share_memory
 from tests.embeddings.ranks import spawn
 from tests.towers.cases import flat
 
@@ -63,6 +65,57 @@ def compare(folder):
 def test_exchanges_equal_those_of_gloo(tmp_path, world):
     spawn(compare, world, tmp_path)
     assert len(list(tmp_path.glob("done-*"))) == world
+
+
+def compare_parts(folder):
+    """Two pairs of four ranks: each pair has memory of its own, and the others' ranks none of its messages."""
+    rank = dist.get_rank()
+    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    own, place = pairs[rank % 2], rank // 2
+    memory = share_memory(CPU, one_machine=True, group=own)
+    for step in range(10):
+        expected, *given = exchange(place, 2, step + rank % 2)
+        got, across = torch.zeros_like(expected), torch.zeros(4)
+        dist.all_to_all_single(expected, *given, group=own)
+        with memory.exchanging():
+            dist.all_to_all_single(got, *given, group=own)
+            dist.all_gather_into_tensor(across, torch.tensor([float(rank)]))
+        assert torch.equal(got, expected), step
+        assert across.tolist() == [0.0, 1.0, 2.0, 3.0]
+    (folder / f"done-{rank}").touch()
+
+
+def test_ranks_of_a_group_exchange_among_themselves(tmp_path):
+    spawn(compare_parts, 4, tmp_path)
+    assert len(list(tmp_path.glob("done-*"))) == 4
+
+
+def pool(folder, slot):
+    """Pooled embeddings of uneven widths, there and back, by TorchRec's exchange and through the memory."""
+    rank, widths = dist.get_rank(), [3, 0, 5]
+    memory, counted = share_memory(CPU, one_machine=True), []
+    memory.counted = lambda sizes, group: counted.append(sum(sizes) - sizes[rank])
+    shared_memory.SLOT = slot
+    exchange = PooledEmbeddingsAllToAll(dist.group.WORLD, widths)
+    for step in range(4):
+        drawn = torch.Generator().manual_seed(10 * step + rank)
+        values, weights = torch.randn(12, widths[rank], generator=drawn), torch.randn(4, 8, generator=drawn)
+        found = []
+        for where in (nullcontext, memory.exchanging):
+            given = values.clone().requires_grad_()
+            with where():
+                result = exchange(given).wait()
+                (result * weights).sum().backward()
+            found.append((result.detach(), given.grad))
+        assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1]), step
+    assert counted == ([4 * 8 * widths[rank], 4 * 4 * (8 - widths[rank])] * 4 if slot > 1000 else [])
+    (folder / f"done-{rank}").touch()
+
+
+@pytest.mark.parametrize("slot", [256 << 20, 100])
+def test_pooled_embeddings_and_their_gradients_are_those_of_torchrec(tmp_path, slot):
+    spawn(pool, 3, tmp_path, slot)
+    assert len(list(tmp_path.glob("done-*"))) == 3
 
 
 def add_up(memory):
@@ -135,6 +188,28 @@ def cannot(folder, whose):
     (folder / f"done-{dist.get_rank()}").touch()
 
 
+def wait(folder, cpus):
+    """Rank 0 waits for the other one, which comes once it pauses; how often it looked goes to a file."""
+    shared_memory.available_cpus = lambda: cpus
+    memory, looks, paused = share_memory(CPU, one_machine=True), [], folder / "paused"
+    former = shared_memory.os.sched_yield, shared_memory.time.sleep
+    shared_memory.os.sched_yield = lambda: looks.append(None)
+    shared_memory.time.sleep = lambda seconds: (paused.touch(), former[1](seconds))
+    if dist.get_rank() == 1:
+        while not paused.exists():
+            former[0]()
+    memory.all_gather(torch.empty(2), torch.ones(1))
+    shared_memory.os.sched_yield, shared_memory.time.sleep = former
+    if dist.get_rank() == 0:
+        (folder / "looks").write_text(str(len(looks)))
+
+
+@pytest.mark.parametrize(("cpus", "few"), [(1, True), (2, False)])
+def test_ranks_that_share_cpus_look_a_few_times_before_they_pause(tmp_path, cpus, few):
+    spawn(wait, 2, tmp_path, cpus)
+    assert (int((tmp_path / "looks").read_text()) < SHARED_SPINS) == few
+
+
 def refuse(*_, **__):
     raise OSError(13, "Permission denied")
 
@@ -150,10 +225,10 @@ def without_a_second(folder):
     made = []
 
     def once(*arguments, **keywords):
-        made.append(None if made else share_memory(*arguments, **keywords))
+        made.append(None if made else memory_between(*arguments, **keywords))
         return made[-1]
 
-    trainer.share_memory = once
+    trainer.memory_between = once
     flat(folder, {"whole": ({}, {})})
     assert len(made) == 2 and made[0] is not None
     (folder / f"done-{dist.get_rank()}").touch()

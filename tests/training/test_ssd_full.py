@@ -18,7 +18,7 @@ from tests.training.test_train import config
 
 ROWS = {"a": 3000, "b": 2300}
 COLUMNS = tuple(SparseColumn(name=name, rows=rows) for name, rows in ROWS.items())
-HALF = 128 << 10  # bytes of a segment
+HALF = 128 << 10  # bytes of two segments
 DIM = 64  # so that a step's rows fill a good part of a segment of the log
 
 
@@ -51,6 +51,6 @@ def test_a_log_that_cannot_be_written_stops_all_ranks_with_path_bytes_and_overri
     spawn(run, 2, tmp_path)
     first, second = (json.loads((tmp_path / f"said-{rank}.json").read_text()) for rank in range(2))
     assert first == second and first["error"] == "GuardError"
-    wanted = rf"the scratch file of the rows of table '[ab]' in {tmp_path} cannot be written: 262,144 bytes at byte .*"
+    wanted = rf"the scratch file of the rows of table '[ab]' in {tmp_path} cannot be written: 65,536 bytes at byte .*"
     assert re.match(wanted + r"\(File too large, .* GiB are free\); no checkpoint was taken before", first["message"])
     assert "hardware.ssd_paths=[/another/disk]" in first["hint"]

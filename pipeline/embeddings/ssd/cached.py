@@ -1,13 +1,12 @@
-"""A shard with a fixed number of slots: a cache of its rows in the memory of a device.
+"""A shard with a fixed number of slots: a cache of its rows in a device's memory, and one in host memory behind it.
 
-Rows stay in their slots when their batch is done. The least recently used ones leave, many at a time, when others need
-their slots. Rows of a batch under way never leave: where they leave too few slots for the next batch, that one waits
-until a batch is done (``SsdStore``).
+Rows stay in their slots when their batch is done. The least recently used ones leave for host memory (``middle``), many
+at a time, when others need their slots, and from there for the log. Rows of a batch under way never leave: where they
+leave too few slots for the next batch, that one waits until a batch is done (``SsdStore``).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,34 +14,41 @@ import numpy as np
 from torch import Tensor
 
 from pipeline.embeddings.ssd.aio import I64
+from pipeline.embeddings.ssd.log import F32, I8, Written, place_type
+from pipeline.embeddings.ssd.middle import MOST_HOST_ROWS, HostRows
+from pipeline.embeddings.ssd.recency import Recency
 from pipeline.embeddings.ssd.shard import Part, SsdShard
 from pipeline.embeddings.ssd.slots import DeviceSlots
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import GuardError
 from pipeline.records import ShardPlan
+from pipeline.records.scratch import LOG_SPARE
 
 
 class CachedShard(SsdShard):
-    """An ``SsdShard`` without pinned rows and with at most ``slots`` rows in memory.
+    """An ``SsdShard`` without pinned rows, with at most ``slots`` rows on the device and ``hosted`` in host memory.
 
     ``table_rows``: of the whole table, for messages.
     """
 
-    def __init__(self, directory: Path, name: str, plan: ShardPlan, slots: int, table_rows: int, values: int) -> None:
-        super().__init__(directory, name, plan, 0, values)
+    def __init__(
+        self, directory: Path, name: str, plan: ShardPlan, slots: int, table_rows: int, values: int, hosted: int = 0,
+        spare: float = LOG_SPARE, written: Written | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(directory, name, plan, 0, values, spare, written)
+        self.host = HostRows(min(hosted, plan.rows - slots, MOST_HOST_ROWS), values)
+        # Beside the entries of ``SsdShard``, above those of the log: ``_top`` - h, place h in host memory.
+        self._where = np.zeros(self.rows, place_type(self.rows + self.host.count))
+        self._top = int(np.iinfo(self._where.dtype).max)
         self.count, self._table_rows = slots, table_rows
         self._held = np.zeros(slots, np.int32)
+        self._kind = np.zeros(slots, np.int8)
         self._row = np.zeros(slots, np.int64)
         self._free = np.arange(slots)  # from the first: rows that a restore brings need no ``begin``
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: deque[tuple[I64, I64]] = (
-            deque()
-        )  # slots of rows that no batch holds, with their times, oldest first
-        self._queued = 0
-        self._time = np.full(self.count, -1, np.int64)  # when a slot was last let go
-        self._now = 0
+        self._recency = Recency(self.count)
         self._unheld = self.count
 
     def live_in(self, parts: Sequence[Tensor]) -> None:
@@ -52,6 +58,7 @@ class CachedShard(SsdShard):
     def begin(self, table: TableSpec, seed: int) -> None:
         """See ``SsdShard.begin``."""
         super().begin(table, seed)
+        self.host.clear()
         self._reset()
 
     def room(self, part: Part) -> bool:
@@ -70,9 +77,39 @@ class CachedShard(SsdShard):
 
     def claim(self, part: Part) -> tuple[I64, I64]:
         """See ``SsdShard.claim``."""
-        absent, where = super().claim(part)
-        self._row[part.slots[absent]] = part.rows[absent]
-        return absent, where
+        where = self._where[part.rows].astype(np.int64)
+        hosted = self._hosted(where)
+        self.host.renew(self._top - where[hosted])  # others leave host memory for the rows that leave the device now
+        part.hosted = len(hosted)
+        return super().claim(part)
+
+    def _hosted(self, where: I64) -> I64:
+        """Which entries of the map are places in host memory."""
+        return np.flatnonzero(where > self._top - self.host.count)
+
+    def _logged(self, where: I64, records: F32) -> I64:
+        """See ``SsdShard._logged``."""
+        hosted = self._hosted(where)
+        records[hosted, :-1] = self.host.read(self._top - where[hosted])
+        return np.flatnonzero((where > 0) & (where <= self._top - self.host.count))
+
+    def _drop(self, where: I64) -> I8:
+        """See ``SsdShard._drop``; a row in host memory is of the kind that it came with."""
+        hosted = self._hosted(where)
+        places, logged = self._top - where[hosted], where.copy()
+        logged[hosted] = 0
+        kinds = super()._drop(logged)
+        kinds[hosted] = self.host.kinds(places)
+        self.host.drop(places)
+        return kinds
+
+    def _store(self, rows: I64, values: F32, kinds: I8) -> None:
+        """Put ``rows``, the longest unused first, into host memory; what leaves it or finds no room goes to the log."""
+        beyond = max(0, len(rows) - self.host.count)
+        super()._store(rows[:beyond], values[:beyond], kinds[:beyond])
+        places, left = self.host.add(rows[beyond:], values[beyond:], kinds[beyond:])
+        self._where[rows[beyond:]] = self._top - places
+        super()._store(*left)
 
     def _hold(self, slots: I64) -> None:
         self._unheld -= int(np.count_nonzero(self._held[slots] == 0))
@@ -85,21 +122,9 @@ class CachedShard(SsdShard):
         return taken
 
     def _evict(self, count: int) -> None:
-        """Write the ``count`` least recently used rows back and free their slots."""
-        leaving = []
-        while count:
-            times, slots = self._idle.popleft()
-            self._queued -= len(slots)
-            still = np.flatnonzero((self._time[slots] == times) & (self._held[slots] == 0))
-            leaving.append(slots[still[:count]])
-            if len(still) > count:
-                rest = still[count:]
-                self._idle.appendleft((times[rest], slots[rest]))
-                self._queued += len(rest)
-            count -= len(leaving[-1])
-        slots = np.concatenate(leaving)
-        self._time[slots] = -1
-        self._store(self._row[slots], self.slots.read(slots))
+        """Free the slots of the ``count`` least recently used rows."""
+        slots = self._recency.take(count, self._held)
+        self._store(self._row[slots], self.slots.read(slots), self._kind[slots])
         self._free = np.concatenate([self._free, slots])
 
     def release(self, part: Part) -> None:
@@ -109,15 +134,4 @@ class CachedShard(SsdShard):
         self._held[part.slots] -= 1
         idle = part.slots[self._held[part.slots] == 0]
         self._unheld += len(idle)
-        self._now += 1
-        self._time[idle] = self._now
-        self._idle.append((self._time[idle], idle))
-        self._queued += len(idle)
-        if self._queued > 4 * self.count:
-            self._compact()
-
-    def _compact(self) -> None:
-        """Drop the entries of rows that were used since they were queued."""
-        slots = np.flatnonzero((self._time > 0) & (self._held == 0))
-        slots = slots[np.argsort(self._time[slots], kind="stable")]
-        self._idle, self._queued = deque([(self._time[slots], slots)]), len(slots)
+        self._recency.add(idle, self._held)

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.embeddings.ssd.log import Written
+
 # Numbers that ``Figures.take`` gives.
-FIGURES = 7
+FIGURES = 10
 
 
 def pss_bytes() -> int:
@@ -38,19 +40,23 @@ class Figures:
     """Counts of one rank since the last ``take``.
 
     ``looked``/``found``: lookups, and those whose row was in memory at that moment; ``asked``/``there``: the same when
-    the ids of a batch are announced, a row counted once. One thread writes each pair.
+    the ids of a batch are announced, a row counted once; ``hosted``: of ``asked``, those whose row was in host memory
+    behind a device's; ``log``: bytes that left memory and that logs wrote. One thread writes ``looked`` and ``found``,
+    one the others.
     """
 
     def __init__(self) -> None:
-        self.looked = self.found = self.asked = self.there = 0
+        self.looked = self.found = self.asked = self.there = self.hosted = 0
+        self.log = Written()
         self._former = self._now()
 
     def _now(self) -> NDArray[np.float64]:
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        return np.array([self.looked, self.found, self.asked, self.there, faults, *_disk_bytes()], np.float64)
+        counted = self.looked, self.found, self.asked, self.there, self.hosted, faults, *_disk_bytes()
+        return np.array([*counted, self.log.left, self.log.logged], np.float64)
 
     def take(self) -> list[float]:
-        """looked, found, asked, there, major faults, bytes read, bytes written; add them up over the ranks."""
+        """What ``named`` takes, added up over the ranks."""
         now = self._now()
         taken, self._former = now - self._former, now
         return taken.tolist()
@@ -60,14 +66,19 @@ def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
     """The figures of an interval of ``steps`` for ``metrics.jsonl``, from the ``sums`` of ``take`` over all ranks.
 
     ``ssd_prefetch_coverage``: of the lookups whose row was not in memory when their ids were announced, the share whose
-    row was there at the lookup. None without lookups.
+    row was there at the lookup. ``ssd_device_share``, ``ssd_host_share``: of the lookups announced, those whose row was
+    in the memory that is looked up in, and in the host memory behind it. None without lookups.
+    ``ssd_write_amplification``: bytes that logs wrote for each byte of rows that left memory; None where none did.
     """
-    looked, hits, asked, there, faults, read, written = sums
+    looked, hits, asked, there, hosted, faults, read, written, left, logged = sums
     cold, missed = (1 - there / asked if asked else 0.0), (1 - hits / looked if looked else 0.0)
     return {
         "ssd_hit_rate": hits / looked if looked else None,
         "ssd_prefetch_coverage": max(0.0, 1 - missed / cold) if cold and looked else None,
+        "ssd_device_share": there / asked if asked else None,
+        "ssd_host_share": hosted / asked if asked else None,
         "ssd_faults": faults / steps,
         "ssd_read_bytes": read / steps,
         "ssd_written_bytes": written / steps,
+        "ssd_write_amplification": logged / left if left else None,
     }

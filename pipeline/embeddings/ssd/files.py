@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.errors import ConfigError, GuardError
+from pipeline.records.scratch import PAGE
 from pipeline.units import GIB
 
-PAGE = 4096
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -3,8 +3,12 @@
 A cold row is read alone but written together with hundreds of others, so a step costs reads of single pages and a few
 long writes. Written in place, every row would cost a random page write, which a disk does at half the rate of reads,
 and sixteen times the bytes. Segments with few live rows are emptied to make room (Rosenblum and Ousterhout, "The Design
-and Implementation of a Log-Structured File System", SOSP'91, section 3). Rows of similar age share a segment and
-frequent rows leave it early, so segments empty unevenly, which makes that cheap.
+and Implementation of a Log-Structured File System", SOSP'91, section 3).
+
+What emptying costs depends on how unevenly segments die, so rows are kept apart by how long they stay on the disk, as
+far as it is known: a row that comes back has just told for how long it was away, and one found alive in a segment that
+is emptied has told that it stays longer (compare SepBIT, FAST'22). A segment's age, the mean of its rows', is all that
+has to be kept for that.
 
 A record is the row's values (weights and optimizer state) and its number, in words of 4 bytes. So a shard has at most
 ``MOST_ROWS`` rows.
@@ -22,16 +26,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.embeddings.ssd.aio import I64
-from pipeline.embeddings.ssd.files import PAGE, ScratchFile
+from pipeline.embeddings.ssd.files import ScratchFile
+from pipeline.records.scratch import EMPTIED, IN_MEMORY, KINDS, LOG_SPARE, PAGE, log_shape, place_bytes
 
 F32 = NDArray[np.float32]
+I8 = NDArray[np.int8]
 # Rows of a shard whose numbers fit the 32 bits that a record has for them.
 MOST_ROWS = 2**32
-_SEGMENT = 256 << 10
-# Room beyond that of the rows, as a share of it: the fuller the log, the more is copied to make room.
-_SPARE = 0.1
 # Pages of a read at most; a long run of wanted pages is several reads.
 _RUN = 16
+# A row is of the first kind whose bound is longer than its stay, counted in the rows of the log that leave meanwhile.
+_STAYS = (0.5, 1.0, 2.0)
+# Idle time keeps so many more segments free than the next rows may fill, or this share of the spare ones if fewer, and
+# empties none with more live rows.
+_IDLE_AHEAD, _IDLE_SHARE, _IDLE_FILLED = 2 * EMPTIED, 0.25, 0.8
+
+
+@dataclass
+class Written:
+    """Bytes of the values of rows that left memory, and those that logs wrote for them. One thread counts."""
+
+    left: int = 0
+    logged: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,38 +66,30 @@ class Reads:
 
 def place_type(rows: int) -> type[np.signedinteger[Any]]:
     """The integer type for the places of records in a log of ``rows`` rows, and for -1 - the number of a slot."""
-    return np.int32 if rows * (1 + 2 * _SPARE) <= np.iinfo(np.int32).max else np.int64
-
-
-def log_bytes(rows: int, values: int) -> int:
-    """Bytes of the scratch file of a log of ``rows`` rows of ``values`` weights and states."""
-    segment, _, segments = _shape(rows, values)
-    return segments * segment
-
-
-def _shape(rows: int, values: int) -> tuple[int, int, int]:
-    """Bytes of a segment, records in one, and how many there are."""
-    record = 4 * (values + 1)
-    segment = max(_SEGMENT, -(-record // PAGE) * PAGE)
-    return segment, segment // record, int(rows * (1 + _SPARE) / (segment // record)) + 4
+    return np.int32 if place_bytes(rows) == 4 else np.int64
 
 
 class RowLog:
     """Records of up to ``rows`` rows in a scratch file; places are record numbers. For one thread.
 
-    ``values``: weights and states of a row.
+    ``values``: weights and states of a row; ``spare``: share of the records that stays free. ``written`` counts bytes.
 
     GuardError where the disk of ``directory`` has no room or fails; ``what`` names the rows in messages. ``emptied``:
-    segments that were emptied to make room since the last ``clear``.
+    segments that were emptied to make room since the last ``clear``; ``added``: rows that left memory since.
     """
 
-    def __init__(self, directory: Path, rows: int, values: int, what: str) -> None:
-        self.words = values + 1
-        self._segment, self.per_segment, segments = _shape(rows, values)
+    def __init__(
+        self, directory: Path, rows: int, values: int, what: str, spare: float = LOG_SPARE,
+        written: Written | None = None,
+    ) -> None:  # fmt: skip
+        self.words, self._stays = values + 1, np.multiply(_STAYS, rows)
+        self._segment, self.per_segment, segments = log_shape(rows, 4 * values, spare)
         self.file = ScratchFile(directory, segments * self._segment, what, direct=True)
-        self._buffers = [mmap.mmap(-1, self._segment) for _ in range(2)]
-        self._records, self._loaded = (self._view(buffer) for buffer in self._buffers)
+        self.written = Written() if written is None else written
+        self._buffers = [mmap.mmap(-1, self._segment) for _ in range(IN_MEMORY)]
+        self._records = [self._view(buffer) for buffer in self._buffers]
         self._live = np.zeros(segments, np.int32)
+        self._ahead = min(_IDLE_AHEAD, int(_IDLE_SHARE * (segments - rows / self.per_segment)))
         self.clear()
 
     def _view(self, buffer: mmap.mmap) -> F32:
@@ -92,38 +100,69 @@ class RowLog:
         """Forget all records."""
         self._live[:] = 0
         self._closed = np.zeros(len(self._live), bool)
-        self._free = deque(range(1, len(self._live)))
-        self._open, self._used, self.emptied = 0, 0, 0
+        self._born = np.zeros(len(self._live))  # the mean of ``added`` when the segment's rows left memory
+        self._free = deque(range(KINDS, len(self._live)))
+        self._open, self._used, self._births = list(range(KINDS)), [0] * KINDS, [0.0] * KINDS
+        self._buffer = np.full(len(self._live), -1, np.int8)  # the one with the segment's records; -1: on the disk only
+        self._buffer[:KINDS] = range(KINDS)
+        self.emptied = self.added = 0
 
     @property
     def crowded(self) -> bool:
-        """Whether a segment must be emptied before more is added."""
-        return len(self._free) < 2
+        """Whether segments must be emptied before more is added."""
+        return len(self._free) <= KINDS
 
-    def add(self, rows: I64, values: F32) -> I64:
-        """Records for ``rows`` with their ``values``, at most ``per_segment``; their places. Not while ``crowded``."""
+    def kinds(self, places: I64) -> I8:
+        """How long rows whose records were at ``places`` (-1: not in the log so far) stay on the disk, as a kind."""
+        born = np.where(places < 0, 0, self._born[places // self.per_segment])
+        return self._kind(self.added - born)
+
+    def _kind(self, stayed: Any) -> I8:
+        found: I8 = np.searchsorted(self._stays, stayed, side="right").astype(np.int8)
+        return found
+
+    def add(self, rows: I64, values: F32, kinds: I8) -> I64:
+        """Records for ``rows`` that leave memory, at most ``per_segment``; their places. Not while ``crowded``."""
+        self.added += len(rows)
+        self.written.left += 4 * len(rows) * (self.words - 1)
+        order = np.argsort(kinds, kind="stable")
+        ends = np.searchsorted(kinds[order], np.arange(KINDS + 1))
+        places = np.empty(len(rows), np.int64)
+        for kind in range(KINDS):
+            some = order[ends[kind] : ends[kind + 1]]
+            if len(some):
+                places[some] = self._append(kind, rows[some], values[some], self.added)
+        return places
+
+    def _append(self, kind: int, rows: I64, values: F32, born: float) -> I64:
         places = []
         while len(rows):
-            count = min(len(rows), self.per_segment - self._used)
-            part = self._records[self._used : self._used + count]
+            used, segment = self._used[kind], self._open[kind]
+            count = min(len(rows), self.per_segment - used)
+            part = self._records[self._buffer[segment]][used : used + count]
             part[:, :-1], part.view(np.uint32)[:, -1] = values[:count], rows[:count]
-            first = self._open * self.per_segment + self._used
+            first = segment * self.per_segment + used
             places.append(np.arange(first, first + count))
-            self._live[self._open] += count
-            self._used += count
+            self._live[segment] += count
+            self._used[kind] += count
+            self._births[kind] += count * born
             rows, values = rows[count:], values[count:]
-            if self._used == self.per_segment:
-                self._seal()
-        return np.concatenate(places) if places else np.empty(0, np.int64)
+            if self._used[kind] == self.per_segment:
+                self._seal(kind)
+        return np.concatenate(places)
 
-    def _seal(self) -> None:
-        """Write the open segment and open another; reuse one without live records."""
-        self._used = 0
-        if not self._live[self._open]:
+    def _seal(self, kind: int) -> None:
+        """Write the segment of ``kind`` that is full and open another; reuse one without live records."""
+        segment, self._used[kind] = self._open[kind], 0
+        born, self._births[kind] = self._births[kind] / self.per_segment, 0.0
+        if not self._live[segment]:
             return
-        self.file.write(memoryview(self._buffers[0]), self._open * self._segment)
-        self._closed[self._open] = True
-        self._open = self._free.popleft()
+        buffer = int(self._buffer[segment])
+        self.file.write(memoryview(self._buffers[buffer]), segment * self._segment)
+        self.written.logged += self._segment
+        self._closed[segment], self._born[segment], self._buffer[segment] = True, born, -1
+        self._open[kind] = opened = self._free.popleft()
+        self._buffer[opened], self._born[opened] = buffer, self.added
 
     def drop(self, places: I64) -> None:
         """Mark the records at ``places`` as dead; segments without live ones become free."""
@@ -136,26 +175,62 @@ class RowLog:
         self._live[segment], self._closed[segment] = 0, False
         self._free.append(segment)
 
-    def empty(self) -> tuple[I64, F32, I64]:
-        """Take out the closed segment with fewest live records: (row numbers, records, places), dead ones included.
+    def worth_emptying(self) -> bool:
+        """Whether idle time is well spent on ``empty``: rows that come later should find free segments."""
+        if len(self._free) > KINDS + self._ahead:
+            return False
+        victims = self._victims()
+        return len(victims) > 0 and bool(self._live[victims].max() < _IDLE_FILLED * self.per_segment)
 
-        The next call overwrites its records; add the live ones again.
+    def _victims(self) -> I64:
+        """The closed segments, ``EMPTIED`` at most, that give most room for the least copying, best first.
+
+        By (1 - u)^2 / u x age, u the share of live records: that of the LFS (section 3.6), with the room squared, which
+        writes 2 to 6 % less on rows of unlike frequency (docs/measurements.md).
         """
-        self.emptied += 1
-        segment = int(np.where(self._closed, self._live, self.per_segment + 1).argmin())
-        self.file.read_into(memoryview(self._buffers[1]), segment * self._segment)
-        self._release(segment)
-        first = segment * self.per_segment
-        numbers = self._loaded.view(np.uint32)[:, -1].astype(np.int64)
-        return numbers, self._loaded, np.arange(first, first + self.per_segment)
+        closed = np.flatnonzero(self._closed & (self._live < self.per_segment))
+        live = self._live[closed] / self.per_segment
+        gain = (1 - live) ** 2 / np.maximum(live, 1e-3) * (self.added + 1 - self._born[closed])
+        if len(closed) > EMPTIED:
+            best = np.argpartition(-gain, EMPTIED)[:EMPTIED]
+            closed, gain = closed[best], gain[best]
+        found: I64 = closed[np.argsort(-gain, kind="stable")]
+        return found
+
+    def empty(self) -> list[tuple[I64, F32, I64, float]]:
+        """Take out segments that are worth it: of each (row numbers, records, places, when they left memory).
+
+        Dead records are included. The next call overwrites them. Find the live ones of all segments before ``again``
+        adds the first: it may fill a segment that was just emptied.
+        """
+        taken = []
+        for buffer, segment in enumerate(self._victims().tolist(), KINDS):
+            self.file.read_into(memoryview(self._buffers[buffer]), segment * self._segment)
+            records = self._records[buffer]
+            self.emptied += 1
+            self._release(segment)
+            first = segment * self.per_segment
+            rows = records.view(np.uint32)[:, -1].astype(np.int64)
+            taken.append((rows, records, np.arange(first, first + self.per_segment), float(self._born[segment])))
+        return taken
+
+    def again(self, rows: I64, values: F32, born: float) -> I64:
+        """Records for ``rows`` that were alive in a segment of ``empty``; their places. They stay longer than most."""
+        kind = min(KINDS - 1, int(self._kind(self.added - born)) + 1)
+        return self._append(kind, rows, values, born) if len(rows) else np.empty(0, np.int64)
 
     def waiting(self, places: I64) -> NDArray[np.bool_]:
         """Which of ``places`` are not on the disk yet: ``recent`` has their records."""
-        return places // self.per_segment == self._open
+        waits: NDArray[np.bool_] = self._buffer[places // self.per_segment] >= 0
+        return waits
 
     def recent(self, places: I64) -> F32:
         """Copies of the records at ``places``, which are ``waiting``."""
-        copies: F32 = self._records[places % self.per_segment]
+        copies = np.empty((len(places), self.words), np.float32)
+        buffers = self._buffer[places // self.per_segment]
+        for buffer in set(buffers.tolist()):
+            some = np.flatnonzero(buffers == buffer)
+            copies[some] = self._records[buffer][places[some] % self.per_segment]
         return copies
 
     def reads(self, places: I64, target: I64) -> Reads:

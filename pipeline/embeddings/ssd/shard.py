@@ -1,8 +1,10 @@
 """The rows of one table on one rank: the first ones stay in memory, the others are in the log until a batch needs them.
 
 The kernel's storage is as long as the table, but only its beginning is ever touched: first the pinned rows, row r <
-``pinned`` as row r, then the slots, each with a row of a batch under way. A map has the place of every other row.
-Batches hold the rows that they need in slots; when the last one is done, the row goes to the log and its slot is free.
+``pinned`` as row r, then the slots, each with a row of a batch under way or of one of the last ones. A map has the
+place of every other row. Batches hold the rows that they need in slots. When the last one is done, a row stays until
+``recent`` others came after it: rows that become popular during a training stay like pinned ones. Then it goes to the
+log and its slot is free.
 All methods but ``part`` run in the store's worker thread. ``cached.CachedShard`` has a fixed number of slots instead.
 """
 
@@ -12,36 +14,64 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows, rows_at
 from pipeline.embeddings.ssd.aio import I64
-from pipeline.embeddings.ssd.log import F32, MOST_ROWS, Reads, RowLog, place_type
+from pipeline.embeddings.ssd.log import F32, I8, MOST_ROWS, Reads, RowLog, Written, place_type
+from pipeline.embeddings.ssd.recency import Recency
 from pipeline.embeddings.ssd.slots import HostSlots, Slots
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import PlanError
 from pipeline.records import ShardPlan
+from pipeline.records.scratch import LOG_SPARE
 
 _NONE: I64 = np.empty(0, np.int64)
 
 
 @dataclass(eq=False)
 class Part:
-    """A batch's needs of a shard: the number of ``lookups``, and their distinct rows that are not pinned, ascending.
+    """A batch's needs of a shard: the number of ``lookups``, and the rows ``asked`` for that are not pinned, in order.
 
-    Once ``ready`` is set, the ``rows`` are in ``slots`` of the kernel's storage; ``missing`` of them were not before.
+    Once ``ready`` is set, the distinct ones, ``rows``, are in ``slots`` of the kernel's storage, and those of every
+    lookup in ``each``. ``missing`` of ``rows`` were in no slot before, and ``hosted`` of them in host memory.
     """
 
     lookups: int
-    rows: I64
+    asked: NDArray[Any]
     ready: Event
     slots: I64 = field(default_factory=lambda: _NONE)
+    each: NDArray[Any] = field(default_factory=lambda: _NONE)
     missing: int = 0
+    hosted: int = 0
     era: int = -1
+    _distinct: tuple[I64, I64] | None = None
 
-    def find(self, rows: I64) -> I64 | None:
+    @property
+    def rows(self) -> I64:
+        """The distinct rows, ascending. Sorts when first asked: in the store's worker thread, if it comes first."""
+        return self._sorted()[0]
+
+    def _sorted(self) -> tuple[I64, I64]:
+        """The distinct rows, and which of them each lookup asked for."""
+        found = self._distinct
+        if found is None:
+            # Without the inverse NumPy 2.4 would build a hash table, at six times the cost.
+            rows, places = np.unique(self.asked, return_inverse=True)
+            found = self._distinct = rows.astype(np.int64), places
+        return found
+
+    def place(self, slots: I64, kind: DTypeLike) -> None:
+        """The ``rows`` are in ``slots``, numbers of type ``kind``."""
+        rows, places = self._sorted()
+        self.slots, self.each = slots, slots.astype(kind)[places]
+        self._distinct = rows, _NONE  # as long as the lookups, and no longer needed
+
+    def find(self, rows: NDArray[Any]) -> I64 | None:
         """Places of ``rows`` among the part's rows; None where one is missing."""
         places = np.searchsorted(self.rows, rows)
         if not len(self.rows) or places.max(initial=0) >= len(self.rows) or (self.rows[places] != rows).any():
@@ -52,11 +82,15 @@ class Part:
 class SsdShard:
     """Rows [plan.row, plan.row + plan.rows) of table ``name``; ``pinned`` of them stay in memory.
 
-    ``values``: weights and optimizer states of a row, in this order. ``live_in`` gives it the kernel's storage.
-    GuardError where the disk has no room, PlanError for too many rows.
+    ``values``: weights and optimizer states of a row, in this order; ``recent``: rows that stay in slots without a
+    batch. ``spare`` and ``written`` are the log's, which has room for all rows. ``live_in`` gives the
+    shard its storage. GuardError where the disk has no room, PlanError for too many rows.
     """
 
-    def __init__(self, directory: Path, name: str, plan: ShardPlan, pinned: int, values: int) -> None:
+    def __init__(
+        self, directory: Path, name: str, plan: ShardPlan, pinned: int, values: int, spare: float = LOG_SPARE,
+        written: Written | None = None, recent: int = 0,
+    ) -> None:  # fmt: skip
         self.name, self.first, self.rows, self.dim, self.pinned = name, plan.row, plan.rows, plan.columns, pinned
         self.values = values
         if self.rows > MOST_ROWS:
@@ -64,10 +98,14 @@ class SsdShard:
                 f"table {name!r} has {self.rows:,} rows on one rank, but tier ssd holds at most {MOST_ROWS:,}",
                 hint=f"+plan.tables.{name}.sharding=row_wise on more ranks, or +plan.tables.{name}.tier=ddr",
             )
-        self.log = RowLog(directory, self.rows - pinned, values, f"the rows of table {name!r}")
+        self.log = RowLog(directory, self.rows, values, f"the rows of table {name!r}", spare, written)
         # 0: never used, it has its initial value; p + 1: record p of the log; -(s + 1): slot s.
         self._where = np.zeros(self.rows - pinned, place_type(self.rows))
         self._held = np.zeros(0, np.int32)
+        self._row = np.zeros(0, np.int64)  # which row a slot has
+        self._kind = np.zeros(0, np.int8)  # how long that stays on the disk
+        self.recent, self._idle = recent, 0
+        self._recency = Recency()
         self._free: I64 = _NONE
         self._initial: tuple[TableSpec, int] | None = None
         self._era = 0
@@ -83,6 +121,7 @@ class SsdShard:
         self._where[:] = 0
         self._held[:] = 0
         self._free = np.arange(len(self._held))
+        self._recency, self._idle = Recency(len(self._held)), 0
         self._initial = table, seed
         for start in range(0, self.pinned, INIT_BLOCK_ROWS):
             stop = min(start + INIT_BLOCK_ROWS, self.pinned)
@@ -94,7 +133,8 @@ class SsdShard:
         """The part of a batch with the global row numbers ``ids``; rows of other ranks are left out."""
         places = ids - self.first
         places = places[(places >= 0) & (places < self.rows)]
-        return Part(len(places), np.unique(places[places >= self.pinned]), ready)
+        asked = places[places >= self.pinned] if self.pinned else places
+        return Part(len(places), asked.astype(self._where.dtype), ready)
 
     def claim(self, part: Part) -> tuple[I64, I64]:
         """Give the rows of ``part`` slots: (places in ``part`` to fill, the map's entries of their values)."""
@@ -103,12 +143,16 @@ class SsdShard:
         absent = np.flatnonzero(where >= 0)
         slots, places = -where - 1, places[absent]
         if len(absent) < len(slots):
-            self._hold(slots[where < 0])
+            here = slots[where < 0]
+            self._idle -= int(np.count_nonzero(self._held[here] == 0))
+            self._hold(here)
         slots[absent] = self._take(len(absent))
         where = self._where[places].astype(np.int64)  # again: taking may have moved records
         self._where[places] = -slots[absent] - 1
+        self._row[slots[absent]] = part.rows[absent]
         self._hold(slots[absent])
-        part.slots, part.missing, part.era = slots + self.pinned, len(absent), self._era
+        part.place(slots + self.pinned, self._where.dtype)
+        part.missing, part.era = len(absent), self._era
         return absent, where
 
     def room(self, part: Part) -> bool:
@@ -124,13 +168,16 @@ class SsdShard:
             old, new = len(self._held), max(count - len(self._free), len(self._held) // 4)
             self._free = np.concatenate([self._free, np.arange(old, old + new)])
             self._held = np.concatenate([self._held, np.zeros(new, np.int32)])
+            self._row = np.concatenate([self._row, np.zeros(new, np.int64)])
+            self._kind = np.concatenate([self._kind, np.zeros(new, np.int8)])
+            self._recency.grow(new)
         taken, self._free = self._free[:count], self._free[count:]
         return taken
 
     def fill(self, part: Part, absent: I64, where: I64, records: F32) -> None:
         """Put ``records``, the values of the ``absent`` rows, into their slots."""
         self.slots.write(part.slots[absent], records[:, :-1])
-        self.log.drop(where[where > 0] - 1)
+        self._kind[part.slots[absent] - self.pinned] = self._drop(where)
 
     def find(self, rows: I64, where: I64, records: F32) -> Reads | None:
         """Write the values of ``rows``, which are in no slot, to ``records`` [n, words]; the rest must be read."""
@@ -140,37 +187,54 @@ class SsdShard:
             if self._initial is not None:
                 table, seed = self._initial
                 records[unused, : self.dim] = rows_at(seed, table, rows[unused] + self.first)
-        logged = np.flatnonzero(~unused)
+        logged = self._logged(where, records)
         waiting = self.log.waiting(where[logged] - 1)
         recent, far = logged[waiting], logged[~waiting]
         records[recent] = self.log.recent(where[recent] - 1)
         return self.log.reads(where[far] - 1, far) if len(far) else None
 
+    def _logged(self, where: I64, records: F32) -> I64:
+        """Which entries of the map are places in the log; what other memory has is written to ``records``."""
+        return np.flatnonzero(where)
+
+    def _drop(self, where: I64) -> I8:
+        """Forget the values that the map's entries ``where``, of rows in no slot, stand for; the rows' kinds."""
+        kinds = self.log.kinds(where - 1)
+        self.log.drop(where[where > 0] - 1)
+        return kinds
+
     def release(self, part: Part) -> None:
-        """End a batch: rows that no other batch holds go to the log."""
+        """End a batch: of the rows that no other batch holds, the longest unused ones go to the log."""
         if part.era != self._era:
             return
         slots = part.slots - self.pinned
         self._held[slots] -= 1
-        gone = self._held[slots] == 0
-        self._store(part.rows[gone], self.slots.read(part.slots[gone]))
-        self._free = np.concatenate([slots[gone], self._free])
+        gone = slots[self._held[slots] == 0]
+        if self.recent:
+            self._recency.add(gone, self._held)
+            self._idle += len(gone)
+            gone = self._recency.take(max(0, self._idle - self.recent), self._held)
+            self._idle -= len(gone)
+        self._store(self._row[gone], self.slots.read(gone + self.pinned), self._kind[gone])
+        self._free = np.concatenate([gone, self._free])
 
-    def _store(self, rows: I64, values: F32) -> None:
+    def _store(self, rows: I64, values: F32, kinds: I8) -> None:
         """Add ``rows``, of which the log has no live record, to it."""
         step = self.log.per_segment
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
             while self.log.crowded:
-                self._tidy()
-            self._where[rows[part] - self.pinned] = self.log.add(rows[part], values[part]) + 1
+                self.tidy()
+            self._where[rows[part] - self.pinned] = self.log.add(rows[part], values[part], kinds[part]) + 1
 
-    def _tidy(self) -> None:
-        """Move the live rows of a segment to the open one."""
-        rows, records, places = self.log.empty()
-        live = np.flatnonzero(self._where[rows - self.pinned] == places + 1)
-        new = self.log.add(rows[live], records[live, :-1])
-        self._where[rows[live] - self.pinned] = new + 1
+    def tidy(self) -> None:
+        """Empty some segments: their live rows move to those being filled."""
+        moving = []
+        for rows, records, places, born in self.log.empty():
+            live = np.flatnonzero(self._where[rows - self.pinned] == places + 1)
+            moving.append((rows[live], records[live, :-1], born))
+        for rows, values, born in moving:
+            self._where[rows - self.pinned] = self.log.again(rows, values, born) + 1
 
     def look_up(self, places: I64) -> tuple[I64, I64]:
         """Find rows ``places``: (kernel rows, -1 for those in no slot; the map's entries of these)."""
@@ -196,6 +260,6 @@ class SsdShard:
         rows, where = self.look_up(places)
         here = rows >= 0
         self.slots.write(rows[here], values[here])
-        self.log.drop(where[where > 0] - 1)
+        kinds = self._drop(where)
         self._where[places[~here] - self.pinned] = 0
-        self._store(places[~here], values[~here])
+        self._store(places[~here], values[~here], kinds)

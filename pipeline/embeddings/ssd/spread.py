@@ -6,9 +6,8 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pipeline.embeddings.ssd.log import log_bytes
 from pipeline.records import Plan
-from pipeline.specs.table_optimizer import FLOAT
+from pipeline.records.scratch import LOG_SPARE, log_shape
 
 
 class Piece(NamedTuple):
@@ -20,14 +19,14 @@ class Piece(NamedTuple):
     copy: bool
 
 
-def pieces(plan: Plan, tables: Iterable[str], rank: int) -> list[Piece]:
+def pieces(plan: Plan, tables: Iterable[str], rank: int, spare: float = LOG_SPARE) -> list[Piece]:
     """The pieces of ``tables`` of all ranks on the host of ``rank``, which share its disks."""
     host, on_host = rank // plan.ranks_per_host, []
     for name in tables:
         for shard in plan.tables[name].shards:
             if shard.rank // plan.ranks_per_host == host and shard.rows:
                 row = plan.tables[name].row_bytes(shard.columns)
-                on_host.append(Piece(log_bytes(shard.rows, row // FLOAT), name, shard.rank, copy=False))
+                on_host.append(Piece(log_shape(shard.rows, row, spare).bytes, name, shard.rank, copy=False))
                 on_host.append(Piece(shard.rows * row, name, shard.rank, copy=True))
     return on_host
 

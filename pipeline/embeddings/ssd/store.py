@@ -34,9 +34,13 @@ from pipeline.embeddings.ssd.worker import Worker
 from pipeline.embeddings.state import kept_state
 from pipeline.embeddings.tables import TableSpec, kernels
 from pipeline.records import Plan, ShardPlan
+from pipeline.records.scratch import LOG_SPARE
 from pipeline.specs.table_optimizer import FLOAT, StateColumn
 
 SSD = "ssd"
+# Of the rows kept in memory, the share of those that are there because they were used last: rows that become popular in
+# a training, or after it was ingested. The others are the first ones, which were the most frequent in the dataset.
+RECENT = 0.2
 Ids = Mapping[str, NDArray[np.int64]]
 
 
@@ -49,12 +53,16 @@ class SsdStore:
     """The rows of this rank's shards. Pass it to ``shard_model``, announce the ids of coming batches, and close it.
 
     ``paths``: ``hardware.ssd_paths``; shards and checkpoints' copies of them are spread over these by their bytes.
-    Each shard keeps its share of a table's ``cache_rows`` rows in memory: its first rows, or in a ``cached`` store
-    (None: for a plan for GPUs) the last used ones, and then the kernels have memory for no other rows. ConfigError for
+    ``spare``: ``hardware.ssd_spare``.
+    Each shard keeps its share of a table's ``cache_rows`` rows in memory: its first rows, and for share ``RECENT`` the
+    last used ones; in a ``cached`` store (None: for a plan for GPUs) the last used ones only, and then the kernels have
+    memory for no other rows. ConfigError for
     paths that cannot be used, GuardError where a disk has no room.
     """
 
-    def __init__(self, plan: Plan, paths: Sequence[str], rank: int, cached: bool | None = None) -> None:
+    def __init__(
+        self, plan: Plan, paths: Sequence[str], rank: int, cached: bool | None = None, spare: float = LOG_SPARE
+    ) -> None:
         self._directories = check_paths(paths)
         self.figures = Figures()
         self._plan, self._names = plan, ssd_tables(plan)
@@ -64,27 +72,29 @@ class SsdStore:
         self._hooks: list[Any] = []
         self._disks = {
             (piece.table, piece.copy): self._directories[disk]
-            for piece, disk in spread(pieces(plan, self._names, rank), len(self._directories)).items()
+            for piece, disk in spread(pieces(plan, self._names, rank, spare), len(self._directories)).items()
             if piece.rank == rank
         }
         self._copies: dict[str, Tensor] = {}
         for name in self._names:
-            table = plan.tables[name]
-            for shard in table.shards:
+            for shard in plan.tables[name].shards:
                 if shard.rank == rank and shard.rows:
-                    directory = self._disks[name, False]
-                    kept = min(shard.rows, -(-table.cache_rows * shard.rows // table.rows))
-                    values = table.row_bytes(shard.columns) // FLOAT
-                    self._shards[name] = (
-                        CachedShard(directory, name, shard, kept, table.rows, values)
-                        if self.cached
-                        else SsdShard(directory, name, shard, kept, values)
-                    )
+                    self._shards[name] = self._shard(name, shard, spare)
                     self._waiting[name] = deque()
         self._fetcher = Fetcher()
         self._line = Line(self._bring)
         self._done: deque[tuple[SsdShard, Part]] = deque()
-        self._worker = Worker()
+        self._worker = Worker(self._tidy)
+
+    def _shard(self, name: str, shard: ShardPlan, spare: float) -> SsdShard:
+        table, directory = self._plan.tables[name], self._disks[name, False]
+        kept = min(shard.rows, -(-table.cache_rows * shard.rows // table.rows))
+        values = table.row_bytes(shard.columns) // FLOAT
+        log = spare, self.figures.log
+        if self.cached:
+            return CachedShard(directory, name, shard, kept, table.rows, values, table.hosted(shard), *log)
+        recent = int(RECENT * kept)
+        return SsdShard(directory, name, shard, kept - recent, values, *log, recent)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -189,7 +199,7 @@ class SsdStore:
                 shard = self._shards[name]
                 part = shard.part(rows, Event())
                 parts.append((shard, part))
-                if len(part.rows):
+                if len(part.asked):
                     self._waiting[name].append(part)
         self._worker.submit(lambda: self._line.join(parts))
 
@@ -197,31 +207,32 @@ class SsdStore:
         self._fetcher.fetch(parts)
         self.figures.asked += sum(part.lookups for _, part in parts)
         self.figures.there += sum(part.lookups - part.missing for _, part in parts)
+        self.figures.hosted += sum(part.hosted for _, part in parts)
 
-    def hold(self, table: str, rows: I64, lookups: int) -> tuple[Part, I64]:
-        """The part of a batch with ``rows`` (of the shard, not pinned), in its slots, and their places in it; waits.
+    def hold(self, table: str, rows: NDArray[Any], lookups: int) -> tuple[Part, NDArray[Any]]:
+        """The part of a batch with ``rows`` (of the shard, not pinned), and the slots that these are in; waits.
 
-        Batches announced before the first one that has all of them were dropped by their reader, and their slots are
+        A batch whose rows are looked up in the order in which they were announced finds its slots ready. Else it is the
+        first one that has all of them. Batches announced before it were dropped by their reader, and their slots are
         released. Those of this batch's announcements in pieces are released too, once its rows have slots.
         """
         shard, waiting = self._shards[table], self._waiting[table]
-        tries = ((number, part, part.find(rows)) for number, part in enumerate(list(waiting)))
-        number, part, places = next((each for each in tries if each[2] is not None), (-1, None, None))
-        if part is None or places is None:
-            unique, places = np.unique(rows, return_inverse=True)
-            part = Part(lookups, unique, Event())
+        number, places = _announced(rows, list(waiting))
+        if number is None:
+            part = Part(lookups, rows.copy(), Event())
             self._fetch_now(shard, part)
             pieces = _pieces(part, list(waiting))
         else:
             pieces = 0
             self.let_go([(table, waiting.popleft()) for _ in range(number)])
-            waiting.popleft()
+            part = waiting.popleft()
         early = part.ready.is_set()
-        self._worker.wait(part.ready)
+        if not early:
+            self._worker.wait(part.ready)
         self.let_go([(table, waiting.popleft()) for _ in range(pieces)])
         self.figures.looked += lookups
         self.figures.found += lookups if early else max(0, lookups - part.missing)
-        return part, places
+        return part, part.each if places is None else part.slots[places]
 
     def _fetch_now(self, shard: SsdShard, part: Part) -> None:
         def fetch() -> None:
@@ -245,6 +256,13 @@ class SsdStore:
         while self._done:
             done.append(self._done.popleft())
         self._line.release(done)
+
+    def _tidy(self) -> bool:
+        """Empty some segments of the first log that is worth it; whether there was one."""
+        shard = next((shard for shard in self._shards.values() if shard.log.worth_emptying()), None)
+        if shard is not None:
+            shard.tidy()
+        return shard is not None
 
     def shard(self, table: str) -> SsdShard:
         """The shard of ``table`` on this rank; KeyError where there is none."""
@@ -297,6 +315,18 @@ class SsdStore:
         for shard in self._shards.values():
             shard.log.file.close()
         self._shards.clear()
+
+
+def _announced(rows: NDArray[Any], waiting: Sequence[Part]) -> tuple[int | None, I64 | None]:
+    """Which of the announced parts has ``rows``, and their places among its rows; None: they are as announced."""
+    for number, part in enumerate(waiting):
+        if np.array_equal(part.asked, rows):
+            return number, None
+    for number, part in enumerate(waiting):
+        places = part.find(rows)
+        if places is not None:
+            return number, places
+    return None, None
 
 
 def _pieces(batch: Part, waiting: Sequence[Part]) -> int:
@@ -428,13 +458,14 @@ class _Redirect:
 
     def _redirect(self, table: str, rows: NDArray[Any]) -> None:
         """Turn the row numbers ``rows`` of ``table`` into slots, in place."""
-        shard = self._store.shard(table)
-        cold = np.flatnonzero(rows >= shard.pinned)
-        if not len(cold):
-            self._store.figures.looked += len(rows)
-            self._store.figures.found += len(rows)
+        shard, lookups = self._store.shard(table), len(rows)
+        cold = np.flatnonzero(rows >= shard.pinned) if shard.pinned else slice(None)
+        asked = rows[cold]
+        if not len(asked):
+            self._store.figures.looked += lookups
+            self._store.figures.found += lookups
             return
-        part, places = self._store.hold(table, rows[cold].astype(np.int64, copy=False), len(rows))
+        part, slots = self._store.hold(table, asked, lookups)
         shard.slots.arrived()
         self._held.append((table, part))
-        rows[cold] = part.slots[places]
+        rows[cold] = slots

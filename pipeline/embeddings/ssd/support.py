@@ -6,16 +6,24 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.embeddings.ssd.aio import DiskQueue
+from pipeline.embeddings.ssd.engines import Threads
 from pipeline.embeddings.ssd.files import PAGE, ScratchFile
 from pipeline.embeddings.ssd.worker import Worker
 
 
+def reading(queue: DiskQueue) -> str:
+    """What reads rows, and why nothing better does."""
+    why = "".join(f"; {name} is refused ({reason})" for name, reason in queue.refused.items())
+    return f"rows on SSD are read by {queue.engine}{why}"
+
+
 def shortcomings(queue: DiskQueue, worker: Worker, files: Iterable[ScratchFile]) -> list[tuple[str, str]]:
-    """What was refused, why and what it costs; with each, what to change."""
+    """What was refused, why and what it costs; with each, what to change. Linux AIO is as good as io_uring."""
     refused = {}
-    if queue.refused:
-        refused[f"io_setup is refused ({queue.refused}): rows on SSD are read one after another, many times slower"] = (
-            "allow io_setup, io_submit, io_getevents and io_destroy, or raise fs.aio-max-nr"
+    if queue.engine == Threads.name:
+        refused[f"{reading(queue)}: at several times the processor time"] = (
+            "allow io_uring_setup, io_uring_enter and io_uring_register, or io_setup, io_submit, io_getevents and "
+            "io_destroy, or raise fs.aio-max-nr"
         )
     if worker.refused:
         refused[
@@ -29,12 +37,15 @@ def shortcomings(queue: DiskQueue, worker: Worker, files: Iterable[ScratchFile])
     return list(refused.items())
 
 
-def examine(directory: Path) -> list[tuple[str, str]]:
-    """``shortcomings`` of tables on SSD in ``directory``. ConfigError and GuardError where no file can be made."""
+def examine(directory: Path) -> tuple[str, list[tuple[str, str]]]:
+    """``reading`` and ``shortcomings`` of tables on SSD in ``directory``.
+
+    ConfigError and GuardError where no file can be made.
+    """
     file = ScratchFile(directory, PAGE, "a trial of tables on SSD", direct=True)
     queue, worker = DiskQueue(), Worker()
     try:
-        return shortcomings(queue, worker, [file])
+        return reading(queue), shortcomings(queue, worker, [file])
     finally:
         worker.close()
         queue.close()

@@ -10,19 +10,22 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 T = TypeVar("T")
-# The thread uses the cores that the dense part leaves, and gives the interpreter back at once: with Python's 5 ms a
-# training step waits for it some ten times, and a step on two cores takes 116 ms in place of 94.
+# The thread uses the cores that the dense part leaves, and gives the interpreter back at once: a step of training waits
+# for it some hundred times. On two cores a step took 116 ms with Python's 5 ms and 94 with 0.2; with a faster dense
+# part and a log that is cleaned, 130 with 0.2 and 75 with 0.05: lookups waited 54 and 2 (docs/measurements.md).
 _NICE = 10
-_SWITCH_SECONDS = 0.0002
+_SWITCH_SECONDS = 0.00005
 
 
 class Worker:
     """Runs tasks one after another, in their order. An error ends all of them; ``check`` and ``call`` raise it.
 
+    ``idle`` is called while there is no task, until it returns that nothing is left to do; the next task wakes it.
     ``refused``: why the thread has the same priority as training, '' where it has a lower one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, idle: Callable[[], bool] | None = None) -> None:
+        self._idle = idle
         self._tasks: deque[Callable[[], object]] = deque()
         self._change = threading.Condition()
         self._error: BaseException | None = None
@@ -79,6 +82,8 @@ class Worker:
             self._give_way()
             self._began.set()
             while True:
+                while self._idle is not None and not self._tasks and not self._stopped and self._idle():
+                    pass
                 with self._change:
                     self._change.wait_for(lambda: self._tasks or self._stopped)
                     if self._stopped:

@@ -135,6 +135,16 @@ class Csv(Delimited):
 
 def _names(header: bytes, separator: str, quote: str | None) -> tuple[str, ...]:
     text = header.decode(errors="replace").rstrip("\r\n")
+    if "\0" in text:
+        raise DataError(
+            f"the first line is not the header of a text file: it has bytes 0; it begins with {text[:40]!r}",
+            hint="data.path=<a text file>, or data.format that describes this one",
+        )
+    if "\r" in text:
+        raise DataError(
+            f"its lines end with CR alone, as old Macs wrote them, expected LF or CR LF; it begins with {text[:40]!r}",
+            hint="tr '\\r' '\\n' < FILE > FILE.lf",
+        )
     if not quote:
         return tuple(name.strip() for name in text.split(separator))
     try:

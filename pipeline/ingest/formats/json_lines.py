@@ -178,12 +178,25 @@ def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
         return _maps(text, several)
     if several is not None and text.str.starts_with("[").any():
         return _lists(text, several.separator)
-    if text.is_in(_BOOLEANS).any() and (text.is_in(_BOOLEANS) | text.is_null()).all():
+    spelt = text.is_in(_BOOLEANS)
+    if spelt.any() and (spelt | text.is_null()).all():
         try:
             return pl.read_ndjson(io.BytesIO(data), schema={text.name: pl.Boolean})[text.name]
         except pl.exceptions.PolarsError:
             return text  # strings that spell the words
-    return text
+    return with_ones(text, data) if spelt.any() else text
+
+
+def with_ones(text: pl.Series, data: bytes) -> pl.Series:
+    """``text`` of one key of every object of ``data``, 1 and 0 for JSON's true and false, which no strings are."""
+    lines, values = data.split(b"\n"), text.to_list()
+    for number in text.is_in(_BOOLEANS).arg_true():
+        value = None
+        with contextlib.suppress(ValueError, RecursionError):  # what is nested too deep keeps the word
+            value = json.loads(lines[number]).get(text.name)
+        if isinstance(value, bool):
+            values[number] = str(int(value))
+    return pl.Series(text.name, values, dtype=pl.String)
 
 
 def _escaped(data: bytes, read: pl.Series) -> pl.Series:

@@ -17,7 +17,7 @@ from pipeline.ingest.rejects import Rejected
 from pipeline.ingest.sources import Block
 from pipeline.ingest.spec import DAY, DataSpec
 from pipeline.ingest.values import text_of
-from pipeline.ingest.zones import instants
+from pipeline.ingest.zones import instants, standard
 from pipeline.records import LABEL
 
 _KEPT = {"key": pl.UInt64, "check": pl.UInt64, "time": pl.Int64, "day": pl.Int32, "counts": pl.Boolean}
@@ -67,7 +67,8 @@ class ReadEvents:
         present = pl.DataFrame([_present(values, spec).alias(name) for name, values in text.items()])
         user = present[plan.by]
         key, check = hashed(user.fill_null(""))
-        time = instants(frame[plan.time], text[plan.time], spec.time_zone or "UTC").dt.timestamp("us")
+        written = standard(frame[plan.time], text[plan.time], spec.time_format)
+        time = instants(frame[plan.time], written, spec.time_zone or "UTC").dt.timestamp("us")
         day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([self.day]).new_from_index(0, len(user))
         values = [present[column] for column in plan.of.values()]
         # What an event is of comes first; one that is of nothing is none.

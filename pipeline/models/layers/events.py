@@ -10,6 +10,18 @@ from torch import Tensor, nn
 
 from pipeline.models.layers.jagged import Jagged, wide
 
+EVEN_ROWS = 64  # more than a kernel's tile has
+
+
+def fillers(events: int, samples: int) -> tuple[int, int]:
+    """Events and samples to be added, of one event or two each, so that both become multiples of ``EVEN_ROWS``.
+
+    Kernels multiply the last few rows of a matrix by other steps, whose sums may differ in the last bit. Where all
+    samples have one event, so have the added ones.
+    """
+    more = -samples % EVEN_ROWS + EVEN_ROWS
+    return more + -(events + more) % EVEN_ROWS, more
+
 
 class SequenceVector(nn.Module):
     """forward(columns [n, w] each, rows [n], candidates [B, w] or None each, B) -> [B, ``dim``] float32.
@@ -39,8 +51,24 @@ class SequenceVector(nn.Module):
     def forward(
         self, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], samples: int
     ) -> Tensor:
-        """A vector of each sample, [samples, D], of its events' ``columns`` [n, width] and its ``candidates``."""
-        jagged = Jagged.of(rows, samples)
+        """A vector of each sample, [samples, D], of its events' ``columns`` [n, width] and its ``candidates``.
+
+        Out of training it does not depend on the other samples by as much as a rounding.
+        """
+        if self.training or torch.compiler.is_exporting():
+            return self._vectors(columns, rows, candidates, Jagged.of(rows, samples))
+        events, more = fillers(len(rows), samples)
+        columns = [nn.functional.pad(each, (0, 0, 0, events)) for each in columns]
+        candidates = [None if each is None else nn.functional.pad(each, (0, 0, 0, more)) for each in candidates]
+        own = torch.arange(samples, samples + more, device=rows.device)
+        twice = (torch.arange(more, device=rows.device) < events - more) + 1
+        rows = torch.cat([rows, own.repeat_interleave(twice)])
+        return self._vectors(columns, rows, candidates, Jagged.of(rows, samples + more, even=True))[:samples]
+
+    def _vectors(
+        self, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], jagged: Jagged
+    ) -> Tensor:
+        samples = jagged.lengths.shape[0]
         events = wide(self.project(torch.cat([*columns], dim=1)))
         if self.places is not None:
             events = events + self.places.index_select(0, jagged.ages)

@@ -25,16 +25,18 @@ class Grids:
     lengths: tuple[Tensor, ...]
 
     @staticmethod
-    def of(lengths: Tensor, offsets: Tensor) -> Grids:
+    def of(lengths: Tensor, offsets: Tensor, *, even: bool = False) -> Grids:
         """Of samples of ``lengths`` [B], whose first events are at ``offsets`` [B].
 
-        A grid is wider than its shortest sample by a quarter, or by ``_SHORTEST`` - 1 events, at most.
+        A grid is wider than its shortest sample by a quarter, or by ``_SHORTEST`` - 1 events, at most. ``even``: the
+        width of a sample's grid depends on its own length alone, not on what other samples there are.
         """
         rounded = _rounded(lengths)
         order = torch.argsort(rounded, stable=True)
         samples = torch.unique_consecutive(rounded[order], return_counts=True)[1].tolist()
         own = lengths[order].split(samples)
-        sizes = tuple((count, int(each.max())) for count, each in zip(samples, own, strict=True))
+        longest = [int(each.max()) for each in (rounded[order].split(samples) if even else own)]
+        sizes = tuple(zip(samples, longest, strict=True))
         widths = torch.tensor([width for _, width in sizes], device=order.device).repeat_interleave(
             torch.tensor(samples, device=order.device)
         )

@@ -16,19 +16,21 @@ from pipeline.models.layers.grids import Grids
 class Jagged:
     """The places of n events. ``rows`` [n] int64: each one's sample, rising; ``lengths`` [B] int64, none is 0.
 
-    ``offsets`` [B]: the first event of each sample.
+    ``offsets`` [B]: the first event of each sample. ``even``: what is made of a sample must not depend on the others by
+    as much as a rounding.
     """
 
     rows: Tensor
     lengths: Tensor
     offsets: Tensor
+    even: bool = False
 
     @staticmethod
-    def of(rows: Tensor, samples: int) -> Jagged:
+    def of(rows: Tensor, samples: int, *, even: bool = False) -> Jagged:
         """The places of events of these ``rows`` of ``samples`` samples."""
         lengths = torch.zeros(samples, dtype=torch.int64, device=rows.device)
         lengths = lengths.index_add(0, rows, torch.ones_like(rows))
-        return Jagged(rows, lengths, lengths.cumsum(0) - lengths)
+        return Jagged(rows, lengths, lengths.cumsum(0) - lengths, even)
 
     def of_samples(self, values: Tensor) -> Tensor:
         """[n, D]: for each event what ``values`` [B, D] have of its sample."""
@@ -57,7 +59,7 @@ class Jagged:
         source = torch.zeros_like(places).scatter(0, places, torch.arange(places.shape[0], device=places.device))
         rows = torch.cat([self.rows, samples]).index_select(0, source)
         joined = torch.cat([values, last]).index_select(0, source)
-        return joined, Jagged(rows, self.lengths + 1, self.offsets + samples)
+        return joined, Jagged(rows, self.lengths + 1, self.offsets + samples, self.even)
 
     @property
     def ages(self) -> Tensor:
@@ -68,7 +70,7 @@ class Jagged:
     @cached_property
     def grids(self) -> Grids:
         """The samples in grids, made once for all layers."""
-        return Grids.of(self.lengths, self.offsets)
+        return Grids.of(self.lengths, self.offsets, even=self.even)
 
 
 def wide(values: Tensor) -> Tensor:

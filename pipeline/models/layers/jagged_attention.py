@@ -114,9 +114,13 @@ class SiluWeights(nn.Module):
         return (nn.functional.silu(scores).to(value.dtype) @ value) / lengths
 
     def _bias_of(self, events: int) -> Tensor:
-        """[H, L, L] for that many ``events``, from query to key; ``_NEVER`` for keys after the query."""
+        """[H, L, L] for that many ``events``, from query to key; ``_NEVER`` for keys after the query.
+
+        No sample has distances beyond those with a bias: what has is behind its last event.
+        """
         later = self.bias.new_full((self.bias.shape[0], events - 1), _NEVER)
-        by_distance = torch.cat([self.bias[:, :events].flip(1), later], dim=1)  # from the farthest key to the last one
+        known = nn.functional.pad(self.bias[:, :events], (0, max(0, events - self.bias.shape[1])))
+        by_distance = torch.cat([known.flip(1), later], dim=1)  # from the farthest key to the last one
         return by_distance.unfold(1, events, 1).flip(1)
 
     def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:

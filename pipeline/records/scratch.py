@@ -1,0 +1,75 @@
+"""What a shard on tier ssd takes on its disk and in memory: planning counts it, ``embeddings.ssd`` takes it."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+PAGE = 4096
+# A record on disk also holds its row's number.
+NUMBER_BYTES = 4
+# The share of a log's records that stay free unless ``hardware.ssd_spare`` says otherwise, and the most it may be.
+LOG_SPARE, MOST_SPARE = 0.2, 0.5
+# Kinds of rows that a log keeps apart by how long they stay on the disk, each in a segment of its own being filled.
+KINDS = 4
+# Segments that are emptied together.
+EMPTIED = 4
+# Segments of a log in memory: those being filled and emptied.
+IN_MEMORY = KINDS + EMPTIED
+# Beside the spare share: segments being filled, and those that one more call may fill.
+_MORE = 2 * KINDS + 2
+# Short segments have few live rows sooner; a long row's segment has some records at least.
+_SEGMENT, _LEAST_RECORDS = 64 << 10, 16
+# A log has at most twice the records of its rows, and some; a place numbers records and slots with one sign.
+_PLACES, _WIDE = 2.1, 2**31 - 1
+
+
+class LogShape(NamedTuple):
+    """A log's ``segments``, each of ``segment`` bytes with ``per_segment`` records."""
+
+    segment: int
+    per_segment: int
+    segments: int
+
+    @property
+    def bytes(self) -> int:
+        """Of the scratch file."""
+        return self.segment * self.segments
+
+    @property
+    def memory(self) -> int:
+        """Bytes of host memory for the segments being filled and emptied."""
+        return IN_MEMORY * self.segment
+
+
+def log_shape(rows: int, row: int, spare: float = LOG_SPARE) -> LogShape:
+    """The log of a shard of ``rows`` rows of ``row`` bytes, with room for all of them when share ``spare`` is free."""
+    record = row + NUMBER_BYTES
+    segment = max(_SEGMENT, -(-_LEAST_RECORDS * record // PAGE) * PAGE)
+    per_segment = segment // record
+    return LogShape(segment, per_segment, int(rows / (1 - spare) / per_segment) + _MORE)
+
+
+def place_bytes(rows: int) -> int:
+    """Host memory that a shard of ``rows`` rows on tier ssd takes for the place of each row."""
+    return 8 if _PLACES * rows > _WIDE else 4
+
+
+@cache
+def write_amplification(spare: float) -> float:
+    """Bytes a log writes for each byte of rows that leave memory, where all rows leave it equally often.
+
+    A segment is emptied with a share u of its records alive, where (1 - u) / -ln u = 1 - spare (Desnoyers, "Analytic
+    modeling of SSD write performance", SYSTOR'12). Rows of unlike frequency, kept apart, cost less.
+    """
+    low, high = 1e-9, 1 - 1e-9
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _filled(middle) < 1 - spare else (low, middle)
+    return 1 / (1 - low)
+
+
+def _filled(live: float) -> float:
+    """The share of live records over all segments where emptied ones have share ``live``."""
+    return (1 - live) / -math.log(live)

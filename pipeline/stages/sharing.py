@@ -1,0 +1,228 @@
+"""The publish stage on all ranks: tables, checks of bytes and scores are dealt out, and rank 0 gets the whole.
+
+Whoever writes a table or scores a row group does all of it with one thread, so the number of ranks changes no bit.
+Every function here is collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore
+
+from pipeline.checkpoint.parcels import Parcel, from_all, to_first
+from pipeline.checkpoint.ranks import from_first, this_rank, together, world_size
+from pipeline.config import Config
+from pipeline.publishing.served import ServedModel, fetch_version, local_version
+from pipeline.publishing.writing import WrittenTable, write_table
+from pipeline.records import Importance, TableLayout
+from pipeline.serving.importance import importance
+from pipeline.serving.scores import DatasetScores, score_dataset
+from pipeline.serving.threads import side_by_side
+from pipeline.serving.translate import NotComparableError, Translation, translation
+from pipeline.store import Draft, FileEntry, Store
+from pipeline.training.distributed import connect
+
+if TYPE_CHECKING:
+    from pipeline.checkpoint.rows import ChainReader
+    from pipeline.training.parquet import SplitReader
+
+
+def join_ranks(config: Config) -> None:
+    """Join the process group of the stage's ranks, which work on CPUs whatever they train on."""
+    hardware = dataclasses.replace(config.hardware, device="cpu", embedding_hosts=0)
+    connect(hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
+
+
+def dealt(costs: Mapping[str, float]) -> list[str]:
+    """The names for this rank: the dearest first, each to whoever has the least so far."""
+    loads, mine = [0.0] * world_size(), list[str]()
+    for name in sorted(costs, key=lambda each: (-costs[each], each)):
+        rank = loads.index(min(loads))
+        loads[rank] += costs[name]
+        if rank == this_rank():
+            mine.append(name)
+    return mine
+
+
+@contextlib.contextmanager
+def turns(names: Sequence[str], what: str) -> Iterator[Iterator[str]]:
+    """Of ``names`` those that this rank comes to take, one after the other, before another one does.
+
+    ``what``: tells this deal from the others of the same ranks. After an error of one rank, none gets any more.
+    """
+    if world_size() == 1:
+        yield iter(names)
+        return
+    counter = PrefixStore("nightjar/turns", dist.distributed_c10d._get_default_store())
+
+    def given() -> Iterator[str]:
+        while (turn := counter.add(what, 1)) <= len(names):
+            yield names[turn - 1]
+
+    try:
+        yield given()
+    except BaseException:
+        counter.add(what, len(names))
+        raise
+
+
+@contextlib.contextmanager
+def shared_draft(store: Store, path: str, **about: Any) -> Iterator[Draft]:
+    """A draft that all ranks write files of. Rank 0 holds it (``about``: of ``Store.draft``) and may commit it.
+
+    Raises LaunchError on all ranks where another process writes the same path.
+    """
+    with contextlib.ExitStack() as stack:
+        drafts = [Draft(store, path, **about)]
+
+        def begin() -> None:
+            drafts[0] = stack.enter_context(store.draft(path, **about))
+
+        from_first(f"beginning {path}", begin)
+        yield drafts[0]
+
+
+def write_tables(
+    draft: Draft,
+    readers: Sequence[ChainReader],
+    tables: Sequence[str],
+    coding: str,
+    beside: Callable[[], None] = lambda: None,
+) -> dict[str, WrittenTable]:
+    """Write ``tables``: each by the next free rank, several of a rank side by side in its threads of torch.
+
+    Gives what became of each, by name, in order; ``draft`` knows the files of all ranks on rank 0. ``readers``: of the
+    checkpoints whose rows lie side by side. Each thread holds a window of a table in memory. ``beside``: what rank 0
+    does first, while the others begin.
+    """
+
+    def written(table: str) -> WrittenTable:
+        return write_table(draft, [each.beside() for each in readers], table, coding)
+
+    dearest = sorted(tables, key=lambda name: -sum(each.tables[name].rows * each.tables[name].dim for each in readers))
+    own = dict[str, WrittenTable]()
+
+    def write() -> None:
+        with turns(dearest, f"tables of {draft.path}") as given:
+            if this_rank() == 0:
+                beside()
+            mine, names = itertools.tee(given)
+            own.update(zip(mine, side_by_side(written, names), strict=True))
+
+    together("writing tables", write)  # an error of one is raised when none writes any more
+    files = {name: [entry.bytes, entry.checksum] for name, entry in draft.files.items()}
+    about = {name: [each.layout.to_json(), each.not_finite, each.trained is not None] for name, each in own.items()}
+    trained = [each.trained for each in own.values() if each.trained is not None]
+    found = dict[str, WrittenTable]()
+    for parcel in from_all(Parcel([files, about], trained)):
+        theirs, bits = parcel.record, iter(parcel.arrays)
+        draft.files.update({name: FileEntry(*entry) for name, entry in theirs[0].items()})
+        for name, (layout, bad, known) in theirs[1].items():
+            found[name] = WrittenTable(TableLayout.from_json(layout), bad, next(bits) if known else None)
+    return {name: found[name] for name in tables}
+
+
+def require_sound(store: Store, path: str) -> None:
+    """Every byte of the version at ``path`` is read, each file by one rank; ArtifactError names the first damage."""
+
+    def read() -> None:
+        artifact = store.get(path, "publish")
+        for name in dealt({name: entry.bytes for name, entry in artifact.files.items()}):
+            store.verify(artifact, name)
+
+    together(f"reading {path}", read)
+
+
+@contextlib.contextmanager
+def open_version(store: Store, path: str, memory: int, *, calibrate: bool = True) -> Iterator[ServedModel]:
+    """The version at ``path``; the ranks of a host have ``memory`` bytes for its rows together."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's contract
+    with _version_here(store, path) as folder:
+        opened = list[ServedModel]()
+        together(
+            f"opening {path}", lambda: opened.append(ServedModel(folder, memory, calibrate=calibrate, ranks=ranks))
+        )
+        yield opened[0]
+
+
+@contextlib.contextmanager
+def _version_here(store: Store, path: str) -> Iterator[Path]:
+    """The files of a version in a folder of this host; from an object store, one rank of each host fetches them."""
+    if store.is_local or world_size() == 1:
+        with local_version(store, path) as folder:
+            yield folder
+        return
+    host, leads = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0") == "0"  # torchrun's contract
+    with tempfile.TemporaryDirectory(prefix="nightjar-version-") as own:
+
+        def fetch() -> list[str] | None:
+            if leads:
+                fetch_version(store, path, own)
+            return [host, own] if leads else None
+
+        folders = dict(each for each in together(f"fetching {path}", fetch) if each)
+        yield Path(folders[host])
+
+
+def translated(store: Store, dataset: str, version: str) -> Translation:
+    """``translation``; NotComparableError on all ranks where one of them finds a reason."""
+    made = list[Translation]()
+
+    def read() -> str | None:
+        try:
+            made.append(translation(store, dataset, version))
+        except NotComparableError as error:
+            return str(error)
+        return None
+
+    if problem := next(filter(None, together(f"reading how {version} reads rows", read)), None):
+        raise NotComparableError(problem)
+    return made[0]
+
+
+def score_on_ranks(
+    split: SplitReader,
+    models: Mapping[str, tuple[ServedModel, Translation | None]],
+    trained: Mapping[str, Any],
+    slices: list[str],
+) -> DatasetScores | None:
+    """``score_dataset``, every row group on one of the ranks: on rank 0 all scores in row order, None elsewhere."""
+    ranks, names = world_size(), [*models]
+    own = score_dataset(split, models, trained, slices, split.groups[this_rank() :: ranks])
+    columns = [*(own.logits[name] for name in names), *(own.codes[name] for name in slices)]
+    parcels = to_first(Parcel([own.lookups, own.served], [part for parts in columns for part in parts]))
+    if not parcels:
+        return None
+    whole = DatasetScores({name: [] for name in names}, {name: [] for name in slices})
+    for group in range(len(split.groups)):
+        rank, place = group % ranks, group // ranks
+        count = len(range(rank, len(split.groups), ranks))
+        parts = parcels[rank].arrays[place::count]
+        whole.add(DatasetScores(
+            {name: [part] for name, part in zip(names, parts, strict=False)},
+            {name: [part] for name, part in zip(slices, parts[len(names):], strict=True)},
+        ))  # fmt: skip
+    for parcel in parcels:
+        whole.add(DatasetScores({}, {}, *parcel.record))
+    return whole
+
+
+def importance_on_ranks(
+    split: SplitReader, model: ServedModel, groups: Mapping[str, Sequence[str]], rows: int, seed: int
+) -> dict[str, Importance]:
+    """``importance``, every group on one of the ranks: on rank 0 that of all in their order, empty elsewhere."""
+    mine = {name: groups[name] for name in [*groups][this_rank() :: world_size()]}
+    own = importance(split, model, mine, rows, seed)
+    found = dict[str, Importance]()
+    for parcel in to_first(Parcel({name: each.to_json() for name, each in own.items()})):
+        found |= {name: Importance.from_json(each) for name, each in parcel.record.items()}
+    return {name: found[name] for name in groups if name in found}

@@ -1,0 +1,53 @@
+"""What a command that hangs is doing: its processes, and the Python stacks of those that write them on SIGABRT."""
+
+import contextlib
+import faulthandler
+import os
+import signal
+from pathlib import Path
+
+import psutil
+
+TAIL = 6000  # characters of a stream that are shown
+
+
+def write_stacks_on_abort() -> None:
+    """Have this process, and Python processes that it starts, write all stacks before SIGABRT ends them."""
+    os.environ["PYTHONFAULTHANDLER"] = "1"
+    faulthandler.enable()
+
+
+def end_with_stacks(pid: int) -> str:
+    """End the process ``pid`` and what it started; returns each one's command, what it waited for, and its errors."""
+    root = psutil.Process(pid)
+    every = [root, *root.children(recursive=True)]
+    found = [f"{each.pid} {each.status()} in {_waits_for(each.pid)}: {' '.join(each.cmdline())}" for each in every]
+    streams = dict.fromkeys(path for each in every if (path := _errors_of(each.pid)) is not None)
+    for number in (signal.SIGSTOP, signal.SIGABRT, signal.SIGCONT):  # or the first one's end would end the others
+        for each in reversed(every):
+            _send(each, number)
+    psutil.wait_procs(every, timeout=20)
+    for each in every:
+        _send(each, signal.SIGKILL)
+    return "\n".join([*found, *(f"--- {path}\n{path.read_text(errors='replace')[-TAIL:]}" for path in streams)])
+
+
+def _waits_for(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text() or "user space"
+    except OSError:
+        return "?"
+
+
+def _errors_of(pid: int) -> Path | None:
+    """The file that the process writes its standard error to; None where it is none."""
+    try:
+        path = Path(f"/proc/{pid}/fd/2").resolve()
+    except OSError:
+        return None
+    return path if path.is_file() else None
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)

@@ -1,0 +1,89 @@
+"""Tower modules: their formulas, the names of their parameters, and what the planner charges for them."""
+
+import pytest
+import torch
+
+from pipeline.records import TowerModuleSpec
+from pipeline.towers.costs import modules_costs
+from pipeline.towers.modules import build_tower
+from pipeline.training.linear import use_cpu_kernels
+
+FEATURES, WIDTH = 5, 16
+LOW_RANK = TowerModuleSpec(name="low_rank", dim=4, rank=8, cross_layers=2)
+
+
+def embeddings(samples=7):
+    return torch.randn(samples, FEATURES, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def test_mixtures_of_the_tower_cross_and_are_added_to_each_features_projection():
+    module, given = build_tower(LOW_RANK, FEATURES, WIDTH, seed=3, number=0), embeddings()
+    inner = given @ module.each.weight.T + module.each.bias
+    assert inner.shape[2] == 6  # a third more than it sends, rounded up
+    first = mixed = inner.flatten(1) @ module.mix.weight.T + module.mix.bias
+    for layer in module.cross.layers:
+        mixed = first * (mixed @ layer.weight.T + layer.bias) + mixed
+    added = (mixed @ module.add.weight.T + module.add.bias).view(-1, FEATURES, 4)
+    torch.testing.assert_close(module(given), inner[:, :, :4] + added)
+    assert (module.vectors, module.dim) == (FEATURES, 4)
+
+
+def test_a_rank_of_the_whole_tower_gives_every_vector_all_embeddings():
+    """Without crosses it is a linear layer on the whole tower, of any matrix where the rank allows it."""
+    spec = TowerModuleSpec(name="low_rank", dim=WIDTH, rank=FEATURES * WIDTH)
+    low, whole = (build_tower(each, FEATURES, WIDTH, seed=3, number=0) for each in (spec, TowerModuleSpec(
+        name="dcn", dim=WIDTH)))  # fmt: skip
+    with torch.no_grad():
+        for layer in (*low.cross.layers, *whole.cross):
+            layer.weight.zero_()
+        low.each.weight[:WIDTH] = torch.eye(WIDTH)
+        low.mix.weight.zero_()
+        spread = low.mix.weight.view(-1, FEATURES, low.each.out_features)
+        for feature in range(FEATURES):
+            rows = slice(feature * WIDTH, (feature + 1) * WIDTH)
+            spread[rows, feature, :WIDTH] = torch.eye(WIDTH)
+        low.add.weight.copy_(whole.project.weight - torch.eye(FEATURES * WIDTH))
+    torch.testing.assert_close(low(embeddings()), whole(embeddings()), rtol=1e-4, atol=1e-5)
+
+
+def test_names_of_parameters_are_those_of_checkpoints_and_kernels_change_none():
+    names = ["add", "cross.layers.0", "cross.layers.1", "each", "mix"]
+    module, given = build_tower(LOW_RANK, FEATURES, WIDTH, seed=3, number=0), embeddings().requires_grad_()
+    expected = [f"{name}.{kind}" for name in names for kind in ("bias", "weight")]
+    assert sorted(dict(module.named_parameters())) == expected
+    plain = module(given)
+    use_cpu_kernels(module)
+    assert sorted(dict(module.named_parameters())) == expected
+    torch.testing.assert_close(module(given), plain)
+
+
+def test_values_come_from_the_seed_and_the_towers_number():
+    one, same, other = (build_tower(LOW_RANK, FEATURES, WIDTH, seed=3, number=number) for number in (0, 0, 1))
+    assert torch.equal(one.mix.weight, same.mix.weight)
+    assert not torch.equal(one.mix.weight, other.mix.weight)
+
+
+def test_costs_are_those_of_the_products_forward_and_back():
+    features, width, dim, rank, layers = 16, 128, 32, 64, 2
+    low = TowerModuleSpec(name="low_rank", dim=dim, rank=rank, cross_layers=layers)
+    products = features * width * 43 + features * 43 * rank + layers * rank**2 + rank * features * dim
+    assert modules_costs(low, [features], width).flop == 6 * products
+    whole = TowerModuleSpec(name="dcn", dim=dim, cross_layers=layers)
+    size = features * width
+    assert modules_costs(whole, [features], width).flop == 6 * (layers * size**2 + size * features * dim)
+    two = modules_costs(low, [features, features], width)
+    assert (two.flop, two.parameters) == (12 * products, 2 * modules_costs(low, [features], width).parameters)
+    assert modules_costs(TowerModuleSpec(), [features], width).flop == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "label"),
+    [
+        (TowerModuleSpec(), "pass_through"),
+        (TowerModuleSpec(name="dlrm", c=1, p=2), "dlrm c=1 p=2"),
+        (TowerModuleSpec(name="dcn", cross_layers=3), "dcn layers=3"),
+        (LOW_RANK, "low_rank layers=2 rank=8"),
+    ],
+)
+def test_a_label_names_the_module_with_its_sizes(spec, label):
+    assert spec.label == label
