@@ -27,7 +27,8 @@ class TrainState:
     no record of a configuration tells; ``validation``: looks at validation rows, {} without any; ``rng``: every rank's
     ``torch.get_rng_state()``, uint8 [world size, bytes], None where it does not matter; ``compiled``: whether
     ``train.compile=auto`` compiles the dense part, None before it is decided; ``lanes``: those that the rows come in,
-    one where a checkpoint does not say so.
+    one where a checkpoint does not say so; ``shuffle_key``: what their order follows besides the seed, "" where it is
+    the key of the dataset, as in checkpoints of earlier releases.
     """
 
     step: int = 0
@@ -42,10 +43,11 @@ class TrainState:
     rng: Tensor | None = None
     compiled: bool | None = None
     lanes: int = 1
+    shuffle_key: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Everything but ``rng``, which is a tensor, and defaults that older checkpoints do not name."""
-        silent: dict[str, Any] = {"validation": {}, "order": {}, "compiled": None, "lanes": 1}
+        silent: dict[str, Any] = {"validation": {}, "order": {}, "compiled": None, "lanes": 1, "shuffle_key": ""}
         left_out = {"rng", *(name for name, default in silent.items() if getattr(self, name) == default)}
         return {name: value for name, value in vars(self).items() if name not in left_out}
 

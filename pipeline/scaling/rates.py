@@ -65,12 +65,12 @@ def measured_rates(
 def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
     """Rows/s of a reader alone."""
     from pipeline.training.data import BatchReader
-    from pipeline.training.order import Order
+    from pipeline.training.order import Order, shuffle_key
     from pipeline.training.parquet import SplitReader
 
     train = inputs.train
     order = Order(
-        key=dataset.key, seed=0, global_batch=train.batch, shuffle=train.shuffle,
+        key=shuffle_key(dataset), seed=0, global_batch=train.batch, shuffle=train.shuffle,
         window_groups=train.shuffle_window_groups, lanes=train.dealt_lanes,
     )  # fmt: skip
     with BatchReader(SplitReader(store, dataset, "train"), order, epochs=1 << 30) as reader:

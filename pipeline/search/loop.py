@@ -18,7 +18,7 @@ from pipeline.search.rows import Parts, Rows, start_logit
 from pipeline.search.space import Space
 from pipeline.search.state import Kept, State
 from pipeline.store import Artifact, Store
-from pipeline.training.order import Order
+from pipeline.training.order import Order, shuffle_key
 
 log = logging.getLogger(__name__)
 POINTS = 24  # of the record
@@ -43,7 +43,7 @@ def search(
     config = space.config
     require_memory(space)
     order = Order(
-        key=dataset.key, seed=config.seed, global_batch=config.train.batch, shuffle=config.train.shuffle,
+        key=shuffle_key(dataset), seed=config.seed, global_batch=config.train.batch, shuffle=config.train.shuffle,
         window_groups=config.train.shuffle_window_groups, lanes=config.train.dealt_lanes,
     )  # fmt: skip
     parts = Parts(store, dataset, order, share=config.search.held_share, epochs=config.search.epochs)
@@ -74,7 +74,8 @@ class _Course:
         self._sums: list[tuple[float, float | None, float | None]] = []
         self.done, self._earlier = 0, 0.0
         self._held = 0  # batches of the held rows that were used
-        if kept is not None and (state := kept.read()) is not None:
+        state = None if kept is None else kept.read()
+        if state is not None and state.values.get("shuffle_key") == parts.order.key:
             self._restore(state)
 
     @property
@@ -169,6 +170,7 @@ class _Course:
         values = {
             "done": self.done, "held": self._held, "seconds": self.seconds, "start": self._costs and self._costs.start,
             "points": [asdict(point) for point in self.points], "over_time": self.over_time, "learner": learner.values,
+            "shuffle_key": self.parts.order.key,
         }  # fmt: skip
         self.kept.write(State(tensors={**learner.tensors, **costs}, values=values))
         self._keeping += time.monotonic() - began

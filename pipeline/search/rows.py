@@ -79,7 +79,7 @@ class Parts:
     """
 
     def __init__(self, store: Store, dataset: Artifact, order: Order, *, share: float, epochs: int) -> None:
-        self._order, self._epochs = order, epochs
+        self.order, self._epochs = order, epochs
         self._readers = [PartReader(store, dataset, share=share, held=held, seed=order.seed) for held in (False, True)]
         learnt, held = self._readers
         if not learnt.rows or not held.rows:
@@ -101,8 +101,8 @@ class Parts:
             yield (Rows.of(batch, self._counts) for batch in one), (Rows.of(batch, self._counts) for batch in other)
 
     def _batches(self, split: SplitReader, epochs: int, start: int) -> BatchReader:
-        each = -(-split.rows // self._order.global_batch)
-        return BatchReader(split, self._order, epochs=epochs, start=divmod(start, each))
+        each = -(-split.rows // self.order.global_batch)
+        return BatchReader(split, self.order, epochs=epochs, start=divmod(start, each))
 
 
 def start_logit(base_rate: float | None) -> float:

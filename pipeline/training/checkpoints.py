@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from pipeline.training.length import (
     same_coding,
 )
 from pipeline.training.metrics import Meter
+from pipeline.training.order import Order
 from pipeline.training.remapped import remapped_rows
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.stopping import Stopping
@@ -62,6 +63,7 @@ class Checkpoints:
         trainer: Trainer,
         meter: Meter,
         compiling: AutoCompile,
+        order: Order,
         on_point: OnPoint = ignore,
     ) -> None:
         self.settings, self.trainer, self.meter, self.compiling = settings, trainer, meter, compiling
@@ -72,8 +74,8 @@ class Checkpoints:
         self._last = time.monotonic()
         self.stopping: Stopping | None = None  # what the looks at validation rows have decided so far
         self.snapshots: list[str] | None = None  # names of those that may join an ensemble; None: none is made
-        self.lanes = settings.train.dealt_lanes  # of this training, which keeps those that it began with
-        self._place = directory
+        self.order = order  # of this training, which keeps the order that it began with
+        self._place, self._dataset = directory, inputs["dataset"]
 
     @property
     def final(self) -> str:
@@ -99,7 +101,8 @@ class Checkpoints:
             )
         then = from_first(f"reading {self.final}", lambda: self.saver.store.get(self.final, "train").config)
         check_length(self.settings.train, then, state.step, total, self.final)
-        self.trainer.steps, self.lanes = state.step, state.lanes
+        self.trainer.steps = state.step
+        self.order = replace(self.order, key=state.shuffle_key or self._dataset, lanes=state.lanes)
         set_table_steps(self.trainer.model, state.step)
         if self.stopping is not None:
             self.stopping.load(state.validation)
@@ -253,7 +256,7 @@ class Checkpoints:
             windows=self.meter.state(), towers=self.trainer.tower_features, order=self.trainer.feature_order,
             rng=_all_rng_states(),
             validation=self.stopping.state() if self.stopping is not None else {},
-            compiled=self.compiling.compiled, lanes=self.lanes,
+            compiled=self.compiling.compiled, lanes=self.order.lanes, shuffle_key=self.order.key,
         )  # fmt: skip
         held: list[str] = [] if final or self.best is None else [self.best]
         held = held if self.snapshots is None else [name for name in self.snapshots if name != name_of(step)]

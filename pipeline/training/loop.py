@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from pipeline.training.hogwild import Hogwild
 from pipeline.training.level import levels, set_level
 from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
-from pipeline.training.order import Order
+from pipeline.training.order import Order, shuffle_key
 from pipeline.training.parquet import SplitReader
 from pipeline.training.products import Speed
 from pipeline.training.profiling import STEPS, Profiler, debugging
@@ -92,10 +92,10 @@ def train(
         inputs = {"dataset": dataset.key, "plan": plan_key}
         order = _order(settings, dataset)
         compiling = AutoCompile(trainer, settings, order.local_batch)
-        saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, on_point)
+        saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, order, on_point)
         looks = _looks(config, split, order, trainer, saver, Start(settings, split, starts), init)
         saver.resume(init, total, split.rows)
-        order = replace(order, lanes=saver.lanes)
+        order = saver.order
         if looks is not None:
             total = looks.begin(total, warm=init is not None)
         if dist.get_rank() == 0:
@@ -149,7 +149,7 @@ def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
     """The batches of this rank."""
     config = settings.train
     return Order(
-        key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
+        key=shuffle_key(dataset), seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
         window_groups=config.shuffle_window_groups, lanes=config.dealt_lanes, rank=dist.get_rank(),
         world_size=settings.hardware.workers, without=settings.hardware.world_size - settings.hardware.workers,
     )  # fmt: skip

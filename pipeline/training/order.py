@@ -2,12 +2,13 @@
 
 Row groups are permuted and laid end to end; lane l of L has rows [f(l), f(l + 1)) of that sequence, so that all lanes
 last as long as each other. ``B / L`` rows of each lane make a global batch, and the rest of the epoch its last, short
-one. A lane's rows are mixed within windows of row groups. All of it depends on (dataset key, seed, epoch, global batch)
-and on the lanes alone, not on the ranks.
+one. A lane's rows are mixed within windows of row groups. All of it depends on (content of the train rows, seed, epoch,
+global batch) and on the lanes alone: not on the ranks, nor on where the logs lay or when they were written.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,13 +16,28 @@ from functools import lru_cache
 import numpy as np
 
 from pipeline.config.lanes import fitting_lanes
+from pipeline.store import Artifact
 from pipeline.training.parquet import Group
+
+
+def shuffle_key(dataset: Artifact) -> str:
+    """Return what the order of a dataset's train rows follows: a hash of their content, 32 hex digits.
+
+    A dataset's own key also covers the names and times of its log files, which decide only whether the logs must be
+    read again. The checksums of its Parquet files are the same from every format, folder and ingestion engine.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(dataset.files):
+        if name.startswith("train/"):
+            digest.update(f"{name} {dataset.files[name].checksum}\n".encode())
+    return digest.hexdigest()[:32]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
     """The settings that fix the sequence of global batches, and this rank's share of it.
 
+    ``key``: ``shuffle_key`` of the dataset, or what a training that an earlier release began has in its place.
     ``lanes``: of a dataset that has row groups for that many. Without ``shuffle`` a lane has its rows in their order.
     ``world_size``: the ranks with a share, the first ones; ``without``: those behind them that have none, on embedding
     hosts.
@@ -53,7 +69,7 @@ class Order:
         return self.world_size + self.without
 
     def generator(self, *numbers: int) -> np.random.Generator:
-        """A random generator that depends on dataset, seed and ``numbers`` only."""
+        """A random generator that depends on ``key``, seed and ``numbers`` only."""
         mixed = np.random.SeedSequence([self.seed, *self.key.encode(), *numbers])
         return np.random.Generator(np.random.PCG64(mixed))
 

@@ -25,7 +25,7 @@ from pipeline.training.attention import Attention, watching
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of
 from pipeline.training.model import assemble
-from pipeline.training.order import Deal, Order
+from pipeline.training.order import Deal, Order, shuffle_key
 from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import PredictionSettings
 from pipeline.training.shared_memory import memory_between
@@ -75,7 +75,7 @@ def predict(
             if ssd is not None and ssd.cached:  # whose slots are for the rows of a batch of the plan, not a larger one
                 global_batch = min(global_batch, plan.global_batch)
             order = Order(
-                key=dataset.key, seed=settings.seed, global_batch=global_batch, shuffle=False,
+                key=shuffle_key(dataset), seed=settings.seed, global_batch=global_batch, shuffle=False,
                 lanes=workers.count, rank=dist.get_rank(), world_size=workers.count,
                 without=workers.world - workers.count,
             )  # fmt: skip

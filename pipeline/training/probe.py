@@ -26,7 +26,7 @@ from pipeline.towers.interaction import Interaction
 from pipeline.towers.placement import Matrix
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect
-from pipeline.training.order import Order
+from pipeline.training.order import Order, shuffle_key
 from pipeline.training.parquet import SplitReader
 from pipeline.training.schedule import warmup_steps
 from pipeline.training.settings import TrainingSettings
@@ -64,7 +64,7 @@ def probe(
         log.info("comparing features by %s, in this process", source)
         if checkpoint is not None:
             _load(alone, store, checkpoint, dataset, trainer)
-        order = Order(key=dataset.key, seed=settings.seed, global_batch=batch)
+        order = Order(key=shuffle_key(dataset), seed=settings.seed, global_batch=batch)
         epochs = math.ceil((steps + LOOKED_AT) / -(-split.rows // batch))
         with BatchReader(split, order, epochs=epochs) as reader:
             batches = _folded(reader, limit)

@@ -1,7 +1,6 @@
 """Sequences from the log to a published version: on one rank and two, on disk, killed and gone on with, scored."""
 
 import json
-import os
 
 import numpy as np
 import polars as pl
@@ -73,7 +72,6 @@ def write_log(folder, name="log.parquet", items=ITEMS, seed=0):
             "clicked": int(rng.random() < (0.85 if hit else 0.15)),
         })  # fmt: skip
     pl.DataFrame(rows, infer_schema_length=None).write_parquet(folder / name)
-    os.utime(folder / name, (1_767_225_600, 1_767_225_600))  # the order of training depends on it, by the dataset's key
     (folder / "my" / "data").mkdir(parents=True, exist_ok=True)
     (folder / "my" / "data" / "clicks.yaml").write_text(SCHEMA)
 

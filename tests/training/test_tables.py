@@ -35,8 +35,8 @@ sparse:
 BASE = [
     "-cd", "my", "data=clicks", "model=dlrm_small", "model.bottom_mlp=[16]", "model.top_mlp=[16]",
     "model.embedding_dim=8", "train.global_batch=256", "train.threads_per_rank=1", "train.precision=fp32",
-    "train.log_every_steps=50", "train.guard.collapse=false", "store=store", "train.sparse_lr=0.3",
-    "train.lr=0.005",
+    "train.log_every_steps=50", "train.guard.collapse=false", "store=store", "train.sparse_lr=0.1",
+    "train.lr=0.002",
 ]  # fmt: skip
 MIXED = [
     "train.epochs=3",
@@ -131,12 +131,12 @@ def test_a_plan_has_the_tables_with_their_own_widths(runs):
 def test_ranks_disks_and_towers_train_the_same_model(runs, other):
     one, two = result(runs, "one")["eval"], result(runs, other)["eval"]
     assert one["auc"] > 0.6, "something was learned"
-    assert two["ne"] == pytest.approx(one["ne"], rel=1e-3)
+    assert two["ne"] == pytest.approx(one["ne"], rel=1e-6)  # 1e-9 where it was measured
 
 
 def test_two_ranks_train_tables_by_their_rules_as_one_does(runs):
     one, two = result(runs, "whole")["eval"], result(runs, "two_rules")["eval"]
-    assert two["ne"] == pytest.approx(one["ne"], rel=1e-3) and one["auc"] > 0.6
+    assert two["ne"] == pytest.approx(one["ne"], rel=1e-6) and one["auc"] > 0.6
 
 
 def final_rows(folder, run):

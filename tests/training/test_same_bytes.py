@@ -1,0 +1,85 @@
+"""The same bytes make the same model: where a log lies and when it was written decide nothing that is trained."""
+
+import datetime
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.checkpoint.naming import find_checkpoint
+from pipeline.compose import compose
+from pipeline.ingest.synthetic import write_tsv
+from pipeline.store import Store
+from tests.commands import nightjar_in_turn
+from tests.training import test_sequences
+
+STAGES = "[ingest,plan,partition,train,evaluate]"
+SMALL = [
+    "store=store",
+    f"stages={STAGES}",
+    f"launch.inline={STAGES}",
+    "model=dlrm_small",
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "ingest.rows_per_group=256",
+    "train.global_batch=200",
+    "train.max_steps=12",
+    "train.warmup_steps=auto",
+    "train.precision=fp32",
+    "train.threads_per_rank=1",
+    "train.guard.collapse=false",
+    "checkpoint.final_quantise=fp32",
+]
+# A Monday morning and, two years later, a Saturday night.
+TIMES = {"here": datetime.datetime(2024, 1, 1, 8, 30), "elsewhere/there": datetime.datetime(2026, 1, 3, 23, 59)}
+
+
+def write_adult(folder: Path, real_data: Path) -> list[str]:
+    shutil.copy(real_data / "adult.data", folder / "adult.data")
+    return ["experiment=adult", "data.path=adult.data"]
+
+
+def write_demo(folder: Path) -> list[str]:
+    """The demo's log as the file of text that users have."""
+    config = compose(["experiment=demo", "data.synthetic.rows=4000"])
+    write_tsv(config.data.synthetic, config.seed, str(folder / "day_0.tsv"))
+    return ["data=criteo", "data.path=day_0.tsv", "seed=5"]
+
+
+def write_histories(folder: Path) -> list[str]:
+    test_sequences.write_log(folder)
+    return ["-cd", "my", "data=clicks", "+model.sequences.searches={block: sasrec}"]
+
+
+def trained(folder: Path, arguments: list[str], written: datetime.datetime) -> tuple[dict, dict, dict]:
+    """Checksums of the dataset's and the last checkpoint's files, and the figures of the evaluation."""
+    for path in folder.rglob("*"):
+        os.utime(path, (written.timestamp(), written.timestamp()))
+    (done,) = nightjar_in_turn([["run", *arguments, *SMALL, "run=r"]], cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    store = Store(str(folder / "store"))
+    result = json.loads((folder / "store/runs/r/result.json").read_text())
+    dataset = store.get(result["stages"]["ingest"]["artifact"], "ingest")
+    checkpoint = find_checkpoint(store, "r")
+    files = {name: entry.checksum for name, entry in checkpoint.files.items()}
+    return {name: entry.checksum for name, entry in dataset.files.items()}, files, result["eval"]
+
+
+@pytest.mark.parametrize("log", ["adult", "demo", "histories"])
+def test_another_folder_and_time_of_writing_change_no_bit(log: str, tmp_path: Path, request) -> None:
+    made = []
+    for place, written in TIMES.items():
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        if log == "adult":
+            arguments = write_adult(folder, request.getfixturevalue("real_data"))
+        else:
+            arguments = write_demo(folder) if log == "demo" else write_histories(folder)
+        made.append(trained(folder, arguments, written))
+    (here, checkpoint, figures), (there, other_checkpoint, other_figures) = made
+    assert here == there
+    assert checkpoint == other_checkpoint
+    assert figures == other_figures
