@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import os
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -23,13 +24,25 @@ def end_with_stacks(pid: int) -> str:
     every = [root, *root.children(recursive=True)]
     found = [f"{each.pid} {each.status()} in {_waits_for(each.pid)}: {' '.join(each.cmdline())}" for each in every]
     streams = dict.fromkeys(path for each in every if (path := _errors_of(each.pid)) is not None)
-    for number in (signal.SIGSTOP, signal.SIGABRT, signal.SIGCONT):  # or the first one's end would end the others
+    for number in (signal.SIGSTOP, signal.SIGABRT):  # or the first one's end would end the others
         for each in reversed(every):
             _send(each, number)
+    for each in reversed(every):  # in turn, or the stacks of those that share a stream would be mixed
+        _send(each, signal.SIGCONT)
+        _wait_for_end(each)
     psutil.wait_procs(every, timeout=20)
     for each in every:
         _send(each, signal.SIGKILL)
     return "\n".join([*found, *(f"--- {path}\n{path.read_text(errors='replace')[-TAIL:]}" for path in streams)])
+
+
+def _wait_for_end(process: psutil.Process) -> None:
+    """Wait until ``process`` has ended, for 20 seconds at most; a stopped parent leaves its children as zombies."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for _ in range(2000):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return
+            time.sleep(0.01)
 
 
 def _waits_for(pid: int) -> str:
