@@ -131,4 +131,4 @@ def test_every_field_is_declared_with_a_sentence() -> None:
         about = place.group.__doc__ if place.group else "."
         if not about.endswith(".") and "\n" not in about:
             wrong.append(f"{place.path}: its group's docstring {about!r}")
-    assert wrong == []
+    assert wrong == [], "\n".join(wrong)

@@ -53,7 +53,7 @@ def test_what_the_page_names_exists() -> None:
         if not path.is_file() or (name and name not in defined(ast.parse(path.read_text()))):
             missing.append(f"pipeline/{file}::{name}")
     assert len(NAMES) > 50
-    assert missing == []
+    assert missing == [], "\n".join(missing)
 
 
 def test_there_are_four_walks_through_several_rooms() -> None:

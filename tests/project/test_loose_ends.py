@@ -70,7 +70,7 @@ def test_every_function_and_class_is_used_by_something_but_tests() -> None:
         and not used[node.name]
         and node.name not in CALLED_FROM_OUTSIDE
     ]
-    assert unused == []
+    assert unused == [], "\n".join(unused)
 
 
 def asked_for(name: str) -> list[str]:
@@ -101,7 +101,7 @@ def test_every_direct_requirement_is_used() -> None:
                 used = IMPORTED_AS.get(package, package) in imported
             if not used:
                 unused.append(f"requirements/{name}.in asks for {package}")
-    assert unused == []
+    assert unused == [], "\n".join(unused)
 
 
 def test_lock_files_hold_what_their_inputs_ask_for() -> None:
@@ -111,7 +111,7 @@ def test_lock_files_hold_what_their_inputs_ask_for() -> None:
         text = "".join((ROOT / f"requirements/{file}.txt").read_text() for file in files)
         locked = {re.split(r"[=<> ]", line)[0] for line in text.splitlines()}
         missing += [f"{name}: {package}" for package in asked_for(name) if package not in locked]
-    assert missing == []
+    assert missing == [], "\n".join(missing)
 
 
 def test_every_package_of_a_lock_file_has_its_hashes_and_comes_from_one_index() -> None:
@@ -152,4 +152,4 @@ def test_links_lead_somewhere() -> None:
         links = re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text()))
         files = {link.partition("#")[0] for link in links if not link.startswith("http")} - {""}
         broken += [f"{page.relative_to(ROOT)}: {file}" for file in files if not (page.parent / file).exists()]
-    assert broken == []
+    assert broken == [], "\n".join(broken)

@@ -36,7 +36,7 @@ def test_lines_of_prose_are_short() -> None:
         lines = [(number, len(line)) for number, line in prose(page.read_text()) if len(line) > LONGEST]
         long += [f"{page.relative_to(ROOT)}:{number}: {length} characters" for number, length in lines]
     assert len(found) > 20
-    assert long == []
+    assert long == [], "\n".join(long)
 
 
 def test_tables_code_and_headings_are_exempt() -> None:

@@ -120,7 +120,7 @@ def test_imports_point_down_the_table_of_rooms() -> None:
         room = room_of(path)
         wrong = imported_rooms(path) - LEAVES - {room} - ALLOWED[room]
         upward += [f"{path.relative_to(ROOT)} imports {other}" for other in sorted(wrong)]
-    assert upward == []
+    assert upward == [], "\n".join(upward)
 
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
