@@ -104,7 +104,7 @@ for command in json.loads(sys.argv[1]):
 
 
 def without_torch(*commands: list[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Command lines of ``nightjar`` in one process without the packages of ``pipeline.triple``, up to one that fails."""
+    """Command lines of ``nightjar`` in a process without the packages of ``pipeline.triple``, up to one that fails."""
     arguments = [sys.executable, "-c", HIDING, json.dumps(commands)]
     return subprocess.run(arguments, cwd=cwd, capture_output=True, text=True)
 
