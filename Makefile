@@ -13,7 +13,7 @@ GOMP_SPINCOUNT ?= 1000
 export GOMP_SPINCOUNT
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
-.PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
+.PHONY: help install demo test test-all test-changed test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
 	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives bench-calibration bench-pages \
@@ -45,19 +45,21 @@ demo: install ## install, then run the main job: synthetic clicks in, an evaluat
 # As many files of tests at a time as there are CPUs to use, two at least: much of a test's time is waiting for ranks.
 WORKERS = $(shell .venv/bin/python -c "from pipeline.cpus import available_cpus; print(max(2, available_cpus()))")
 
-# A file of tests stays in one process, which makes its fixtures once; files with slow tests begin first (tests/conftest.py).
+# A file of tests stays in one process: many train once for all of their tests, and work that is stolen from a file would
+# train a second time. Files with slow tests begin first (tests/conftest.py).
 SPREAD = --dist loadfile --no-loadscope-reorder
+# What make test runs: the cheapest proof of each promise (CONTRIBUTING.md, "Checks").
+CHEAPEST = not slow and not grid and not image
 
-# The image and the whole grid of faults have targets of their own: each takes minutes, and the image needs root,
-# buildah, debootstrap and a network.
-test: install ## install, then run every test this machine can run, but for test-image and test-faults
-	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "not image and not grid"
+test: install ## install, then test every promise at its cheapest level
+	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "$(CHEAPEST)"
 
-test-fast: install ## the tests that take less than ten seconds each
-	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "not slow and not image and not grid"
+# Images have targets of their own: they need root, buildah, debootstrap and a network.
+test-all: install ## every test this machine can run: all grids, walks of the docs, clusters, nights (hours)
+	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "not image"
 
-test-faults: install ## every operation failing at every phase of what is done on S3: make test does a sample of it
-	@.venv/bin/python -m pytest -n $(WORKERS) -m grid tests/faults
+test-changed: install ## the tests of make test that import or read what changed since main
+	@.venv/bin/python -m tests.changed -n $(WORKERS) $(SPREAD) -m "$(CHEAPEST)"
 
 .PHONY: test-ray
 test-ray: install ## ingestion by Ray, on two nodes of this machine (installs the extra ray)

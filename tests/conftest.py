@@ -132,7 +132,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    faults = "all faults (make test-faults, make test-control)"
-    left_out = f"make test leaves out what takes minutes: the image (make test-image), {faults}"
+    left_out = "make test leaves out further proofs of the same promises (make test-all) and images (make test-image)"
     terminalreporter.write_line(left_out)
     terminalreporter.write_line("look at: the closing line below; every skipped test says why above")

@@ -84,8 +84,10 @@ def _calibrate(options: argparse.Namespace) -> int:
     from pipeline.calibration.fit import hardware_yaml
     from pipeline.calibration.measure import calibrate
     from pipeline.compose import compose
+    from pipeline.triple import require_triple
 
     config = compose(options.overrides, options.config_dir)
+    require_triple()
     target = target_of(options.out, config.hardware.name) if not options.pin else Target(pinned_figures(), Path())
     _check_device(config.hardware)
     _written(target.path)  # a folder that cannot be is better known before the minute of measuring

@@ -1,6 +1,7 @@
 """Composition: every committed YAML composes, and each mistake gets one clear complaint."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,11 +44,10 @@ def test_every_experiment_composes_and_says_the_command_that_runs_it(name: str) 
     assert f"nightjar run experiment={name}" in (CONF / "experiment" / f"{name}.yaml").read_text()
 
 
-@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_no_yaml_instantiates_or_reads_the_environment(path: Path) -> None:
-    text = path.read_text()
-    assert "_target_" not in text
-    assert "oc.env" not in text
+def test_no_yaml_instantiates_or_reads_the_environment() -> None:
+    files = sorted(CONF.rglob("*.yaml"))
+    assert len(files) > 50
+    assert [str(path) for path in files if re.search("_target_|oc\\.env", path.read_text())] == []
 
 
 MISTAKES = [

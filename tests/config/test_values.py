@@ -1,6 +1,7 @@
 """The walk that compares every setting with its declaration, by kinds of settings."""
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -120,8 +121,14 @@ def test_groups_inside_groups_are_compared() -> None:
         check_values(ModelConfig(embedding_dim=6), "model")
 
 
-@pytest.mark.parametrize("place", places(), ids=lambda place: place.path)
-def test_every_field_is_declared_with_a_sentence(place: Any) -> None:
-    known = place.field.metadata[METADATA]
-    assert known.doc.endswith(".") and known.doc[0] == known.doc[0].strip() and "  " not in known.doc
-    assert place.group is None or place.group.__doc__.endswith(".") or "\n" in place.group.__doc__
+def test_every_field_is_declared_with_a_sentence() -> None:
+    sentence = re.compile(r"\S.*\.")
+    wrong = []
+    for place in places():
+        text = place.field.metadata[METADATA].doc
+        if not sentence.fullmatch(text) or "  " in text:
+            wrong.append(f"{place.path}: {text!r}")
+        about = place.group.__doc__ if place.group else "."
+        if not about.endswith(".") and "\n" not in about:
+            wrong.append(f"{place.path}: its group's docstring {about!r}")
+    assert wrong == [], "\n".join(wrong)

@@ -1,4 +1,8 @@
-"""The walks of CONTRIBUTING.md: their blocks are applied to a copy of the package, and their commands are run."""
+"""The walks of CONTRIBUTING.md: their blocks are applied to a copy of the package, and their commands are run.
+
+`make test` proves that the blocks apply, are clean and import, and that the commands compose with what was added.
+`make test-all` runs the commands: the added model, optimizer, mapping and stage train, resume, publish and report.
+"""
 
 import json
 import os
@@ -86,8 +90,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(package: Path, heading: str) -> str:
-    """Run the commands of a walk, made small, in one process; their output."""
-    commands = [[*line, *smaller(line)] for line in WALKS[heading].commands]
+    """Run the commands of a walk, made small; their output."""
+    return drive(package, [[*line, *smaller(line)] for line in WALKS[heading].commands])
+
+
+def drive(package: Path, commands: list[list[str]]) -> str:
+    """Run command lines with the copy of the package, in one process; their output."""
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(commands)], cwd=package, capture_output=True, text=True, timeout=300,
         env={**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"},
@@ -135,6 +143,14 @@ def test_the_code_of_the_page_is_clean(package: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_added_choices_are_imported_and_their_commands_compose(package: Path) -> None:
+    lines = [line for walk in WALKS.values() for line in walk.commands if line[0] == "run"]
+    shown = drive(package, [[*line, "--cfg", "job"] for line in lines])
+    assert len(lines) == 6
+    chosen = ["name: concat_mlp", "hidden: 32", "sparse_optimizer: rmsprop", "mapping: frequency_hash", "- density"]
+    assert [text for text in chosen if text not in shown] == []
+
+
 @pytest.mark.slow
 def test_the_added_model_trains_resumes_publishes_and_predicts(package: Path) -> None:
     run(package, "Add a model")
@@ -161,6 +177,7 @@ def test_the_added_mapping_ingests_and_trains(package: Path) -> None:
     assert result(package, "ids")["train"]["steps"] > 5
 
 
+@pytest.mark.slow
 def test_the_added_stage_runs_and_is_in_help_and_result(package: Path) -> None:
     said = run(package, "Add a stage")
     part = result(package, "dense")["density"]

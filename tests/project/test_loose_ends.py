@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from pipeline.config.renamed import RENAMED
 
 ROOT = Path(__file__).parents[2]
 USERS = ("pipeline", "components", "benchmarks")
+LOCKED = ("cpu", "cuda", "dev")  # requirements/<name>.in
 # What a library calls, by names that it gives.
 CALLED_FROM_OUTSIDE = {
     "load_run", "load_version", "metrics", "page", "_repr_html_",  # what notebooks use of pipeline.api
@@ -71,7 +70,7 @@ def test_every_function_and_class_is_used_by_something_but_tests() -> None:
         and not used[node.name]
         and node.name not in CALLED_FROM_OUTSIDE
     ]
-    assert unused == []
+    assert unused == [], "\n".join(unused)
 
 
 def asked_for(name: str) -> list[str]:
@@ -82,31 +81,37 @@ def asked_for(name: str) -> list[str]:
     return [match[0] for line in lines if (match := re.match(r"[A-Za-z][\w-]*", line))]
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda", "dev"])
-def test_every_direct_requirement_is_used(name: str) -> None:
-    wanted = asked_for(name)
-    assert len(wanted) > 7
-    imported = set()
+def test_every_direct_requirement_is_used() -> None:
+    imported = {"fbgemm_gpu"}  # the kernels: imported where they are looked for, in a process of their own
     for _, tree in trees(*USERS, "tests"):
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 imported.update(alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 imported.add((node.module or "").partition(".")[0])
-    imported |= {"fbgemm_gpu"}  # the kernels: imported where they are looked for, in a process of their own
-    for package in (each for each in wanted if each not in NEEDED_BY_TRIPLE):
-        if package in USED_OTHERWISE:
-            file, text = USED_OTHERWISE[package]
-            assert text in (ROOT / file).read_text(), package
-        else:
-            assert IMPORTED_AS.get(package, package) in imported, f"requirements/{name}.in asks for {package}"
+    unused = []
+    for name in LOCKED:
+        wanted = asked_for(name)
+        assert len(wanted) > 7
+        for package in set(wanted) - NEEDED_BY_TRIPLE:
+            if package in USED_OTHERWISE:
+                file, text = USED_OTHERWISE[package]
+                used = text in (ROOT / file).read_text()
+            else:
+                used = IMPORTED_AS.get(package, package) in imported
+            if not used:
+                unused.append(f"requirements/{name}.in asks for {package}")
+    assert unused == [], "\n".join(unused)
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda", "dev"])
-def test_the_lock_file_holds_what_its_input_asks_for(name: str) -> None:
-    files = [name] if name == "dev" else [name, f"torch-{name}"]
-    text = "".join((ROOT / f"requirements/{file}.txt").read_text() for file in files)
-    assert set(asked_for(name)) <= {re.split(r"[=<> ]", line)[0] for line in text.splitlines()}
+def test_lock_files_hold_what_their_inputs_ask_for() -> None:
+    missing = []
+    for name in LOCKED:
+        files = [name] if name == "dev" else [name, f"torch-{name}"]
+        text = "".join((ROOT / f"requirements/{file}.txt").read_text() for file in files)
+        locked = {re.split(r"[=<> ]", line)[0] for line in text.splitlines()}
+        missing += [f"{name}: {package}" for package in asked_for(name) if package not in locked]
+    assert missing == [], "\n".join(missing)
 
 
 def test_every_package_of_a_lock_file_has_its_hashes_and_comes_from_one_index() -> None:
@@ -141,8 +146,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROO
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
-    text = FENCED.sub("", page.read_text())
-    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("http")}
-    assert [link for link in links if link and not (page.parent / link).exists()] == []
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        links = re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text()))
+        files = {link.partition("#")[0] for link in links if not link.startswith("http")} - {""}
+        broken += [f"{page.relative_to(ROOT)}: {file}" for file in files if not (page.parent / file).exists()]
+    assert broken == [], "\n".join(broken)

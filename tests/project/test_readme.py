@@ -1,4 +1,8 @@
-"""Every command of the README runs: `make` targets exist, `nightjar` and `torchx` lines run on small data."""
+"""Every command of the README: `make` targets exist, `nightjar` and `torchx` lines are understood, and they run.
+
+`make test` proves that each line parses, that its overrides compose and that TorchX knows its component; it takes
+seconds. `make test-all` runs all of them in turn, as a reader does, on small data.
+"""
 
 import random
 import re
@@ -9,12 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import cli
+from pipeline.compose import compose, sweep
+from pipeline.errors import NightjarError
+from pipeline.tuning.space import edges, split
 from tests.commands import nightjar
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.S)
 LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
 NIGHTJAR = [line for line in LINES if line.startswith("nightjar ")]
+# Those of blocks without a language take long, or name what only a reader has: they are not run.
+SHOWN = re.findall(r"^nightjar .*$", re.sub(r"```bash\n.*?```", "", README, flags=re.S), re.M)
 DAY = "logs/2026-01-01"  # of the walk with a log of one's own
 SMALL = ["data.synthetic.rows=20000", "train.global_batch=1024"]
 
@@ -43,15 +54,19 @@ def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 def block(language: str) -> str:
     """The README's only block in ``language``."""
-    (text,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (text,) = re.findall(rf"```{language}\n(.*?)```", README, re.S)
     return str(text)
 
 
-def write_own_log(work: Path) -> None:
-    """The files of the walk with a log of one's own: the README's schema, and its CSV made long enough for the gate."""
+def write_own_schema(work: Path) -> None:
+    """The schema of the walk with a log of one's own."""
     schema = work / "my/data/clicks.yaml"
     schema.parent.mkdir(parents=True)
     schema.write_text(block("yaml"))
+
+
+def write_own_log(work: Path) -> None:
+    """The README's CSV, made long enough for the gate."""
     (work / DAY).mkdir(parents=True)
     draw = random.Random(1)
     rows = []
@@ -73,6 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (work / name).symlink_to(ROOT / name)
     if (ROOT.parent / "shared").is_dir():
         (home / "shared").symlink_to(ROOT.parent / "shared")
+    write_own_schema(work)
     write_own_log(work)
     demo = nightjar(*command("nightjar run experiment=demo run=demo")[:-1], cwd=work)
     assert demo.returncode == 0, demo.stdout + demo.stderr
@@ -83,10 +99,60 @@ def test_the_readme_names_the_two_commands_first() -> None:
     assert [line.split()[:2] for line in LINES[:2]] == [["make", "demo"], ["make", "test"]]
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("make ")])
-def test_make_targets_exist(line: str) -> None:
-    done = run(["make", "-n", *shlex.split(line)[1:]], ROOT)
+def test_make_targets_exist() -> None:
+    targets = [line.split()[1] for line in LINES if line.startswith("make ")]
+    done = run(["make", "-n", *targets], ROOT)
     assert done.returncode == 0, done.stderr
+
+
+# What a reader puts in place of a name in angle brackets, and what commands take besides overrides.
+STAND_INS = {"<image by digest>": f"registry/nightjar@sha256:{'0' * 64}", "<host>": "host"}
+OWN_WORDS = re.compile("(date|from|to|search|study)=")
+
+
+def understand(line: str) -> None:
+    """Parse a command line and compose all its overrides; NightjarError or SystemExit where that cannot be."""
+    for name, value in STAND_INS.items():
+        line = line.replace(name, value)
+    known = cli.commands()
+    options, rest = cli._parser(known).parse_known_args(cli._flagged(shlex.split(line.split(" > ")[0])[1:], known))
+    options.composing = [each.name for each in known if each.composes]
+    overrides = [word for word in cli._positional(rest, options) if "=" in word and not OWN_WORDS.match(word)]
+    if not overrides:
+        return
+    if options.command in ("nightly", "backfill", "schedule"):
+        overrides.append("data.day=2026-01-01")
+    if options.command == "tune":
+        shared, space = split(overrides)
+        jobs = [[*shared, *edge] for edge in edges(space)]
+    else:
+        jobs = sweep(overrides)
+    for job in jobs:
+        compose(job, night=options.command == "nightly")
+
+
+def test_nightjar_lines_parse_and_compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_own_schema(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    misunderstood = []
+    for line in [*NIGHTJAR, *SHOWN]:
+        try:
+            understand(line)
+        except (NightjarError, SystemExit) as error:
+            misunderstood.append(f"{line}: {error}")
+    assert len(NIGHTJAR) > 20 and len(SHOWN) > 5
+    assert misunderstood == [], "\n".join(misunderstood)
+
+
+def test_torchx_lines_name_components_and_overrides_that_there_are() -> None:
+    from torchx.specs.finder import get_component
+
+    lines = [line for line in LINES if line.startswith("torchx ")]
+    assert len(lines) == 4
+    for line in lines:
+        submitted, _, overrides = line.partition(" -- ")
+        assert get_component(str(ROOT / submitted.split()[4])).name
+        compose(shlex.split(overrides))
 
 
 @pytest.mark.slow

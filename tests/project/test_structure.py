@@ -1,4 +1,4 @@
-"""Tests about the project itself: rooms import downwards, nothing forbidden, everything documented."""
+"""Tests about the project itself: rooms import downwards, in no circle, and nothing forbidden is used."""
 
 import ast
 import re
@@ -113,11 +113,14 @@ def imported_rooms(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_down_the_table_of_rooms(path: Path) -> None:
-    room = room_of(path)
-    assert room in ALLOWED, f"say in ALLOWED what {room} may import"
-    assert imported_rooms(path) - LEAVES - {room} <= ALLOWED[room]
+def test_imports_point_down_the_table_of_rooms() -> None:
+    assert {room_of(path) for path in SOURCES} - set(ALLOWED) == set(), "say in ALLOWED what they may import"
+    upward = []
+    for path in SOURCES:
+        room = room_of(path)
+        wrong = imported_rooms(path) - LEAVES - {room} - ALLOWED[room]
+        upward += [f"{path.relative_to(ROOT)} imports {other}" for other in sorted(wrong)]
+    assert upward == [], "\n".join(upward)
 
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
@@ -160,12 +163,9 @@ def test_no_modules_import_each_other_in_a_circle(where: str) -> None:
         pytest.fail(f"a circle of imports {where}: {' <- '.join(error.args[1])}")
 
 
-def test_nothing_pickles_or_instantiates_by_name() -> None:
-    code = "\n".join(path.read_text() for path in SOURCES)
-    assert not re.search(r"^\s*(import pickle|from pickle|import dill|torch\.(save|load)\()", code, re.M)
-    assert not re.search(r"\btorch\.(save|load)\(", code)
-    yaml = "\n".join(path.read_text() for path in (ROOT / "conf").rglob("*.yaml"))
-    assert "_target_" not in yaml
+def test_nothing_pickles() -> None:
+    pickling = re.compile(r"^\s*(import pickle|from pickle|import dill)|\btorch\.(save|load)\(", re.M)
+    assert [str(path.relative_to(ROOT)) for path in SOURCES if pickling.search(path.read_text())] == []
 
 
 # What others hand over in the environment by contract: torchrun's ranks, bash's completion line.
@@ -186,40 +186,6 @@ def test_no_configuration_through_the_environment() -> None:
         if pattern.search(line) and '"RANK" in os.environ' not in line and room_of(path) != "launch"
     ]
     assert readers == []
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_public_name_is_documented_and_annotated(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    missing = []
-    for node in [*tree.body, *(m for c in tree.body if isinstance(c, ast.ClassDef) for m in c.body)]:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            overrides = {ast.unparse(d) for d in node.decorator_list} & {"override"}
-            inherited = isinstance(node, ast.FunctionDef) and node.name in INHERITED
-            if not ast.get_docstring(node) and not overrides and not inherited:
-                missing.append(node.name)
-            if isinstance(node, ast.FunctionDef) and node.returns is None:
-                missing.append(f"{node.name} -> ?")
-    assert missing == []
-
-
-# Methods whose meaning is fixed by the class they override.
-INHERITED = {
-    "forward", "backward", "write", "writable", "tell", "flush", "to", "pin_memory", "record_stream", "step", "emit",
-    "enqueue",
-}  # fmt: skip
-
-
-def test_files_and_functions_stay_short() -> None:
-    long = []
-    for path in SOURCES:
-        text = path.read_text()
-        if text.count("\n") > 600:
-            long.append(f"{path.name}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 80:
-                long.append(f"{path.name}:{node.name}")
-    assert long == []
 
 
 def test_importing_the_command_line_loads_no_heavy_package() -> None:

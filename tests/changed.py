@@ -1,0 +1,193 @@
+"""The tests of what changed since ``main``, chosen by the import graph: ``make test-changed``.
+
+    python -m tests.changed [--list] [--since BRANCH] [arguments of pytest]
+
+Changed is what differs from the merge base with ``main``: commits, edits that are not committed and untracked files.
+
+- A module of ``TREES`` selects the tests that import it, directly or through others, inside functions too.
+- Another file of these folders (a C source, a template, recorded data) stands for the modules of its folder.
+- A page, a YAML of ``conf/`` or any other file selects the tests that have its name in quotes, or that of a folder it
+  lies in; ``conf/`` selects ``tests/config/`` as well.
+- A ``conftest.py`` selects all tests of its folder, and one of ``EVERYTHING`` all there are.
+- Any change selects ``tests/project/``, whose tests look at all files.
+
+Names in strings are not followed: a registry that loads ``pipeline.models`` by its name leads nowhere. So this is for
+the time between two edits, and ``make test`` decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parents[1]
+TREES = ("pipeline/", "components/", "benchmarks/", "tests/")
+EVERYTHING = ("pyproject.toml", "requirements/")
+
+
+def git(root: Path, *arguments: str) -> list[str]:
+    """Return the file names that a git command prints; RuntimeError with its message where it fails."""
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"git {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout.removesuffix("\n").rstrip("\0").split("\0")
+
+
+def changed_files(root: Path, branch: str) -> set[str]:
+    """Return the files below ``root`` that are new, changed or gone since the merge base with ``branch``."""
+    (base,) = git(root, "merge-base", branch, "HEAD")
+    # Both names of a file that was moved: who imports the old one is broken by it.
+    tracked = git(root, "diff", "--name-only", "--no-renames", "-z", base)
+    untracked = git(root, "ls-files", "--others", "--exclude-standard", "-z")
+    return {*tracked, *untracked} - {""}
+
+
+def module_name(path: str) -> str:
+    """Return the name under which ``path`` is imported: ``a/b.py`` and ``a/b/__init__.py`` are ``a.b``."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported_names(tree: ast.AST, path: str) -> set[str]:
+    """Return the dotted names that code of the file ``path`` imports, wherever in it.
+
+    ``from a import b`` gives ``a`` and ``a.b``, which may be a module, and ``import a.b`` gives both as well: who
+    imports a module runs the packages around it.
+    """
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        origin = []
+        if isinstance(node, ast.ImportFrom):
+            origin += path.split("/")[: -node.level] if node.level else []
+            origin += node.module.split(".") if node.module else []
+        for alias in node.names:
+            names.update(accumulate([*origin, *alias.name.split(".")], "{}.{}".format))
+    return names
+
+
+def fixture_imports(tree: ast.Module, path: str) -> dict[str, set[str]]:
+    """Return what the fixtures of a ``conftest.py`` import, by the names that tests ask for them with."""
+    found: dict[str, set[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = imported_names(node, path)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: imported_names(node, path) for alias in node.names}
+    return found
+
+
+def parameters(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of all parameters of functions: those of tests and fixtures ask for fixtures."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg
+
+
+def is_test(path: str) -> bool:
+    """Whether pytest collects tests of ``path``."""
+    return path.startswith("tests/") and PurePosixPath(path).match("test_*.py")
+
+
+class Sources:
+    """The Python files of ``TREES``, and which of them import which.
+
+    Attributes:
+        texts: The text of each file by its path below the root.
+    """
+
+    def __init__(self, root: Path) -> None:
+        files = (path for tree in TREES for path in sorted((root / tree).glob("**/*.py")))
+        self.texts = {path.relative_to(root).as_posix(): path.read_text() for path in files}
+        trees = {path: ast.parse(text, path) for path, text in self.texts.items()}
+        fixtures = {path: fixture_imports(tree, path) for path, tree in trees.items() if path.endswith("conftest.py")}
+        self._importers: dict[str, set[str]] = defaultdict(set)
+        for path, tree in trees.items():
+            names = imported_names(tree, path)
+            # Pytest hands fixtures over without an import.
+            for conftest, imported in fixtures.items():
+                if path.startswith(conftest.removesuffix("conftest.py")):
+                    names.update(*(imported.get(parameter, ()) for parameter in parameters(tree)))
+            for name in names:
+                self._importers[name].add(path)
+
+    def importers(self, paths: Iterable[str]) -> set[str]:
+        """Return ``paths`` and the files that import them, directly or through others."""
+        found, left = set(paths), list(paths)
+        while left:
+            new = self._importers[module_name(left.pop())] - found
+            found |= new
+            left += new
+        return found
+
+    def beside(self, path: str) -> set[str]:
+        """Return the files in the folder of ``path``, or in the nearest one around it that has some."""
+        for folder in PurePosixPath(path).parents:
+            found = {each for each in self.texts if PurePosixPath(each).parent == folder}
+            if found:
+                return found
+        return set()
+
+    def readers(self, path: str) -> set[str]:
+        """Return the tests that quote the name of ``path``, or of a folder it lies in below the top one."""
+        parts = PurePosixPath(path).parts
+        names = "|".join(map(re.escape, parts[1:] or parts))
+        quoted = re.compile(rf"""["'/](?:{names})["'/]""")
+        return {each for each, text in self.texts.items() if is_test(each) and quoted.search(text)}
+
+
+def select(root: Path, changed: Iterable[str]) -> list[str]:
+    """Return the files of tests to run for ``changed`` files, all by their paths below ``root``."""
+    sources = Sources(root)
+    modules: set[str] = set()
+    selected: set[str] = set()
+    folders: set[str] = set()
+    for path in changed:
+        folders.add("tests/project/")
+        if path.startswith(EVERYTHING):
+            folders.add("tests/")
+        elif path.startswith("tests/") and path.endswith("conftest.py"):
+            folders.add(path.removesuffix("conftest.py"))
+        elif path.startswith("conf/"):
+            folders.add("tests/config/")
+        if not path.startswith(TREES) or path.endswith(".md"):
+            selected |= sources.readers(path)
+        else:
+            modules |= {path} if path.endswith(".py") else sources.beside(path)
+    selected |= sources.importers(modules)
+    selected |= {path for path in sources.texts if path.startswith(tuple(folders))}
+    return sorted(path for path in selected if is_test(path) and path in sources.texts)
+
+
+def main() -> int:
+    """Print the chosen files, or run pytest on them in the place of this process; the exit code is pytest's."""
+    parser = argparse.ArgumentParser(prog="python -m tests.changed", description=__doc__.splitlines()[0])
+    parser.allow_abbrev = False
+    parser.add_argument("--list", action="store_true", help="print the files, run nothing")
+    parser.add_argument("--since", default="main", metavar="BRANCH", help="where changes are counted from (main)")
+    options, others = parser.parse_known_args()
+    try:
+        chosen = select(ROOT, changed_files(ROOT, options.since))
+    except RuntimeError as error:
+        print(f"{error}; --since=<a branch or commit> counts from there", file=sys.stderr)
+        return 2
+    if options.list:
+        print(*chosen, sep="\n")
+    elif not chosen:
+        print(f"nothing changed since {options.since}")
+    else:
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", *others, *chosen])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

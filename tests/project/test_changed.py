@@ -1,0 +1,117 @@
+"""``python -m tests.changed`` on a small repository: which tests a change selects, and which it leaves out."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.changed import changed_files, select
+
+FILES = {
+    "pyproject.toml": "",
+    "README.md": "",
+    "conf/train.yaml": "lr: 1",
+    "docs/guide.md": "",
+    "pipeline/__init__.py": "",
+    "pipeline/native/__init__.py": "",
+    "pipeline/native/rows.c": "",
+    "pipeline/native/README.md": "",
+    "pipeline/work/__init__.py": "",
+    "pipeline/work/base.py": "import json",
+    "pipeline/work/absolute.py": "from pipeline.work.base import thing",
+    "pipeline/work/module.py": "import pipeline.work.base",
+    "pipeline/work/relative.py": "from . import base",
+    "pipeline/work/upward.py": "from ..native import rows",
+    "pipeline/work/late.py": "def f():\n    from pipeline.work import base",
+    "pipeline/work/chain.py": "from pipeline.work import late",
+    "pipeline/work/named.py": "HOME = 'pipeline.work.base'",
+    "tests/__init__.py": "",
+    "tests/helper.py": "import pipeline.work.named",
+    "tests/conftest.py": "from tests.helper import world\ndef store():\n    import pipeline.work.named",
+    "tests/config/test_config.py": "",
+    "tests/project/test_project.py": "",
+    "tests/room/conftest.py": "",
+    "tests/room/golden.json": "{}",
+    **{f"tests/work/test_{name}.py": f"import pipeline.work.{name}" for name in ("absolute", "module", "relative")},
+    **{f"tests/work/test_{name}.py": f"import pipeline.work.{name}" for name in ("upward", "late", "chain", "named")},
+    "tests/work/test_orphan.py": "import pipeline.work.gone",
+    "tests/room/test_fixture.py": "def test_it(store): ...",
+    "tests/room/test_reader.py": "PAGE = ROOT / 'docs/guide.md'",
+    "tests/other/test_imported.py": "def test_it(world): ...",
+}
+BASE = [f"tests/work/test_{name}.py" for name in ("absolute", "chain", "late", "module", "relative")]
+
+
+# Of fixtures that import the module named, in a function or through what they were imported from.
+ASK_FOR_FIXTURES = ["tests/other/test_imported.py", "tests/room/test_fixture.py"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+# Changed file -> the tests that it selects besides tests/project/.
+SELECTED = {
+    "pipeline/work/base.py": BASE,
+    "pipeline/work/late.py": ["tests/work/test_chain.py", "tests/work/test_late.py"],
+    "pipeline/work/gone.py": ["tests/work/test_orphan.py"],
+    "pipeline/work/named.py": [*ASK_FOR_FIXTURES, "tests/work/test_named.py"],
+    "pipeline/native/rows.c": ["tests/work/test_upward.py"],
+    "pipeline/native/README.md": [],
+    "tests/work/test_named.py": ["tests/work/test_named.py"],
+    "tests/room/golden.json": ["tests/room/test_fixture.py", "tests/room/test_reader.py"],
+    "tests/room/conftest.py": ["tests/room/test_fixture.py", "tests/room/test_reader.py"],
+    "docs/guide.md": ["tests/room/test_reader.py"],
+    "conf/train.yaml": ["tests/config/test_config.py"],
+    "README.md": [],
+}
+
+
+@pytest.mark.parametrize("changed", SELECTED)
+def test_a_change_selects_what_imports_or_reads_it(root: Path, changed: str) -> None:
+    assert select(root, [changed]) == sorted([*SELECTED[changed], "tests/project/test_project.py"])
+
+
+@pytest.mark.parametrize("changed", ["pyproject.toml", "requirements/cpu.txt", "tests/conftest.py"])
+def test_what_all_tests_stand_on_selects_all(root: Path, changed: str) -> None:
+    assert select(root, [changed]) == sorted(name for name in FILES if "/test_" in name)
+
+
+def test_nothing_changed_selects_nothing(root: Path) -> None:
+    assert select(root, []) == []
+
+
+def test_changes_are_commits_edits_and_new_files_since_the_branch_began(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        own = ["-c", "user.name=n", "-c", "user.email=e", "-c", "core.hooksPath=/dev/null"]
+        subprocess.run(["git", *own, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    def commit(name: str) -> None:
+        (tmp_path / name).write_text(name)
+        git("add", name)
+        git("commit", "-m", name)
+
+    git("init", "-b", "main")
+    (tmp_path / ".git/info").mkdir(exist_ok=True)
+    (tmp_path / ".git/info/exclude").write_text("ignored\n")
+    for name in ("kept", "edited", "moved", "gone"):
+        commit(name)
+    git("checkout", "-b", "work")
+    commit("committed")
+    git("checkout", "main")
+    commit("of main alone")
+    git("checkout", "work")
+    (tmp_path / "edited").write_text("otherwise")
+    git("mv", "moved", "new name")
+    (tmp_path / "gone").unlink()
+    for name in ("untracked", "ignored"):
+        (tmp_path / name).write_text("")
+    expected = {"committed", "edited", "moved", "new name", "gone", "untracked"}
+    assert changed_files(tmp_path, "main") == expected
+    with pytest.raises(RuntimeError, match="merge-base nowhere HEAD: "):
+        changed_files(tmp_path, "nowhere")
