@@ -1,4 +1,4 @@
-"""Time as leases, deadlines and grace periods see it: the functions of ``time`` as an object that tests turn by hand."""
+"""Time as leases, deadlines and grace periods see it: the functions of ``time``, as an object that a test can turn."""
 
 from __future__ import annotations
 

@@ -69,6 +69,11 @@ class TurnedClock(Clock):
         with self._changed:
             self._now += seconds
 
+    def turn_to(self, seconds: float) -> None:
+        """Let time pass until ``seconds`` after the start."""
+        with self._changed:
+            self._now = seconds
+
     def sleep(self, seconds: float) -> None:
         """Turn the clock, or wait until it was turned by ``seconds``."""
         if self.runs:

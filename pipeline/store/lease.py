@@ -264,7 +264,9 @@ class Lease:
             return
         if not self._paused:
             self._paused = True
-            tell(f"{self.place.name} was not renewed for {self._silent_seconds():.0f} s: waiting, and doing nothing else")
+            tell(
+                f"{self.place.name} was not renewed for {self._silent_seconds():.0f} s: waiting, and doing nothing else"
+            )
         hold(self)
 
     def _go_on(self) -> None:

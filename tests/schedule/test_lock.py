@@ -228,7 +228,7 @@ def test_a_holder_that_cannot_renew_stands_still_and_goes_on_if_the_lease_is_sti
         lease.turned.turn(4.9 * CHECK)
         until(lambda: lease.turned.waiting() == 1)  # one renews in vain, the other has looked
         held_early.append(pausing._is_held.is_set())
-        lease.turned.turn(0.2 * CHECK)
+        lease.turned.turn(0.3 * CHECK)
         until(pausing._is_held.is_set)
         for _ in range(2):
             until(lambda asked=lease.checks: lease.checks > asked + 1)
@@ -242,7 +242,7 @@ def test_a_holder_that_cannot_renew_stands_still_and_goes_on_if_the_lease_is_sti
     assert held_early == [False], "not before another one may take it"
     assert counts[0] == counts[1], "it stands still"
     said = capfd.readouterr().err
-    assert "a lease was not renewed for 51 s" in said and "a lease is renewed: going on" in said
+    assert "a lease was not renewed for 52 s" in said and "a lease is renewed: going on" in said
     assert not lease.lost
 
 
@@ -261,7 +261,7 @@ def test_a_holder_that_stands_still_ends_if_another_one_has_its_lease() -> None:
 def test_an_outage_that_does_not_end_ends_the_launcher_in_time() -> None:
     lease = Hanging(outage_seconds=30.0)
     lease.then(lambda: lease.turned.turn(4 * CHECK))
-    with pytest.raises(LaunchError, match=r"a lease could not be renewed for 91(\.0)? s") as error, lease.held():
+    with pytest.raises(LaunchError, match="a lease could not be renewed for 1 min 31 s") as error, lease.held():
         be_interrupted()
     assert "once a place answers" in error.value.hint
 
