@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from pipeline import logs
+from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
 from pipeline.errors import (
     UNEXPECTED,
@@ -103,9 +104,10 @@ class Chain:
         console: Console,
         remake: Callable[[Config], list[Step]] | None = None,
         discard: Callable[[Step], Step] | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
         self.config, self.store, self.run_inline, self.console = config, store, run_inline, console
-        self.remake, self.discard = remake, discard
+        self.remake, self.discard, self.clock = remake, discard, clock
         self.shrunk: list[Shrunk] = []
         self.grown: list[Grown] = []
         self.most_hosts = config.hardware.hosts
@@ -350,7 +352,7 @@ class Chain:
             return None
         minutes = launch.grow_minutes * 2 ** max(0, len(self.shrunk) - 1)
         patience = launch.shrink_after_minutes
-        return Growth(self._scheduler(), step, missing, minutes, patience, lambda: self._reached(step))
+        return Growth(self._scheduler(), step, missing, minutes, patience, lambda: self._reached(step), self.clock)
 
     def _attempt(self, step: Step) -> Artifact:
         """Follow the job of an earlier launcher, or submit one, to its end; StageError where that is an unclear one."""
@@ -416,7 +418,7 @@ class Chain:
         GivenUpError at the deadline, which the time in a queue does not bring nearer; MoreRoomError where the stage
         ended to go on with more hosts.
         """
-        looked = time.monotonic()
+        looked = self.clock.monotonic()
         last = looked + 60 * self.config.launch.deadline_minutes
         while True:
             state = job.state()  # before the read: what was written by then is passed on
@@ -425,7 +427,7 @@ class Chain:
                 raise MoreRoomError(growth.told)
             if state not in ("queued", "running"):
                 return state
-            before, looked = looked, time.monotonic()
+            before, looked = looked, self.clock.monotonic()
             if state == "queued":
                 last += looked - before
                 if growth is not None:
@@ -438,7 +440,7 @@ class Chain:
                     "minutes",
                     hint=f"launch.deadline_minutes={2 * self.config.launch.deadline_minutes:g}",
                 )
-            time.sleep(self._scheduler().poll_seconds)
+            self.clock.sleep(self._scheduler().poll_seconds)
 
     def _made_way(self, step: Step, job: StageJob, growth: Growth, more: int) -> bool:
         """Whether the stage could be told to end, with a checkpoint as on a drained node; it goes on where not."""

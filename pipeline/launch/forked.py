@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from pipeline.clock import CLOCK, Clock
 from pipeline.errors import LaunchError
 from pipeline.launch.forkserver import REFUSED, Request
 from pipeline.launch.logs import Tail, account, collect, death
@@ -105,10 +105,11 @@ class ForkedJob:
 
     def __init__(
         self, server: ForkServer, arguments: Sequence[str], environment: Mapping[str, str], directory: Path, name: str,
-        ranks: int, seconds: float,
+        ranks: int, seconds: float, clock: Clock = CLOCK,
     ) -> None:  # fmt: skip
         self.name, self._server, self._directory, self._ranks, self._seconds = name, server, directory, ranks, seconds
         self._failed_at: float | None = None
+        self._clock = clock
         folders = [directory / "nightjar" / name / str(rank) for rank in range(ranks)]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -128,9 +129,9 @@ class ForkedJob:
 
     def _end_others(self) -> None:
         if self._failed_at is None:
-            self._failed_at = time.monotonic()
+            self._failed_at = self._clock.monotonic()
             self._signal(signal.SIGTERM)
-        elif time.monotonic() > self._failed_at + self._seconds:
+        elif self._clock.monotonic() > self._failed_at + self._seconds:
             self._signal(signal.SIGKILL)
 
     def output(self) -> bytes:
@@ -151,16 +152,16 @@ class ForkedJob:
     def stop(self, seconds: float) -> None:
         """SIGTERM, and wait up to ``seconds``."""
         self._signal(signal.SIGTERM)
-        last = time.monotonic() + seconds
-        while self.state() == "running" and time.monotonic() < last:
-            time.sleep(POLL_SECONDS)
+        last = self._clock.monotonic() + seconds
+        while self.state() == "running" and self._clock.monotonic() < last:
+            self._clock.sleep(POLL_SECONDS)
 
     def cancel(self) -> None:
         """Kill the ranks and what they started."""
         with contextlib.suppress(LaunchError):  # there are none
             self._signal(signal.SIGKILL)
             while self.state() == "running":
-                time.sleep(POLL_SECONDS)
+                self._clock.sleep(POLL_SECONDS)
 
     def _signal(self, number: int) -> None:
         """Send a signal to the processes of all ranks that live; those that are not there yet never come."""

@@ -9,10 +9,10 @@ A stage that has committed no checkpoint yet may itself wait for room, which not
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.launch.protocol import Room, StageRunner
@@ -46,7 +46,7 @@ class Growth:
         minutes: float,
         patience: float,
         reached: Callable[[], str | None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = CLOCK,
     ) -> None:
         self.runner, self.step, self.missing, self.reached, self.clock = runner, step, missing, reached, clock
         self.minutes, self.patience = minutes, patience
@@ -58,7 +58,7 @@ class Growth:
     def postpone(self) -> None:
         """Give the room back, and ask for it again after ``minutes``."""
         self.leave()
-        self._next = self.clock() + 60 * self.minutes
+        self._next = self.clock.monotonic() + 60 * self.minutes
         self._since: float | None = None
         self._checkpoint: str | None = None
 
@@ -70,9 +70,9 @@ class Growth:
 
     def due(self) -> int:
         """How many hosts to take now: there is room for them, and a checkpoint is committed since; 0: none yet."""
-        if self.clock() < self._next:
+        if self.clock.monotonic() < self._next:
             return 0
-        self._next = self.clock() + LOOK_SECONDS
+        self._next = self.clock.monotonic() + LOOK_SECONDS
         try:
             return self._due()
         except LaunchError as error:
@@ -92,8 +92,8 @@ class Growth:
         if not hosts:
             self._since = self._checkpoint = None
             return 0
-        self._since = self.clock() if self._since is None else self._since
-        if hosts < self.missing and self.clock() < self._since + 60 * self.patience:
+        self._since = self.clock.monotonic() if self._since is None else self._since
+        if hosts < self.missing and self.clock.monotonic() < self._since + 60 * self.patience:
             return 0
         now = self.reached()
         if self._checkpoint is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from pipeline.clock import CLOCK, Clock
 from pipeline.records.step import run_directory
 from pipeline.store import Store
 from pipeline.store.lease import Lease
@@ -11,23 +12,25 @@ from pipeline.store.leasefile import LeaseFile
 from pipeline.store.refusals import taken
 
 
-def run_lock(store: Store, run: str, seconds: float) -> AbstractContextManager[None]:
+def run_lock(store: Store, run: str, seconds: float, clock: Clock = CLOCK) -> AbstractContextManager[None]:
     """Lock ``run`` for this launcher while the context lasts; LaunchError if another launcher holds the lock.
 
     On a local disk this is a lock of the run's folder, which ends with its process. On an object store it is the lease
     ``runs/<run>/lease.json``, which another launcher takes over once nobody has renewed it for ``seconds``.
     """
     hint = "run the same command again once that one has ended, or run=<another name>"
-    return folder_lock(store, run_directory(run), f"run {run!r}", seconds, hint=hint)
+    return folder_lock(store, run_directory(run), f"run {run!r}", seconds, hint=hint, clock=clock)
 
 
-def folder_lock(store: Store, folder: str, of: str, seconds: float, *, hint: str) -> AbstractContextManager[None]:
+def folder_lock(
+    store: Store, folder: str, of: str, seconds: float, *, hint: str, clock: Clock = CLOCK
+) -> AbstractContextManager[None]:
     """The lock of ``folder``, as ``run_lock`` says. ``of``: what is locked, for messages."""
     what = f"{of} is running already"
     if store.is_local:
         return store.locked(folder, taken(what, "another launcher", store.full(folder), hint))
     place = LeaseFile(
         store, f"{folder}/lease.json", name=f"the lock of {of}", taken=what, hint=hint, doing=of.replace("'", ""),
-        seconds=seconds,
+        seconds=seconds, clock=clock,
     )  # fmt: skip
-    return Lease(place, seconds).held()
+    return Lease(place, seconds, clock=clock).held()

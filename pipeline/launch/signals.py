@@ -55,8 +55,8 @@ def deadline(stage: str, minutes: float) -> Iterator[None]:
         )
 
     former = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, 60 * minutes)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 60 * minutes)
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -15,12 +15,12 @@ import math
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from pipeline.clock import CLOCK, Clock
 from pipeline.errors import LaunchError, LostLeaseError
 from pipeline.store.conditional import Seen, SwappedError
 from pipeline.store.pausing import can_pause, end_soon, hold, pausable, tell
@@ -98,11 +98,6 @@ def request_seconds(seconds: float) -> float:
     return max(LEAST_SECONDS, seconds / CHECKS)
 
 
-def now() -> float:
-    """Seconds of a clock that goes on while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Lease:
     """The lease at ``place``. ``seconds``: how long each renewal lasts.
 
@@ -116,8 +111,9 @@ class Lease:
         *,
         acquire_seconds: float = ACQUIRE_SECONDS,
         outage_seconds: float = OUTAGE_SECONDS,
+        clock: Clock = CLOCK,
     ) -> None:
-        self.place, self.seconds = place, seconds
+        self.place, self.seconds, self.clock = place, seconds, clock
         self.acquire_seconds, self.outage_seconds = acquire_seconds, outage_seconds
         self.seen = Seen(None)
         self.lost, self._ending = False, threading.Lock()
@@ -132,7 +128,7 @@ class Lease:
         hangs. LostLeaseError is raised in the main thread where another one has it, LaunchError where nobody knows for
         ``outage_seconds``. Outside of the main thread, both are a SIGTERM. Stages on a cluster continue.
         """
-        began = now()
+        began = self.clock.boottime()
         self.acquire()
         self._since, self._can_pause = max(began, self._since), can_pause()
         keeper = threading.Thread(target=self._keep, name="lease", daemon=True)
@@ -161,7 +157,7 @@ class Lease:
         seen = self._asked(self.place.look)
         if (holder := self.place.holder(seen)) is not None:
             seen = self._outwait(seen, holder)
-        self._since = now()
+        self._since = self.clock.boottime()
         try:
             self.seen = self._asked(lambda: self.place.put(seen))
         except SwappedError as other:
@@ -169,21 +165,21 @@ class Lease:
                 raise self._taken(other.now) from None
             self.seen = other.now
         if self.place.settle:  # of two simultaneous writers, the later one wins
-            time.sleep(self.place.settle)
+            self.clock.sleep(self.place.settle)
             there = self.place.look()
             if not self._is_mine(there) and self.place.holder(there) is not None:
                 raise self._taken(there)
 
     def _asked(self, ask: Callable[[], Seen]) -> Seen:
         """What ``ask`` returns, asked again while the place does not answer, for up to ``acquire_seconds``."""
-        last = now() + self.acquire_seconds
+        last = self.clock.boottime() + self.acquire_seconds
         while True:
             try:
                 return ask()
             except Exception as error:
-                if now() >= last or not passes(error):
+                if self.clock.boottime() >= last or not passes(error):
                     raise
-            time.sleep(min(1.0, self.seconds / CHECKS))
+            self.clock.sleep(min(1.0, self.seconds / CHECKS))
 
     def renew(self) -> bool:
         """Renew the lease; returns whether this process still held it, or nobody did."""
@@ -211,7 +207,7 @@ class Lease:
             "%s holds %s: waiting %g s to see whether it renews its lease%s",
             holder.text, self.place.name, holder.seconds, holder.skew(holder.seconds),
         )  # fmt: skip
-        there = watched(self.place.look, holder.seconds, seen, self.acquire_seconds)
+        there = watched(self.place.look, holder.seconds, seen, self.acquire_seconds, self.clock)
         if there == seen:
             log.warning("%s did not renew its lease for %g s: taking it over", holder.text, holder.seconds)
         elif self.place.holder(there) is not None:
@@ -237,8 +233,8 @@ class Lease:
     def _keep(self) -> None:
         """Renew, sooner after a failure; nothing may end this thread."""
         pause = self.seconds / CHECKS
-        while not self.lost and not self._ended.wait(pause):
-            began = now()
+        while not self.lost and not self.clock.wait(self._ended, pause):
+            began = self.clock.boottime()
             pause = min(1.0, self.seconds / CHECKS)
             with suppress(Exception):  # try again
                 if not self.renew():
@@ -249,13 +245,17 @@ class Lease:
 
     def _watch(self) -> None:
         """Notice the end of the lease, also while the keeper waits for an answer."""
-        while not self.lost and not self._ended.wait(self.seconds / CHECKS / 4):
+        while not self.lost and not self.clock.wait(self._ended, self.seconds / CHECKS / 4):
             if self._is_over():
                 self._pause()
 
     def _is_over(self) -> bool:
         """Whether another process may soon take the lease; a little early, because clocks differ."""
-        return now() - self._since > self.seconds * (1 - 1 / CHECKS)
+        return self._silent_seconds() > self.seconds * (1 - 1 / CHECKS)
+
+    def _silent_seconds(self) -> float:
+        """Seconds since the last successful renewal began."""
+        return self.clock.boottime() - self._since
 
     def _pause(self) -> None:
         """Let the main thread stand still; again, should it have gone on."""
@@ -264,7 +264,9 @@ class Lease:
             return
         if not self._paused:
             self._paused = True
-            tell(f"{self.place.name} was not renewed for {now() - self._since:.0f} s: waiting, and doing nothing else")
+            tell(
+                f"{self.place.name} was not renewed for {self._silent_seconds():.0f} s: waiting, and doing nothing else"
+            )
         hold(self)
 
     def _go_on(self) -> None:
@@ -276,7 +278,7 @@ class Lease:
         """Whether the main thread may go on (``pausing.py``)."""
         if self.lost:
             raise LostLeaseError(f"another launcher has {self.place.name}")
-        if self._paused and (silent := now() - self._since) > self.outage_seconds + self.seconds:
+        if self._paused and (silent := self._silent_seconds()) > self.outage_seconds + self.seconds:
             raise LaunchError(
                 f"{self.place.name} could not be renewed for {duration(silent)}",
                 hint=f"run the same command again once {self.place.where} answers; running stages go on",
@@ -294,26 +296,28 @@ class Lease:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         hold(self)
-        end_soon(self._ended)
+        end_soon(self._ended, self.clock)
 
 
-def watched(look: Callable[[], Seen], seconds: float, seen: Seen, outage_seconds: float = 0.0) -> Seen:
+def watched(
+    look: Callable[[], Seen], seconds: float, seen: Seen, outage_seconds: float = 0.0, clock: Clock = CLOCK
+) -> Seen:
     """What ``look`` returns once that differs from ``seen``, or after ``seconds``.
 
     Only a time with answers counts: nobody can renew a record while its place is away. Its error is raised after
     ``outage_seconds``.
     """
-    since = heard = now()
+    since = heard = clock.boottime()
     while True:
-        time.sleep(seconds / CHECKS)
+        clock.sleep(seconds / CHECKS)
         try:
             there = look()
         except Exception as error:
-            if now() - heard > outage_seconds or not passes(error):
+            if clock.boottime() - heard > outage_seconds or not passes(error):
                 raise
             since = math.inf
             continue
-        heard = now()
+        heard = clock.boottime()
         since = min(since, heard)
         if there != seen or heard >= since + seconds:
             return there

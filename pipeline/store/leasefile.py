@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pipeline.clock import CLOCK, Clock
 from pipeline.errors import ArtifactError
 from pipeline.store.conditional import Seen, is_conditional, look, swap
 from pipeline.store.files import Files
@@ -30,6 +30,7 @@ class LeaseFile:
     hint: str
     doing: str
     seconds: float
+    clock: Clock = CLOCK
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class LeaseFile:
             record = json.loads(seen.data)
             if isinstance(record, dict) and record.keys() >= _FIELDS:
                 text = f"host {record['host']}, process {record['pid']} ({record['doing']})"
-                ahead = float(record["renewed"]) - time.time()
+                ahead = float(record["renewed"]) - self.clock.time()
                 return Holder(str(record["owner"]), text, float(record["seconds"]), ahead)
         raise ArtifactError(f"{self.where} does not say who holds {self.name}", hint="remove that file if nobody does")
 
@@ -62,5 +63,5 @@ class LeaseFile:
 
     def _record(self) -> bytes:
         me = {"owner": self.id, "host": socket.gethostname(), "pid": os.getpid(), "doing": self.doing}
-        record = {**me, "renewed": time.time(), "seconds": self.seconds}
+        record = {**me, "renewed": self.clock.time(), "seconds": self.seconds}
         return (json.dumps(record, indent=1) + "\n").encode()

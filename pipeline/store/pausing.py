@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
+from pipeline.clock import Clock
 from pipeline.errors import LostLeaseError
 
 SIGNAL = signal.SIGURG
@@ -87,7 +88,7 @@ def tell(text: str) -> None:
     os.write(2, f"nightjar: {text}\n".encode())
 
 
-def end_soon(ended: threading.Event) -> None:
+def end_soon(ended: threading.Event, clock: Clock) -> None:
     """End this process at once, unless its main thread does that by itself: ``ended``. Children end with it."""
-    if not ended.wait(LAST_SECONDS):
+    if not clock.wait(ended, LAST_SECONDS):
         os._exit(LostLeaseError.exit_code)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config, TrackConfig
 from pipeline.errors import LostLeaseError
 from pipeline.records import NightRecord, Result, read
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def followed(config: Config, store: Store) -> Iterator[None]:
+def followed(config: Config, store: Store, clock: Clock = CLOCK) -> Iterator[None]:
     """Tell the trackers of ``track.to`` of the run while the context lasts, and of its result at the end.
 
     A run that was interrupted goes on some day: its trackers are told of its records alone. A run that another launcher
@@ -38,17 +39,20 @@ def followed(config: Config, store: Store) -> Iterator[None]:
     if not trackers:
         yield
         return
-    stop, over, lost = threading.Event(), threading.Event(), threading.Event()
+    stop, over, lost, told = threading.Event(), threading.Event(), threading.Event(), threading.Event()
 
     def follow() -> None:
-        while not stop.wait(track.every_seconds):
+        try:
+            while not clock.wait(stop, track.every_seconds):
+                follower.look()
+            if lost.is_set():
+                return
             follower.look()
-        if lost.is_set():
-            return
-        follower.look()
-        if over.is_set():
-            follower.end(settings_of(asdict(config)))
-            tell_serving(track, store, config.model_name)
+            if over.is_set():
+                follower.end(settings_of(asdict(config)))
+                tell_serving(track, store, config.model_name)
+        finally:
+            told.set()
 
     thread = threading.Thread(target=follow, name="trackers", daemon=True)
     thread.start()
@@ -63,8 +67,7 @@ def followed(config: Config, store: Store) -> Iterator[None]:
         raise
     finally:
         stop.set()
-        thread.join(END_SECONDS if over.is_set() else INTERRUPTED_SECONDS)
-        if thread.is_alive():
+        if not clock.wait(told, END_SECONDS if over.is_set() else INTERRUPTED_SECONDS):
             log.warning("%s: not told of the end of this run in time", ", ".join(trackers))
 
 

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,37 @@ from pipeline.launch.forkserver import RANK
 from pipeline.store import Store
 from tests.commands import nightjar
 from tests.conftest import ROOT
+from tests.launch.test_launched import environment
+from tests.waits import until
 
+# A rank stands still once its first checkpoint is committed, and no later one does.
+HANGING = """
+import sys
+
+if "fork-server" in sys.orig_argv:
+    import signal
+    from contextlib import contextmanager
+    from pathlib import Path
+
+    from pipeline.stages import worker
+
+    first_step_in_time, mark = worker.first_step_in_time, Path("{mark}")
+
+    @contextmanager
+    def hanging(minutes, fail):
+        with first_step_in_time(minutes, fail) as passed:
+
+            def hang_once(point):
+                passed(point)
+                if point == "after commit" and not mark.exists():
+                    mark.touch()
+                    while True:
+                        signal.pause()
+
+            yield hang_once
+
+    worker.first_step_in_time = hanging
+"""
 SETTINGS = [
     "run=f", "data.synthetic.rows=6000", "data.synthetic.ids_per_feature=60", "train.global_batch=64",
     "model.bottom_mlp=[16]", "model.top_mlp=[16]", "model.embedding_dim=8", "train.threads_per_rank=1",
@@ -46,10 +75,9 @@ def test_a_further_attempt_of_a_forced_training_goes_on_from_its_own_checkpoints
 
     out = (tmp_path / "out").open("w")
     again = command(tmp_path / "store", "force=true", "stages=[train]", "checkpoint.every_steps=10")
-    launcher = subprocess.Popen(again, cwd=ROOT, stdout=out, stderr=out)
-    while not list((tmp_path / "store/runs/f/checkpoints").glob("*.2/step-*/manifest.json")):
-        assert launcher.poll() is None, (tmp_path / "out").read_text()
-        time.sleep(0.02)
+    env = environment(tmp_path, HANGING.format(mark=tmp_path / "hangs"))
+    launcher = subprocess.Popen(again, cwd=ROOT, stdout=out, stderr=out, env=env)
+    until(lambda: (tmp_path / "hangs").exists() or launcher.poll() is not None)
     kill_rank(launcher)
     assert launcher.wait() == 0, (tmp_path / "out").read_text()
     said = (tmp_path / "out").read_text()

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,8 @@ import pytest
 from pipeline.errors import LaunchError
 from pipeline.launch.forked import ForkServer
 from pipeline.launch.forkserver import MEETING, RANK, Request
-from tests.launch.test_launched import ROOT, SMALL, _name, start, wait_for_worker
+from tests.launch.test_launched import HANGING, ROOT, SMALL, _name, start, wait_for_worker
+from tests.waits import PATIENCE, until
 
 TRAINING = [
     "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]",
@@ -36,8 +36,23 @@ def run(arguments):
 
 sys.exit(serve(["json", "no_such_module"], run))
 """
+NOTING = """
+import sys
 
+if "fork-server" in sys.orig_argv:
+    import os
+    from pathlib import Path
 
+    server = os.getpid()
+
+    def note():
+        if os.getpid() == server:
+            threads = [path.read_text().strip().replace(" ", "_") for path in Path("/proc/self/task").glob("*/comm")]
+            with open("{file}", "a") as notes:
+                print(server, *threads, file=notes)
+
+    os.register_at_fork(before=note)
+"""
 TOGETHER = """
 import os, sys, time
 import torch.distributed as dist
@@ -73,7 +88,7 @@ def test_every_request_has_a_process_of_its_own_that_knows_nothing_of_the_last_o
         second, other = request(server, "7", tmp_path)
         third, killed = request(server, "die", tmp_path)
         server.stdin.close()
-        assert server.wait(timeout=60) == 0, "the end of its requests is its end"
+        assert server.wait(timeout=PATIENCE) == 0, "the end of its requests is its end"
     assert len({first, second, third, server.pid}) == 4
     assert (code, other, killed) == (0, 7, -signal.SIGKILL)
     assert (tmp_path / "0.out").read_text() == f"{first} {server.pid} 0 0\n"
@@ -99,13 +114,12 @@ def test_ranks_that_are_forked_together_meet_and_all_of_them_end_with_the_server
             words = [f"{rank} of 3 {word}" for rank in range(3)]
             assert (tmp_path / f"{word}.out").read_text() == f"{words} 3 3\n" * 3
         ranks = [psutil.Process(process) for process in asked(server, "wait", tmp_path, 2)]
-        while (tmp_path / "wait.out").stat().st_size == 0:
-            time.sleep(0.01)
+        until(lambda: (tmp_path / "wait.out").read_text())
         assert [rank.name() for rank in ranks] == [f"{RANK}0", f"{RANK}1"]
         children = psutil.Process(server.pid).children()
         assert sorted(child.name() for child in children) == [f"{RANK}0", f"{RANK}1", MEETING]
         server.kill()
-        assert psutil.wait_procs(children, timeout=120)[1] == []
+        assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
 
 
 def test_a_machine_that_starts_no_more_processes_is_an_error_and_leaves_none(tmp_path: Path) -> None:
@@ -134,14 +148,14 @@ def test_a_refusal_is_one_message_with_a_way_out(tmp_path: Path) -> None:
 
 
 def test_a_killed_server_takes_its_rank_along_and_the_next_attempt_has_another(tmp_path: Path) -> None:
-    launcher = start(tmp_path, *SMALL, "data.synthetic.rows=2000000", "launch.attempts=2")
+    launcher = start(tmp_path, *SMALL, "launch.attempts=2", site=HANGING)
     (rank,) = [child for child in wait_for_worker(launcher) if _name(child) == RANK]
     rank.parent().kill()
-    assert psutil.wait_procs([rank], timeout=120)[1] == []
+    assert psutil.wait_procs([rank], timeout=PATIENCE)[1] == []
     (second,) = [child for child in wait_for_worker(launcher) if _name(child) == RANK]
     assert second.pid != rank.pid
     launcher.terminate()
-    output, _ = launcher.communicate(timeout=60)
+    output, _ = launcher.communicate(timeout=PATIENCE)
     assert "the ingest stage failed: rank 0 was killed by signal 9: most often" in output
     assert "attempt 2 of 2" in output
     assert launcher.returncode == 143
@@ -151,35 +165,29 @@ def test_what_needs_torch_is_forked_from_one_server_without_threads(tmp_path: Pa
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # it starts its threads when it is loaded, and again after a fork
     stages = "stages=[ingest,plan,partition,train,evaluate,publish]"
     more = ["train.threads_per_rank=null", "train.max_steps=20", "gate.min_rows=1"]
-    launcher = start(tmp_path, *TRAINING, stages, *more)
-    ranks: dict[int, int] = {}
-    threads: set[str] = set()
-    while launcher.poll() is None:
-        for child in psutil.Process(launcher.pid).children(recursive=True):
-            if _name(child) == RANK and child.pid not in ranks:
-                ranks[child.pid] = child.ppid()
-                threads |= {path.read_text().strip() for path in Path(f"/proc/{child.ppid()}/task").glob("*/comm")}
-        time.sleep(0.01)
-    output = launcher.communicate()[0]
+    launcher = start(tmp_path, *TRAINING, stages, *more, site=NOTING.format(file=tmp_path / "forks"))
+    output = launcher.communicate(timeout=PATIENCE)[0]
     result = json.loads((tmp_path / "runs/x/result.json").read_text())
     assert [each["status"] for each in result["stages"].values()] == ["done"] * 6, output
-    assert len(ranks) == 4 and len(set(ranks.values())) == 1, "planning too: the launcher imports no torch"
+    forks = [line.split() for line in (tmp_path / "forks").read_text().splitlines()]
+    assert len(forks) == 4, "planning too: the launcher imports no torch"
+    assert len({server for server, *_ in forks}) == 1
     # Arrow's allocator has a thread of its own, which it starts again after a fork.
-    assert len(threads - {"jemalloc_bg_thd"}) == 1
+    assert [len(set(threads) - {"jemalloc_bg_thd"}) for _, *threads in forks] == [1] * 4
 
 
 def test_one_rank_that_is_told_to_stop_saves_its_steps_and_goes_on_later(tmp_path: Path) -> None:
-    more = [*TRAINING, "train.epochs=400", "stages=[ingest,plan,partition,train]"]
+    more = [*TRAINING, "train.epochs=4000", "stages=[ingest,plan,partition,train]"]
     launcher, output = start(tmp_path, *more), ""
     for line in launcher.stdout:
         output += line
         if line.startswith("step "):
             break
     launcher.send_signal(signal.SIGTERM)
-    output += launcher.communicate(timeout=60)[0]
+    output += launcher.communicate(timeout=PATIENCE)[0]
     assert launcher.returncode == 143, output
     stopped = re.search(r"stopped on SIGTERM after step (\d+); its checkpoint (\S+) is committed", output)
     assert stopped, output
     again = start(tmp_path, *more, f"train.max_steps={int(stopped[1]) + 1}")
-    assert f"resumed from {stopped[2]} after step {stopped[1]}" in again.communicate(timeout=60)[0]
+    assert f"resumed from {stopped[2]} after step {stopped[1]}" in again.communicate(timeout=PATIENCE)[0]
     assert again.returncode == 0

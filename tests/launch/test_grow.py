@@ -1,6 +1,5 @@
 """Hosts that a run takes back: when it asks for room, how long it waits, and what the room's pods are."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from pipeline.store import Artifact, Store
 from tests.launch.cluster_cases import CLUSTER, rendered
 from tests.launch.test_chain import Stages, make_steps
 from tests.logged import listen
+from tests.waits import TurnedClock
 
 TRAIN = Step(name="train", key="k" * 32, path="a/train", scratch=("checkpoints",))
 
@@ -49,18 +49,18 @@ class Cluster:
 
 
 class World:
-    """A training with two hosts less, its clock in minutes, and its newest checkpoint."""
+    """A training with two hosts less, its clock, and its newest checkpoint."""
 
     def __init__(self) -> None:
-        self.now, self.checkpoint, self.cluster = 0.0, "step-9", Cluster()
+        self.clock, self.checkpoint, self.cluster = TurnedClock(), "step-9", Cluster()
         self.growth = Growth(
             self.cluster, TRAIN, missing=2, minutes=10, patience=5, reached=lambda: self.checkpoint,
-            clock=lambda: 60 * self.now,
+            clock=self.clock,
         )  # fmt: skip
         self.checkpoint = "step-10"
 
     def at(self, minute: float) -> int:
-        self.now = minute
+        self.clock.turn_to(60 * minute)
         return self.growth.due()
 
 
@@ -237,8 +237,7 @@ class Job:
 
 def in_no_time(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     """``chain`` does not wait between two looks."""
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None)
-    monkeypatch.setattr("pipeline.launch.chain.time", clock)
+    chain.clock = TurnedClock()
     monkeypatch.setattr(chain._scheduler(), "poll_seconds", 0, raising=False)
 
 
@@ -248,7 +247,8 @@ def world_with_room() -> World:
     world = World()
     world.cluster.room_for = 2
     assert world.at(10) == 0 and world.cluster.held == 1
-    world.now, world.checkpoint = 11, "step-20"
+    world.clock.turn_to(60 * 11)
+    world.checkpoint = "step-20"
     return world
 
 

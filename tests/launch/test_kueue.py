@@ -11,7 +11,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +27,7 @@ from tests.launch.cluster_cases import CLUSTER, config_for
 from tests.launch.test_cluster import INGEST, read_until
 from tests.launch.test_jobset import JOBSETS, known_jobsets
 from tests.logged import listen
+from tests.waits import TurnedClock
 
 KUEUE = ["launch.job=jobset", "launch.kueue=true", "launch.queue=ads"]
 OWNER = "jobset.sigs.k8s.io/jobset-name"
@@ -129,9 +129,8 @@ def test_a_run_that_may_have_fewer_hosts_does_not_wait_for_all_of_them(cluster) 
     waits.cancel()
 
 
-def test_time_in_a_queue_is_not_counted_against_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("pipeline.launch.chain.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None))
+def test_time_in_a_queue_is_not_counted_against_the_deadline(tmp_path: Path) -> None:
+    clock = TurnedClock()
     states = iter(["queued"] * 100 + ["running"] * 2 + ["succeeded"])
     config = compose(["run=x", "stages=[ingest]", f"store={tmp_path}", "launch.deadline_minutes=1"])
 
@@ -139,14 +138,14 @@ def test_time_in_a_queue_is_not_counted_against_the_deadline(tmp_path: Path, mon
         name = "x"
 
         def state(self) -> str:
-            clock[0] += 25.0
+            clock.turn(25.0)
             return next(states)
 
         def output(self) -> bytes:
             return b""
 
     said = listen()
-    chain = Chain(config, Store(str(tmp_path)), [], lambda step: None, Console(write=lambda data: None))
+    chain = Chain(config, Store(str(tmp_path)), [], lambda step: None, Console(write=lambda data: None), clock=clock)
     assert chain._follow(INGEST, Job(), None) == "succeeded" and said == []
     states = iter(["running"] * 100)
     with pytest.raises(LaunchError, match="cancelled at its deadline of 1 minutes"):

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -18,6 +17,7 @@ from pipeline.launch.forkserver import RANK
 from pipeline.launch.logs import Tail, exit_hint
 from pipeline.launch.status import MARK, Report, clear_report, read_report, write_report
 from pipeline.store import Store
+from tests.waits import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 FAULT = """
@@ -31,6 +31,19 @@ if "fork-server" in sys.orig_argv:
 
     Ingest.run = fault
 """
+HANGING = """
+import sys
+
+if "fork-server" in sys.orig_argv:
+    import signal
+    from pipeline.stages.ingest import Ingest
+
+    def hang(*arguments):
+        while True:
+            signal.pause()
+
+    Ingest.run = hang
+"""
 SMALL = ["data.synthetic.rows=2000", "stages=[ingest]", "launch.inline=[]", "run=x"]
 
 
@@ -40,29 +53,37 @@ def nightjar(*arguments: str, **options: object) -> subprocess.CompletedProcess:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         **options,
     )
 
 
-def start(place: Path, *arguments: str) -> subprocess.Popen:
+def environment(place: Path, site: str) -> dict[str, str]:
+    """Variables with which every Python process does ``site`` first."""
+    (place / "site").mkdir(exist_ok=True)
+    (place / "site" / "sitecustomize.py").write_text(site)
+    return {**os.environ, "PYTHONPATH": str(place / "site")}
+
+
+def start(place: Path, *arguments: str, site: str = "") -> subprocess.Popen:
+    """Start a run in ``place``; every Python process of it does ``site`` first."""
     (place / "tmp").mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline.cli", "run", *arguments, f"store={place}"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "TMPDIR": str(place / "tmp")},
+        env={**environment(place, site), "TMPDIR": str(place / "tmp")},
     )  # fmt: skip
 
 
 def wait_for_worker(launcher: subprocess.Popen) -> list[psutil.Process]:
     """All children of ``launcher`` once the stage's rank is among them."""
-    limit = time.monotonic() + 300
-    while time.monotonic() < limit and launcher.poll() is None:
+
+    def find() -> list[psutil.Process]:
+        assert launcher.poll() is None, launcher.stdout.read()
         children = psutil.Process(launcher.pid).children(recursive=True)
-        if any(_name(child) == RANK for child in children):
-            return children
-        time.sleep(0.05)
-    raise AssertionError("no worker was started")
+        return children if any(_name(child) == RANK for child in children) else []
+
+    return until(find)
 
 
 def _name(process: psutil.Process) -> str:
@@ -98,21 +119,21 @@ def test_a_known_error_of_a_rank_reaches_the_user_as_one_message(tmp_path: Path)
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_children_end_with_their_launcher_and_the_run_goes_on_later(tmp_path: Path, number: int, code: int) -> None:
-    launcher = start(tmp_path, *SMALL, "data.synthetic.rows=2000000")
+    launcher = start(tmp_path, *SMALL, site=HANGING)
     children = wait_for_worker(launcher)
     launcher.send_signal(number)
-    launcher.communicate(timeout=300)
+    launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == code
-    _, alive = psutil.wait_procs(children, timeout=120)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE)
     assert alive == []
     assert list(tmp_path.rglob("manifest.json")) == []
 
 
 def test_a_rank_that_is_killed_leaves_a_launch_error_with_the_signal(tmp_path: Path) -> None:
-    launcher = start(tmp_path, *SMALL, "data.synthetic.rows=2000000")
+    launcher = start(tmp_path, *SMALL, site=HANGING)
     (rank,) = [child for child in wait_for_worker(launcher) if _name(child) == RANK]
     os.kill(rank.pid, signal.SIGKILL)
-    output, _ = launcher.communicate(timeout=60)
+    output, _ = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == 8, output
     assert json.loads((tmp_path / "runs/x/result.json").read_text())["error"]["exit_code"] == 8
     assert "the ingest stage failed: rank 0 was killed by signal 9" in output
@@ -121,8 +142,7 @@ def test_a_rank_that_is_killed_leaves_a_launch_error_with_the_signal(tmp_path: P
 
 
 def test_an_unexpected_error_of_a_rank_has_exit_code_1_and_a_log_with_its_traceback(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(FAULT)
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    env = environment(tmp_path, FAULT)
     done = nightjar("run", *SMALL, "launch.attempts=2", f"store={tmp_path}/s", env=env)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "attempt 2 of 2" in done.stdout
@@ -134,7 +154,8 @@ def test_an_unexpected_error_of_a_rank_has_exit_code_1_and_a_log_with_its_traceb
 
 
 def test_a_deadline_cancels_the_stage(tmp_path: Path) -> None:
-    done = nightjar("run", *SMALL, "data.synthetic.rows=2000000", "launch.deadline_minutes=0.02", f"store={tmp_path}")
+    env = environment(tmp_path, HANGING)
+    done = nightjar("run", *SMALL, "launch.deadline_minutes=0.02", f"store={tmp_path}", env=env)
     assert done.returncode == 8
     assert "was cancelled at its deadline of 0.02 minutes" in done.stderr
     assert "launch.deadline_minutes=0.04" in done.stderr

@@ -2,16 +2,17 @@
 
 import copy
 import threading
-import time
 from typing import Any
 
 import pytest
 
+from pipeline.clock import CLOCK, Clock
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.lease import LeaseObject, held
 from pipeline.store.lease import Lease
 from tests.logged import listen
+from tests.waits import TurnedClock
 
 NAME = "nightjar-r"
 
@@ -61,30 +62,32 @@ class OneObject:
         return "" if self.record is None else str(self.record["spec"]["holderIdentity"])
 
 
-def lease(api: Any, seconds: int = 60) -> Lease:
-    return Lease(LeaseObject(api, "training", NAME, seconds), seconds)
+def lease(api: Any, seconds: int = 60, clock: Clock = CLOCK) -> Lease:
+    return Lease(LeaseObject(api, "training", NAME, seconds), seconds, clock=clock)
 
 
 def test_a_second_launcher_ends_and_a_released_lease_is_free_at_once() -> None:
     api: Any = OneObject()
     said = listen()
-    with held(api, "training", NAME, 1):
-        second = held(api, "training", NAME, 1)
-        with pytest.raises(LaunchError, match=rf"running already: launcher \S+ holds lease training/{NAME}"), second:
-            pytest.fail("two hold it")
-        assert "waiting 1 s to see whether it renews its lease" in said[0]
+    clock = TurnedClock(runs=False)
+    with held(api, "training", NAME, 60, clock=clock):
+        refused = pytest.raises(LaunchError, match=rf"running already: launcher \S+ holds lease training/{NAME}")
+        # The holder's two threads wait, and this one does until the lease is renewed.
+        with clock.turning(10.0, lambda: clock.waiting() == 3), refused:
+            lease(api, clock=clock).acquire()
+        assert "waiting 60 s to see whether it renews its lease" in said[0]
     assert api.holder() == ""
-    with held(api, "training", NAME, 1):
+    with held(api, "training", NAME, 60, clock=clock):
         assert api.holder()
     assert len(said) == 1
 
 
 def test_a_dead_launchers_lease_is_taken_over_after_its_own_time() -> None:
     api: Any = OneObject()
-    lease(api, 1).acquire()
-    dead, began = api.holder(), time.monotonic()
-    with held(api, "training", NAME, 60):
-        assert time.monotonic() - began >= 1
+    lease(api, 30).acquire()
+    dead, clock = api.holder(), TurnedClock()
+    with held(api, "training", NAME, 60, clock=clock):
+        assert clock.boottime() == 30
         assert api.holder() != dead
 
 

@@ -12,6 +12,7 @@ from pipeline.launch.memory import MemoryCgroup, exceeded, hold, is_held, releas
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.records.step import Step
 from pipeline.store import Artifact, Store
+from tests.waits import PATIENCE
 
 MIB = 2**20
 GREEDY = (
@@ -50,7 +51,7 @@ def child(group, size):
         [sys.executable, "-S", "-c", GREEDY.format(size=size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     group.add(process.pid)
-    said, _ = process.communicate("go\n", timeout=60)
+    said, _ = process.communicate("go\n", timeout=PATIENCE)
     return process.returncode, said.strip()
 
 

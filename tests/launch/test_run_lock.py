@@ -8,6 +8,7 @@ from pipeline import cli
 from pipeline.errors import LaunchError
 from pipeline.launch.runlock import run_lock
 from pipeline.store import Store
+from tests.waits import TurnedClock
 
 
 def test_a_second_launcher_of_a_run_ends_before_it_writes_anything(tmp_path: Path, capsys) -> None:
@@ -30,19 +31,20 @@ def test_a_second_launcher_of_a_run_ends_before_it_writes_anything(tmp_path: Pat
 
 
 def test_on_an_object_store_a_lease_keeps_the_second_launcher_out() -> None:
-    store = Store("memory://held")
-    with run_lock(store, "r", 0.3):
+    store, clock = Store("memory://held"), TurnedClock(runs=False)
+    with run_lock(store, "r", 60.0, clock):
         said = r"run 'r' is running already: host .*, process \d+ \(run r\) holds memory:///held/runs/r/lease.json"
-        with pytest.raises(LaunchError, match=said), run_lock(store, "r", 0.3):
-            pytest.fail("two hold it")
-        with run_lock(store, "another", 0.3):
+        # The holder's two threads wait, and this one does until the lease is renewed.
+        with clock.turning(10.0, lambda: clock.waiting() == 3), pytest.raises(LaunchError, match=said):
+            run_lock(store, "r", 60.0, clock).__enter__()
+        with run_lock(store, "another", 60.0, clock):
             pass
     assert not store.exists("runs/r/lease.json")
 
 
 def test_the_run_of_a_dead_launcher_on_an_object_store_is_taken_over() -> None:
     store = Store("memory://dead")
-    dead = {"owner": "dead", "host": "far", "pid": 7, "doing": "run r", "renewed": 0.0, "seconds": 0.3}
+    dead = {"owner": "dead", "host": "far", "pid": 7, "doing": "run r", "renewed": 0.0, "seconds": 60.0}
     store.write_json("runs/r/lease.json", dead)
-    with run_lock(store, "r", 0.3):
+    with run_lock(store, "r", 60.0, TurnedClock()):
         assert store.read_json("runs/r/lease.json")["owner"] != "dead"

@@ -1,11 +1,10 @@
 """The adapter of TorchX's local scheduler beside files that are written only half."""
 
-import time
-
 import pytest
 from torchx.specs import AppDef, Role
 
 from pipeline.launch.runner import LocalRunner
+from tests.waits import until
 
 HALF = "printf '{\"message\": ' > $TORCHELASTIC_ERROR_FILE"
 
@@ -20,10 +19,9 @@ def role(script):
 def test_an_error_file_that_is_cut_short_hides_no_ending(script, ended):
     runner = LocalRunner()
     try:
-        job, last = runner.submit(AppDef(name="half", roles=[role(script)])), time.monotonic() + 60
-        while (state := job.state()) == "running" and time.monotonic() < last:
-            time.sleep(0.02)
-        assert state == ended
+        job, states = runner.submit(AppDef(name="half", roles=[role(script)])), []
+        until(lambda: states.append(job.state()) or states[-1] != "running")
+        assert states[-1] == ended
     finally:
         runner.close()
 
@@ -32,10 +30,9 @@ def test_a_process_that_lives_on_after_half_of_an_error_is_running():
     runner = LocalRunner()
     try:
         ready = runner.log_directory / "ready"
-        app = AppDef(name="half", roles=[role(f"{HALF}; touch {ready}; exec sleep 60")])
-        job, last = runner.submit(app), time.monotonic() + 60
-        while not ready.exists() and time.monotonic() < last:
-            time.sleep(0.02)
+        app = AppDef(name="half", roles=[role(f"{HALF}; touch {ready}; exec sleep 600")])
+        job = runner.submit(app)
+        until(ready.exists)
         assert job.state() == "running"
     finally:
         runner.close()

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ import pytest
 
 from pipeline.records import PHASES
 from tests.commands import nightjar
+from tests.waits import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -86,8 +86,14 @@ def test_measured_phases_and_memory_are_in_result_and_report(store: Path, run: s
 
 
 KILLED = [
-    *SMALL, "train.epochs=6", "checkpoint.every_steps=4", "stages=[ingest,plan,partition,train]", "run=killed",
+    *SMALL, "train.epochs=10000", "checkpoint.every_steps=4", "stages=[ingest,plan,partition,train]", "run=killed",
 ]  # fmt: skip
+
+
+def committed_steps(store: Path) -> list[int]:
+    """The steps of the killed run's checkpoints."""
+    found = (store / "runs" / "killed" / "checkpoints").glob("*/step-*/manifest.json")
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +105,11 @@ def killed(store: Path, tmp_path_factory) -> Path:
         [sys.executable, "-m", "pipeline.cli", "run", TWO, *KILLED, f"store={place}"], cwd=ROOT,
         stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(temporary)},
     )  # fmt: skip
-    directory, limit = place / "runs" / "killed" / "checkpoints", time.monotonic() + 120
-    while not list(directory.glob("*/*/manifest.json")) and time.monotonic() < limit:
-        assert launcher.poll() is None
-        time.sleep(0.02)
+    until(lambda: committed_steps(place) or launcher.poll() is not None)
     children = psutil.Process(launcher.pid).children(recursive=True)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    psutil.wait_procs(children, timeout=60)  # what is copied from now on does not change
+    psutil.wait_procs(children, timeout=PATIENCE)  # what is copied from now on does not change
     return place
 
 
@@ -116,7 +119,8 @@ def test_a_launcher_killed_while_training_goes_on_from_its_checkpoint(killed: Pa
     store = tmp_path / "store"
     shutil.copytree(killed, store)
     assert not (store / "runs" / "killed" / "result.json").exists()
-    done = nightjar("run", *([TWO] if ranks == 2 else []), *KILLED, f"store={store}")
+    end = f"train.max_steps={committed_steps(store)[-1] + 20}"
+    done = nightjar("run", *([TWO] if ranks == 2 else []), *KILLED, end, f"store={store}")
     assert done.returncode == 0, done.stderr
     assert "plan       skipped" in done.stdout
     first, total = map(int, re.findall(r"^step +(\d+)/(\d+)", done.stdout, re.MULTILINE)[0])

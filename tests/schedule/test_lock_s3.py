@@ -1,18 +1,19 @@
 """The lease on an object store: taking, renewing and leaving it hold only while it is what was read."""
 
-import threading
 from collections.abc import Iterator
 
 import pytest
 
+from pipeline.clock import CLOCK
 from pipeline.errors import LaunchError
 from pipeline.schedule import lock
 from pipeline.schedule.lock import lease_path, night_lock
 from pipeline.store import Store
 from tests.checkpoint.s3 import Between, Fault, bucket
-from tests.schedule.test_lock import record
+from tests.schedule.test_lock import keep_a_real_lease, one_of_many_gets_it, record
+from tests.waits import TurnedClock
 
-LONG = 60.0
+LONG = 600.0  # a request of a lease may take a sixth of its seconds
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def store(endpoint, monkeypatch, request) -> Iterator[Store]:
 
 def others(store: Store) -> None:
     """Another launcher takes the lease, by whatever means."""
-    store.write_json(lease_path("clicks"), record(LONG))
+    store.write_json(lease_path("clicks"), record(CLOCK, LONG))
 
 
 def owner(store: Store) -> str:
@@ -39,9 +40,10 @@ def test_of_two_that_take_a_free_lease_the_first_one_has_it(store: Store, endpoi
 
 
 def test_of_two_that_take_a_dead_launchers_lease_the_first_one_has_it(store: Store, endpoint) -> None:
-    store.write_json(lease_path("clicks"), record(0.3, owner="dead"))
+    clock = TurnedClock()
+    store.write_json(lease_path("clicks"), record(clock, LONG, owner="dead"))
     endpoint.fault = Between("PUT", "lease.json", lambda: others(store))
-    with pytest.raises(LaunchError, match="host far, process 7"), night_lock(store, "clicks", LONG, "x"):
+    with pytest.raises(LaunchError, match="host far, process 7"), night_lock(store, "clicks", LONG, "x", clock):
         pytest.fail("two hold it")
     assert owner(store) == "other"
 
@@ -84,21 +86,8 @@ def test_a_renewal_that_gave_up_although_it_was_done_is_not_another_launcher(sto
 
 
 def test_many_launchers_at_once(store: Store) -> None:
-    outcomes, done = [], threading.Event()
+    one_of_many_gets_it(store, LONG)
 
-    def launch() -> None:
-        try:
-            with night_lock(store, "clicks", 2.0, "x"):
-                outcomes.append("held")
-                done.wait(20)
-        except LaunchError:
-            outcomes.append("refused")
-        if outcomes.count("refused") == 3:
-            done.set()
 
-    threads = [threading.Thread(target=launch) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outcomes) == ["held", *["refused"] * 3]
+def test_a_real_lease(store: Store) -> None:
+    keep_a_real_lease(store)

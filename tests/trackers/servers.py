@@ -2,28 +2,40 @@
 
 import http.client
 import socket
+import subprocess
 import threading
-import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.waits import PATIENCE, until
 
 
-def until(answer, seconds: float = 60.0):
-    """What ``answer`` gives once it is true; AssertionError after ``seconds``."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if given := answer():
-            return given
-        threading.Event().wait(0.2)
-    raise AssertionError(f"nothing within {seconds:g} s")
+@contextmanager
+def refusing():
+    """A URL on this machine that refuses every connection while the context lasts."""
+    with socket.socket() as bound:  # and never listens
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+def listening_port(process: subprocess.Popen, log: Path) -> int:
+    """The port that ``process``, told to listen on port 0, or a child of it got; ``log``: what it writes."""
+
+    def find() -> int | None:
+        assert process.poll() is None, log.read_text()
+        with suppress(psutil.NoSuchProcess):
+            first = psutil.Process(process.pid)
+            for each in [first, *first.children(recursive=True)]:
+                for connection in each.net_connections("tcp"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        return connection.laddr.port
+        return None
+
+    return until(find, log.read_text)
 
 
 @contextmanager
@@ -60,7 +72,7 @@ def losing_answers(target: str, to: str):
         def do_POST(self):
             """Pass on, and answer unless the path is one of those."""
             sent = self.body()
-            connection = http.client.HTTPConnection(urlsplit(target).netloc, timeout=20)
+            connection = http.client.HTTPConnection(urlsplit(target).netloc, timeout=PATIENCE)
             connection.request(self.command, self.path, sent or None, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             data = answer.read()

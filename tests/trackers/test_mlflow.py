@@ -15,7 +15,8 @@ from pipeline.store import Store
 from pipeline.trackers.following import tell_night, tell_serving
 from pipeline.trackers.mlflow import MLFLOW
 from pipeline.trackers.mlflow_registry import source_of
-from tests.trackers.servers import free_port, losing_answers, until
+from tests.trackers.servers import listening_port, losing_answers, refusing
+from tests.waits import until
 
 RESULT = Result.from_json({
     "run": "r", "status": "done", "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.01, "samples": 9},
@@ -63,15 +64,16 @@ def program(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def server(program, tmp_path_factory):
     """A server on SQLite: its URL."""
-    folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
+    folder = tmp_path_factory.mktemp("mlflow")
     command = [
         str(program), "server", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination",
-        str(folder / "artifacts"), "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+        str(folder / "artifacts"), "--host", "127.0.0.1", "--port", "0", "--workers", "1",
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True)
     try:
-        assert until(lambda: process.poll() is not None or healthy(port), 120), (folder / "log").read_text()
+        port = listening_port(process, folder / "log")
+        until(lambda: process.poll() is not None or healthy(port), (folder / "log").read_text)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -131,8 +133,8 @@ def test_no_point_is_doubled_after_a_resume_and_another_training_begins_anew(tmp
 
 @pytest.mark.mlflow
 def test_a_run_is_whole_after_an_outage_and_a_lost_answer(tmp_path, server, read):
-    tracking = MLFLOW.run(track(f"http://127.0.0.1:{free_port()}"), Store(str(tmp_path)), "r", "away")
-    with pytest.raises(OSError, match="refused"):
+    with refusing() as url, pytest.raises(OSError, match="refused"):
+        tracking = MLFLOW.run(track(url), Store(str(tmp_path)), "r", "away")
         tracking.records([record(1)])
     with losing_answers(server, "log-batch") as tracking.server.uri, pytest.raises(http.client.HTTPException):
         tracking.records([record(1), record(2)])

@@ -18,7 +18,8 @@ from pipeline.config import PrometheusConfig, TrackConfig
 from pipeline.records import NightRecord, Result
 from pipeline.store import Store
 from pipeline.trackers.prometheus import PROMETHEUS
-from tests.trackers.servers import Quiet, free_port, serving, until
+from tests.trackers.servers import Quiet, listening_port, serving
+from tests.waits import until
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "prometheus"
 RESULT = Result.from_json({
@@ -92,10 +93,9 @@ def test_two_held_nights_are_an_alert_and_one_that_was_done_again_is_none(tmp_pa
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs the program prometheus (Debian: prometheus)")
 def test_prometheus_scrapes_them_and_the_alerts_fire(tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text(written(tmp_path))
-    port = free_port()
     command = [
         "prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb",
-        f"--web.listen-address=127.0.0.1:{port}",
+        "--web.listen-address=127.0.0.1:0",
     ]  # fmt: skip
     with serving(partial(Files, directory=str(tmp_path))) as site:
         (tmp_path / "prometheus.yml").write_text(json.dumps({  # JSON is YAML
@@ -103,8 +103,10 @@ def test_prometheus_scrapes_them_and_the_alerts_fire(tmp_path: Path) -> None:
             "rule_files": [str(SHIPPED / "alerts.yaml")],
             "scrape_configs": [{"job_name": "n", "static_configs": [{"targets": [urlsplit(site).netloc]}]}],
         }))  # fmt: skip
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
+            port = listening_port(process, tmp_path / "log")
             names = until(lambda: firing(port) if len(firing(port)) >= 5 else None)
             assert names == {"NightMissed", "NightFailed", "CalibrationOff", "DataLate", "RowsDropped"}
             (series,) = asked(port, 'nightjar_night_outcome{outcome="failed"}')

@@ -3,7 +3,7 @@
 import json
 import resource
 import socket
-import time
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,9 +26,8 @@ from pipeline.trackers.following import _Follower, followed, settings_of, tell_n
 from pipeline.trackers.prometheus import PROMETHEUS
 from pipeline.trackers.tensorboard import TENSORBOARD
 from tests.logged import listen
-from tests.trackers.servers import Quiet, serving
-
-PUSH_SECONDS = 120.0  # for which a push waits in vain
+from tests.trackers.servers import Quiet, refusing, serving
+from tests.waits import PATIENCE, TurnedClock, until
 
 RESULT = Result.from_json({
     "run": "r", "status": "done", "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.01, "samples": 9},
@@ -192,34 +191,44 @@ def test_figures_are_pushed_to_a_gateway(tmp_path, received):
 
 def test_a_tracker_that_is_away_is_one_warning_and_stops_nothing(tmp_path):
     said = listen()
-    track = TrackConfig(to=["prometheus"], prometheus=PrometheusConfig(push="http://127.0.0.1:9"))
-    tell_night(track, Store(str(tmp_path / "s")), night())
-    config = configured(tmp_path, "track.to=[prometheus]", "track.prometheus.push=http://127.0.0.1:9")
-    store = Store(config.store)
-    with followed(config, store):
-        write(store, "metrics.jsonl", json.dumps(record(1)) + "\n")
-        write(store, "result.json", json.dumps(RESULT.to_json()))
+    with refusing() as url:
+        track = TrackConfig(to=["prometheus"], prometheus=PrometheusConfig(push=url))
+        tell_night(track, Store(str(tmp_path / "s")), night())
+        config = configured(tmp_path, "track.to=[prometheus]", f"track.prometheus.push={url}")
+        store = Store(config.store)
+        with followed(config, store):
+            write(store, "metrics.jsonl", json.dumps(record(1)) + "\n")
+            write(store, "result.json", json.dumps(RESULT.to_json()))
     assert sum("prometheus was not told of the night" in line for line in said) == 1
     assert sum("prometheus is not told of this run" in line for line in said) == 1
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_a_gateway_that_hangs_does_not_delay_the_end_of_a_run(tmp_path, monkeypatch, error):
-    said = listen()
-    monkeypatch.setattr(following, "END_SECONDS", 0.2)
-    monkeypatch.setattr(following, "INTERRUPTED_SECONDS", 0.2)
-    monkeypatch.setattr("pipeline.trackers.prometheus.PUSH_SECONDS", PUSH_SECONDS)
+@pytest.mark.parametrize(
+    ("error", "seconds"), [(None, following.END_SECONDS), (KeyboardInterrupt, following.INTERRUPTED_SECONDS)]
+)
+def test_a_gateway_that_hangs_does_not_delay_the_end_of_a_run(tmp_path, monkeypatch, error, seconds):
+    said, clock, over = listen(), TurnedClock(), threading.Event()
+    monkeypatch.setattr("pipeline.trackers.prometheus.PUSH_SECONDS", PATIENCE)  # for which a push waits in vain
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and answers none
         push = f"track.prometheus.push=http://127.0.0.1:{silent.getsockname()[1]}"
         config = configured(tmp_path, "track.to=[prometheus]", push)
         store = Store(config.store)
         write(store, "metrics.jsonl", json.dumps(record(1)) + "\n")
         write(store, "result.json", json.dumps(RESULT.to_json()))
-        began = time.monotonic()
-        with suppress(KeyboardInterrupt), followed(config, store):
+
+        def let_time_pass():
+            with silent.accept()[0]:  # the push has begun, and goes on until the run has ended
+                until(lambda: clock.waiting() == 1)
+                clock.turn(seconds)
+                over.wait(PATIENCE)
+
+        thread = threading.Thread(target=let_time_pass)
+        thread.start()
+        with suppress(KeyboardInterrupt), followed(config, store, clock):
             if error is not None:
                 raise error
-        assert time.monotonic() - began < PUSH_SECONDS / 2
+        over.set()
+        thread.join()
     assert "prometheus: not told of the end of this run in time" in said
 
 

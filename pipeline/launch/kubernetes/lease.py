@@ -9,20 +9,22 @@ import uuid
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
+from pipeline.clock import CLOCK, Clock
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError
 from pipeline.store.conditional import Seen, SwappedError
 from pipeline.store.lease import Holder, Lease, request_seconds
 
 
 def held(
-    api: Api, namespace: str, name: str, seconds: int, outage_seconds: float = 0.0
+    api: Api, namespace: str, name: str, seconds: int, outage_seconds: float = 0.0, clock: Clock = CLOCK
 ) -> AbstractContextManager[None]:
     """Hold lease ``name``; LaunchError where another launcher does. A dead one's is taken after ``seconds``.
 
     ``outage_seconds``: how long the API server may not answer.
     """
     place = LeaseObject(api.brisk(request_seconds(seconds)), namespace, name, seconds)
-    return Lease(place, seconds, acquire_seconds=outage_seconds, outage_seconds=outage_seconds).held()
+    lease = Lease(place, seconds, acquire_seconds=outage_seconds, outage_seconds=outage_seconds, clock=clock)
+    return lease.held()
 
 
 class LeaseObject:
