@@ -50,9 +50,7 @@ class MetricsLog:
     those steps are trained again. ``now``: the clock, in seconds, that says when an object store's file is due again.
     """
 
-    def __init__(
-        self, store: Store, run: str, file: str = METRICS, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, store: Store, run: str, file: str = METRICS, now: Callable[[], float] = time.monotonic) -> None:
         self.store, self.path, self.run, self.file, self._now = store, metrics_path(run, file), run, file, now
         self._lines: list[str] = []
         self._began = False
