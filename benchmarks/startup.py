@@ -3,7 +3,8 @@
 Adult from log to figures (``--adult``: the file), the demo's evaluate stage, and the first night of 60,000 rows with
 nothing set but the logs. Every part runs twice on ``--cpus`` CPUs: as it is, and with each stage under torchrun in a
 process that imports everything itself, as all stages ran before. ``ratio``: the smallest of the quotients of the two;
-the seconds are in ``now`` and ``before``, the bars for ``now`` in ``bars``.
+the seconds are in ``now`` and ``before``, the bars for ``now`` in ``bars``. ``help_seconds``: of ``nightjar --help``,
+whose bar is half a second.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def main() -> None:
     finish(
         "startup", min(quotients.values()), now=now, before=before, quotients=quotients,
         bars={name: BARS[name] for name in names}, cpus=available_cpus(), left_out=left_out,
+        help_seconds=_nightjar(NOW, "--help"),
     )  # fmt: skip
 
 

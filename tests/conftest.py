@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from pipeline.cpus import share_cpus
 
@@ -41,6 +42,11 @@ def _stand_for_laptop() -> None:
 
 
 _stand_for_laptop()
+# The same examples in every run, none kept from earlier ones, and no limit that a busy machine could pass.
+settings.register_profile(
+    "nightjar", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("nightjar")
 
 from tests.cluster_kit import KeptCluster, cluster  # noqa: E402, F401 (a fixture)
 

@@ -7,6 +7,8 @@ of no more use: the ranks make another one, the checkpoint is lost and training 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -25,11 +27,12 @@ from pipeline.store import Store
 class Limits:
     """Seconds: a rank may ``write`` one checkpoint for so long, and may be late by ``slack`` to say how it ended.
 
-    ``slack`` stays below the time limit of training's own process group, which waits for the last rank.
+    ``now``: the clock, in seconds, that ``write`` is measured by. ``slack`` stays below the time limit of training's own process group, which waits for the last rank.
     """
 
     write: float = 6 * 3600.0
     slack: float = 600.0
+    now: Callable[[], float] = time.monotonic
 
 
 class Flight:
@@ -48,7 +51,7 @@ class Flight:
 
     def submit(self, job: Job) -> None:
         """Start writing ``job``; the one before must have landed."""
-        self._writer.submit(replace(job, seconds=self._limits.write))
+        self._writer.submit(replace(job, seconds=self._limits.write, now=self._limits.now))
         self._flying = True
 
     def abandon(self, seconds: float) -> None:

@@ -40,7 +40,8 @@ class Job:
     ``tables``: of the model, by name; ``coding``: how a block's table is stored, asked once a block,
     behind the caller, for choosing takes time; ``chunk_bytes``: of rows before encoding.
     ``compact``: done by rank 0 to what was committed (compaction), None: nothing. ``prune``: done by rank 0 last, to
-    the committed checkpoint: names of the checkpoints that stay and what went wrong. ``seconds`` a rank may write for.
+    the committed checkpoint: names of the checkpoints that stay and what went wrong. ``seconds`` a rank may write for, by its
+    clock ``now``.
     ``awaited``: training waits for it; others make way for training.
     """
 
@@ -58,13 +59,14 @@ class Job:
     compact: Callable[[Artifact], Artifact] | None = None
     prune: Callable[[Entry], tuple[list[str], str]] | None = None
     seconds: float = math.inf
+    now: Callable[[], float] = time.monotonic
     awaited: bool = False
 
 
 def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on_point: OnPoint = ignore) -> Artifact:
     """Write ``job`` and commit it. Collective over ``group``; ArtifactError on all ranks if one of them fails."""
     draft = Draft(store, job.path, KIND, job.key, job.config, job.inputs)
-    leader, last = this_rank() == 0, time.monotonic() + job.seconds
+    leader, last = this_rank() == 0, job.now() + job.seconds
     written: list[Extent] = []
 
     def write() -> None:
@@ -110,14 +112,14 @@ def parsed_artifact(path: str, record: dict[str, Any]) -> Artifact:
 def _write_rows(draft: Draft, job: Job, on_point: OnPoint, last: float) -> list[Extent]:
     """Write this rank's rows, down to the disk; the index entries of its files.
 
-    PassingError past the time ``last`` (of ``time.monotonic``): the other ranks wait.
+    PassingError past the time ``last`` (of ``job.now``): the other ranks wait.
     """
     extents: list[Extent] = []
     with Flushing(draft) as flushing:
         for block in job.blocks:
             for rows, coding in split_by_heat(block, job.coding(block)):
                 for chunk in pieces(block, rows, job.chunk_bytes):
-                    if time.monotonic() > last:
+                    if job.now() > last:
                         raise PassingError(f"{job.path} was not written within {job.seconds:g} s", hint=SLOW)
                     extents.append(_write_extent(draft, len(extents), chunk, coding, on_point))
                     flushing.add(extents[-1].file)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
@@ -69,17 +69,20 @@ def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
     return mark
 
 
-def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) -> dict[str, Any]:
+def ingest(
+    data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, now: Callable[[], float] = time.monotonic
+) -> dict[str, Any]:
     """Write the dataset of ``data`` into ``draft``; returns the artifact's summary (rows, bytes, rows/s).
 
-    ``seed``: of synthetic logs and of mappings whose fit is random.
+    ``seed``: of synthetic logs and of mappings whose fit is random. ``now``: the clock in seconds, for rows/s and for
+    when progress is due.
 
     Raises DataError for input that is missing, incomplete, empty or not what the schema says, ConfigError for a schema
     that contradicts itself.
     """
     if data.format == "tables":
         return table_specs.write(data, draft)
-    started = time.monotonic()
+    started = now()
     spec = data_spec(data)
     with answering(data.path, draft.store):
         snapshot = days.snapshot_of(data, draft.config.get("raw"))
@@ -87,7 +90,7 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) ->
         with engine_of(settings) as engine:
             try:
                 with ExitStack() as stack:
-                    run = _Run(data, settings, seed, draft, spec, engine, stack, snapshot)
+                    run = _Run(data, settings, seed, draft, spec, engine, stack, now, snapshot)
                     for day in data.days or (None,):
                         run.add(day)
                     run.train_again()
@@ -98,7 +101,7 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) ->
                 raise
         if snapshot is None:  # a snapshot cannot change
             _check_unchanged(data, draft)
-    return {**summary, "rows_per_s": round(summary["rows"] / max(time.monotonic() - started, 1e-9), 1)}
+    return {**summary, "rows_per_s": round(summary["rows"] / max(now() - started, 1e-9), 1)}
 
 
 def _check_unchanged(data: DataConfig, draft: Draft) -> None:
@@ -117,9 +120,9 @@ class _Run:
 
     def __init__(
         self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, engine: Engine,
-        stack: ExitStack, snapshot: Snapshot | None = None,
+        stack: ExitStack, now: Callable[[], float], snapshot: Snapshot | None = None,
     ) -> None:  # fmt: skip
-        self.data, self.seed, self.draft, self.spec = data, seed, draft, spec
+        self.data, self.seed, self.draft, self.spec, self.now = data, seed, draft, spec, now
         self.settings = narrowed_groups(settings, 1 + sum(f.width for f in spec.dense) + len(spec.sparse))
         self.engine, self.snapshot, self.days = engine, snapshot, data.days
         if self.days and self._is_test(self.days[0]):
@@ -188,7 +191,7 @@ class _Run:
             self.total.merge(fit)
         if day is None or day == self.days[-1]:
             self._settle()
-        self._second_pass(fit, number, _Meter(f"{shown}pass 2 of 2", sum(fit.rows.values())))
+        self._second_pass(fit, number, _Meter(f"{shown}pass 2 of 2", self.now, sum(fit.rows.values())))
         self.engine.end_day()
 
     def _settle(self) -> None:
@@ -211,7 +214,7 @@ class _Run:
     def _first_pass(self, day: date | None, what: str) -> Fit:
         """Count the logs of ``day``; a second time if they show that the split must go by place."""
         job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day))
-        sources, meter = self._sources(day), _Meter(what)
+        sources, meter = self._sources(day), _Meter(what, self.now)
         for counted in self.engine.count(sources, job):
             self.quarantine.add(counted.file, counted.rejects)
             for other, rows in counted.other_days.items():
@@ -228,7 +231,7 @@ class _Run:
             what, contents,
         )  # fmt: skip
         self.by_place.append(str(day or "all"))
-        meter = _Meter(f"{what}, again")
+        meter = _Meter(f"{what}, again", self.now)
         for counted in self.engine.count(sources, replace(job, by_place=True)):
             meter.add(counted.rows)
         return self.engine.fit()
@@ -424,16 +427,16 @@ def engine_of(config: IngestConfig) -> Engine:
 class _Meter:
     """Reports rows, of ``total`` where that is known, and rows per second about once a second."""
 
-    def __init__(self, what: str, total: int | None = None) -> None:
-        self.what = what
+    def __init__(self, what: str, now: Callable[[], float], total: int | None = None) -> None:
+        self.what, self._now = what, now
         self.of = "" if total is None else f" of {total:,}"
         self.rows = 0
-        self.started = self.reported = time.monotonic()
+        self.started = self.reported = now()
 
     def add(self, rows: int) -> None:
         """Count ``rows`` more, and report them about once a second."""
         self.rows += rows
-        now = time.monotonic()
+        now = self._now()
         if now - self.reported >= 1.0:
             self.reported = now
             rate = self.rows / (now - self.started)

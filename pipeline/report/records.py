@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.store import Store, disk_errors
@@ -47,11 +47,11 @@ class MetricsLog:
     """Writes ``metrics.jsonl``, or another ``file``, on rank 0.
 
     It continues the file of an earlier attempt, without the records after the step from which training resumed, because
-    those steps are trained again.
+    those steps are trained again. ``now``: the clock, in seconds, that says when an object store's file is due again.
     """
 
-    def __init__(self, store: Store, run: str, file: str = METRICS) -> None:
-        self.store, self.path, self.run, self.file = store, metrics_path(run, file), run, file
+    def __init__(self, store: Store, run: str, file: str = METRICS, now: Callable[[], float] = time.monotonic) -> None:
+        self.store, self.path, self.run, self.file, self._now = store, metrics_path(run, file), run, file, now
         self._lines: list[str] = []
         self._began = False
         self._pending = False
@@ -68,14 +68,14 @@ class MetricsLog:
             return
         self._lines.append(line)
         self._pending = True
-        if record.get("step") == record.get("steps_total") or time.monotonic() - self._written >= REWRITE_SECONDS:
+        if record.get("step") == record.get("steps_total") or self._now() - self._written >= REWRITE_SECONDS:
             self.flush()
 
     def flush(self) -> None:
         """Write pending records to an object store."""
         if self._pending:
             self.store.write_bytes(self.path, "".join(self._lines).encode())
-            self._pending, self._written = False, time.monotonic()
+            self._pending, self._written = False, self._now()
 
     def _begin(self, resumed: int) -> None:
         """Keep an earlier attempt's records up to step ``resumed``, and create the folder."""

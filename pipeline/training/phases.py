@@ -29,10 +29,16 @@ Mark = tuple[str, Any]
 
 
 class PhaseClock:
-    """Times sampled steps; outside of them ``enter`` does nothing."""
+    """Times sampled steps; outside of them ``enter`` does nothing.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: Where the training runs.
+        now: The host's clock in seconds, which times the steps of a CPU.
+    """
+
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._cuda = device.type == "cuda"
+        self._host_now = now
         self._marks: list[Mark] = []
         self._finished: list[list[Mark]] = []
         self._samples: deque[dict[str, float]] = deque(maxlen=KEPT)
@@ -99,7 +105,7 @@ class PhaseClock:
 
     def _now(self) -> Any:
         if not self._cuda:
-            return time.perf_counter()
+            return self._host_now()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

@@ -80,7 +80,8 @@ def test_the_file_composes_to_the_hardware_it_was_written_for(tmp_path):
     assert "ddr_gb_per_s: 7.0  # measured" in text
 
 
-def test_the_disk_probe_reads_and_leaves_nothing_behind(tmp_path):
-    found = time_disk(tmp_path, size=1 << 23, seconds=0.2)
+@pytest.mark.parametrize("seconds", [0.2, 0.0])
+def test_the_disk_probe_reads_and_leaves_nothing_behind(tmp_path, seconds):
+    found = time_disk(tmp_path, size=1 << 23, seconds=seconds)
     assert found["ssd_read_iops"] > 0 < found["ssd_gb_per_s"]
     assert list(tmp_path.iterdir()) == []

@@ -3,15 +3,17 @@
 import os
 import sys
 import threading
-import time
 from collections import Counter
 from contextlib import suppress
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from pipeline.checkpoint import writer
 from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.flight import Limits
 from pipeline.checkpoint.index import committed
@@ -27,42 +29,84 @@ from tests.embeddings.cases import make, shards_to_tensors, train
 from tests.embeddings.ranks import plan_for, spawn
 
 KINDS = ["row_wise", "data_parallel", "table_wise"]
-# The second rank's first chunk takes ``slow`` seconds: what the first rank meets is in the name. Two limits may end it
-# where that has no end, of which a busy machine may meet the second one first.
+SHORT = Limits(write=1.0, slack=1.0)
+LONG = 600.0  # seconds that a test waits for what is certain to come
+TOO_LONG, LOST, STUCK = "its word that it took too long", "the ranks lost contact", "is not written after 3.0 s"
+# What the first rank meets while the second one is slow with its first chunk, and what may be said of it. Two limits
+# may end a write that has no end, of which a busy machine may meet the second one first.
 SLOW = {
-    "its word that it took too long": (Limits(write=1.0, slack=60.0), 1.2, ["was not written within 1 s"]),
-    "no word in time": (Limits(write=1.0, slack=2.0), 4.0, ["the ranks lost contact"]),
-    "no end": (Limits(write=1.0, slack=1.0), 6.0, ["the ranks lost contact", "is not written after 3.0 s"]),
+    TOO_LONG: ["was not written within 1 s"],
+    "no word in time": [LOST],
+    "no end": [LOST, STUCK],
 }
+
+
+class Slow:
+    """What slows the second rank's first chunk down: its clock is turned past the limit, or it waits to be told."""
+
+    def __init__(self, name):
+        self.waits, self.told = name != TOO_LONG, threading.Event()
+        self.seconds, self.chunks = 0.0, 0
+
+    def now(self):
+        return self.seconds
+
+    def hook(self, point):
+        if point != FaultPoint.CHUNK:
+            return
+        self.chunks += 1
+        if self.chunks == 1 and dist.get_rank() == 1:
+            self.seconds += 1.5
+            assert not self.waits or self.told.wait(LONG)
+
+
+def renewing_with_time(flight):
+    """Have the ranks make another group with as much time for each other as a busy machine needs."""
+    renew = flight._renew
+
+    def renewed():
+        flight._limits = Limits()
+        renew()
+
+    flight._renew = renewed
 
 
 def slow_rank(folder, name):
     """Two checkpoints and a final one; the first takes one rank too long."""
-    limits, slow, told = SLOW[name]
-    seen = Counter()
-
-    def hook(point):
-        seen[point] += 1
-        if point == FaultPoint.CHUNK and seen[point] == 1 and dist.get_rank() == 1:
-            time.sleep(slow)  # the disk
-
+    slow = Slow(name)
     dmp, rows = make(plan_for(KINDS, 2))
-    saver, said = checkpointer(folder, dmp, rows, hook, limits=limits, policy="one_shot")
-    for step in (1, 2, 3):
-        train(dmp, step - 1, step)
-        if step == 2:
-            saver._collect(raising=False)
-            saver._flight._limits = Limits()  # a busy machine has as long as it needs for the others
-            saver._flight._renew()
-        assert saver.save(TrainState(step=step, rng=torch.get_rng_state()), wait=step == 3)
+    limits = Limits(write=1.0, now=slow.now) if not slow.waits else None
+    saver, said = checkpointer(folder, dmp, rows, slow.hook, limits=limits, policy="one_shot")
+    flight = saver._flight
+    renewing_with_time(flight)
+    first = flight._writer
+    waits = first.group._get_backend(torch.device("cpu")).options._timeout
+    assert waits == timedelta(seconds=flight._limits.write + flight._limits.slack)
+    train(dmp, 0, 1)
+    if slow.waits:  # only now: to make a group takes as long as it takes
+        _set_pg_timeout(timedelta(seconds=SHORT.write + SHORT.slack), first.group)
+    assert saver.save(TrainState(step=1, rng=torch.get_rng_state()))
+    train(dmp, 1, 2)
+    thread = first._thread
+    if name == "no end":
+        flight._limits = SHORT
+        saver._collect(raising=False)
+    if slow.waits:
+        if dist.get_rank() == 0:
+            thread.join(LONG)  # until it has lost the other one
+            assert not thread.is_alive()
+        dist.barrier()
+        slow.told.set()
+    saver._collect(raising=False)
+    assert saver.save(TrainState(step=2, rng=torch.get_rng_state()))
+    train(dmp, 2, 3)
+    assert saver.save(TrainState(step=3, rng=torch.get_rng_state()), wait=True)
     assert (saver.figures.count, saver.figures.failed) == (2, 1)
     assert len(said) == (dist.get_rank() == 0)
     assert all(line.startswith("the checkpoint was not written; its rows go into the next one: ") for line in said)
-    assert all(any(each in line for each in told) for line in said), said
+    assert all(any(each in line for each in SLOW[name]) for line in said), said
     save_file(shards_to_tensors(rows), folder / f"a-end-{dist.get_rank()}.safetensors")
-    for thread in threading.enumerate():  # one that had no end
-        if thread.name == "nightjar-checkpoint":
-            thread.join()
+    thread.join()  # of the one that had no end
     dist.barrier()
 
 
@@ -123,7 +167,14 @@ def test_training_goes_on_while_old_checkpoints_are_removed(tmp_path):
 
 def waited_for(folder):
     """Behind training the writer takes what others leave; once training waits for it, it no longer does."""
-    begun, waits, seen = threading.Event(), threading.Event(), []
+    begun, waited, seen = threading.Event(), threading.Event(), []
+    hurry = writer._hurry
+
+    def hurried(thread):
+        hurry(thread)
+        waited.set()
+
+    writer._hurry = hurried
 
     def priority():
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -132,10 +183,7 @@ def waited_for(folder):
         if point == FaultPoint.CHUNK and not seen:
             seen.append(priority())
             begun.set()
-            assert waits.wait(60)
-            last = time.monotonic() + 60
-            while may_be_raised and priority() == seen[0] and time.monotonic() < last:
-                time.sleep(0.01)
+            assert waited.wait(60)
             seen.append(priority())
 
     def lower_and_raise():
@@ -154,7 +202,6 @@ def waited_for(folder):
     train(dmp, 0, 1)
     assert saver.save(TrainState(step=1))
     assert begun.wait(60)
-    waits.set()
     saver.close()
     assert (seen, said) == ([19, priority() if may_be_raised else 19], [])
 
@@ -205,8 +252,8 @@ class Counted:
         return call
 
 
-def test_pins_take_a_request_for_each_version_however_many_nights_there_are(monkeypatch):
-    store, place = Store("memory://nightjar-pins"), "runs/n007/checkpoints/k"
+def test_pins_take_a_request_for_each_version_however_many_nights_there_are(monkeypatch, tmp_path):
+    store, place = Store(f"memory:/{tmp_path}"), "runs/n007/checkpoints/k"
     put(store, f"{place}/step-00000001", access(shard()))
     for night in range(60):
         with store.draft(f"runs/n{night:03d}/train/k", kind="train", key="k", config={}, inputs={}) as draft:
@@ -222,8 +269,8 @@ def test_pins_take_a_request_for_each_version_however_many_nights_there_are(monk
     assert sum(counted.count.values()) <= 30
 
 
-def test_a_version_whose_manifest_is_damaged_keeps_all_checkpoints():
-    store, place = Store("memory://nightjar-odd-pins"), "runs/r/checkpoints/k"
+def test_a_version_whose_manifest_is_damaged_keeps_all_checkpoints(tmp_path):
+    store, place = Store(f"memory:/{tmp_path}"), "runs/r/checkpoints/k"
     store.write_bytes("models/m/v1/manifest.json", b'{"inputs": {"a": "' + place.encode() + b'/step-00000001"}}')
     assert pinned_names(store, place) == ["step-00000001"]  # of another writer, without a seal
     store.write_bytes("models/m/v2/manifest.json", b'{"schema_version": 2}')

@@ -50,14 +50,14 @@ class Dataset:
 
 @pytest.fixture
 def run_ingest(tmp_path):
-    """Ingest a configuration into a fresh store; returns a Dataset."""
+    """Ingest a configuration into a fresh store; returns a Dataset. ``clock``: arguments of ``ingest`` for its clock."""
     count = iter(range(1000))
 
-    def run(config: Config) -> Dataset:
+    def run(config: Config, **clock) -> Dataset:
         check(config)
         store, messages = Store(str(tmp_path / f"store{next(count)}")), listen()
         with store.draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}) as draft:
-            summary = ingest(config.data, config.ingest, config.seed, draft)
+            summary = ingest(config.data, config.ingest, config.seed, draft, **clock)
             artifact = draft.commit(summary)
         store.verify(artifact)
         kept = summary["rows_train"] + summary.get("rows_validation", 0) + summary["rows_test"]

@@ -147,13 +147,16 @@ def test_a_line_that_a_crash_cut_short_is_left_out(any_store):
 
 def test_an_object_store_is_not_written_at_every_interval(monkeypatch):
     store = Store(f"memory://{uuid.uuid4().hex}")
-    puts = []
-    monkeypatch.setattr(store, "write_bytes", lambda path, data: puts.append(data))
-    found, _ = reporter(store)
-    for step in range(1, 101):
-        found.interval(make_record(step, 100))
-    assert len(puts) == 2  # the first record, and all of them with the last step
-    assert puts[-1].count(b"\n") == 100
+    puts, seconds = [], [0.0]
+    monkeypatch.setattr(store, "write_bytes", lambda path, data: puts.append(data.count(b"\n")))
+    kept = records_module.MetricsLog(store, "demo", now=lambda: seconds[0])
+    for step in range(1, 61):
+        kept.append(make_record(step, 100))
+    assert puts == [1]  # the first record
+    seconds[0] = records_module.REWRITE_SECONDS
+    for step in range(61, 101):
+        kept.append(make_record(step, 100))
+    assert puts == [1, 61, 100]  # once it is due, and with the last step
 
 
 def test_a_full_disk_is_an_artifact_error(store, monkeypatch):

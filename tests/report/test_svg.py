@@ -41,7 +41,7 @@ def test_thinning_keeps_spikes_ends_of_range_and_order():
     assert thin(points[:50], 100) == points[:50]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 10**7), VALUES), min_size=1, max_size=30, unique_by=lambda point: point[0]))
 def test_every_coordinate_lies_inside_the_picture(points):
     found = line_plot([(float(x), y) for x, y in sorted(points)], x=X, y=Y, references=[Line(0.5, "half")], label="a")

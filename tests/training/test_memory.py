@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-from collections.abc import Callable
-from functools import wraps
 
 import torch
 
-import tests.embeddings.ranks  # noqa: F401 (it says what the fork server imports)
 from pipeline.training.memory import MemoryMeter
+from tests.alone import alone
 
 BYTES = 256 << 20  # far above what Linux counts late: some 100 pages of every CPU
 PIECE = 64 << 10  # small enough for glibc to keep when it is freed; a hole of that size hides one page in 17 at most
 CPU = torch.device("cpu")
-
-
-def alone(check: Callable[[], None]) -> Callable[[], None]:
-    """Run ``check`` in a process of its own: Arrow and Polars give memory of earlier tests back when they like."""
-
-    @wraps(check)
-    def run() -> None:
-        context = multiprocessing.get_context("forkserver")
-        process = context.Process(target=_call, args=(check.__name__,))
-        process.start()
-        process.join()
-        assert process.exitcode == 0, "see the error above"
-
-    return run
-
-
-def _call(name: str) -> None:
-    globals()[name].__wrapped__()
 
 
 @alone
@@ -59,8 +38,11 @@ def test_garbage_of_before_that_goes_in_the_middle_hides_nothing() -> None:
 
 
 @alone
-def test_memory_of_before_does_not_count() -> None:
+def test_memory_of_before_does_not_count_and_what_was_freed_since_does() -> None:
     before = torch.ones(BYTES, dtype=torch.uint8)
     meter = MemoryMeter(CPU)
     assert meter.peak() < BYTES // 8
+    more = torch.ones(2 * BYTES, dtype=torch.uint8)
+    del more
+    assert 2 * BYTES * 0.95 < meter.peak() < 2 * BYTES * 1.1
     assert len(before) == BYTES

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -161,14 +160,28 @@ def test_a_study_finds_a_best_trial_that_its_file_makes_again_bit_for_bit(tmp_pa
     assert nightjar("tune", "ls", cwd=tmp_path).stdout.splitlines()[1].startswith("s ")
 
 
+# A tuner that stops, as by Ctrl-Z, once it has taken in a trial's first look: in the midst of its study, and it keeps it.
+STOPS = """
+import os, signal, sys
+from pipeline.cli import main
+from pipeline.tuning.tuner import Tuner
+answer = Tuner._answer
+def stop_after_a_look(tuner, trial):
+    answer(tuner, trial)
+    if tuner.trials[trial.number].looks:
+        os.kill(os.getpid(), signal.SIGSTOP)
+Tuner._answer = stop_after_a_look
+sys.exit(main(["tune", *sys.argv[1:]]))
+"""
+
+
 @pytest.mark.slow
 def test_a_study_that_is_killed_loses_and_doubles_nothing(tmp_path) -> None:
-    command = [sys.executable, "-m", "pipeline.cli", "tune", *COMMAND, "tune.trials=3"]
+    command = [sys.executable, "-c", STOPS, *COMMAND, "tune.trials=3"]
     with (tmp_path / "log").open("wb") as log:
         first = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
-        while not any(each["looks"] for each in trials(tmp_path)) and first.poll() is None:
-            time.sleep(0.05)
-    assert first.poll() is None, (tmp_path / "log").read_text()
+    _, status = os.waitpid(first.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), (tmp_path / "log").read_text()
     second = nightjar("tune", *COMMAND, "tune.trials=3", cwd=tmp_path)
     assert second.returncode == 8 and "study 's' is running already" in second.stderr
     os.kill(first.pid, signal.SIGKILL)

@@ -1,0 +1,37 @@
+"""Tests that run in a process of their own, where nothing of earlier tests is in memory or still running."""
+
+import importlib
+import multiprocessing
+import sys
+import traceback
+from collections.abc import Callable
+from functools import wraps
+
+import tests.embeddings.ranks  # noqa: F401 (it says what the fork server imports)
+
+
+def alone(check: Callable[[], None]) -> Callable[[], None]:
+    """Run the test ``check``, which takes no fixtures, in a process of its own.
+
+    What Python's, Arrow's and Polars' allocators keep or give back there, and what libraries are set to, does not
+    depend on the tests before.
+    """
+
+    @wraps(check)
+    def run() -> None:
+        process = multiprocessing.get_context("forkserver").Process(
+            target=_call, args=(check.__module__, check.__qualname__)
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == 0, "see the error above"
+
+    return run
+
+
+def _call(module: str, name: str) -> None:
+    try:
+        getattr(importlib.import_module(module), name).__wrapped__()
+    except BaseException:
+        traceback.print_exc(file=sys.stderr)
+        raise SystemExit(1) from None
