@@ -39,7 +39,8 @@ def main() -> None:
     seconds = plain * settings.replicates
     finish(
         "gate", seconds / ours, rows=rows, replicates=settings.replicates, slices=len(record.slices or ()),
-        seconds=ours, plain_seconds=seconds, figures_seconds=time_figures(), width=(high - low) / (interval.high - interval.low),
+        seconds=ours, plain_seconds=seconds, width=(high - low) / (interval.high - interval.low),
+        figures_seconds=time_figures(),
     )  # fmt: skip
 
 

@@ -27,7 +27,8 @@ from pipeline.store import Store
 class Limits:
     """Seconds: a rank may ``write`` one checkpoint for so long, and may be late by ``slack`` to say how it ended.
 
-    ``now``: the clock, in seconds, that ``write`` is measured by. ``slack`` stays below the time limit of training's own process group, which waits for the last rank.
+    ``slack`` stays below the time limit of training's own process group, which waits for the last rank. ``now``: the
+    clock, in seconds, that ``write`` is measured by.
     """
 
     write: float = 6 * 3600.0

@@ -40,9 +40,8 @@ class Job:
     ``tables``: of the model, by name; ``coding``: how a block's table is stored, asked once a block,
     behind the caller, for choosing takes time; ``chunk_bytes``: of rows before encoding.
     ``compact``: done by rank 0 to what was committed (compaction), None: nothing. ``prune``: done by rank 0 last, to
-    the committed checkpoint: names of the checkpoints that stay and what went wrong. ``seconds`` a rank may write for, by its
-    clock ``now``.
-    ``awaited``: training waits for it; others make way for training.
+    the committed checkpoint: names of the checkpoints that stay and what went wrong. ``seconds`` a rank may write for,
+    by the clock ``now``. ``awaited``: training waits for it; others make way for training.
     """
 
     path: str

@@ -31,7 +31,10 @@ def in_one_rank(folder):
     assert list(dense_table_parameters(dmp)) == ["a"]
     places = torch.tensor([3, 9])
     for shard in access.local_shards():
-        weight, sums = torch.randn(2, shard.columns), torch.tensor([1.0, 2.0])
+        weight, sums = (
+            torch.randn(2, shard.columns, generator=torch.Generator().manual_seed(0)),
+            torch.tensor([1.0, 2.0]),
+        )
         shard.put(places, weight, {"adagrad_sum": sums})
         copied, copied_sums = torch.empty_like(weight), torch.empty_like(sums)
         shard.copy(places, copied, {"adagrad_sum": copied_sums})

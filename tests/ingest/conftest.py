@@ -50,7 +50,7 @@ class Dataset:
 
 @pytest.fixture
 def run_ingest(tmp_path):
-    """Ingest a configuration into a fresh store; returns a Dataset. ``clock``: arguments of ``ingest`` for its clock."""
+    """Ingest a configuration into a fresh store; returns a Dataset. ``clock``: of ``ingest``, by name."""
     count = iter(range(1000))
 
     def run(config: Config, **clock) -> Dataset:

@@ -11,6 +11,7 @@ from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll
 
 from pipeline.training import shared_memory, trainer
 from pipeline.training.shared_memory import SHARED_SPINS, _bytes, _runs, memory_between, share_memory
+from tests.alone import alone
 from tests.embeddings.ranks import spawn
 from tests.towers.cases import flat
 
@@ -42,7 +43,8 @@ def compare(folder):
             again = torch.zeros_like(expected)
             dist.all_to_all_single(again, *given, group=group)
         assert torch.equal(again, expected), step
-        own, expected = torch.rand(step), torch.zeros(world * step)  # of no values too
+        drawn = torch.Generator().manual_seed(100 * step + rank)
+        own, expected = torch.rand(step, generator=drawn), torch.zeros(world * step)  # of no values too
         gathered = torch.zeros_like(expected)
         dist.all_gather_into_tensor(expected, own, group=group)
         with memory.exchanging():
@@ -175,8 +177,8 @@ def test_a_process_runs_until_it_has_ended():
     child = os.fork()
     if not child:
         os._exit(0)
-    while _runs(child):  # until it is a zombie
-        pass
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # now it is a zombie
+    assert not _runs(child)
     os.waitpid(child, 0)
     assert not _runs(child)
 
@@ -242,9 +244,9 @@ def test_a_training_goes_on_where_only_part_of_its_memory_can_be_mapped(tmp_path
     assert names and all(torch.equal(dense[0][name], dense[1][name]) for name in names)
 
 
+@alone
 def test_several_machines_and_one_rank_have_none():
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert share_memory(CPU, one_machine=False) is None
     assert share_memory(CPU, one_machine=True) is None
 

@@ -160,7 +160,7 @@ def test_a_study_finds_a_best_trial_that_its_file_makes_again_bit_for_bit(tmp_pa
     assert nightjar("tune", "ls", cwd=tmp_path).stdout.splitlines()[1].startswith("s ")
 
 
-# A tuner that stops, as by Ctrl-Z, once it has taken in a trial's first look: in the midst of its study, and it keeps it.
+# A tuner that stops, as by Ctrl-Z, once it has taken in a trial's first look: it still has its study.
 STOPS = """
 import os, signal, sys
 from pipeline.cli import main
