@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipeline.store import Store
 from tests.embeddings.ranks import spawn
 from tests.models.trained import COLUMNS, SIZES, WORLDS, published_scores, whole_and_in_parts
 from tests.models.variants import RANKERS
+from tests.tiers import Together, with_slow
 from tests.training.dataset import write_dataset
 
 TASKS = (
@@ -37,6 +39,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "sampled": ("dlrm", "esmm", {}, "sampled"),
     "weighted tasks": ("wide_deep", "mmoe", {"label_smoothing": 0.1}, "both"),
 }
+DEFAULT = ("mmoe", "row weights", "weighted tasks")  # the other cases are slow
+NAMES = with_slow(CASES, DEFAULT)
 DATASETS: dict[str, dict[str, Any]] = {
     "tasks": {"tasks": TASKS}, "weighted": {"row_weights": True}, "both": {"tasks": TASKS, "row_weights": True},
     "sampled": {"tasks": TASKS, "row_weights": True, "sampled": "logit"},
@@ -50,15 +54,15 @@ def model_of(name: str) -> ModelConfig:
     return replace(RANKERS[ranker], tasks=architecture, task_options=options)
 
 
-def run_cases(folder: Path) -> None:
+def run_cases(folder: Path, names: list[str]) -> None:
     logging.disable(logging.WARNING)
     rank, world = dist.get_rank(), dist.get_world_size()
     if rank == 0:
-        for name, options in DATASETS.items():
-            write_dataset(folder / name, **SIZES, sparse=COLUMNS, **options)
+        for data in sorted({CASES[name][3] for name in names}):
+            write_dataset(folder / data, **SIZES, sparse=COLUMNS, **DATASETS[data])
     dist.barrier()
-    for name, case in CASES.items():
-        outcome = run_case(Store(str(folder / case[3])), name, world)
+    for name in names:
+        outcome = run_case(Store(str(folder / CASES[name][3])), name, world)
         if rank == 0:
             (folder / f"{name}.json").write_text(json.dumps(outcome))
 
@@ -76,18 +80,22 @@ def run_case(store: Store, name: str, world: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> dict[int, dict[str, dict[str, Any]]]:
-    """{world: {case: outcome}}; the stores lie beside."""
-    outcomes: dict[int, dict[str, dict[str, Any]]] = {}
-    for world in WORLDS:
+def trained(tmp_path_factory) -> dict[int, Together]:
+    """{world: {case: outcome}}, the URL of its store among it."""
+
+    def train_together(world: int, names: list[str]) -> dict[str, dict[str, Any]]:
         folder = tmp_path_factory.mktemp(f"world{world}")
-        spawn(run_cases, world, folder)
-        outcomes[world] = {name: json.loads((folder / f"{name}.json").read_text()) for name in CASES}
-        outcomes[world]["store"] = {"url": str(folder)}
-    return outcomes
+        spawn(run_cases, world, folder, names)
+        return {
+            name: {**json.loads((folder / f"{name}.json").read_text()), "store": str(folder / CASES[name][3])}
+            for name in names
+        }
+
+    further = [name for name in CASES if name not in DEFAULT]
+    return {world: Together(partial(train_together, world), DEFAULT, further) for world in WORLDS}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_one_and_two_ranks_reach_the_same_figures(trained, name: str) -> None:
     one, two = trained[1][name], trained[2][name]
     assert two["ne"] == pytest.approx(one["ne"], rel=1e-3)
@@ -98,7 +106,7 @@ def test_one_and_two_ranks_reach_the_same_figures(trained, name: str) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_training_ends_with_the_same_bytes_and_figures(trained, name: str, world: int) -> None:
     outcome = trained[world][name]
     assert outcome["whole"] == outcome["parts"]
@@ -120,15 +128,16 @@ def test_progress_has_the_figures_of_every_task(trained) -> None:
     assert two["tasks"]["buy"]["ne"] == pytest.approx(one["tasks"]["buy"]["ne"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_task_without_weight_is_not_learnt(trained) -> None:
     learnt, left = (trained[1][name]["figures"]["buy"]["ne"] for name in ("shared_bottom", "less"))
     assert left > learnt + 0.02
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_published_scores_are_the_trained_ones(trained, name: str, tmp_path: Path) -> None:
-    store = Store(f"{trained[1]['store']['url']}/{CASES[name][3]}")
     outcome, tasks = trained[1][name], DATASETS[CASES[name][3]].get("tasks", ())
+    store = Store(outcome["store"])
     for coding, tolerance in (("fp32", 1e-5), ("8", 0.05)):
         scores, description = published_scores(store, model_of(name), outcome["final"], coding, tmp_path)
         np.testing.assert_allclose(scores, outcome["logits"], atol=tolerance)

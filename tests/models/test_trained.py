@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeline.store import Store
 from tests.embeddings.ranks import spawn
 from tests.models.trained import COLUMNS, SIZES, WORLDS, published_scores, whole_and_in_parts
 from tests.models.variants import RANKERS
+from tests.tiers import Together, with_slow
 from tests.training.dataset import write_dataset
 
 REGULARISED: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
@@ -30,16 +32,19 @@ REGULARISED: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "smoothing": (RANKERS["dlrm"], {"label_smoothing": 0.4}),
 }
 CASES = {**{name: (model, {}) for name, model in RANKERS.items()}, **REGULARISED}
+# A ranker, and what depends on ranks (batch norm) and on random numbers (dropout); the other cases are slow.
+DEFAULT = ("dlrm", "batch norm", "dropout")
+NAMES = with_slow(CASES, DEFAULT)
 
 
-def run_cases(folder: Path) -> None:
+def run_cases(folder: Path, names: list[str]) -> None:
     logging.disable(logging.WARNING)
     rank, world = dist.get_rank(), dist.get_world_size()
     store = Store(str(folder / "store"))
     if rank == 0:
         write_dataset(folder / "store", **SIZES, sparse=COLUMNS)
     dist.barrier()
-    for name in CASES:
+    for name in names:
         outcome = run_case(store, name, world)
         if rank == 0:
             (folder / f"{name}.json").write_text(json.dumps(outcome))
@@ -55,49 +60,54 @@ def run_case(store: Store, name: str, world: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> dict[int, dict[str, dict[str, Any]]]:
-    """{world: {case: outcome}}; the stores lie beside."""
-    outcomes: dict[int, dict[str, dict[str, Any]]] = {}
-    for world in WORLDS:
+def trained(tmp_path_factory) -> dict[int, Together]:
+    """{world: {case: outcome}}, the URL of its store among it."""
+
+    def train_together(world: int, names: list[str]) -> dict[str, dict[str, Any]]:
         folder = tmp_path_factory.mktemp(f"world{world}")
-        spawn(run_cases, world, folder)
-        outcomes[world] = {name: json.loads((folder / f"{name}.json").read_text()) for name in CASES}
-        outcomes[world]["store"] = {"url": str(folder / "store")}
-    return outcomes
+        spawn(run_cases, world, folder, names)
+        store = {"store": str(folder / "store")}
+        return {name: {**json.loads((folder / f"{name}.json").read_text()), **store} for name in names}
+
+    further = [name for name in CASES if name not in DEFAULT]
+    return {world: Together(partial(train_together, world), DEFAULT, further) for world in WORLDS}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_one_and_two_ranks_reach_the_same_ne(trained, name: str) -> None:
     one, two = trained[1][name], trained[2][name]
     assert two["ne"] == pytest.approx(one["ne"], rel=0.02 if CASES[name][0].dropout else 1e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name][0].dropout == 0])
+@pytest.mark.parametrize(
+    "name", with_slow([name for name in CASES if CASES[name][0].dropout == 0], ["dlrm", "batch norm"])
+)
 def test_the_two_agree_in_every_logit(trained, name: str) -> None:
     np.testing.assert_allclose(trained[2][name]["logits"], trained[1][name]["logits"], atol=2e-3)
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_training_ends_with_the_same_bytes(trained, name: str, world: int) -> None:
     outcome = trained[world][name]
     assert outcome["whole"] == outcome["parts"]
 
 
-@pytest.mark.parametrize("name", ["dropout", "l2", "smoothing"])
+@pytest.mark.parametrize("name", with_slow(["dropout", "l2", "smoothing"], ["dropout"]))
 def test_what_regularises_changes_the_result(trained, name: str) -> None:
     plain, other = trained[1]["dlrm"], trained[1][name]
     assert np.abs(np.array(plain["logits"]) - np.array(other["logits"])).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_smoothing_and_l2_draw_the_logits_together(trained) -> None:
     plain, smooth, small = (np.std(trained[1][name]["logits"]) for name in ("dlrm", "smoothing", "l2"))
     assert smooth < plain and small < plain
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_published_scores_are_the_trained_ones(trained, name: str, tmp_path: Path) -> None:
-    store, outcome = Store(trained[1]["store"]["url"]), trained[1][name]
+    store, outcome = Store(trained[1][name]["store"]), trained[1][name]
     for coding, tolerance in (("fp32", 1e-5), ("8", 0.05)):
         scores, _ = published_scores(store, CASES[name][0], outcome["final"], coding, tmp_path)
         np.testing.assert_allclose(scores, outcome["logits"], atol=tolerance)

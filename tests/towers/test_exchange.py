@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from pipeline.records import TowerModuleSpec
 from pipeline.training import trainer
 from tests.embeddings.ranks import spawn
+from tests.tiers import Together, with_slow
 from tests.towers.cases import with_towers
 
 ASSIGNED = [("cab", [0]), ("ed", [1])]
@@ -24,10 +25,11 @@ CASES = {
     "whole matrices, bf16": (2, ASSIGNED, TowerModuleSpec(name="dcn", dim=4), {}, BF16),
     "low rank, bf16, l2": (2, ASSIGNED, LOW_RANK, {}, {**BF16, "embedding_l2": 0.5}),
 }  # fmt: skip
+DEFAULT = ("pass-through, bf16", "low rank, bf16, tables by rows and columns")  # the other cases are slow
 NARROW = {name for name, case in CASES.items() if name.startswith(("low", "projection")) and "l2" not in name}
 
 
-def both_ways(folder):
+def both_ways(folder, names):
     """Every case through memory, then through the network; rank 0 leaves the types of what the modules read."""
     made, between = [], trainer.memory_between
 
@@ -36,24 +38,29 @@ def both_ways(folder):
         return made[-1]
 
     trainer.memory_between = kept
-    with_towers(folder, {f"memory: {name}": case for name, case in CASES.items()})
-    assert [memory.dtype for memory in made] == [torch.bfloat16 if name in NARROW else None for name in CASES]
+    with_towers(folder, {f"memory: {name}": CASES[name] for name in names})
+    assert [memory.dtype for memory in made] == [torch.bfloat16 if name in NARROW else None for name in names]
     trainer.memory_between = lambda *_, **__: None
-    with_towers(folder, {f"network: {name}": case for name, case in CASES.items()})
+    with_towers(folder, {f"network: {name}": CASES[name] for name in names})
     (folder / f"done-{dist.get_rank()}").touch()
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exchange")
-    spawn(both_ways, 4, folder, local=2)
-    assert len(list(folder.glob("done-*"))) == 4
-    return folder
+    """By case the folder with what its ranks left."""
+
+    def train_together(names):
+        folder = tmp_path_factory.mktemp("exchange")
+        spawn(both_ways, 4, folder, names, local=2)
+        assert len(list(folder.glob("done-*"))) == 4
+        return dict.fromkeys(names, folder)
+
+    return Together(train_together, DEFAULT, [name for name in CASES if name not in DEFAULT])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", with_slow(CASES, DEFAULT))
 def test_memory_and_network_end_in_the_same_bits(trained, name):
     for rank in range(4):
-        one, two = (load_file(trained / f"{way}: {name}-{rank}.safetensors") for way in ("memory", "network"))
+        one, two = (load_file(trained[name] / f"{way}: {name}-{rank}.safetensors") for way in ("memory", "network"))
         assert one.keys() == two.keys()
         assert [key for key in one if not torch.equal(one[key], two[key])] == []

@@ -116,6 +116,7 @@ def test_a_flat_checkpoint_goes_into_towers_and_back(root):
     assert_close(outcome(folder, "flat read"), after)
 
 
+@pytest.mark.slow
 def test_towers_with_modules_take_from_a_flat_checkpoint_what_both_have(root):
     folder = root / "modules"
     spawn(run, 1, folder, "flat", "flat", 1, None, None, 3)
@@ -130,6 +131,7 @@ def test_towers_with_modules_take_from_a_flat_checkpoint_what_both_have(root):
     assert "parameter towers.tower.0.each.weight of the checkpoint: not loaded" in outcome(folder, "back")["lines"][0]
 
 
+@pytest.mark.slow
 def test_towers_go_on_on_other_hosts_with_their_modules_and_optimizers(root):
     folder = root / "resume"
     spawn(run, 4, folder, "first", "moved", 2, DLRM, None, 2)

@@ -1,6 +1,7 @@
 """Pass-through towers on real ranks are the flat model of one process: outputs, tables and dense part."""
 
 import json
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from pipeline.config import ClipConfig
 from pipeline.config.optimizers import AverageConfig
 from pipeline.records import TowerModuleSpec
 from tests.embeddings.ranks import spawn
+from tests.tiers import Together, with_slow
 from tests.towers.cases import COLUMNS, DIM, STEPS, flat, with_towers, with_towers_on_ssd
 
 MIXED = {"a": "row_wise", "b": "column_wise", "c": "data_parallel", "e": "row_wise"}
@@ -51,10 +53,31 @@ AVERAGES["swa of shampoo"] = {**AVERAGES["swa"], "dense_optimizer": "shampoo"}
 CASES[1] |= {f"{name}, one host": (1, ON_ONE, DLRM, {}, each) for name, each in AVERAGES.items()}
 CASES[4] |= {f"{name}, two hosts": (2, ON_TWO, DLRM, {}, each) for name, each in AVERAGES.items()}
 NAMES = [(ranks, name) for ranks, cases in CASES.items() for name in cases if cases[name][2] is None]
+# The cases of make test; the others are slow.
+PASSED_THROUGH = [
+    (1, "one rank, three towers"),
+    (4, "2x2 uneven"),
+    (4, "two hosts a tower"),
+    (4, "2x2 uneven, clipped"),
+]
+COMPARED = ("dlrm", "low rank", "dlrm, clipped", "swa")  # on one host and on two
+DEFAULT = {
+    1: [name for ranks, name in PASSED_THROUGH if ranks == 1] + [f"{name}, one host" for name in COMPARED],
+    4: [name for ranks, name in PASSED_THROUGH if ranks == 4] + [f"{name}, two hosts" for name in COMPARED],
+}
+
+
+class Trained(NamedTuple):
+    """Logits of real rows by step in global order, whole tables, dense parameters of every rank, tables' names."""
+
+    logits: list[torch.Tensor]
+    rows: dict[str, torch.Tensor]
+    dense: list[dict[str, torch.Tensor]]
+    tables: list[str]
 
 
 def read(folder, name, ranks):
-    """Logits of real rows by step in global order, whole tables, dense parameters of every rank."""
+    """What the ranks of case ``name`` left in ``folder``."""
     files = [load_file(folder / f"{name}-{rank}.safetensors") for rank in range(ranks)]
     logits = []
     for step in range(STEPS):
@@ -67,73 +90,77 @@ def read(folder, name, ranks):
                 _, table, row, column = key.split("|")
                 tables[table][int(row) : int(row) + len(value), int(column) : int(column) + value.shape[1]] = value
     dense = [{key[6:]: value for key, value in file.items() if key.startswith("dense|")} for file in files]
-    return logits, tables, dense
+    return Trained(logits, tables, dense, json.loads((folder / f"{name}-tables.json").read_text()))
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    """By number of ranks and case what ``read`` gives and the names of the tables; 0 ranks: the flat references."""
     root = tmp_path_factory.mktemp("towers")
     references = {"whole": ({}, {}), "cut": ({"b": "column_wise"}, {}), "sgd": ({}, SGD), "clipped": ({}, CLIPPED)}
     references["l2"] = {}, PENALISED
-    spawn(flat, 1, root / "flat", references)
-    for ranks, cases in CASES.items():
-        spawn(with_towers, ranks, root / str(ranks), cases)
-    return root
+
+    def train_together(keys):
+        ranks, folder = keys[0][0], root / str(keys[0][0])
+        if ranks == 0:
+            spawn(flat, 1, folder, references)
+        else:
+            spawn(with_towers, ranks, folder, {name: CASES[ranks][name] for _, name in keys})
+        return {(ranks, name): read(folder, name, max(ranks, 1)) for _, name in keys}
+
+    default = [[(ranks, name) for name in names] for ranks, names in DEFAULT.items()]
+    further = [[(ranks, name) for name in CASES[ranks] if name not in names] for ranks, names in DEFAULT.items()]
+    return Together(train_together, [(0, name) for name in references], *default, *further)
 
 
-@pytest.mark.parametrize(("ranks", "name"), NAMES)
+@pytest.mark.parametrize(("ranks", "name"), with_slow(NAMES, PASSED_THROUGH))
 def test_pass_through_towers_equal_the_flat_single_process_model(runs, ranks, name):
     *_, kinds, settings = CASES[ranks][name]
     named = next((each for each, own in (("clipped", CLIPPED), ("sgd", SGD), ("l2", PENALISED)) if own is settings), "")
     reference = named or ("cut" if kinds else "whole")
-    assert_equal(read(runs / "flat", reference, 1), read(runs / str(ranks), name, ranks))
-    assert json.loads((runs / str(ranks) / f"{name}-tables.json").read_text()) == [c.name for c in COLUMNS]
+    found = runs[ranks, name]
+    assert_equal(runs[0, reference], found)
+    assert found.tables == [c.name for c in COLUMNS]
 
 
+@pytest.mark.slow
 def test_towers_with_their_tables_on_ssd_equal_the_flat_model_in_memory(runs, tmp_path):
     spawn(with_towers_on_ssd, 4, tmp_path, 2, [("cab", [0]), ("ed", [1])], {"a": "row_wise", "e": "row_wise"})
-    assert_equal(read(runs / "flat", "whole", 1), read(tmp_path, "ssd", 4))
+    assert_equal(runs[0, "whole"], read(tmp_path, "ssd", 4))
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", with_slow(MODULES, ["dlrm", "low rank"]))
 def test_tower_modules_train_the_same_on_one_host_and_on_two(runs, name):
-    one, two = read(runs / "1", f"{name}, one host", 1), read(runs / "4", f"{name}, two hosts", 4)
+    one, two = runs[1, f"{name}, one host"], runs[4, f"{name}, two hosts"]
     assert_equal(one, two)
-    assert any(key.startswith("towers.tower.1.") for key in one[2][0])
-    assert one[1]["a"].std() > 0 and not torch.equal(one[1]["a"], read(runs / "flat", "whole", 1)[1]["a"])
+    assert any(key.startswith("towers.tower.1.") for key in one.dense[0])
+    assert one.rows["a"].std() > 0 and not torch.equal(one.rows["a"], runs[0, "whole"].rows["a"])
 
 
-@pytest.mark.parametrize("name", AVERAGES)
+@pytest.mark.parametrize("name", with_slow(AVERAGES, ["swa"]))
 def test_averages_of_tower_modules_are_the_same_on_one_host_and_on_two(runs, name):
-    one, two = read(runs / "1", f"{name}, one host", 1), read(runs / "4", f"{name}, two hosts", 4)
-    assert_equal(one, two)
+    assert_equal(runs[1, f"{name}, one host"], runs[4, f"{name}, two hosts"])
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", with_slow(MODULES, ["dlrm"]))
 def test_clipped_tower_modules_train_the_same_on_one_host_and_on_two(runs, name):
-    one, two = (
-        read(runs / str(ranks), f"{name}, clipped, {hosts}", ranks)
-        for ranks, hosts in ((1, "one host"), (4, "two hosts"))
-    )
-    assert_equal(one, two)
+    assert_equal(runs[1, f"{name}, clipped, one host"], runs[4, f"{name}, clipped, two hosts"])
 
 
 def test_the_limits_of_these_tests_are_felt(runs):
-    free, clipped = read(runs / "flat", "sgd", 1), read(runs / "flat", "clipped", 1)
-    assert all(not torch.allclose(free[1][name], clipped[1][name], atol=1e-3) for name in free[1])
-    assert any(not torch.allclose(free[2][0][name], clipped[2][0][name], atol=1e-3) for name in free[2][0])
+    free, clipped = runs[0, "sgd"], runs[0, "clipped"]
+    assert all(not torch.allclose(free.rows[name], clipped.rows[name], atol=1e-3) for name in free.rows)
+    assert any(not torch.allclose(free.dense[0][name], clipped.dense[0][name], atol=1e-3) for name in free.dense[0])
 
 
 def assert_equal(reference, found):
     """Logits and tables to 1e-6, dense parameters on every rank to 1e-5."""
-    logits, tables, dense = reference
-    tower_logits, tower_tables, tower_dense = found
     for step in range(STEPS):
-        torch.testing.assert_close(tower_logits[step], logits[step], rtol=0, atol=1e-6)
-    for table in tables:
-        assert not torch.isnan(tower_tables[table]).any()
-        torch.testing.assert_close(tower_tables[table], tables[table], rtol=0, atol=1e-6)
-    for each in tower_dense:
-        assert each.keys() == dense[0].keys()
+        torch.testing.assert_close(found.logits[step], reference.logits[step], rtol=0, atol=1e-6)
+    for table, rows in reference.rows.items():
+        assert not torch.isnan(found.rows[table]).any()
+        torch.testing.assert_close(found.rows[table], rows, rtol=0, atol=1e-6)
+    for each in found.dense:
+        assert each.keys() == reference.dense[0].keys()
         for key, value in each.items():
-            torch.testing.assert_close(value, dense[0][key], rtol=0, atol=1e-5)
+            torch.testing.assert_close(value, reference.dense[0][key], rtol=0, atol=1e-5)

@@ -20,10 +20,12 @@ from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.embeddings.ranks import spawn
 from tests.models.variants import RANKERS
+from tests.tiers import Together, with_slow
 from tests.towers.cases import DIM, data
 from tests.towers.test_interchange import DLRM, KEY, settings
 
 HOSTS, STEPS = 2, 4
+DEFAULT = "dlrm"  # the other rankers are slow
 
 
 def ranker(name: str) -> ModelConfig:
@@ -32,12 +34,12 @@ def ranker(name: str) -> ModelConfig:
     return replace(config, first_gate=[]) if isinstance(config, FinalMlpConfig) else config
 
 
-def run_all(folder: Path) -> None:
+def run_all(folder: Path, names: list[str]) -> None:
     """Each ranker flat, in towers without modules, and with modules: straight through and in two parts."""
     logging.disable(logging.WARNING)
     split = data(folder / "data")
     store = Store(str(folder / "data"))
-    for name in RANKERS:
+    for name in names:
         found = {}
         for kind, module, stops in (
             ("flat", None, [STEPS]), ("through", TowerModuleSpec(), [STEPS]), ("straight", DLRM, [STEPS]),
@@ -57,16 +59,20 @@ def run_all(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two ranks, each a host, left the logits of all rankers."""
-    root = tmp_path_factory.mktemp("rankers")
-    spawn(run_all, HOSTS, root, local=1)
-    return root
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Together:
+    """By ranker the logits that two ranks, each a host, left."""
+
+    def train_together(names: list[str]) -> dict[str, dict[str, list[float]]]:
+        root = tmp_path_factory.mktemp("rankers")
+        spawn(run_all, HOSTS, root, names, local=1)
+        return {name: json.loads((root / f"{name}.json").read_text()) for name in names}
+
+    return Together(train_together, [DEFAULT], [name for name in RANKERS if name != DEFAULT])
 
 
-@pytest.mark.parametrize("name", RANKERS)
-def test_a_ranker_trains_behind_towers_as_flat_and_goes_on_alike(folder: Path, name: str) -> None:
-    logits = {kind: np.array(each) for kind, each in json.loads((folder / f"{name}.json").read_text()).items()}
+@pytest.mark.parametrize("name", with_slow(RANKERS, [DEFAULT]))
+def test_a_ranker_trains_behind_towers_as_flat_and_goes_on_alike(outcomes: Together, name: str) -> None:
+    logits = {kind: np.array(each) for kind, each in outcomes[name].items()}
     np.testing.assert_allclose(logits["through"], logits["flat"], atol=1e-5)
     np.testing.assert_array_equal(logits["parts"], logits["straight"])
     assert np.abs(logits["straight"] - logits["flat"]).max() > 1e-4 and logits["flat"].std() > 0

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from pipeline.records import TowerModuleSpec
 from tests.embeddings.ranks import spawn
+from tests.tiers import Together, with_slow
 from tests.towers.cases import STEPS
 from tests.towers.sequence_cases import flat, with_towers
 
@@ -41,21 +42,32 @@ CASES = {
     },
 }  # fmt: skip
 REFERENCES = {"plain": {}, "sgd": SGD, "l2": PENALISED, "uneven": UNEVEN}
+# The cases of make test; the others, and modules and ranks without towers, are slow.
+DEFAULT = [(1, "one rank, three towers"), (4, "2x2"), (4, "2x2, uneven")]
 SAME = [(ranks, name) for ranks, cases in CASES.items() for name in cases if cases[name][2] is None]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    """By number of ranks and case what ``read`` gives; 0 ranks: the flat references."""
     root = tmp_path_factory.mktemp("towers")
-    spawn(flat, 1, root / "flat", REFERENCES)
-    spawn(flat, 2, root / "two", {"parts": PARTS})
-    for ranks, cases in CASES.items():
-        spawn(with_towers, ranks, root / str(ranks), cases)
-    return root
+
+    def train_together(keys):
+        ranks, folder = keys[0][0], root / str(keys[0][0])
+        if ranks in CASES:
+            spawn(with_towers, ranks, folder, {name: CASES[ranks][name] for _, name in keys})
+        else:
+            spawn(flat, max(ranks, 1), folder, {name: {**REFERENCES, "parts": PARTS}[name] for _, name in keys})
+        return {(ranks, name): read(folder, name, max(ranks, 1)) for _, name in keys}
+
+    flats = [(0, name) for name in REFERENCES], [(2, "parts")]
+    default = [[key for key in DEFAULT if key[0] == ranks] for ranks in CASES]
+    further = [[(ranks, name) for name in cases if (ranks, name) not in DEFAULT] for ranks, cases in CASES.items()]
+    return Together(train_together, *flats, *default, *further)
 
 
 def read(folder, name, ranks):
-    """Logits of real rows by step in global order, the values of tables by place, dense parameters of every rank."""
+    """Logits of real rows by step in global order, whole tables, dense parameters of every rank, the tables' names."""
     files = [load_file(folder / f"{name}-{rank}.safetensors") for rank in range(ranks)]
     logits = [torch.cat([file[f"logits{step}"][file[f"weights{step}"] > 0] for file in files]) for step in range(STEPS)]
     tables = {}
@@ -66,7 +78,7 @@ def read(folder, name, ranks):
                 tables.setdefault(table, {})[int(row)] = value
     whole = {name: torch.cat([parts[row] for row in sorted(parts)]) for name, parts in tables.items()}
     dense = [{key[6:]: value for key, value in file.items() if key.startswith("dense|")} for file in files]
-    return logits, whole, dense
+    return logits, whole, dense, json.loads((folder / f"{name}-tables.json").read_text())
 
 
 def assert_equal(reference, found, projected=False):
@@ -74,7 +86,7 @@ def assert_equal(reference, found, projected=False):
 
     ``projected``: the projections of embeddings are in the towers' modules and have other names.
     """
-    logits, tables, dense = reference
+    logits, tables, dense, _ = reference
     for step in range(STEPS):
         torch.testing.assert_close(found[0][step], logits[step], rtol=0, atol=5e-6)
     assert found[1].keys() == tables.keys() == {"a", "b", "c", "d", "seen__age", "heard__f"}
@@ -90,29 +102,29 @@ def assert_equal(reference, found, projected=False):
             torch.testing.assert_close(each[key], dense[0][key], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize(("ranks", "name"), SAME)
+@pytest.mark.parametrize(("ranks", "name"), with_slow(SAME, DEFAULT))
 def test_pass_through_towers_equal_the_flat_single_process_model(runs, ranks, name):
     settings = CASES[ranks][name][4]
     chosen = "l2" if "embedding_l2" in settings else "uneven" if "uneven" in settings else "sgd"
     reference = chosen if "sparse_optimizer" in settings else "plain"
-    assert_equal(read(runs / "flat", reference, 1), read(runs / str(ranks), name, ranks), "uneven" in settings)
-    assert json.loads((runs / str(ranks) / f"{name}-tables.json").read_text()) == [
-        "a", "b", "c", "d", "heard__f", "seen__age"
-    ]  # fmt: skip
+    assert_equal(runs[0, reference], runs[ranks, name], "uneven" in settings)
+    assert runs[ranks, name][3] == ["a", "b", "c", "d", "heard__f", "seen__age"]
 
 
+@pytest.mark.slow
 def test_ranks_without_towers_train_the_same_model_with_few_events_at_once(runs):
-    assert_equal(read(runs / "flat", "sgd", 1), read(runs / "two", "parts", 2))
+    assert_equal(runs[0, "sgd"], runs[2, "parts"])
 
 
+@pytest.mark.slow
 def test_tower_modules_compress_sequences_the_same_on_one_host_and_on_two(runs):
-    one, two = read(runs / "1", "dcn, one host", 1), read(runs / "4", "dcn, two hosts", 4)
+    one, two = runs[1, "dcn, one host"], runs[4, "dcn, two hosts"]
     assert_equal(one, two)
-    assert not torch.equal(one[1]["a"], read(runs / "flat", "sgd", 1)[1]["a"])
+    assert not torch.equal(one[1]["a"], runs[0, "sgd"][1]["a"])
 
 
 def test_every_sequence_learns(runs):
     """Its block, and the table that only its events have: at every place of the flat model."""
-    files = [read(runs / "flat", name, 1)[2][0] for name in ("plain", "sgd")]
+    files = [runs[0, name][2][0] for name in ("plain", "sgd")]
     moved = [name for name in files[0] if not torch.equal(files[0][name], files[1][name])]
     assert {name.split(".")[3] for name in moved if name.startswith("head.histories.")} == {"seen", "asked", "heard"}

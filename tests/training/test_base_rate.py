@@ -15,6 +15,7 @@ from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.embeddings.ranks import plan_for, spawn
+from tests.tiers import with_slow
 from tests.towers.cases import tower_plan, towers_on
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import config
@@ -83,7 +84,7 @@ def run(folder):
     (folder / f"found-{dist.get_rank()}.json").write_text(json.dumps(found))
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", with_slow((1, 2), (2,)))
 def test_the_last_bias_begins_at_the_log_odds_of_the_train_rows(tmp_path, world):
     spawn(run, world, tmp_path)
     found = json.loads((tmp_path / "found-0.json").read_text())

@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.embeddings.ranks import on_tier, plan_for, spawn
+from tests.tiers import Together, with_slow
 from tests.training.dataset import write_dataset
 from tests.training.test_train import ROWS, config
 
@@ -78,6 +80,7 @@ CASES = {
     "shampoo": {"dense_optimizer": "shampoo"},
     "penalised": {"embedding_l2": 1e-3, "clip": ClipConfig(dense_norm=0.05, table_value=0.0002)},
 }
+DEFAULT = ("plain", "mixed")  # of two workers and two owners; the other cases are slow
 SSD = {"plain": {}, "ssd": {"tier": "ssd", "kinds": "table_wise"}}
 STOPPED = {"max_steps": 4}
 
@@ -110,26 +113,33 @@ def outcomes(tmp_path_factory):
 
     Case ``there`` began in the flat world and ends in the bipartite one, case ``back`` the other way round.
     """
-    folder, found = tmp_path_factory.mktemp("bipartite"), {}
-    for name in ("there", "back"):
-        write(folder / name)
-    stop, go_on = (folder / "there", STOPPED), (folder / "back", STOPPED)
-    for workers, owners, cases, more in (
-        (2, 0, CASES, {"there-stopped": stop}),
-        (2, 2, CASES, {"there": (folder / "there", {}), "back-stopped": go_on}),
-        (2, 1, SSD, {}),
-        (2, 0, {}, {"back": (folder / "back", {})}),
-        (1, 1, SSD, {}),
-    ):
-        jobs, here = {}, folder / f"world-{workers}-{owners}"
-        for name, case in cases.items():
-            root, options = here / name, dict(case)
-            write(root, **options.pop("data", {}))
-            jobs[name] = (root, options)
-        found[workers, owners] = {
-            **found.get((workers, owners), {}),
-            **trained(here, workers, owners, {**jobs, **more}),
-        }
+    folder = tmp_path_factory.mktemp("bipartite")
+    further = [name for name in CASES if name not in DEFAULT]
+
+    def prepare(here, name):
+        """The store of a case, its data written, and its options."""
+        moved, stopped, _ = name.partition("-stopped")
+        if moved in ("there", "back"):
+            if stopped:
+                write(folder / moved)
+            return folder / moved, STOPPED if stopped else {}
+        options = dict({**CASES, **SSD}[name])
+        write(here / name, **options.pop("data", {}))
+        return here / name, options
+
+    def train_together(workers, owners, names):
+        here = folder / f"world-{workers}-{owners}"
+        return trained(here, workers, owners, {name: prepare(here, name) for name in names})
+
+    groups = {
+        (2, 0): ([*DEFAULT, "there-stopped"], ["back"], further),
+        (2, 2): ([*DEFAULT, "there", "back-stopped"], further),
+        (2, 1): (SSD,),
+        (1, 1): (SSD,),
+    }
+    found = {world: Together(partial(train_together, *world), *each) for world, each in groups.items()}
+    for world in ((2, 0), (2, 2)):  # "there" goes on where the first world stopped, "back" where the second did
+        assert found[world]["plain"]
     return found
 
 
@@ -140,16 +150,18 @@ def same(found, wanted):
     assert found["tables"] == wanted["tables"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", with_slow(CASES, DEFAULT))
 def test_it_trains_the_bits_of_a_flat_world_of_as_many_workers(outcomes, name):
     same(outcomes[2, 2][name], outcomes[2, 0][name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SSD)
 def test_one_embedding_rank_serves_two_workers_from_memory_or_ssd(outcomes, name):
     same(outcomes[2, 1][name], outcomes[2, 0]["plain"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SSD)
 def test_one_worker_trains_the_same_model_but_for_rounding(outcomes, name):
     one, two = outcomes[1, 1][name], outcomes[2, 0]["plain"]
@@ -164,7 +176,7 @@ def test_a_checkpoint_goes_on_in_the_other_kind_of_world(outcomes, world, name):
     assert (found["logits"], found["tables"]) == (plain["logits"], plain["tables"])
 
 
-@pytest.mark.parametrize("owners", [1, 2])
+@pytest.mark.parametrize("owners", with_slow([1, 2], [2]))
 def test_rows_never_travel(outcomes, owners):
     """A sample sends ids and lengths, its embeddings come back and their gradients go: nothing else."""
     ids, lengths, embeddings = 3 * 4, 3 * 4, 3 * 8 * 4

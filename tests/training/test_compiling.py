@@ -20,6 +20,7 @@ from pipeline.training import compiling
 from pipeline.training.compiling import Timed, trial, use
 from pipeline.training.model import DensePart
 from tests.embeddings.ranks import spawn
+from tests.tiers import with_slow
 from tests.training.test_train import run_case, trained
 
 NEVER, ALWAYS = -1.0, float("inf")  # the share of the eager passes' time that pays
@@ -77,7 +78,7 @@ def run_all(folder):
     (folder / f"rank{rank}.json").write_text(json.dumps(outcomes))
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=with_slow((1, 2), (2,)))
 def outcomes(request, tmp_path_factory):
     """By case, the outcome on each rank."""
     folder = tmp_path_factory.mktemp(f"world{request.param}")

@@ -358,20 +358,18 @@ CASES = {
 CASES["shampoo"] |= {"dense_options": DenseOptions(**{**SMALL, "block_size": 7})}
 CASES["averaged"] = AVERAGED
 CASES["grouped"] = {"dense_groups": {"*.bias": DenseGroup(lr=0.0)}}
-OTHERS = {"not averaged": {**AVERAGED, "average": AverageConfig(kind="ema", decay=0.8, use=False)}}
 
 
 def run_cases(folder):
     rank, world = dist.get_rank(), dist.get_world_size()
-    outcomes = {
-        name: test_train.run_case(folder / name, world, rank, **case) for name, case in {**CASES, **OTHERS}.items()
-    }
+    outcomes = {name: test_train.run_case(folder / name, world, rank, **case) for name, case in CASES.items()}
     for name, case in CASES.items():
         settings = {**case, "then": {"epochs": 2}, "max_steps": 7, "checkpoint": CheckpointConfig(every_steps=3)}
         outcomes[f"{name}, stopped"] = test_train.run_case(folder / f"{name}, stopped", world, rank, **settings)
     (folder / f"{rank}.json").write_text(json.dumps(outcomes))
 
 
+@pytest.mark.slow
 def test_whole_trainings_stop_and_go_on_alike_and_ranks_train_the_same_model(tmp_path):
     outcomes = {}
     for world in (1, 2):
@@ -381,6 +379,20 @@ def test_whole_trainings_stop_and_go_on_alike_and_ranks_train_the_same_model(tmp
         alone, both = outcomes[1][name], outcomes[2][name]
         assert both["digests"] == outcomes[2][f"{name}, stopped"]["digests"], name
         assert alone["ne"] == pytest.approx(both["ne"], rel=1e-3) and alone["ne"] < 1, name
-    averaged, last = outcomes[1]["averaged"], outcomes[1]["not averaged"]
+
+
+def leave_averages(folder):
+    cases = {
+        "averaged": AVERAGED,
+        "not averaged": {**AVERAGED, "average": AverageConfig(kind="ema", decay=0.8, use=False)},
+    }
+    found = {name: test_train.run_case(folder / name, 1, 0, **case) for name, case in cases.items()}
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+def test_a_training_leaves_its_average_where_it_is_to_be_used(tmp_path):
+    spawn(leave_averages, 1, tmp_path)
+    found = json.loads((tmp_path / "found.json").read_text())
+    averaged, last = found["averaged"], found["not averaged"]
     assert averaged["logits"] != last["logits"]
     assert averaged["ne"] == pytest.approx(last["ne"], abs=0.05)

@@ -20,6 +20,7 @@ from pipeline.training.predict import EVEN_ROWS, even_batch, predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.models.trained import COLUMNS, DIM, ROWS, config_of
+from tests.tiers import Together
 from tests.towers.cases import tower_plan, towers_on
 from tests.training.dataset import KEY, write_dataset
 
@@ -49,6 +50,8 @@ CASES = {
     "sequences on ssd": {"sequences": True, "sharding": "row_wise", "tier": "ssd"},
     "towers": {"towers": True},  # of two hosts, of one rank or two
 }
+# On one and two ranks; the other cases, and three and four ranks, are slow.
+DEFAULT = ("row-wise", "ensemble", "whole on one", "sequences")
 
 
 def setting(folder, world, *, sequences=False, towers=False, sharding="table_wise", tier="ddr", precision="fp32"):
@@ -91,13 +94,11 @@ def sending(*, among_ranks):
         dist.all_to_all_single = send
 
 
-def predicted(folder):
-    """Score the held-out rows in every case that runs on so many ranks; rank 0 keeps the logits."""
-    for name, case in CASES.items():
-        kind, world, own = "plain", dist.get_world_size(), dict(case)
+def predicted(folder, names):
+    """Score the held-out rows in each of the cases; rank 0 keeps the logits."""
+    for name in names:
+        world, own = dist.get_world_size(), dict(CASES[name])
         kind = next((each for each in ("sequences", "towers") if own.get(each)), "plain")
-        if kind == "towers" and world % 2:
-            continue
         ensemble, whole = own.pop("ensemble", False), own.pop("whole", False)
         paths = json.loads((folder / f"{kind}.json").read_text())
         members = [Member(checkpoint=path, weight=0.3 + n) for n, path in enumerate(paths)] if ensemble else []
@@ -114,39 +115,66 @@ def predicted(folder):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with the logits of every case on 1 to 4 ranks."""
+def outcomes(tmp_path_factory):
+    """By case and number of ranks the labels and logits."""
     folder = tmp_path_factory.mktemp("stores")
     write_dataset(folder / "rows", train=1010, test=TEST_ROWS, group=16, sparse=COLUMNS)
     write_dataset(folder / "sequences", train=1010, test=TEST_ROWS, group=16, sparse=COLUMNS, sequences=(SEEN, HEARD))
     spawn(trained, 1, folder, "", "sequences")
-    spawn(trained, 2, folder, "towers")
-    for world in WORLDS:
-        spawn(predicted, world, folder)
-    return folder
+
+    def predict_together(cases):
+        world = cases[0][1]
+        if ("towers", world) in cases and not (folder / "towers.json").exists():
+            spawn(trained, 2, folder, "towers")
+        spawn(predicted, world, folder, [name for name, _ in cases])
+        found = {}
+        for name, _ in cases:
+            with np.load(folder / f"{name}-{world}.npz", allow_pickle=False) as kept:
+                found[name, world] = kept["labels"], kept["logits"]
+        return found
+
+    default = [[(name, world) for name in DEFAULT] for world in (1, 2)]
+    further = [[(name, world) for name in CASES if name not in DEFAULT and runs(name, world)] for world in (1, 2)]
+    larger = [[(name, world) for name in CASES if runs(name, world)] for world in (3, 4)]
+    return Together(predict_together, *default, *further, *larger)
 
 
-def kept(folder, name, world):
-    """The labels and logits of a case on so many ranks."""
-    with np.load(folder / f"{name}-{world}.npz", allow_pickle=False) as found:
-        assert len(found["logits"]) == TEST_ROWS and np.ptp(found["logits"]) > 0.01
-        return found["labels"], found["logits"]
+def runs(name, world):
+    """Whether a case runs on so many ranks: towers need two hosts."""
+    return name != "towers" or world % 2 == 0
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_logits_and_figures_are_the_same_on_1_2_3_and_4_ranks(folder, name) -> None:
-    worlds = (2, 4) if name == "towers" else WORLDS
+def assert_same(outcomes, name, worlds):
     found = {}
     for world in worlds:
-        labels, logits = kept(folder, name, world)
+        labels, logits = outcomes[name, world]
+        assert len(logits) == TEST_ROWS and np.ptp(logits) > 0.01
         found[world] = logits.tobytes(), evaluate(labels, logits)
     first = found[worlds[0]]
     assert all(each == first for each in found.values()), [world for world in worlds if found[world] != first]
 
 
-def test_cases_differ(folder) -> None:
+@pytest.mark.parametrize("name", DEFAULT)
+def test_logits_and_figures_are_the_same_on_1_and_2_ranks(outcomes, name) -> None:
+    assert_same(outcomes, name, (1, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_figures_are_the_same_on_1_2_3_and_4_ranks(outcomes, name) -> None:
+    assert_same(outcomes, name, [world for world in WORLDS if runs(name, world)])
+
+
+def test_default_cases_differ(outcomes) -> None:
     """But for where their tables lie: a case without its setting would be another one again."""
-    digests = {name: kept(folder, name, 2)[1].tobytes() for name in CASES}
+    digests = {name: outcomes[name, 2][1].tobytes() for name in DEFAULT}
+    assert digests["row-wise"] == digests["whole on one"]
+    assert len(set(digests.values())) == len(DEFAULT) - 1
+
+
+@pytest.mark.slow
+def test_cases_differ(outcomes) -> None:
+    digests = {name: outcomes[name, 2][1].tobytes() for name in CASES}
     same = [
         {"table-wise", "row-wise", "on ssd", "whole", "whole on one"},
         {"sequences", "sequences on ssd", "whole sequences"},

@@ -10,6 +10,7 @@ from pipeline.store import Store
 from pipeline.training.data import BatchReader
 from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from tests.tiers import with_slow
 from tests.training import dataset as datasets
 
 ROWS, GROUP, BATCH = 128 * 1024, 8 * 1024, 1024  # 16 row groups in two files
@@ -50,7 +51,7 @@ def rows(store, dataset, rank=0, world=1, epochs=1):
     return np.rint(found * ROWS).astype(int)
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", with_slow((1, 2), (2,)))
 def test_ranks_fetch_what_they_decode(made, fetched, world):
     """Clients of object stores read on behind what they are asked for, by 50 MiB, where nobody tells them not to."""
     store, dataset, size = made

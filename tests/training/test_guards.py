@@ -10,6 +10,7 @@ from pipeline.config import TrainConfig
 from pipeline.errors import GuardError
 from pipeline.training.guards import check_layers
 from tests.embeddings.ranks import spawn
+from tests.tiers import with_slow
 
 SPOILT = {
     "weight": "layer parameter 'bottom.weight' is not finite",
@@ -39,7 +40,7 @@ def run(folder):
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", with_slow((1, 2), (2,)))
 def test_layers_and_moments_that_are_not_finite_stop_every_rank(tmp_path, world):
     spawn(run, world, tmp_path)
     for rank in range(world):

@@ -18,6 +18,7 @@ from pipeline.training import hogwild, loop
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.embeddings.ranks import on_tier, plan_for, spawn
+from tests.tiers import with_slow
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import ROWS, config
 
@@ -108,7 +109,12 @@ def outcome(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("case", ["adagrad", "lazy adam", "one thread", "checkpoints", "clipped", "statistics"])
+@pytest.mark.parametrize(
+    "case",
+    with_slow(
+        ["adagrad", "lazy adam", "one thread", "checkpoints", "clipped", "statistics"], ["checkpoints", "statistics"]
+    ),
+)
 def test_every_row_is_trained_once_an_epoch_and_the_model_learns(outcome, case):
     found, sync = outcome(case), outcome("sync")
     assert found["rows"] == TRAIN_ROWS and set(found["seen"]) == {2}
@@ -132,6 +138,7 @@ def test_a_resumed_training_takes_the_other_batches(outcome):
     assert found["rows"] == TRAIN_ROWS and set(found["seen"]) == {2}
 
 
+@pytest.mark.slow
 def test_looks_at_validation_rows_stop_it(outcome):
     found = outcome("looks")
     part = found["summary"]["train"]["validation"]

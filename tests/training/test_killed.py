@@ -102,6 +102,7 @@ def test_every_choice_is_killed() -> None:
         assert {row[i] for row in CASES.values()} == set(registry.names())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_killed_training_goes_on_to_the_same_bits(tmp_path: Path, name: str) -> None:
     columns = tuple(SparseColumn(name=table, rows=rows) for table, rows in ROWS.items())

@@ -17,6 +17,7 @@ from pipeline.training.data import BatchReader
 from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import SplitReader
 from tests.embeddings.ranks import shards_for, spawn
+from tests.tiers import with_slow
 from tests.training.dataset import KEY, write_dataset
 
 ROWS, GROUP, LANES, BATCH = 1003, 15, 8, 48  # 67 row groups, the last one short; 20 global batches and 43 rows
@@ -171,7 +172,7 @@ def heard_by(tmp_path, world, lanes=64, taken=None):
     return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
 
 
-@pytest.mark.parametrize(("world", "lanes"), [(2, 64), (3, 1), (4, 64)])
+@pytest.mark.parametrize(("world", "lanes"), with_slow([(2, 64), (3, 1), (4, 64)], [(2, 64), (3, 1)]))
 def test_ranks_hear_of_the_ids_whose_rows_they_hold_before_they_get_a_batch(tmp_path, world, lanes):
     ranks = heard_by(tmp_path, world, lanes)
     if lanes > 1:  # nobody decodes rows of the others
@@ -189,7 +190,7 @@ def test_ranks_hear_of_the_ids_whose_rows_they_hold_before_they_get_a_batch(tmp_
                 assert outcome["ids"][number][table] == sorted(own)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", with_slow((2, 3), (2,)))
 def test_ranks_pad_their_events_to_the_one_with_most(tmp_path, world):
     ranks = heard_by(tmp_path, world, taken=21)
     for parts in zip(*(rank["found"] for rank in ranks), strict=True):

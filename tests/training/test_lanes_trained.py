@@ -13,9 +13,9 @@ import torch
 from pipeline.checkpoint.fault_points import FaultPoint
 from tests.checkpoint.killing import EPOCHS, ROWS, STEPS, Kill, attempt, ledger, make_dataset
 from tests.checkpoint.test_kill import final
+from tests.tiers import with_slow
 
 LANES = {"lanes": 64}  # of which 8 fit 64 row groups and batches of 48 rows
-WORLDS = (1, 2, 4)
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +51,16 @@ def losses(root, folder="a"):
     return json.loads((root / folder / "losses-rank0.json").read_text())
 
 
-def test_ranks_train_the_same_rows_to_the_same_losses(whole):
+@pytest.mark.parametrize("world", with_slow((2, 4), (2,)))
+def test_ranks_train_the_same_rows_to_the_same_losses(whole, world):
     rows, alone = whole(1)
     assert rows == Counter(dict.fromkeys(rows, 1))
     assert Counter(row for _, row in rows) == dict.fromkeys(range(ROWS), EPOCHS)
     assert rows != whole(1, lanes=1)[0]
-    for world in WORLDS[1:]:
-        same, root = whole(world)
-        assert same == rows
-        assert losses(root) == pytest.approx(losses(alone), rel=1e-5)
-        assert_close(final(root), final(alone))
+    same, root = whole(world)
+    assert same == rows
+    assert losses(root) == pytest.approx(losses(alone), rel=1e-5)
+    assert_close(final(root), final(alone))
 
 
 def assert_close(found, expected):
@@ -70,6 +70,7 @@ def assert_close(found, expected):
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_killed_on_four_ranks_and_resumed_on_two_three_and_one(tmp_path, dataset, whole):
     worlds = [(4, Kill(FaultPoint.BATCH, 3, 5)), (2, Kill(FaultPoint.BEFORE_COMMIT, 0, 2)),
               (3, Kill(FaultPoint.BATCH, 2, 4)), (1, None)]  # fmt: skip
@@ -90,6 +91,7 @@ def test_a_training_keeps_the_lanes_that_it_began_with(tmp_path, dataset, whole)
     assert ledger([killed, again, last]) == whole(1, lanes=1)[0] != whole(1)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["ddr", "ssd"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_killed_and_resumed_on_as_many_ranks_it_ends_with_the_same_bits(tmp_path, dataset, whole, world, tier):

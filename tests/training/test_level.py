@@ -60,16 +60,27 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory):
+    """By case what ``level_left`` saved."""
+    found = {}
+    for world in (1, 2):
+        folder = tmp_path_factory.mktemp(f"world{world}")
+        cases = {name: changes for name, (ranks, changes) in CASES.items() if ranks == world}
+        spawn(run_with, world, folder, cases)
+        found |= {name: np.load(folder / name / "sums.npy") for name in cases}
+    return found
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_predictions_add_up_to_the_clicks_of_the_train_rows(tmp_path, name):
-    world, changes = CASES[name]
-    spawn(run_with, world, tmp_path, changes)
-    expected, clicks = np.load(tmp_path / "sums.npy")
+def test_predictions_add_up_to_the_clicks_of_the_train_rows(sums, name):
+    expected, clicks = sums[name]
     assert expected == pytest.approx(clicks, rel=1e-4)
 
 
-def run_with(folder, changes):
-    level_left(folder, **changes)
+def run_with(folder, cases):
+    for name, changes in cases.items():
+        level_left(folder / name, **changes)
 
 
 def test_the_level_adds_up():

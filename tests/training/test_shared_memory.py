@@ -63,7 +63,7 @@ def compare(folder):
     (folder / f"done-{rank}").touch()
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_exchanges_equal_those_of_gloo(tmp_path, world):
     spawn(compare, world, tmp_path)
     assert len(list(tmp_path.glob("done-*"))) == world
@@ -114,7 +114,7 @@ def pool(folder, slot):
     (folder / f"done-{rank}").touch()
 
 
-@pytest.mark.parametrize("slot", [256 << 20, 100])
+@pytest.mark.parametrize("slot", [256 << 20, pytest.param(100, marks=pytest.mark.slow)])
 def test_pooled_embeddings_and_their_gradients_are_those_of_torchrec(tmp_path, slot):
     spawn(pool, 3, tmp_path, slot)
     assert len(list(tmp_path.glob("done-*"))) == 3
@@ -216,7 +216,7 @@ def refuse(*_, **__):
     raise OSError(13, "Permission denied")
 
 
-@pytest.mark.parametrize("whose", [0, 1])
+@pytest.mark.parametrize("whose", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_where_one_rank_cannot_map_the_memory_no_rank_uses_it(tmp_path, whose):
     spawn(cannot, 2, tmp_path, whose)
     assert len(list(tmp_path.glob("done-*"))) == 2

@@ -23,6 +23,7 @@ from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.checkpoint.killing import STEPS, Kill, attempt, make_dataset
 from tests.checkpoint.test_kill import final
 from tests.embeddings.ranks import on_tier, plan_for, spawn, with_state
+from tests.tiers import Together, with_slow
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import config, digests, trained
 
@@ -52,6 +53,21 @@ CASES = {
     "missing": {"paths": ["nowhere"]},
     "cut": {"cut": 8, "checkpoint": EVERY},  # the last: one rank leaves the others behind
 }
+# On two ranks; the other cases, and all of them on one rank, are slow.
+DEFAULT = (
+    "ddr",
+    "ssd",
+    "stopped",
+    "ragged ddr",
+    "lanes ddr",
+    "lanes",
+    "l2 ddr",
+    "l2",
+    "short of memory",
+    "missing",
+    "cut",
+)
+SAME = ("ssd", "default path", "pinned", "stopped", "quick checkpoints", "table-wise", "ragged", "sgd", "lanes", "l2")
 MESSAGES = {
     "missing": ("ConfigError", "hardware.ssd_paths names .*nowhere.* not a directory"),
     "cut": ("GuardError", "scratch file of .* was cut from .* the last checkpoint, .*step-0000000[36], is intact"),
@@ -108,60 +124,77 @@ def run_case(root, *, tier="ssd", paths=("disk0", "disk1"), cache_rows=0, shardi
     }  # fmt: skip
 
 
-def run_cases(folder):
-    for name, case in CASES.items():
-        (folder / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(run_case(folder / name, **case)))
+def run_cases(folder, names):
+    for name in names:
+        (folder / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(run_case(folder / name, **CASES[name])))
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def outcomes(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(f"world{request.param}")
-    spawn(run_cases, request.param, folder)
-    return {
-        name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(request.param)]
-        for name in CASES
-    }
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """By number of ranks and case the outcome on each rank."""
+
+    def train_together(cases):
+        world = cases[0][0]
+        folder = tmp_path_factory.mktemp(f"world{world}")
+        spawn(run_cases, world, folder, [name for _, name in cases])
+        return {
+            (world, name): [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(world)]
+            for _, name in cases
+        }
+
+    default = [(2, name) for name in CASES if name in DEFAULT]
+    further = [(2, name) for name in CASES if name not in DEFAULT]
+    return Together(train_together, default, further, [(1, name) for name in CASES])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["ssd", "default path", "pinned", "stopped", "quick checkpoints", "table-wise", "ragged", "sgd", "lanes", "l2"],
-)
-def test_the_bytes_are_those_of_a_run_in_memory(outcomes, name):
-    found, expected = (
-        outcomes[name][0],
-        outcomes[f"{name} ddr" if name in ("ragged", "sgd", "lanes", "l2") else "ddr"][0],
-    )
+def on_ranks(names):
+    """Number of ranks and case, for each of ``names``; all but ``DEFAULT`` on two ranks are slow."""
+    return with_slow(product((1, 2), names), [(2, name) for name in names if name in DEFAULT])
+
+
+@pytest.mark.parametrize(("world", "name"), on_ranks(SAME))
+def test_the_bytes_are_those_of_a_run_in_memory(outcomes, world, name):
+    found = outcomes[world, name][0]
+    expected = outcomes[world, f"{name} ddr" if f"{name} ddr" in CASES else "ddr"][0]
     assert found["logits"] == expected["logits"]
     if name != "table-wise":  # its checkpoint's files are cut otherwise
         # TorchRec draws numbers for tables in memory that nobody uses: torch's generator stands elsewhere.
         assert trained(found["digests"]) == trained(expected["digests"])
     assert found["left"] == []
     if name in ("lanes", "l2"):
-        assert found["logits"] != outcomes["ragged ddr" if name == "lanes" else "ddr"][0]["logits"]
+        assert found["logits"] != outcomes[world, "ragged ddr" if name == "lanes" else "ddr"][0]["logits"]
 
 
-def test_figures_reach_the_records_and_the_log_line(outcomes):
-    outcome = outcomes["ssd"][0]
+@pytest.mark.parametrize("world", with_slow((1, 2), (2,)))
+def test_figures_reach_the_records_and_the_log_line(outcomes, world):
+    outcome = outcomes[world, "ssd"][0]
     record, figures = outcome["records"][-1], outcome["summary"]["train"]
     assert 0 < record["ssd_hit_rate"] <= 1 and 0 <= outcome["records"][0]["ssd_prefetch_coverage"] <= 1
     assert record["pss_bytes"] > 50e6 and figures["peak_pss_bytes"] >= record["pss_bytes"]
     # So few rows never fill a segment of the log; tests/embeddings/test_ssd.py has logs that do.
     assert {"ssd_faults", "ssd_read_bytes", "ssd_written_bytes"} <= set(figures["ssd"])
     assert " ssd hit " in plain_line(record)
-    plain = outcomes["ddr"][0]
+    plain = outcomes[world, "ddr"][0]
     assert not any("ssd" in key for key in [*plain["records"][-1], *plain["summary"]["train"]])
     assert "ssd" not in plain_line(plain["records"][-1])
 
 
-@pytest.mark.parametrize("name", MESSAGES)
-def test_a_disk_that_fails_is_one_message_on_every_rank(outcomes, name):
+@pytest.mark.parametrize(("world", "name"), on_ranks(MESSAGES))
+def test_a_disk_that_fails_is_one_message_on_every_rank(outcomes, world, name):
     kind, message = MESSAGES[name]
-    assert {outcome["error"] for outcome in outcomes[name]} == {kind}
-    assert len({outcome["message"] for outcome in outcomes[name]}) == 1
-    assert re.search(message, outcomes[name][0]["message"])
+    found = outcomes[world, name]
+    assert {outcome["error"] for outcome in found} == {kind}
+    assert len({outcome["message"] for outcome in found}) == 1
+    assert re.search(message, found[0]["message"])
 
 
+def test_a_killed_run_leaves_no_file(tmp_path):
+    make_dataset(tmp_path)
+    assert attempt(tmp_path, tmp_path / "a", 2, {}, Kill(FaultPoint.BATCH, 0, 3), tier="ssd").codes[0] == -9
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_file_and_resumes_to_the_same_bytes(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for root in (whole, killed):

@@ -15,6 +15,7 @@ from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.embeddings.ranks import on_tier, plan_for, spawn
+from tests.tiers import with_slow
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_ssd import COLUMNS, ROWS
 from tests.training.test_train import config, digests, trained
@@ -59,7 +60,7 @@ def run_both(folder):
     run(folder / "ssd", "ssd")
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", with_slow((1, 2), (2,)))
 def test_a_cached_model_trains_and_is_evaluated_like_one_in_memory(tmp_path, world):
     """Slots for two training batches, batches read ahead, evaluation's batches four times as large."""
     for tier in ("ddr", "ssd"):
