@@ -7,6 +7,7 @@ import other rooms inside, because composing a configuration imports every stage
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
@@ -84,11 +85,12 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
     if not parts:
         yield [], _plain(node)
         return
-    entries = node if isinstance(node, dict) else {each.name: getattr(node, each.name) for each in fields(node)}
     head, *rest = parts
+    names = [head] if head != "*" else list(node) if isinstance(node, dict) else [each.name for each in fields(node)]
     quiet = set() if isinstance(node, dict) else _quiet(node)
-    for name in (each for each in (entries if head == "*" else [head]) if each not in quiet):
-        for place, value in _values(entries[name], rest):
+    for name in (each for each in names if each not in quiet):
+        entry = node[name] if isinstance(node, dict) else getattr(node, name)
+        for place, value in _values(entry, rest):
             yield [name, *place], value
 
 
@@ -108,8 +110,13 @@ def _entry(node: Any) -> dict[str, Any]:
 
 def _quiet(node: Any) -> set[str]:
     """The settings of dataclass ``node`` that are declared ``quiet`` (``config.fields``) and at their defaults."""
-    told = ((each, any(getattr(known, "quiet", False) for known in each.metadata.values())) for each in fields(node))
-    return {each.name for each, quiet in told if quiet and getattr(node, each.name) == _default(each)}
+    return {each.name for each in _declared_quiet(type(node)) if getattr(node, each.name) == _default(each)}
+
+
+@functools.cache  # every key goes through the same few classes, hundreds of times
+def _declared_quiet(kind: type) -> list[Field[Any]]:
+    told = ((each, each.metadata.values()) for each in fields(kind))
+    return [each for each, known in told if any(getattr(one, "quiet", False) for one in known)]
 
 
 def _default(each: Field[Any]) -> Any:

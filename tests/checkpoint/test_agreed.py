@@ -39,8 +39,17 @@ def resume_with_two_views(folder, hidden, blind):
     dist.barrier()
 
 
-@pytest.mark.parametrize("blind", [0, 1])
-@pytest.mark.parametrize("hidden", HIDDEN)
+SOONER = [("rows", 1), ("newest", 0)]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "blind"),
+    [
+        pytest.param(hidden, blind, marks=() if (hidden, blind) in SOONER else pytest.mark.slow)
+        for hidden in HIDDEN
+        for blind in (0, 1)
+    ],
+)
 def test_what_one_host_does_not_see_is_not_set_aside_and_not_gone_back_from(tmp_path, hidden, blind):
     spawn(write, 1, tmp_path, "table_wise", "a", [1, 2, 3], {"policy": "one_shot"})
     before = tree(tmp_path / "store")

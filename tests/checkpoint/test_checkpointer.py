@@ -10,7 +10,11 @@ from tests.checkpoint.chain_runs import compact_behind, resume, skip_while_busy,
 from tests.embeddings.cases import DIM, ROWS
 from tests.embeddings.ranks import spawn
 
-POLICIES = ["intermittent", "one_shot", "consecutive", "full"]
+# Which parents a policy gives a delta is proved without a training (test_policy); the first one has a chain of them.
+POLICIES = [
+    "consecutive",
+    *(pytest.param(each, marks=pytest.mark.slow) for each in ("intermittent", "one_shot", "full")),
+]
 MIXED = ["row_wise", "data_parallel", "table_wise"]
 
 
@@ -47,7 +51,10 @@ def test_a_chain_restores_bit_for_bit_on_one_rank(tmp_path, policy):
     same(tables(tmp_path, "a-end", 1), tables(tmp_path, "b-again", 1))
 
 
-@pytest.mark.parametrize(("world", "kinds"), [(2, MIXED), (1, "table_wise"), (3, "row_wise")])
+@pytest.mark.parametrize(
+    ("world", "kinds"),
+    [(2, MIXED), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, "table_wise"), (3, "row_wise")))],
+)
 def test_two_ranks_restore_into_other_world_sizes(tmp_path, world, kinds):
     settings = {"policy": "one_shot"}
     spawn(write, 2, tmp_path, MIXED, "a", [2, 3, 4], settings)

@@ -7,7 +7,7 @@ from pipeline.store import Store
 from tests.checkpoint.killing import DIRECTORY, STEPS, attempt, make_dataset
 
 
-@pytest.mark.parametrize("every", [None, 4])
+@pytest.mark.parametrize("every", [pytest.param(None, marks=pytest.mark.slow), 4])
 def test_an_interval_that_ends_on_several_ranks_takes_one_checkpoint(tmp_path, every):
     """An interval shorter than a step: every rank asks after every step. What is asked while one is taken is granted
     by it, so no two lie one step apart; ``every_steps`` grants it as well.

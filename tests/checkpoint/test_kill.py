@@ -14,25 +14,28 @@ from tests.checkpoint.killing import DIRECTORY, EPOCHS, ROWS, STEPS, Kill, attem
 
 # Checkpoints lie at steps 2, 4, .. 14; the first is a baseline, the next ones deltas. A baseline has several
 # chunks on every rank, so the counts below fall into the second checkpoint or later.
-KILLS = {
+SOONER = {  # in make test: a step, half the data, ranks that disagree, around the commit and the swap, a restore
     "batch": [Kill(FaultPoint.BATCH, 1, 8)],
-    "first batch, before any checkpoint": [Kill(FaultPoint.BATCH, 0, 1)],
-    "staging": [Kill(FaultPoint.STAGE, 1, 5)],
-    "quantising": [Kill(FaultPoint.ENCODE, 0, 9)],
     "mid shard": [Kill(FaultPoint.CHUNK, 1, 9)],
-    "mid shard of the first checkpoint": [Kill(FaultPoint.CHUNK, 0, 2)],
     "dense": [Kill(FaultPoint.DENSE, 0, 2)],
     "one rank has written, the other not": [Kill(FaultPoint.ENCODE, 1, 9, after="written-2-rank0")],
     "before commit": [Kill(FaultPoint.BEFORE_COMMIT, 0, 2)],
     "after commit": [Kill(FaultPoint.AFTER_COMMIT, 0, 2)],
+    "after the compacted one is named": [Kill(FaultPoint.AFTER_SWAP, 0, 1)],
+    "restore": [Kill(FaultPoint.BATCH, 1, 8), Kill(FaultPoint.RESTORE, 0, 3)],
+}
+FURTHER = {
+    "first batch, before any checkpoint": [Kill(FaultPoint.BATCH, 0, 1)],
+    "staging": [Kill(FaultPoint.STAGE, 1, 5)],
+    "quantising": [Kill(FaultPoint.ENCODE, 0, 9)],
+    "mid shard of the first checkpoint": [Kill(FaultPoint.CHUNK, 0, 2)],
     "prune": [Kill(FaultPoint.PRUNE, 0, 1)],
     "compaction": [Kill(FaultPoint.COMPACT, 0, 3)],
     "before the compacted one is named": [Kill(FaultPoint.BEFORE_SWAP, 0, 1)],
-    "after the compacted one is named": [Kill(FaultPoint.AFTER_SWAP, 0, 1)],
     "the final checkpoint": [Kill(FaultPoint.BEFORE_COMMIT, 0, STEPS // 2)],
-    "restore": [Kill(FaultPoint.BATCH, 1, 8), Kill(FaultPoint.RESTORE, 0, 3)],
     "three times": [Kill(FaultPoint.BEFORE_COMMIT, 0, 2), Kill(FaultPoint.RESTORE, 0, 2), Kill(FaultPoint.CHUNK, 0, 4)],
 }
+KILLS = SOONER | FURTHER
 COMPACTING = {"compact_after": 2, "policy": "consecutive"}
 
 
@@ -91,7 +94,7 @@ def final(root):
 
 
 @pytest.mark.parametrize("world", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
-@pytest.mark.parametrize("name", KILLS)
+@pytest.mark.parametrize("name", [*SOONER, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)])
 def test_no_row_is_lost_or_trained_twice(tmp_path, first, undisturbed, name, world):
     (root, killed), checkpoint = first(name), settings_of(name)
     shutil.copytree(root, tmp_path, dirs_exist_ok=True)
@@ -122,6 +125,7 @@ def test_no_row_is_lost_or_trained_twice(tmp_path, first, undisturbed, name, wor
 MIXED = {"quantise": "mixed", "state": "bf16", "final_quantise": "mixed"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [Kill(FaultPoint.CHUNK, 1, 20), Kill(FaultPoint.BEFORE_COMMIT, 0, 3)], ids=str)
 def test_no_row_is_lost_or_trained_twice_with_mixed_bits(tmp_path, dataset, kill):
     shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)

@@ -82,8 +82,10 @@ def test_snapshots_stay_until_the_training_has_ended_and_then_its_members_do(und
 
 @pytest.mark.parametrize(
     "kill",
-    [Kill(FaultPoint.BATCH, 1, CYCLE + 4), Kill(FaultPoint.BATCH, 0, 2 * CYCLE + 1)],
-    ids=["within the second cycle", "as the third cycle begins"],
+    [
+        pytest.param(Kill(FaultPoint.BATCH, 1, CYCLE + 4), id="within the second cycle"),
+        pytest.param(Kill(FaultPoint.BATCH, 0, 2 * CYCLE + 1), marks=pytest.mark.slow, id="as the third cycle begins"),
+    ],
 )
 def test_a_resumed_training_has_the_same_snapshots_to_the_bit(tmp_path, dataset, undisturbed, kill):
     shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)

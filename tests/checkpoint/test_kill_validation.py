@@ -66,8 +66,11 @@ def steps_of(undisturbed):
     raise AssertionError("no plateau")
 
 
+FURTHER = [("best", 0), ("best", 1), ("plateau", 0), ("plateau", 4), ("end", 0)]
+
+
 @pytest.mark.parametrize(
-    ("moment", "behind"), [("best", 0), ("best", 1), ("plateau", 0), ("plateau", 1), ("plateau", 4), ("end", 0)]
+    ("moment", "behind"), [("plateau", 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in FURTHER)]
 )
 def test_a_resumed_training_decides_and_ends_the_same(tmp_path, dataset, undisturbed, moment, behind):
     shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)
@@ -80,6 +83,7 @@ def test_a_resumed_training_decides_and_ends_the_same(tmp_path, dataset, undistu
     _same(ended(tmp_path, "last"), ended(undisturbed, "a"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kill",
     [Kill(FaultPoint.BEFORE_COMMIT, 0, 1), Kill(FaultPoint.AFTER_COMMIT, 0, 2), Kill(FaultPoint.RESTORE, 1, 1)],
@@ -94,6 +98,7 @@ def test_killed_while_the_best_weights_are_written_or_read(tmp_path, dataset, un
     _same(ended(tmp_path, "last"), ended(undisturbed, "a"))
 
 
+@pytest.mark.slow
 def test_one_rank_and_tables_on_ssd_decide_the_same(tmp_path, dataset, undisturbed):
     reference = ended(undisturbed, "a")[0]
     for name, world, tier in (("one", 1, "ddr"), ("ssd", WORLD, "ssd")):

@@ -89,8 +89,17 @@ def three(tmp_path_factory):
     return lambda place: shutil.copytree(folder, place, dirs_exist_ok=True)
 
 
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("count", [1, 100])
+SOONER = [("disk", 1), ("memory", 100)]  # it passes, and it does not
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        pytest.param(name, count, marks=() if (name, count) in SOONER else pytest.mark.slow)
+        for count in (1, 100)
+        for name in FAULTS
+    ],
+)
 def test_a_fault_while_restoring_goes_on_or_stops_and_changes_no_file(tmp_path, three, name, count):
     three(tmp_path)
     before = tree(tmp_path / "store")

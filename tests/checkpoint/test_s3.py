@@ -16,7 +16,8 @@ from tests.checkpoint.s3 import Fault
 from tests.checkpoint.single import access, shard, write
 from tests.logged import listen
 
-FAULTS = [500, 503, "timeout"]
+SLOW = pytest.param("timeout", marks=pytest.mark.slow)  # waits for an answer that does not come
+FAULTS = [500, 503, SLOW]
 # What a write does, in its order, and how its requests look.
 WRITES = {"rows": "/rows/", "dense": "dense.safetensors", "index": "index.json", "manifest": "manifest.json"}
 
@@ -66,7 +67,10 @@ def test_a_fault_that_passes_is_tried_again(store, endpoint, kind):
     assert newest(store) == (2, [])
 
 
-@pytest.mark.parametrize(("kind", "what"), [(503, "rows"), (500, "dense"), ("timeout", "index"), (500, "manifest")])
+LATER = [pytest.param(*each, marks=pytest.mark.slow) for each in ((500, "dense"), ("timeout", "index"))]
+
+
+@pytest.mark.parametrize(("kind", "what"), [(503, "rows"), (500, "manifest"), *LATER])
 def test_a_write_that_keeps_failing_is_named_and_loses_nothing(store, endpoint, kind, what):
     before = put(store, 1)
     endpoint.fault = Fault(kind, "PUT", WRITES[what])
@@ -84,7 +88,7 @@ def test_a_write_that_keeps_failing_is_named_and_loses_nothing(store, endpoint, 
     assert newest(store) == (2, [])
 
 
-@pytest.mark.parametrize("kind", [500, 503, pytest.param("timeout", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("part", ["/rows/", "manifest.json"])
 def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, monkeypatch, kind, part):
     """Falling back to older rows would throw away training that is safe: it stops and says where."""

@@ -130,6 +130,7 @@ def test_workers_come_first_in_whatever_order_their_hosts_met(tmp_path) -> None:
     assert found == [[2, "2"], [0, "0"], [3, "3"], [1, "1"]]
 
 
+@pytest.mark.slow
 def test_hosts_that_started_in_other_roles_than_configured_are_named(tmp_path) -> None:
     found = places(tmp_path, ["embedding", "train", "train", "train"])
     assert all("1 of 4 hosts started as embedding hosts" in each[0] for each in found)

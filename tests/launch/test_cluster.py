@@ -39,6 +39,7 @@ PULL = {"name": "registry"}
 INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
 
 
+@pytest.mark.slow
 def test_the_launcher_may_do_what_it_needs_and_nothing_else(cluster) -> None:
     api, config = cluster.api(), config_for()
     check_rights(api, config.launch)  # all it needs
@@ -70,6 +71,7 @@ def test_the_server_takes_all_manifests(cluster) -> None:
                 api.create("/api/v1/namespaces/training/podtemplates", body, dryRun="All")
 
 
+@pytest.mark.slow
 def test_a_second_launcher_of_a_run_is_refused_and_a_dead_ones_place_is_taken(cluster) -> None:
     api = cluster.api()
     with held(api, "training", "nightjar-twice", 3):
@@ -94,6 +96,7 @@ def follow(job: ClusterJob) -> None:
     wait_for(lambda: job.state() != "running")
 
 
+@pytest.mark.slow
 def test_a_missing_secret_ends_the_launch_with_its_name(cluster) -> None:
     config = config_for("run=secretless", "launch.pods.env_from=[object-store]")
     runner = VolcanoRunner(config, cluster.api())
@@ -105,6 +108,7 @@ def test_a_missing_secret_ends_the_launch_with_its_name(cluster) -> None:
     wait_for(lambda: job.state() == "lost")
 
 
+@pytest.mark.slow
 def test_a_job_without_pods_is_an_error_in_time(cluster) -> None:
     config = config_for("run=queued", "launch.pending_minutes=0.01", "launch.pods.service_account=nobody")
     job = VolcanoRunner(config, cluster.api()).submit(INGEST, "/nowhere/runs/queued/config.yaml")
@@ -113,6 +117,7 @@ def test_a_job_without_pods_is_an_error_in_time(cluster) -> None:
     job.cancel()
 
 
+@pytest.mark.slow
 def test_jobs_are_found_again_numbered_and_ended_when_settings_change(cluster, tmp_path: Path) -> None:
     said = listen()
     url = f"{tmp_path}/runs/found/config.yaml"
@@ -144,6 +149,7 @@ def test_a_plain_indexed_job_runs_fails_and_is_counted(cluster, tmp_path: Path) 
         job.cancel()
 
 
+@pytest.mark.slow
 def test_the_schedule_is_applied_looked_at_suspended_and_removed(cluster) -> None:
     api, config = cluster.api("admin"), config_for("schedule.name=tried")
     cron = cluster.as_known(cron_job(config, ["run=x"]))  # the server is older than batch/v1
@@ -164,6 +170,7 @@ def test_the_schedule_is_applied_looked_at_suspended_and_removed(cluster) -> Non
         status(api, cron)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_the_server_refuses_leaves_nothing_behind(cluster) -> None:
     api, config = cluster.api("admin"), config_for("schedule.name=new")
     with pytest.raises(
@@ -174,6 +181,7 @@ def test_a_schedule_that_the_server_refuses_leaves_nothing_behind(cluster) -> No
     assert api.find("/api/v1/namespaces/training/serviceaccounts/new-launcher") is None
 
 
+@pytest.mark.slow
 def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cluster, tmp_path: Path) -> None:
     overrides = [
         *CLUSTER, "launch.namespace=training", "run=scheduled", "stages=[ingest]", "data.synthetic.rows=2000",

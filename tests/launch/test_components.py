@@ -111,12 +111,14 @@ def ended(tmp_path_factory):
     return folder, said
 
 
+@pytest.mark.slow
 def test_the_job_says_what_is_missing(ended) -> None:
     _, (first, *_) = ended
     assert first.returncode != 0
     assert "nightjar: no committed artifact at" in first.stderr, first.stderr
 
 
+@pytest.mark.slow
 def test_a_training_on_two_hosts_is_part_of_the_run(ended) -> None:
     folder, said = ended
     for each in said[1:]:
@@ -128,6 +130,7 @@ def test_a_training_on_two_hosts_is_part_of_the_run(ended) -> None:
     assert result["train"]["world_size"] == 2
 
 
+@pytest.mark.slow
 def test_the_tracker_has_run_figures_artifacts_and_lineage(ended) -> None:
     from torchx.tracker.backend.fsspec import FsspecTracker
 
@@ -145,6 +148,7 @@ def test_the_tracker_has_run_figures_artifacts_and_lineage(ended) -> None:
     assert failed and failed[0]["exit_code"] == 7
 
 
+@pytest.mark.slow
 def test_torchx_shows_what_its_tracker_has(ended) -> None:
     folder, _ = ended
     kept = tracker.create(str(folder / "tracked"))

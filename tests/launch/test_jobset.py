@@ -88,6 +88,7 @@ def known_jobsets(cluster) -> None:
 
 
 @pytest.mark.k8s
+@pytest.mark.slow
 def test_the_server_takes_jobsets_and_suspended_jobs_and_finds_them_again(cluster) -> None:
     known_jobsets(cluster)
     admin = cluster.api("admin")

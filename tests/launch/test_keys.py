@@ -1,6 +1,7 @@
 """Every setting belongs to the keys whose output it can change: the list is whole, and the keys follow it."""
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -175,6 +176,9 @@ def recorded() -> Iterator[set[tuple[type, str]]]:
         yield read
 
 
+hints = functools.cache(typing.get_type_hints)  # of a few classes, for every setting
+
+
 def owners(path: str) -> Iterator[tuple[type, str]]:
     """The (dataclass, field) on the way to the setting at ``path``, the setting's own at the end."""
     kind: Any = Config
@@ -183,9 +187,9 @@ def owners(path: str) -> Iterator[tuple[type, str]]:
             kind = typing.get_args(kind)[1]
             continue
         if kind is ModelConfig:
-            kind = next(spec.config for spec in MODELS if part in typing.get_type_hints(spec.config))
+            kind = next(spec.config for spec in MODELS if part in hints(spec.config))
         yield kind, part
-        kind = typing.get_type_hints(kind)[part]
+        kind = hints(kind)[part]
 
 
 def unexplained(stage: str, config: Config, read: set[tuple[type, str]]) -> list[str]:

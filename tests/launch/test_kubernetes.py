@@ -236,6 +236,7 @@ def test_a_schedule_refuses_what_its_nights_would_refuse(override: str, capsys) 
     assert said.err.startswith(f"nightjar: {override} is given, but ") and "hint:" in said.err and not said.out
 
 
+@pytest.mark.slow
 def test_a_pod_that_waits_for_another_in_vain_ends_in_time_and_says_so() -> None:
     config = compose([*CLUSTER, "store=s3://b/s", "hardware.hosts=2", "launch.rendezvous_minutes=0.02"])
     command = pod_command("train", config, "s3://b/s/runs/r/config.yaml", "alone")

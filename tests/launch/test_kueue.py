@@ -80,6 +80,7 @@ class JobSets:
 
 
 @pytest.mark.k8s
+@pytest.mark.slow
 def test_a_run_waits_for_its_admission_and_goes_on_when_it_is_taken_back(cluster, tmp_path: Path) -> None:
     known_jobsets(cluster)
     settings = [
@@ -112,6 +113,7 @@ def test_a_run_waits_for_its_admission_and_goes_on_when_it_is_taken_back(cluster
 
 
 @pytest.mark.k8s
+@pytest.mark.slow
 def test_a_run_that_may_have_fewer_hosts_does_not_wait_for_all_of_them(cluster) -> None:
     known_jobsets(cluster)
     fewer = ["hardware.hosts=2", "launch.min_hosts=1", "launch.shrink_after_minutes=0.01"]

@@ -117,7 +117,12 @@ def test_a_known_error_of_a_rank_reaches_the_user_as_one_message(tmp_path: Path)
     assert error["exit_code"] == 3
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+FURTHER = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -9), *(pytest.param(*each, marks=pytest.mark.slow) for each in FURTHER)]
+)
 def test_children_end_with_their_launcher_and_the_run_goes_on_later(tmp_path: Path, number: int, code: int) -> None:
     launcher = start(tmp_path, *SMALL, site=HANGING)
     children = wait_for_worker(launcher)

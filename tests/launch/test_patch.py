@@ -133,6 +133,7 @@ def test_what_the_launcher_relies_on_stays(patch: str, says: str) -> None:
 
 
 @pytest.mark.k8s
+@pytest.mark.slow
 def test_the_server_says_what_it_would_refuse_before_anything_starts(cluster) -> None:
     api = cluster.api("admin")
     known = yaml.safe_load(PATCH)  # all of it that a server of 1.20 knows

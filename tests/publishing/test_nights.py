@@ -130,7 +130,9 @@ def scored(store: Store, path: str, folder: Path, ranks: int, *flags: str, out: 
     return json.loads(said.getvalue())
 
 
-@pytest.mark.parametrize("kind", ["tsv", "gz", "parquet", "jsonl"])
+@pytest.mark.parametrize(
+    "kind", ["tsv", "gz", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("parquet", "jsonl"))]
+)
 def test_predict_on_any_ranks_writes_the_same_bytes(store: Store, logs: Path, tmp_path: Path, kind: str) -> None:
     """Rejected rows and tables on disk among them; of compressed text, too, which only one process can unpack."""
     text = (logs / "mon.tsv").read_text().splitlines(keepends=True)
@@ -195,6 +197,7 @@ def test_an_error_in_a_rank_is_the_error_of_predict(store: Store, logs: Path, tm
     assert found[0] == found[1] and "b.tsv.gz is damaged or cut off" in found[0]
 
 
+@pytest.mark.slow
 def test_ranks_read_and_write_an_object_store(store: Store, logs: Path, tmp_path: Path, monkeypatch) -> None:
     """Version, rows and scores in a bucket: the ranks have the version from the process that fetched it."""
     server = pytest.importorskip("moto.server")
