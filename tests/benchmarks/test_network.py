@@ -22,6 +22,7 @@ def namespaces():
     return {line.split()[0] for line in done.stdout.splitlines()}
 
 
+@pytest.mark.slow
 def test_ranks_of_two_hosts_exchange_at_no_more_than_the_limit_and_all_is_removed():
     before = namespaces()
     limit = 20e6

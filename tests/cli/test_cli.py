@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from tests.commands import nightjar_in_turn
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,16 +65,19 @@ def test_cfg_shows_the_job_or_a_part_of_it_with_overrides_applied(nightjar) -> N
     assert "hydra:" in nightjar("run", "--cfg", "hydra").stdout
 
 
-def test_info_says_where_the_configuration_comes_from() -> None:
-    assert "Config search path" in command("run", "--info", "searchpath").stdout
-    assert "nightjar_schema" in command("run", "--info", "defaults").stdout
-    wrong = command("run", "--info", "nonsense")
+def test_info_says_where_the_configuration_comes_from(tmp_path: Path) -> None:
+    commands = [["run", "--info", what] for what in ("searchpath", "defaults", "nonsense")]
+    path, defaults, wrong = nightjar_in_turn(commands, cwd=tmp_path)
+    assert "Config search path" in path.stdout
+    assert "nightjar_schema" in defaults.stdout
     assert (wrong.returncode, "expected one of: all, config" in wrong.stderr) == (2, True)
 
 
 def test_looking_leaves_no_files_behind(tmp_path: Path) -> None:
-    for flags in (["--help"], ["--cfg", "job"], ["--info"]):
-        assert command("run", *flags, cwd=tmp_path).returncode == 0
+    for done in nightjar_in_turn(
+        [["run", *flags] for flags in (["--help"], ["--cfg", "job"], ["--info"])], cwd=tmp_path
+    ):
+        assert done.returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -168,39 +172,49 @@ def test_doctor_tells_a_missing_driver_from_a_broken_installation() -> None:
     assert (broken.found, broken.advice) == ("ImportError: undefined symbol", LOCK)
 
 
-COMPLETIONS = [
-    ("nightjar pl", ["plan ", "plan-diff "]),
-    ("nightjar run hardw", ["hardware=", "hardware."]),
-    ("nightjar run hardware=lapt", ["hardware=laptop", "hardware=laptop2"]),
-    ("nightjar run train.l", ["train.lr=", "train.lanes=", "train.log_every_steps=", "train.label_smoothing="]),
-    ("nightjar train train.gu", ["train.guard."]),
-    ("nightjar run launch.inl", ["launch.inline="]),
-    ("nightjar run seed=4 data=adult data.sparse.workc", ["data.sparse.workclass."]),
-    ("nightjar result x", []),
-]
+COMPLETIONS = {
+    "nightjar pl": ["plan ", "plan-diff "],
+    "nightjar run hardw": ["hardware=", "hardware."],
+    "nightjar run hardware=lapt": ["hardware=laptop", "hardware=laptop2"],
+    "nightjar run train.l": ["train.lr=", "train.lanes=", "train.log_every_steps=", "train.label_smoothing="],
+    "nightjar train train.gu": ["train.guard."],
+    "nightjar run launch.inl": ["launch.inline="],
+    "nightjar run seed=4 data=adult data.sparse.workc": ["data.sparse.workclass."],
+    "nightjar result x": [],
+}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@pytest.mark.parametrize(("line", "expected"), COMPLETIONS, ids=[line for line, _ in COMPLETIONS])
-def test_tab_completion_works_in_bash(line: str, expected: list[str], tmp_path: Path) -> None:
+def test_tab_completion_works_in_bash(tmp_path: Path) -> None:
     command = tmp_path / "nightjar"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pipeline.cli "$@"\n')
     command.chmod(0o755)
-    script = f"""
+    script = """
 eval "$(nightjar run -sc install=bash)"
-COMP_WORDBREAKS=" "
-COMP_LINE="{line}" COMP_POINT={len(line)}
-COMP_WORDS=($COMP_LINE) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
 function=$(complete -p nightjar | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-"$function" nightjar
-printf '%s\\n' "${{COMPREPLY[@]}}"
+COMP_WORDBREAKS=" "
+for COMP_LINE in "$@"; do
+    COMP_POINT=${#COMP_LINE} COMP_WORDS=($COMP_LINE) COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
+    "$function" nightjar
+    printf '> %s\\n' "$COMP_LINE"
+    printf '%s\\n' "${COMPREPLY[@]}"
+done
 """
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        ["bash", "--norc", "-c", script], cwd=ROOT, capture_output=True, text=True, env=env, timeout=600
+        ["bash", "--norc", "-c", script, "bash", *COMPLETIONS],
+        cwd=ROOT, capture_output=True, text=True, env=env, timeout=600,
     )  # fmt: skip
     assert done.stderr == ""
-    assert sorted(done.stdout.split("\n")[:-1]) == sorted(expected or [""])
+    offered: dict[str, list[str]] = {}
+    for text in done.stdout.split("\n")[:-1]:
+        if text.startswith("> "):
+            words = offered[text.removeprefix("> ")] = []
+        elif text:
+            words.append(text)
+    assert {line: sorted(words) for line, words in offered.items()} == {
+        line: sorted(words) for line, words in COMPLETIONS.items()
+    }
 
 
 def test_completion_of_words_that_bash_splits_at_equals_signs(tmp_path: Path) -> None:

@@ -19,16 +19,33 @@ def checked(found):
     return [cell for cell in found if cell.met]
 
 
+OF_DISK = ("read", "write", "list", "delete", "rename")
+LONG = {"checkpoint", "nightly"}  # acts of which every pair of a phase and an operation takes seconds
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in BY_NAME])
 def test_on_a_disk(tmp_path, name, operation):
     injector = Injector()
     with on_disk(tmp_path, injector) as (store, place):
         met = checked(list(cells(BY_NAME[name], store, place, injector, [operation])))
     if operation != "thread":
         assert met or (name, operation) in NEVER, "no fault was met: the seams have moved"
-    if operation in ("read", "write", "list", "delete", "rename") and name != "publish":
+    if operation in OF_DISK and name != "publish":
         assert all(cell.ended == WENT_ON for cell in met if cell.count == 1), "one failure of the disk is tried again"
+
+
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_on_a_disk_every_phase_and_every_operation(tmp_path, name):
+    """A sample of the above."""
+    injector = Injector()
+    with on_disk(tmp_path, injector) as (store, place):
+        found = list(sample(BY_NAME[name], store, place, injector))
+    assert {cell.phase for cell in found} == {str(phase) for phase in BY_NAME[name].phases}
+    assert {cell.operation for cell in found} == set(OPERATIONS) and {cell.count for cell in found} == set(COUNTS)
+    met = checked(found)
+    assert met, "no fault was met: the seams have moved"
+    assert all(cell.ended == WENT_ON for cell in met if cell.count == 1 and cell.operation in OF_DISK)
 
 
 # What an act does not do on a disk. (A write in the middle of a large file cannot be done again: publishing says so.)

@@ -86,6 +86,7 @@ def test_a_row_stays_on_its_side_whatever_lies_beside_its_file_and_however_it_is
     assert [train[: len(alone[0])], test[: len(alone[1])]] == alone
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_splits_by_row_as_threads_do(run_ingest, tmp_path, monkeypatch):
     pytest.importorskip("ray")

@@ -78,6 +78,7 @@ def test_parts_of_a_file_hold_what_the_file_holds(tmp_path, block_bytes):
     assert all(text[part.file.start - 1 : part.file.start] == b"\n" for part in parts[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_makes_the_dataset_that_threads_make(tmp_path, run_ingest, monkeypatch):
     pytest.importorskip("ray")
@@ -115,8 +116,8 @@ def running_ray():
         head.wait(60)
 
 
-@pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.ray
 def test_a_ray_that_runs_already_is_joined_and_tells_how_far_it_is(tmp_path, run_ingest, monkeypatch, running_ray):
     import ray
 
@@ -136,6 +137,7 @@ def test_a_ray_that_runs_already_is_joined_and_tells_how_far_it_is(tmp_path, run
     ray.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_an_address_where_no_ray_is_is_a_clear_error(tmp_path, run_ingest):
     pytest.importorskip("ray")

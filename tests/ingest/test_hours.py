@@ -73,6 +73,7 @@ def test_blocks_workers_and_order_change_no_byte(nights, run_ingest, tmp_path, m
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_makes_the_dataset_that_threads_make(run_ingest, tmp_path, monkeypatch):
     pytest.importorskip("ray")

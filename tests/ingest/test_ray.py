@@ -25,7 +25,7 @@ from pipeline.ingest.spec import data_spec
 from .conftest import csv_config
 from .test_days import Nights
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ray = pytest.importorskip("ray")
 cloudpickle = pytest.importorskip("ray.cloudpickle")
 

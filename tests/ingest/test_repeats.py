@@ -272,6 +272,7 @@ def test_lines_of_dropped_rows_are_lines_of_their_file(tmp_path):
     assert (counted.kept, counted.lines) == (3, 9)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_drops_the_same_rows(nights_pair, tmp_path):
     local, on_ray = nights_pair

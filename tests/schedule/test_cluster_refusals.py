@@ -15,7 +15,7 @@ from pipeline.store import Store
 from tests.cluster_kit import VOLCANO, TestCluster, stubborn_node
 from tests.launch.cluster_cases import CLUSTER, IMAGE
 
-pytestmark = pytest.mark.k8s
+pytestmark = [pytest.mark.k8s, pytest.mark.slow]
 RUN = "clicks-2026-01-01"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/training/leases"
 

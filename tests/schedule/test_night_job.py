@@ -44,6 +44,7 @@ def test_a_night_that_is_ended_at_its_deadline_is_recorded_and_posted(
     assert f"nightjar nightly date={DAY}" in kept.hint
 
 
+@pytest.mark.slow
 @pytest.mark.k8s
 def test_a_night_knows_its_job_and_ends_what_earlier_nights_left(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.admin))
@@ -74,6 +75,7 @@ def test_a_night_knows_its_job_and_ends_what_earlier_nights_left(cluster, monkey
     kept.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.k8s
 def test_a_service_that_an_earlier_job_left_is_replaced_not_taken_for_the_jobs_own(cluster) -> None:
     admin = cluster.api("admin")

@@ -92,6 +92,7 @@ def read(program, server):
     return ask
 
 
+@pytest.mark.slow
 @pytest.mark.mlflow
 def test_a_run_has_its_points_settings_and_outcome(tmp_path, server, read):
     tracking = MLFLOW.run(track(server), Store(str(tmp_path)), "r", "curves")
@@ -112,6 +113,7 @@ def test_a_run_has_its_points_settings_and_outcome(tmp_path, server, read):
     assert run["tags"]["nightjar.artifact.ingest"] == "datasets/d/a"
 
 
+@pytest.mark.slow
 @pytest.mark.mlflow
 def test_no_point_is_doubled_after_a_resume_and_another_training_begins_anew(tmp_path, server, read):
     store = Store(str(tmp_path))
@@ -131,6 +133,7 @@ def test_no_point_is_doubled_after_a_resume_and_another_training_begins_anew(tmp
     assert other["points"]["train/loss"] == [[1, 9.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.mlflow
 def test_a_run_is_whole_after_an_outage_and_a_lost_answer(tmp_path, server, read):
     with refusing() as url, pytest.raises(OSError, match="refused"):
@@ -145,6 +148,7 @@ def test_a_run_is_whole_after_an_outage_and_a_lost_answer(tmp_path, server, read
     assert run["points"]["train/loss"] == [[1, 1.0], [2, 0.5], [3, 1 / 3]]
 
 
+@pytest.mark.slow
 @pytest.mark.mlflow
 def test_versions_are_entries_of_the_registry_and_the_alias_follows_what_serves(tmp_path, server, read):
     store = Store(str(tmp_path))
@@ -173,6 +177,7 @@ def test_versions_are_entries_of_the_registry_and_the_alias_follows_what_serves(
     assert entries[first]["tags"]["nightjar.reason"] == "complaints"
 
 
+@pytest.mark.slow
 @pytest.mark.mlflow
 def test_a_night_is_tags_of_its_run_also_where_it_failed_before_one(tmp_path, server, read):
     night = NightRecord(

@@ -90,6 +90,7 @@ def test_two_held_nights_are_an_alert_and_one_that_was_done_again_is_none(tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs the program prometheus (Debian: prometheus)")
 def test_prometheus_scrapes_them_and_the_alerts_fire(tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text(written(tmp_path))
