@@ -11,10 +11,14 @@ from tests.embeddings.cases import make, shards_to_tensors, train
 from tests.embeddings.ranks import plan_for
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def group():
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    """A process group of this file's own."""
+    if dist.is_initialized():  # a training in this process left its group
+        dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def trained(kind="table_wise", *, threads, exchange, optimizer="sgd"):

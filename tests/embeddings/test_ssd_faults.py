@@ -115,7 +115,7 @@ print(*(finding.line() for finding in lookup(sys.argv[1]) if finding.name == "ss
 
 
 def test_rows_arrive_where_the_kernel_refuses_everything_and_each_refusal_is_one_line_of_doctor_too(tmp_path):
-    done = subprocess.run([sys.executable, "-c", REFUSED, tmp_path], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", REFUSED, tmp_path], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == (
@@ -155,7 +155,7 @@ print(json.dumps([queue.engine, queue.refused, sorted(read), told, examine(Path(
 
 
 def test_a_container_that_refuses_io_uring_gets_linux_aio_and_doctor_says_so(tmp_path):
-    done = subprocess.run([sys.executable, "-c", ENGINE, tmp_path], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", ENGINE, tmp_path], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     engine, refused, read, told, (reading, shortcomings) = json.loads(done.stdout.splitlines()[-1])
     assert engine == "Linux AIO" and refused == {"io_uring": "Operation not permitted"} and shortcomings == []
