@@ -87,13 +87,13 @@ CASES = {
     "debug": {"max_steps": 6, "debug": DebugConfig(anomaly=True, profile_steps=2)},
     "profile": {"max_steps": 16, "profile": True, "log_every_steps": 4},
     "nan_input": {"data": {"spoil": spoil_dense}},
-    "bad_row": {"data": {"spoil": spoil_row}},
     "explodes": {"lr": 1e38, "epochs": 20},
     "collapsed": {"guard": {"collapse_after_steps": 8, "window_steps": 4, "min_logit_std": 50.0}},
     "no_learning": {"lr": 0.0, "sparse_lr": 0.0, "guard": {"collapse_after_steps": 8, "window_steps": 4}},
     "no_test_rows": {"data": {"test": 0}},
     "predicted": {"predicted": True, "max_steps": 6},
     "clipped": {"sharding": MIXED, "clip": ClipConfig(dense_norm=0.05, table_value=0.0002)},
+    "bad_row": {"data": {"spoil": spoil_row}},  # the last: the rank that meets the row leaves the others behind
 }
 
 
