@@ -95,10 +95,19 @@ def run(*settings):
     return run_config(compose(overrides(*settings)))
 
 
-def test_a_run_publishes_its_ensemble_and_the_next_one_starts_from_its_last_member(tmp_path):
-    snapshots = ["train.epochs=3", "train.snapshots.count=3", "train.snapshots.keep=2"]
-    newest = ["train.snapshots.choose=last", "train.snapshots.weights=equal"]
-    artifacts, store = run(tmp_path, "run=first", *snapshots), Store(str(tmp_path))
+SNAPSHOTS = ["train.epochs=3", "train.snapshots.count=3", "train.snapshots.keep=2"]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A store with a run that published its ensemble, and the run's artifacts."""
+    place = tmp_path_factory.mktemp("store")
+    artifacts = run(place, "run=first", *SNAPSHOTS)
+    return Store(str(place)), artifacts
+
+
+def test_a_run_publishes_its_ensemble(first):
+    store, artifacts = first
     trained = artifacts["train"]
     members = members_of(trained.summary)
     part = ensemble_of(trained.summary)
@@ -115,13 +124,19 @@ def test_a_run_publishes_its_ensemble_and_the_next_one_starts_from_its_last_memb
     text = store.fs.cat(store.full(f"{artifacts['publish'].path}/gate.md")).decode()
     assert "An ensemble of 2 members: " in text
 
-    again = run(tmp_path, "run=first", *snapshots, *newest)
+
+@pytest.mark.slow
+def test_members_are_chosen_anew_and_the_next_run_starts_from_the_last_one(first):
+    store, artifacts = first
+    trained = artifacts["train"]
+    newest = ["train.snapshots.choose=last", "train.snapshots.weights=equal"]
+    again = run(store.url, "run=first", *SNAPSHOTS, *newest)
     chosen = members_of(again["train"].summary)
     assert [each.weight for each in chosen] == [0.5, 0.5]
     assert chosen[-1].checkpoint == trained.summary["final"]
     assert again["train"].summary["checkpoint"]["count"] == 0  # the same training, chosen anew
 
-    warm = run(tmp_path, "run=second", "checkpoint.init_from=first")
+    warm = run(store.url, "run=second", "checkpoint.init_from=first")
     assert name_of(warm["train"].config["init"]["step"]) == trained.summary["final"].rpartition("/")[2]
     assert "ensemble" not in warm["train"].summary["train"]
 

@@ -210,11 +210,8 @@ def killed(folder: Path, root: str, module: str, name: str, victim: int) -> None
     publish(folder, root, "fp32")
 
 
-SOONER = ("a table", "the rest")
-
-
 @pytest.mark.parametrize(
-    "point", [pytest.param(point, marks=() if point in SOONER else pytest.mark.slow) for point in POINTS]
+    "point", [pytest.param(point, marks=() if point == "a table" else pytest.mark.slow) for point in POINTS]
 )
 def test_a_rank_that_is_killed_leaves_nothing_published(trained, published, tmp_path: Path, point: str) -> None:
     """Whichever it is; the same command then publishes the same version."""
