@@ -1,5 +1,6 @@
 """Runs and versions from Python, as a notebook uses them."""
 
+import ast
 from pathlib import Path
 
 import nbformat
@@ -7,6 +8,7 @@ import polars as pl
 import pytest
 from nbclient import NotebookClient
 
+from pipeline import api
 from pipeline.api import Run, _error, _watch, load_run, load_version, run, runs
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError, NightjarError
 from tests.conftest import ROOT
@@ -88,9 +90,27 @@ def test_the_bar_follows_the_steps(capfd) -> None:
     assert "200/200" in shown and "NE 0.8123" in shown and "train" in shown
 
 
+def notebook() -> nbformat.NotebookNode:
+    """The committed one."""
+    return nbformat.read(ROOT / "docs/notebook.ipynb", as_version=4)
+
+
+def test_the_notebook_is_committed_without_outputs_and_asks_for_what_there_is() -> None:
+    cells = notebook().cells
+    assert all(not cell.get("outputs") for cell in cells), "committed without outputs"
+    tree = ast.parse("\n".join(cell.source for cell in cells if cell.cell_type == "code"))
+    wanted = {
+        name.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "pipeline.api"
+        for name in node.names
+    }
+    assert wanted and all(hasattr(api, name) for name in wanted)
+
+
+@pytest.mark.slow
 def test_the_committed_notebook_runs(tmp_path: Path) -> None:
-    notebook = nbformat.read(ROOT / "docs/notebook.ipynb", as_version=4)
-    assert all(not cell.get("outputs") for cell in notebook.cells), "committed without outputs"
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
-    (page,) = (output for cell in notebook.cells for output in cell.get("outputs", ()) if "iframe" in str(output))
+    shown = notebook()
+    NotebookClient(shown, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    (page,) = (output for cell in shown.cells for output in cell.get("outputs", ()) if "iframe" in str(output))
     assert "text/html" in page["data"]

@@ -108,7 +108,13 @@ def tiny_disk(tmp_path: Path):
     subprocess.run(["umount", "--lazy", place], check=True)
 
 
-@pytest.mark.parametrize("inline", ["[ingest,plan,partition]", "[]"], ids=["in the launcher", "under torchrun"])
+@pytest.mark.parametrize(
+    "inline",
+    [
+        pytest.param("[ingest,plan,partition]", id="in the launcher"),
+        pytest.param("[]", id="under torchrun", marks=pytest.mark.slow),
+    ],
+)
 def test_a_full_disk_while_ingesting(nightjar, tiny_disk: Path, inline: str) -> None:
     done = nightjar("run", "data.synthetic.rows=50000", f"launch.inline={inline}", "run=b", f"store={tiny_disk}/s")
     expect(done, 7, tiny_disk / "s", "no space left", "store=<another fsspec URL>")

@@ -45,16 +45,21 @@ def test_help_answers_at_once_for_it_imports_nothing_heavy() -> None:
     assert "pipeline.launch" in modules and not HEAVY & modules
 
 
-@pytest.mark.parametrize("command", ["run", "train"])
-def test_help_of_a_composing_command_shows_groups_and_where_their_keys_are(nightjar, command: str) -> None:
-    done = nightjar(command, "--help")
-    assert done.returncode == 0
-    assert done.stdout.lstrip().startswith(f"nightjar {command} [overrides]: ")
-    assert "hardware: a100x16x8" in done.stdout
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("train: ") and "settings" in line]
+def test_help_of_a_composing_command_shows_groups_and_looking_leaves_no_files_behind(tmp_path: Path) -> None:
+    commands = [["run", *flags] for flags in (["--help"], ["--cfg", "job"], ["--info"])]
+    done = nightjar_in_turn(commands, cwd=tmp_path)
+    assert [each.returncode for each in done] == [0, 0, 0]
+    assert list(tmp_path.iterdir()) == []
+    text = done[0].stdout
+    assert text.lstrip().startswith("nightjar run [overrides]: ")
+    assert "hardware: a100x16x8" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("train: ") and "settings" in line]
     assert line.endswith("--help train")
-    assert "global_batch: " not in done.stdout
-    assert "  global_batch: " in nightjar(command, "--help", "train").stdout
+    assert "global_batch: " not in text
+
+
+def test_help_of_a_group_shows_its_keys(nightjar) -> None:
+    assert "  global_batch: " in nightjar("train", "--help", "train").stdout
 
 
 def test_cfg_shows_the_job_or_a_part_of_it_with_overrides_applied(nightjar) -> None:
@@ -71,14 +76,6 @@ def test_info_says_where_the_configuration_comes_from(tmp_path: Path) -> None:
     assert "Config search path" in path.stdout
     assert "nightjar_schema" in defaults.stdout
     assert (wrong.returncode, "expected one of: all, config" in wrong.stderr) == (2, True)
-
-
-def test_looking_leaves_no_files_behind(tmp_path: Path) -> None:
-    for done in nightjar_in_turn(
-        [["run", *flags] for flags in (["--help"], ["--cfg", "job"], ["--info"])], cwd=tmp_path
-    ):
-        assert done.returncode == 0
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_commands_flags_and_leftovers_are_refused(nightjar) -> None:
