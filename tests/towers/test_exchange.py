@@ -31,16 +31,16 @@ NARROW = {name for name, case in CASES.items() if name.startswith(("low", "proje
 
 def both_ways(folder, names):
     """Every case through memory, then through the network; rank 0 leaves the types of what the modules read."""
-    made, share = [], trainer.share_memory
+    made, share = [], trainer.memory_between
 
     def kept(*arguments, **keywords):
         made.append(share(*arguments, **keywords))
         return made[-1]
 
-    trainer.share_memory = kept
+    trainer.memory_between = kept
     with_towers(folder, {f"memory: {name}": CASES[name] for name in names})
     assert [memory.dtype for memory in made] == [torch.bfloat16 if name in NARROW else None for name in names]
-    trainer.share_memory = lambda *_, **__: None
+    trainer.memory_between = lambda *_, **__: None
     with_towers(folder, {f"network: {name}": CASES[name] for name in names})
     (folder / f"done-{dist.get_rank()}").touch()
 
