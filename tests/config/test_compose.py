@@ -43,11 +43,11 @@ def test_every_experiment_composes_and_says_the_command_that_runs_it(name: str) 
     assert f"nightjar run experiment={name}" in (CONF / "experiment" / f"{name}.yaml").read_text()
 
 
-@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_no_yaml_instantiates_or_reads_the_environment(path: Path) -> None:
-    text = path.read_text()
-    assert "_target_" not in text
-    assert "oc.env" not in text
+def test_no_yaml_instantiates_or_reads_the_environment() -> None:
+    texts = {path: path.read_text() for path in CONF.rglob("*.yaml")}
+    assert texts
+    for path, text in texts.items():
+        assert "_target_" not in text and "oc.env" not in text, path
 
 
 MISTAKES = [

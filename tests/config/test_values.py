@@ -120,8 +120,8 @@ def test_groups_inside_groups_are_compared() -> None:
         check_values(ModelConfig(embedding_dim=6), "model")
 
 
-@pytest.mark.parametrize("place", places(), ids=lambda place: place.path)
-def test_every_field_is_declared_with_a_sentence(place: Any) -> None:
-    known = place.field.metadata[METADATA]
-    assert known.doc.endswith(".") and known.doc[0] == known.doc[0].strip() and "  " not in known.doc
-    assert place.group is None or place.group.__doc__.endswith(".") or "\n" in place.group.__doc__
+def test_every_field_is_declared_with_a_sentence() -> None:
+    for place in places():
+        doc = place.field.metadata[METADATA].doc
+        assert doc.endswith(".") and doc[0] == doc[0].strip() and "  " not in doc, place.path
+        assert place.group is None or place.group.__doc__.endswith(".") or "\n" in place.group.__doc__, place.path
