@@ -110,7 +110,7 @@ def _entry(node: Any) -> dict[str, Any]:
 
 def _quiet(node: Any) -> set[str]:
     """The settings of dataclass ``node`` that are declared ``quiet`` (``config.fields``) and at their defaults."""
-    return {each.name for each in _declared_quiet(type(node)) if getattr(node, each.name) == _default(each)}
+    return {each.name for each in _declared_quiet(node.__class__) if getattr(node, each.name) == _default(each)}
 
 
 @functools.cache  # every key goes through the same few classes, hundreds of times

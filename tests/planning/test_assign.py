@@ -21,7 +21,9 @@ def whole(ms: float, hbm: int = 0, ddr: int = 0, ssd: int = 0) -> Candidate:
     return Candidate(pieces=(piece(ms, hbm, ddr, ssd),), places=None)
 
 
-@pytest.mark.parametrize("start", range(0, 200, 20))
+@pytest.mark.parametrize(
+    "start", [0, 20, 40, *(pytest.param(start, marks=pytest.mark.slow) for start in range(60, 200, 20))]
+)
 def test_small_problems_are_within_two_percent_of_brute_force(start) -> None:
     for seed in range(start, start + 20):
         problem = small_problem(seed)
@@ -40,7 +42,10 @@ def test_the_small_problems_are_of_every_kind() -> None:
     assert {len(problem.candidates) for problem in problems} == set(range(1, 7))
 
 
-@pytest.mark.parametrize(("tables", "ranks", "tightness"), [(26, 16, 0.5), (26, 128, 1.5), (120, 32, 2.0)])
+@pytest.mark.parametrize(
+    ("tables", "ranks", "tightness"),
+    [(26, 16, 0.5), pytest.param(26, 128, 1.5, marks=pytest.mark.slow), (120, 32, 2.0)],
+)
 def test_large_problems_come_near_their_bound(tables, ranks, tightness) -> None:
     problem = cluster_problem(5, tables=tables, ranks=ranks, splits=(1, 2, 4), tightness=tightness)
     assignment = assign(problem)

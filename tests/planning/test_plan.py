@@ -34,7 +34,12 @@ def test_shards_tile_every_table_exactly(hosts, ranks, device):
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-@pytest.mark.parametrize("name", PRESETS)
+SOONER = ("laptop", "laptop2", "h100x8")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SOONER else pytest.mark.slow) for name in PRESETS]
+)
 def test_every_preset_plans_the_demo_sized_tables(name):
     config = configure(preset(name))
     plan = make_plan(PlanInputs.of(config, *dataset(criteo(cap=10_000))))

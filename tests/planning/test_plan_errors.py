@@ -30,7 +30,12 @@ def test_infeasible_names_tier_shortfall_and_ways_out():
 
 
 @pytest.mark.parametrize(
-    "hardware", [cpu(1, 2, ddr=4.0), cpu(1, 1, ddr=4.0), pytest.param(preset("h100x8"), marks=pytest.mark.slow)]
+    "hardware",
+    [
+        pytest.param(cpu(1, 2, ddr=4.0), marks=pytest.mark.slow),
+        cpu(1, 1, ddr=4.0),
+        pytest.param(preset("h100x8"), marks=pytest.mark.slow),
+    ],
 )
 def test_the_hints_mend_it(hardware):
     hardware.hbm_gib, hardware.ddr_gib, hardware.ssd_gib = min(hardware.hbm_gib, 2.0), 4.0, 0.0

@@ -57,6 +57,7 @@ def test_dlrm_tables_on_two_small_gpus_keep_the_coldest_bytes_on_ssd():
     assert all(used["ssd"] > 0 for used in plan.memory)
 
 
+@pytest.mark.slow
 def test_without_ssd_they_do_not_fit():
     with pytest.raises(PlanError) as caught:
         make_plan(
@@ -153,7 +154,9 @@ def test_the_old_form_of_a_pin_names_the_new_one():
     assert caught.value.hint == "+plan.tables.C3.tier=ssd"
 
 
-@pytest.mark.parametrize("hardware", [pytest.param("h100x2x8", marks=pytest.mark.slow), "cpu_cluster", "laptop2"])
+@pytest.mark.parametrize(
+    "hardware", ["laptop2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("h100x2x8", "cpu_cluster"))]
+)
 def test_never_worse_than_torchrecs_default_in_either_model(hardware):
     config = configure(preset(hardware), dim=128 if hardware.startswith("h100") else 16)
     data = dataset(criteo(cap=1_000_000), {name: float(count) for name, count in DLRM.items()})
