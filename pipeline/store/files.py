@@ -95,8 +95,8 @@ class Files:
     def read_json(self, path: str) -> Any:
         """Parse the JSON file at ``path``; ArtifactError if it is missing or invalid."""
         try:
-            with self.open(path) as source:
-                return json.load(source)
+            # One request: of a file that was opened, s3fs reads the version of then alone, which may be replaced.
+            return json.loads(self.fs.cat_file(self.full(path)))
         except FileNotFoundError:
             raise ArtifactError(f"{self.url_of(path)} does not exist", hint="run the stage that writes it") from None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -85,6 +85,13 @@ def test_a_renewal_that_gave_up_although_it_was_done_is_not_another_launcher(sto
     assert not store.exists(lease_path("clicks"))
 
 
+def test_a_record_that_is_replaced_while_it_is_read_is_read_as_it_is_then(store: Store, endpoint) -> None:
+    store.write_json(lease_path("clicks"), {"owner": "former"})
+    endpoint.fault = Between("GET", "lease.json", lambda: others(store))
+    assert owner(store) == "other"
+    assert endpoint.fault.done
+
+
 def test_many_launchers_at_once(store: Store) -> None:
     one_of_many_gets_it(store, LONG)
 
