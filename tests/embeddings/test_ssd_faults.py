@@ -154,6 +154,7 @@ print(json.dumps([queue.engine, queue.refused, sorted(read), told, examine(Path(
 """
 
 
+@pytest.mark.slow  # above, everything is refused
 def test_a_container_that_refuses_io_uring_gets_linux_aio_and_doctor_says_so(tmp_path):
     done = subprocess.run([sys.executable, "-c", ENGINE, tmp_path], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

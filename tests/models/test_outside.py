@@ -22,6 +22,14 @@ SMALL = [
     "data.synthetic.ids_per_feature=50", "train.global_batch=256", "train.guard.collapse=false", "gate.min_rows=100",
     "gate.force='a test of publishing'", "train.threads_per_rank=1",
 ]  # fmt: skip
+WRONG = [
+    (["model=factor_mlp", "model.hiden=3"], "model.hiden is unknown; did you mean model.hidden?", "model.hidden=3"),
+    (["model=factor_mlp", "model.hidden=0"], "model.hidden is 0, expected at least 1", "model.hidden=1"),
+    (["model=factor_mlp", "model.top_mlp=[3]"], "model.top_mlp is unknown to model 'factor_mlp'", "model."),
+    (["model.hidden=3"], "model.hidden is unknown to model 'dlrm'", "model."),
+    (["model.name=factor_mlp"], "but the settings are those of model 'dlrm'", "model=factor_mlp"),
+    (["model=factor_mpl"], "model=factor_mpl is unknown; did you mean model=factor_mlp?", "model=factor_mlp"),
+]
 ALL = "stages=[ingest,plan,partition,train,evaluate,publish]"
 
 
@@ -48,26 +56,51 @@ def nightjar(site: Path | None, *arguments: str, **more: str) -> subprocess.Comp
     )  # fmt: skip
 
 
+# Command lines, with what a shell asks to complete, in turn in one process, which imports everything once.
+IN_TURN = """
+import contextlib, io, json, os, sys
+from pipeline.cli import main
+done = []
+for arguments, line in json.loads(sys.argv[1]):
+    os.environ["COMP_LINE"], sys.argv = line, ["nightjar", *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code
+    done.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(done))
+"""
+
+
+def nightjar_in_turn(site: Path, commands: list[tuple[list[str], str]]) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each command line."""
+    path = os.pathsep.join([str(site), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", IN_TURN, json.dumps(commands)], cwd=ROOT, capture_output=True, text=True, timeout=600,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def test_it_is_listed_completed_and_checked(site: Path) -> None:
-    assert f"model: {', '.join(OPTIONS)}" in nightjar(site, "run", "--help").stdout
-    for line, found in (
-        ("nightjar run model=", " ".join(f"model={name}" for name in OPTIONS)),
-        ("nightjar run model=factor_mlp model.h", "model.hidden="),
-    ):
-        assert nightjar(site, "run", "-sc", "query=bash", COMP_LINE=line).stdout.strip() == found
-    listed = json.loads(nightjar(site, "doctor", "--json").stdout)
+    asked, listing = ["run", "-sc", "query=bash"], nightjar(site, "doctor", "--json").stdout
+    lines = {
+        "nightjar run model=": " ".join(f"model={name}" for name in OPTIONS),
+        "nightjar run model=factor_mlp model.h": "model.hidden=",
+    }
+    wrong = [["ingest", *overrides] for overrides, _, _ in WRONG]
+    commands = [(["run", "--help"], ""), *((asked, line) for line in lines), *((each, "") for each in wrong)]
+    shown, *done = nightjar_in_turn(site, commands)
+    assert f"model: {', '.join(OPTIONS)}" in shown[1]
+    assert [out.strip() for _, out, _ in done[: len(lines)]] == list(lines.values())
+    listed = json.loads(listing)
     models = {each["found"] for each in listed if each["name"] == "model"}
     assert models == {f"{BUILT_IN}, factor_mlp (own-model 0.1.0)"}
-    for overrides, message, hint in (
-        (["model=factor_mlp", "model.hiden=3"], "model.hiden is unknown; did you mean model.hidden?", "model.hidden=3"),
-        (["model=factor_mlp", "model.hidden=0"], "model.hidden is 0, expected at least 1", "model.hidden=1"),
-        (["model=factor_mlp", "model.top_mlp=[3]"], "model.top_mlp is unknown to model 'factor_mlp'", "model."),
-        (["model.hidden=3"], "model.hidden is unknown to model 'dlrm'", "model."),
-        (["model.name=factor_mlp"], "but the settings are those of model 'dlrm'", "model=factor_mlp"),
-        (["model=factor_mpl"], "model=factor_mpl is unknown; did you mean model=factor_mlp?", "model=factor_mlp"),
-    ):
-        done = nightjar(site, "ingest", *overrides)
-        assert (done.returncode, message in done.stderr, f"hint: {hint}" in done.stderr) == (2, True, True), done.stderr
+    for (_, message, hint), (code, _, errors) in zip(WRONG, done[len(lines) :], strict=True):
+        assert (code, message in errors, f"hint: {hint}" in errors) == (2, True, True), errors
 
 
 def test_a_file_of_ones_own_builds_on_it(site: Path, tmp_path: Path) -> None:

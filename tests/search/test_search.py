@@ -123,10 +123,12 @@ def _killed_in_step(number: int, arguments: list[str]) -> None:
     main()
 
 
-def test_a_killed_search_goes_on_bit_for_bit(folder: Path, done: Path) -> None:
-    store = folder / "killed"
+# Of 360 steps: after choices were measured twice; and before that, while the weights learn alone.
+@pytest.mark.parametrize("steps", [(275,), pytest.param((20, 275), marks=pytest.mark.slow)], ids=["once", "twice"])
+def test_a_killed_search_goes_on_bit_for_bit(folder: Path, done: Path, steps: tuple[int, ...]) -> None:
+    store = folder / f"killed-{len(steps)}"
     command = ["search", *overrides(folder), f"store={store}", "search=first"]
-    for number in (20, 275):  # of 360: while the weights learn alone, and after choices were measured twice
+    for number in steps:
         process = multiprocessing.get_context("forkserver").Process(target=_killed_in_step, args=(number, command))
         process.start()
         process.join()
