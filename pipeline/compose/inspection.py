@@ -9,6 +9,10 @@ import re
 import sys
 from collections.abc import Sequence
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+
 from pipeline.compose import ROOT, checked_overrides, hydra_session
 from pipeline.compose import overrides as complaints
 from pipeline.compose.helptext import part_of
@@ -16,6 +20,24 @@ from pipeline.errors import ConfigError
 from pipeline.specs import STAGES
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
+class _OptionsReadOnce(ConfigLoaderImpl):
+    """Hydra's loader, which opens its search path once for all options: a help lists a hundred groups."""
+
+    def __init__(self, search_path: ConfigSearchPath) -> None:
+        super().__init__(search_path)
+        _, self._opened = self._parse_overrides_and_create_caching_repo(None, [])
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        """The options or groups in ``group_name``, whatever a configuration or overrides add to the search path."""
+        return self._opened.get_group_options(group_name, results_filter)
 
 
 def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
@@ -34,6 +56,7 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
         try:
             if options.help is not None:
                 given = argparse.Namespace(overrides=overrides, resolve=options.resolve)
+                hydra.config_loader = _OptionsReadOnce(hydra.config_loader.get_search_path())
                 with contextlib.redirect_stdout(io.StringIO()) as shown:
                     hydra.app_help(ROOT, get_args_parser(), given)
                 sys.stdout.write(part_of(_of_stage(shown.getvalue(), options.stage), options.help))

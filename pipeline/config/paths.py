@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from pipeline.config import Config, ModelConfig
 from pipeline.config.meant import meant_by
 from pipeline.specs import MODELS
 
+# Of a few classes, for every setting of a long help.
+_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 _WORDS = {Any: "a value", bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
@@ -99,7 +102,7 @@ def _own(node: Any, prefix: str) -> Iterator[Place]:
     """Everything directly below dataclass ``node``; for a model, the settings of all registered models."""
     seen: set[str] = set()
     for owner in [node, *(spec.config() for spec in MODELS)] if type(node) is ModelConfig else [node]:
-        hints = typing.get_type_hints(type(owner))
+        hints = _hints(type(owner))
         for each in dataclasses.fields(owner):
             if each.name not in seen:
                 yield Place(f"{prefix}{each.name}", hints[each.name], getattr(owner, each.name), each)

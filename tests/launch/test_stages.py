@@ -45,33 +45,29 @@ CHANGES = {
     "train.max_steps=2": ("train", "evaluate"),
     "checkpoint.final_quantise='8'": ("train", "evaluate"),
     "checkpoint.state=bf16": ("train", "evaluate"),
-    "train.guard.collapse=false": (),
-    "train.guard.window_steps=7": (),
-    "train.threads_per_rank=1": (),
-    "train.pipeline=base": (),
-    "train.compile=true": (),
-    "hardware.ssd_paths=[/tmp]": (),
-    "hardware.cache_path=/tmp": (),
     "evaluate.global_batch=77": ("evaluate",),
-    "ingest.block_mib=64": (),
-    "train.log_every_steps=3": (),
     "partition=dmt": ("partition", "train", "evaluate"),
     "partition.exchange=bf16": ("train", "evaluate"),
-    "launch.attempts=3": (),
-    "launch.inline=[]": (),
-    "checkpoint.every_steps=5": (),
-    "debug.anomaly=true": (),
-    "store=elsewhere": (),
-    "force=true": (),
     "run=y": (),
     "stages=[plan]": (),
 }
+# Which change no key, alone or together.
+WITHOUT_EFFECT = [
+    "train.guard.collapse=false", "train.guard.window_steps=7", "train.threads_per_rank=1", "train.pipeline=base",
+    "train.compile=true", "hardware.ssd_paths=[/tmp]", "hardware.cache_path=/tmp", "ingest.block_mib=64",
+    "train.log_every_steps=3", "launch.attempts=3", "launch.inline=[]", "checkpoint.every_steps=5",
+    "debug.anomaly=true", "store=elsewhere", "force=true",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("override", "changed"), CHANGES.items(), ids=list(CHANGES))
 def test_a_setting_changes_the_keys_of_what_depends_on_it_and_no_others(override: str, changed: tuple) -> None:
     now = keys(override)
     assert {name for name in DEFAULT_STAGES if now[name] != BASE[name]} == set(changed)
+
+
+def test_settings_of_how_and_where_a_run_works_change_no_key() -> None:
+    assert keys(*WITHOUT_EFFECT) == BASE
 
 
 def test_publishing_is_among_the_steps_only_where_it_is_to_run() -> None:
@@ -152,13 +148,13 @@ def test_checkpoints_belong_to_the_training_not_to_its_hardware() -> None:
         return next(step.scratch for step in made if step.name == "train")
 
     base = directory()
-    for same in (
+    same = [
         "hardware=laptop2", "plan.sharding_types=[row_wise]", "train.log_every_steps=3", "train.guard.collapse=false",
         "train.guard.window_steps=7", "train.threads_per_rank=1", "train.pipeline=base", "train.compile=true",
         "train.prefetch_batches=7", "train.epochs=2", "train.max_steps=2", "checkpoint.final_quantise='8'",
         "checkpoint.state=bf16", "checkpoint.every_steps=5",
-    ):  # fmt: skip
-        assert directory(same) == base, same
+    ]  # fmt: skip
+    assert directory(*same) == base
     for other in (
         "train.lr=0.5", "seed=1", "model.embedding_dim=8", "model.top_mlp=[8]", "train.global_batch=512",
         "data.synthetic.rows=7", "partition=dmt", "partition.exchange=bf16", "train.shuffle_window_groups=3",

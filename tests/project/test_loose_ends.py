@@ -1,10 +1,9 @@
 """Nothing lies about that nothing uses, and nothing is advised that does not exist."""
 
 import ast
+import functools
 import re
 import tomllib
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config.renamed import RENAMED
@@ -46,29 +45,38 @@ NEEDED_BY_TRIPLE = {
 }  # fmt: skip
 
 
-def trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
-    for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
-        yield path, ast.parse(path.read_text())
+@functools.cache
+def names_in(folder: str) -> tuple[set[str], set[str], dict[str, str]]:
+    """What the files of ``folder`` use, which packages they import, and where each function and class is defined.
+
+    Read in one pass over each file, once for all tests.
+    """
+    used, imported, defined = set[str](), set[str](), dict[str, str]()
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Name):
+                used.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "|" in node.value:
+                used.update(re.findall(r"\w+", node.value))  # a type in quotes
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined.setdefault(node.name, f"{path.relative_to(ROOT)}:{node.lineno}")
+            elif isinstance(node, ast.Import):
+                imported.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+    return used, imported, defined
 
 
 def test_every_function_and_class_is_used_by_something_but_tests() -> None:
-    used: Counter[str] = Counter()
-    for _, tree in trees(*USERS):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name):
-                used[node.id] += 1
-            elif isinstance(node, ast.Attribute):
-                used[node.attr] += 1
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "|" in node.value:
-                used.update(re.findall(r"\w+", node.value))  # a type in quotes
+    used = CALLED_FROM_OUTSIDE.union(*(names_in(folder)[0] for folder in USERS))
+    defined = names_in("pipeline")[2]
+    assert len(defined) > 1_000
     unused = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path, tree in trees("pipeline")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        and not (node.name.startswith("__") and node.name.endswith("__"))
-        and not used[node.name]
-        and node.name not in CALLED_FROM_OUTSIDE
+        f"{place} {name}"
+        for name, place in defined.items()
+        if not (name.startswith("__") and name.endswith("__")) and name not in used
     ]
     assert unused == [], "\n".join(unused)
 
@@ -82,13 +90,8 @@ def asked_for(name: str) -> list[str]:
 
 
 def test_every_direct_requirement_is_used() -> None:
-    imported = {"fbgemm_gpu"}  # the kernels: imported where they are looked for, in a process of their own
-    for _, tree in trees(*USERS, "tests"):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                imported.update(alias.name.partition(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                imported.add((node.module or "").partition(".")[0])
+    imported = {package for folder in (*USERS, "tests") for package in names_in(folder)[1]}
+    imported.add("fbgemm_gpu")  # the kernels: imported where they are looked for, in a process of their own
     unused = []
     for name in LOCKED:
         wanted = asked_for(name)

@@ -34,6 +34,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return set(zipfile.ZipFile(next(folder.glob("*.whl"))).namelist())
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_configuration_templates_and_every_module(names: set[str]) -> None:
     package = ROOT / "pipeline"
     expected = {f"pipeline/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")}
@@ -43,6 +44,7 @@ def test_the_wheel_holds_configuration_templates_and_every_module(names: set[str
     assert sorted(expected - names) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_the_wheel_holds_the_compiled_libraries(names: set[str]) -> None:
     sources = {path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "pipeline").rglob("native/*.c")}
@@ -50,6 +52,7 @@ def test_the_wheel_holds_the_compiled_libraries(names: set[str]) -> None:
     assert sources - {name.partition(".")[0] for name in names if name.endswith(".so")} == set()
 
 
+@pytest.mark.slow
 def test_the_wheel_says_that_it_is_typed(names: set[str]) -> None:
     assert "pipeline/py.typed" in names
 

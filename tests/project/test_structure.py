@@ -1,6 +1,7 @@
 """Tests about the project itself: rooms import downwards, in no circle, and nothing forbidden is used."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -103,9 +104,14 @@ def room_of(path: Path) -> str:
     return path.relative_to(ROOT / "pipeline").parts[0].removesuffix(".py")
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported_rooms(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline."):
             found.add(node.module.split(".")[1])
         elif isinstance(node, ast.ImportFrom) and node.module == "pipeline":
@@ -148,10 +154,12 @@ def imports_of(module: str, *, inside_functions: bool) -> set[str]:
                 found.update(name if name in MODULES else str(child.module) for name in names)
             elif isinstance(child, ast.Import):
                 found.update(alias.name for alias in child.names)
-            if inside_functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            if isinstance(child, ast.expr):
+                continue  # holds no statements
+            if inside_functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 visit(child)
 
-    visit(ast.parse(MODULES[module].read_text()))
+    visit(tree_of(MODULES[module]))
     return {each for each in found & set(MODULES) - {module} if (module, each) not in FOR_ANNOTATIONS}
 
 
