@@ -62,7 +62,15 @@ def pass_rate(rows: int, rise: float, nights: int, shared: float = 0.5) -> float
     return sum(answer(night(rng, rows, rise, shared))[0] for _ in range(nights)) / nights
 
 
-@pytest.mark.parametrize(("rows", "rise"), [(1000, 0.02), (5000, 0.005), (5000, 0.002), (20_000, 0.002)])
+@pytest.mark.parametrize(
+    ("rows", "rise"),
+    [
+        (1000, 0.02),
+        (5000, 0.002),
+        pytest.param(5000, 0.005, marks=pytest.mark.slow),
+        pytest.param(20_000, 0.002, marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_that_is_worse_passes_one_night_in_ten_at_most(rows: int, rise: float) -> None:
     """At the limit itself it is one in ten; the bound here leaves room for three standard errors of 200 nights."""
     rate = pass_rate(rows, rise, 200)
@@ -134,7 +142,14 @@ def test_a_limit_of_nothing_asks_for_no_rows() -> None:
     assert not passed and "possibly as much as +" in words and "too few" not in words
 
 
-@pytest.mark.parametrize(("rows", "clicks"), [(2000, 40), (5000, 90), (8000, 140)])
+@pytest.mark.parametrize(
+    ("rows", "clicks"),
+    [
+        (2000, 40),
+        pytest.param(5000, 90, marks=pytest.mark.slow),
+        pytest.param(8000, 140, marks=pytest.mark.slow),
+    ],
+)
 def test_nights_of_few_clicks_with_nothing_wrong_are_not_held_for_their_labels(rows: int, clicks: int) -> None:
     """The incumbent is calibrated, on its own day and today: at most one night in a hundred is held for it."""
     rng, held, nights = np.random.default_rng(clicks), 0, 300

@@ -258,8 +258,17 @@ def test_a_row_falls_into_the_same_split_in_every_format_and_order(run_ingest, t
     assert first.split("train").rows()[::-1] == second.split("train").rows()
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-@pytest.mark.parametrize("where", ["local", "memory"])
+@pytest.mark.parametrize(
+    ("where", "suffix"),
+    [
+        ("local", ".zst"),
+        ("memory", ".gz"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("local", ""), ("local", ".gz"), ("memory", ""), ("memory", ".zst"))
+        ),
+    ],
+)
 def test_directories_and_globs_of_compressed_files(run_ingest, tmp_path, suffix, where):
     root = str(tmp_path / "logs") if where == "local" else f"memory://logs{suffix}"
     fs, base = fsspec.core.url_to_fs(root)

@@ -63,7 +63,9 @@ def composed(name: str, *overrides: str) -> Config:
     return compose([f"data={name}", "stages=[ingest]", "data.max_quarantine_share=0", *overrides])
 
 
-@pytest.mark.parametrize("end", [".csv", ".csv.gz", ".parquet", ".jsonl.xz"])
+@pytest.mark.parametrize(
+    "end", [".csv.gz", ".parquet", *(pytest.param(end, marks=pytest.mark.slow) for end in (".csv", ".jsonl.xz"))]
+)
 def test_columns_are_told_apart_and_the_schema_runs_as_it_is(work, run_ingest, capsys, end):
     log = clicks()
     if end == ".parquet":
@@ -193,8 +195,15 @@ def test_decimal_commas_are_numbers_and_dates_of_other_forms_are_told(work, run_
     assert guessed("other.csv", "label").decimal == "."
 
 
-@pytest.mark.parametrize("form", ["%Y-%m-%d %H:%M:%S", "%d.%m.%Y %H:%M"])
-@pytest.mark.parametrize("label", [None, "clicked"])
+@pytest.mark.parametrize(
+    ("label", "form"),
+    [
+        (None, "%Y-%m-%d %H:%M:%S"),
+        ("clicked", "%d.%m.%Y %H:%M"),
+        pytest.param(None, "%d.%m.%Y %H:%M", marks=pytest.mark.slow),
+        pytest.param("clicked", "%Y-%m-%d %H:%M:%S", marks=pytest.mark.slow),
+    ],
+)
 def test_a_few_broken_values_hide_neither_the_label_nor_the_time(work, run_ingest, form, label):
     log = clicks().drop("paid", "event")
     written = [datetime.fromisoformat(time).strftime(form) for time in log["time"]]

@@ -67,7 +67,7 @@ def expected(tmp_path):
     return make(config_of(f"{tmp_path}/part-*.csv"), Store(str(tmp_path / "store"))).files
 
 
-@pytest.mark.parametrize("path", ["logs", "logs/part-*"])
+@pytest.mark.parametrize("path", ["logs", pytest.param("logs/part-*", marks=pytest.mark.slow)])
 def test_logs_and_store_on_an_object_store(s3, expected, path):
     store = Store(f"{s3}/store")
     dataset = make(config_of(f"{s3}/{path}"), store)
@@ -77,9 +77,13 @@ def test_logs_and_store_on_an_object_store(s3, expected, path):
 
 @pytest.mark.parametrize(
     ("kind", "method", "part"),
-    [(503, "GET", "/logs/part-1"), ("cut", "GET", "/logs/part-2"), (503, "PUT", "/train/part-00000"),
-     (500, "PUT", "manifest.json")],
-)  # fmt: skip
+    [
+        (503, "GET", "/logs/part-1"),
+        (500, "PUT", "manifest.json"),
+        pytest.param("cut", "GET", "/logs/part-2", marks=pytest.mark.slow),
+        pytest.param(503, "PUT", "/train/part-00000", marks=pytest.mark.slow),
+    ],
+)
 def test_what_passes_is_tried_again(s3, endpoint, expected, kind, method, part):
     store = Store(f"{s3}/store")
     endpoint.fault = Fault(kind, method, part, count=1)  # of what s3fs does not try again, botocore tries once

@@ -46,10 +46,10 @@ def test_the_log_is_criteo_shaped_and_calibrated():
 
 
 def test_the_same_seed_gives_the_same_dataset_and_another_seed_another(run_ingest, monkeypatch):
-    first = run_ingest(small("data.synthetic.rows=9000"))
+    first = run_ingest(small("data.synthetic.rows=5000"))
     monkeypatch.setattr(synthetic, "_ROW_BYTES", 1)  # more chunks to a block
-    assert run_ingest(small("data.synthetic.rows=9000")).checksums == first.checksums
-    assert run_ingest(small("data.synthetic.rows=9000", "seed=7")).checksums != first.checksums
+    assert run_ingest(small("data.synthetic.rows=5000")).checksums == first.checksums
+    assert run_ingest(small("data.synthetic.rows=5000", "seed=7")).checksums != first.checksums
 
 
 def test_a_dataset_of_it_keeps_probability_and_day(run_ingest):
@@ -71,14 +71,14 @@ def test_drift_turns_the_effects_day_by_day():
     assert np.allclose(slope(0.0, 0), slope(0.0, 3))
     assert not np.allclose(slope(0.3, 0), slope(0.3, 3))
     frames = [
-        pl.concat(list(synthetic.chunks(small(f"data.synthetic.drift={d}").data.synthetic, 1))) for d in (0.0, 0.3)
+        pl.concat(list(synthetic.chunks(small("data.synthetic.rows=8000", f"data.synthetic.drift={d}").data.synthetic, 1))) for d in (0.0, 0.3)
     ]
     same = frames[0]["true_probability"].to_numpy() == frames[1]["true_probability"].to_numpy()
     assert frames[0].select("I1", "C1").equals(frames[1].select("I1", "C1"))
     assert not same.any()
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", ["", *(pytest.param(end, marks=pytest.mark.slow) for end in (".gz", ".zst"))])
 def test_write_tsv_gives_the_same_rows_as_a_criteo_file(run_ingest, suffix):
     url = f"memory://synthetic/log.tsv{suffix}"
     config = small("data.synthetic.rows=6000")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import time
 from datetime import date, timedelta
 from pathlib import Path
@@ -109,15 +110,21 @@ def everything(number: int, model: str = "clicks") -> set[str]:
     return {f"runs/{run_of(number, model)}", *(path_of(stage, number) for stage in PLACES)}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory) -> Path:
     """Five published nights, long ago, of which models gc has kept the last three versions."""
-    made = Store(str(tmp_path / "store"))
+    made = Store(str(tmp_path_factory.mktemp("nights")))
     for number in range(5):
         night(made, number, base=number - 1 if number else None)
     commands.collect(made, "clicks", 3, 0.0, dry_run=False)
     age(made, "", 100)
-    return made
+    return Path(made.root)
+
+
+@pytest.fixture
+def store(nights: Path, tmp_path: Path) -> Store:
+    """A copy of these nights, as old, of the test's own."""
+    return Store(str(shutil.copytree(nights, tmp_path / "store")))
 
 
 def test_what_versions_refer_to_stays_whole_and_what_nobody_needs_goes(store: Store) -> None:
