@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.compose import ROOT, _resolve, compose, from_yaml, hydra_session, to_yaml
+from pipeline.compose import ROOT, _resolve, compose, from_yaml, hydra_session, to_yaml, trees
 from pipeline.compose import overrides as complaints
-from pipeline.compose import trees
 from pipeline.compose.trees import _files, _kept, compose_lines
 from pipeline.errors import ConfigError
 from pipeline.specs import SEARCH_PARTS
