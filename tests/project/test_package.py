@@ -116,8 +116,10 @@ def without_torch(*commands: list[str], cwd: Path = ROOT) -> subprocess.Complete
     "arguments",
     [
         ["run", "experiment=demo"],
-        ["train", "experiment=demo"],
-        ["nightly", "date=2026-01-01", "data=synthetic", "data.synthetic.rows=2000"],
+        pytest.param(["train", "experiment=demo"], marks=pytest.mark.slow),
+        pytest.param(
+            ["nightly", "date=2026-01-01", "data=synthetic", "data.synthetic.rows=2000"], marks=pytest.mark.slow
+        ),
         ["calibrate"],
     ],
 )
