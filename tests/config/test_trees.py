@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.compose import ROOT, _resolve, compose, from_yaml, hydra_session, to_yaml
+from pipeline.compose import ROOT, _resolve, compose, from_yaml, hydra_session, to_yaml, trees
 from pipeline.compose import overrides as complaints
-from pipeline.compose import trees
 from pipeline.compose.trees import _files, _kept, compose_lines
 from pipeline.errors import ConfigError
 from pipeline.specs import SEARCH_PARTS
 
 CASES = [
     [],
-    ["train.lr=0.5", "run=x", "seed=7"],
+    pytest.param(["train.lr=0.5", "run=x", "seed=7"], marks=pytest.mark.slow),
     ["data=criteo", "data.path=a", "+data.sparse.C1.rows=9", "~data.sparse.C1", "model=dcnv2", "train.epochs=3"],
     ["experiment=demo", "train.epochs=4", "data.synthetic.rows=1000", "++data.synthetic.days=1"],
     ["stages=[ingest]", "train.epochs=1", "train.epochs=2"],

@@ -57,6 +57,18 @@ def test_the_wheel_says_that_it_is_typed(names: set[str]) -> None:
     assert "pipeline/py.typed" in names
 
 
+def test_what_a_wheel_is_to_hold_is_declared() -> None:
+    """Every file that is not Python matches a pattern, and every C file is a library's source; what is built: slow."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    package = ROOT / "pipeline"
+    matched = {path for pattern in declared["package-data"]["pipeline"] for path in package.glob(pattern)}
+    templates = set((package / "report" / "templates").iterdir())
+    options = {package / "conf" / path.relative_to(ROOT / "conf") for path in (ROOT / "conf").rglob("*/*.yaml")}
+    assert {package / "py.typed", *templates, *options} - matched == set() and len(options) > 50
+    sources = {source for each in declared["ext-modules"] for source in each["sources"]}
+    assert {path.relative_to(ROOT).as_posix() for path in package.rglob("native/*.c")} - sources == set()
+
+
 def named(requirements: list[str]) -> set[str]:
     return {canonicalize_name(Requirement(each).name) for each in requirements}
 
@@ -116,8 +128,10 @@ def without_torch(*commands: list[str], cwd: Path = ROOT) -> subprocess.Complete
     "arguments",
     [
         ["run", "experiment=demo"],
-        ["train", "experiment=demo"],
-        ["nightly", "date=2026-01-01", "data=synthetic", "data.synthetic.rows=2000"],
+        pytest.param(["train", "experiment=demo"], marks=pytest.mark.slow),
+        pytest.param(
+            ["nightly", "date=2026-01-01", "data=synthetic", "data.synthetic.rows=2000"], marks=pytest.mark.slow
+        ),
         ["calibrate"],
     ],
 )
