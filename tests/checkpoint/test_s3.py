@@ -93,14 +93,12 @@ def test_a_write_that_keeps_failing_is_named_and_loses_nothing(store, endpoint, 
     [
         ("/rows/", 503),
         ("manifest.json", 500),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (
-                ("/rows/", 500), ("manifest.json", 503), ("/rows/", "timeout"), ("manifest.json", "timeout"),
-            )
-        ),
+        pytest.param("/rows/", 500, marks=pytest.mark.slow),
+        pytest.param("manifest.json", 503, marks=pytest.mark.slow),
+        pytest.param("/rows/", "timeout", marks=pytest.mark.slow),
+        pytest.param("manifest.json", "timeout", marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, monkeypatch, kind, part):
     """Falling back to older rows would throw away training that is safe: it stops and says where."""
     monkeypatch.setattr(ranks, "PAUSES", (0.0,))
