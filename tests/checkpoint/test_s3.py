@@ -17,7 +17,7 @@ from tests.checkpoint.single import access, shard, write
 from tests.logged import listen
 
 SLOW = pytest.param("timeout", marks=pytest.mark.slow)  # waits for an answer that does not come
-FAULTS = [500, 503, SLOW]
+FURTHER = pytest.param(500, marks=pytest.mark.slow)
 # What a write does, in its order, and how its requests look.
 WRITES = {"rows": "/rows/", "dense": "dense.safetensors", "index": "index.json", "manifest": "manifest.json"}
 
@@ -56,7 +56,7 @@ def newest(store):
     return step, said
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", [503, FURTHER, SLOW])
 def test_a_fault_that_passes_is_tried_again(store, endpoint, kind):
     put(store, 1)
     endpoint.fault = Fault(kind, "PUT", "/step-00000002/rows/t/00000-000000", count=1)
@@ -88,8 +88,17 @@ def test_a_write_that_keeps_failing_is_named_and_loses_nothing(store, endpoint, 
     assert newest(store) == (2, [])
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize("part", ["/rows/", "manifest.json"])
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ("/rows/", 503),
+        ("manifest.json", 500),
+        pytest.param("/rows/", 500, marks=pytest.mark.slow),
+        pytest.param("manifest.json", 503, marks=pytest.mark.slow),
+        pytest.param("/rows/", "timeout", marks=pytest.mark.slow),
+        pytest.param("manifest.json", "timeout", marks=pytest.mark.slow),
+    ],
+)
 def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, monkeypatch, kind, part):
     """Falling back to older rows would throw away training that is safe: it stops and says where."""
     monkeypatch.setattr(ranks, "PAUSES", (0.0,))
@@ -142,7 +151,7 @@ def test_a_committed_checkpoint_survives_a_dying_store(store, endpoint):
     assert newest(store) == (2, [])
 
 
-@pytest.mark.parametrize("kind", FAULTS[:2])
+@pytest.mark.parametrize("kind", [503, FURTHER])
 def test_a_damaged_checkpoint_is_set_aside_without_a_rename_and_makes_room_later(store, endpoint, kind):
     """Its manifest goes, its files stay until a checkpoint of the same step comes; a fault on the way loses nothing."""
     put(store, 1)

@@ -124,7 +124,13 @@ def test_the_dataset_is_that_of_the_same_rows_in_parquet(run_ingest, tmp_path, m
     assert sorted(server.sessions[-1].read_options.selected_fields) == ["b", "c", "label", "n", "t", "x"]
 
 
-@pytest.mark.parametrize("kind", [pl.Date, pl.Datetime("us"), pl.Datetime("us", "UTC"), pl.String, "packed", "epoch"])
+LATER = [pl.Datetime("us"), pl.String, "packed"]  # the clauses of a time without a zone, of a day as text, as a number
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pl.Date, pl.Datetime("us", "UTC"), "epoch", *(pytest.param(kind, marks=pytest.mark.slow) for kind in LATER)],
+)
 def test_a_day_is_a_row_restriction(run_ingest, tmp_path, server, kind):
     frame, day = of_days(), {"day": "2026-01-31", "timestamp": "time"}
     if kind == pl.Date:

@@ -58,7 +58,7 @@ def config_for(path, kind):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv"])
+@pytest.mark.parametrize("kind", ["csv", pytest.param("tsv", marks=pytest.mark.slow)])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_rows_in_are_rows_out_and_quarantined(run_ingest, tmp_path, monkeypatch, kind, data):

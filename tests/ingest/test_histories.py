@@ -58,12 +58,16 @@ def brute_force(rows, row, days: int, most: int, lag: float):
     return sorted(before)[-most:]
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(ROW, max_size=40), st.integers(1, 2), st.integers(1, 5), st.sampled_from([0.0, 90.0]), st.integers(1, 9)
-)
-def test_histories_are_what_brute_force_says(rows, days, most, lag, small):
-    assert_histories(rows, days, most, lag, small)
+@pytest.mark.parametrize("examples", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_histories_are_what_brute_force_says(examples):
+    drawn = given(
+        st.lists(ROW, max_size=40),
+        st.integers(1, 2),
+        st.integers(1, 5),
+        st.sampled_from([0.0, 90.0]),
+        st.integers(1, 9),
+    )
+    settings(max_examples=examples, deadline=None)(drawn(assert_histories))()
 
 
 def assert_histories(rows, days, most, lag, small):

@@ -120,9 +120,14 @@ def test_days_one_by_one_and_at_once_are_as_brute_force_says(tmp_path, seed):
 ENTRY = st.tuples(st.sampled_from("abc"), st.integers(0, 6), st.booleans())
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(ENTRY, max_size=30), st.integers(0, 4), st.integers(0, 4), st.integers(1, 7))
-def test_what_is_on_disk_is_judged_as_brute_force_says(entries, days, window, waiting):
+@pytest.mark.parametrize("examples", [50, pytest.param(150, marks=pytest.mark.slow)])
+def test_what_is_on_disk_is_judged_as_brute_force_says(examples):
+    drawn = given(st.lists(ENTRY, max_size=30), st.integers(0, 4), st.integers(0, 4), st.integers(1, 7))
+    settings(max_examples=examples, deadline=None)(drawn(assert_judged))()
+
+
+def assert_judged(entries, days, window, waiting):
+    """``entries`` on disk, ``waiting`` of them in memory at a time, are judged as brute force judges them."""
     dropped, clicked, stay = [], [], {}
     for day, part, line, key, has in sorted((day, i % 3, i, key, has) for i, (key, day, has) in enumerate(entries)):
         first = stay.get(key)

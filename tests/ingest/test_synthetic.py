@@ -71,7 +71,10 @@ def test_drift_turns_the_effects_day_by_day():
     assert np.allclose(slope(0.0, 0), slope(0.0, 3))
     assert not np.allclose(slope(0.3, 0), slope(0.3, 3))
     frames = [
-        pl.concat(list(synthetic.chunks(small("data.synthetic.rows=8000", f"data.synthetic.drift={d}").data.synthetic, 1))) for d in (0.0, 0.3)
+        pl.concat(
+            list(synthetic.chunks(small("data.synthetic.rows=8000", f"data.synthetic.drift={d}").data.synthetic, 1))
+        )
+        for d in (0.0, 0.3)
     ]
     same = frames[0]["true_probability"].to_numpy() == frames[1]["true_probability"].to_numpy()
     assert frames[0].select("I1", "C1").equals(frames[1].select("I1", "C1"))

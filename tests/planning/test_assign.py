@@ -44,7 +44,11 @@ def test_the_small_problems_are_of_every_kind() -> None:
 
 @pytest.mark.parametrize(
     ("tables", "ranks", "tightness"),
-    [(26, 16, 0.5), pytest.param(26, 128, 1.5, marks=pytest.mark.slow), (120, 32, 2.0)],
+    [
+        (26, 16, 0.5),
+        pytest.param(26, 128, 1.5, marks=pytest.mark.slow),
+        pytest.param(120, 32, 2.0, marks=pytest.mark.slow),
+    ],
 )
 def test_large_problems_come_near_their_bound(tables, ranks, tightness) -> None:
     problem = cluster_problem(5, tables=tables, ranks=ranks, splits=(1, 2, 4), tightness=tightness)

@@ -21,9 +21,20 @@ from pipeline.planning.setting import SEARCH_PAIRS, settle
 from pipeline.records import Plan
 
 
-@pytest.mark.parametrize(("hosts", "ranks"), [(1, 1), (1, 2), (2, 8), (16, 8)])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_shards_tile_every_table_exactly(hosts, ranks, device):
+@pytest.mark.parametrize(
+    ("device", "hosts", "ranks"),
+    [
+        ("cpu", 1, 1),
+        ("cpu", 2, 8),
+        ("cuda", 1, 2),
+        ("cuda", 16, 8),
+        pytest.param("cpu", 1, 2, marks=pytest.mark.slow),
+        pytest.param("cpu", 16, 8, marks=pytest.mark.slow),
+        pytest.param("cuda", 1, 1, marks=pytest.mark.slow),
+        pytest.param("cuda", 2, 8, marks=pytest.mark.slow),
+    ],
+)
+def test_shards_tile_every_table_exactly(device, hosts, ranks):
     hardware = cpu(hosts, ranks) if device == "cpu" else preset("h100x8")
     hardware.hosts, hardware.ranks_per_host = hosts, ranks
     config = configure(hardware, dim=16 if device == "cpu" else 256)
@@ -253,7 +264,7 @@ def test_summary_has_exactly_the_frozen_keys():
     json.dumps(summary)
 
 
-@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("width", [80, pytest.param(100, marks=pytest.mark.slow)])
 def test_report_keeps_to_its_width_and_names_every_table(width):
     rows = {**criteo(cap=1000), "a_very_long_feature_name_for_a_table": 2_000_000_000}
     hardware = preset("h100x2x8")

@@ -35,7 +35,7 @@ def store(tmp_path_factory) -> Store:
     """A training, published without a calibrator and then with one."""
     folder = tmp_path_factory.mktemp("calibrated")
     rng = np.random.default_rng(0)
-    rows = 16_000
+    rows = 8_000
     site, ad, price = rng.integers(0, 8, rows), rng.integers(0, 40, rows), rng.lognormal(1, 1, rows)
     odds = 0.5 * np.sin(site) + 0.8 * np.cos(ad) - 1.0 - 0.2 * np.log(price)
     click = rng.random(rows) < 1 / (1 + np.exp(-odds))

@@ -163,7 +163,7 @@ def rows_held_out(folder: Path, number: int) -> tuple[np.ndarray, np.ndarray]:
     return apart.argmin(axis=1), apart.min(axis=1)
 
 
-@pytest.mark.parametrize(("number", "file"), [(1, "mon.parquet"), (2, "tue.jsonl")])
+@pytest.mark.parametrize(("number", "file"), [(2, "tue.jsonl"), pytest.param(1, "mon.parquet", marks=pytest.mark.slow)])
 def test_predict_and_records_score_as_training_did(folder: Path, number: int, file: str) -> None:
     path, inputs = version(folder, number), inputs_of(folder, number)
     served = scored(inputs, ServedModel(path, 1 << 20))

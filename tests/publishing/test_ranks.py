@@ -258,9 +258,7 @@ def opened(folder: Path, url: str, path: str, settings: dict) -> None:
 
 
 @pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_of_an_object_store_each_host_fetches_a_version_once(
-    endpoint, monkeypatch, tmp_path: Path, hosts: int
-) -> None:
+def test_of_an_object_store_each_host_fetches_a_version_once(endpoint, monkeypatch, tmp_path: Path, hosts: int) -> None:
     """And its ranks read the same files; all give the same scores."""
     with bucket(endpoint, monkeypatch, "versions") as url:
         path = made.write_version(Store(url), "8")

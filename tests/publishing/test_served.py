@@ -56,7 +56,7 @@ def test_with_fewer_bits_scores_agree_within_the_codings_error(tmp_path: Path, c
     assert 0 < gap.max() < limit
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("threads", [2, *(pytest.param(threads, marks=pytest.mark.slow) for threads in (1, 4))])
 def test_any_batch_shape_and_any_threads_score_within_the_promised_units(tmp_path: Path, monkeypatch, threads) -> None:
     """What docs/publishing.md promises of fp32 tables; half as many bits break it, so the bound tells faults."""
     dense, ids = made.rows(500)
