@@ -42,6 +42,14 @@ def test_every_option_of_every_group_composes(place: int) -> None:
     assert all(dataclasses.is_dataclass(getattr(config, group)) for group in chosen)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "option"), [(group, each) for group, options in OPTIONS.items() for each in options])
+def test_every_option_composes_alone(group: str, option: str) -> None:
+    extra = ["data.sparse_defaults.rows=100", "+data.sparse.extra={}", *NEEDS_MORE.get(option, [])]
+    config = compose([f"{group}={option}", *NEEDS_PATH, "train.global_batch=65536", *extra])
+    assert dataclasses.is_dataclass(getattr(config, group))
+
+
 @pytest.mark.parametrize("name", [path.stem for path in sorted((CONF / "experiment").glob("*.yaml"))])
 def test_every_experiment_composes_and_says_the_command_that_runs_it(name: str) -> None:
     config = compose([f"experiment={name}", *NEEDS_PATH])

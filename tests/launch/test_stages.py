@@ -70,6 +70,12 @@ def test_settings_of_how_and_where_a_run_works_change_no_key() -> None:
     assert keys(*WITHOUT_EFFECT) == BASE
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("override", WITHOUT_EFFECT)
+def test_each_of_them_changes_no_key_alone(override: str) -> None:
+    assert keys(override) == BASE
+
+
 def test_publishing_is_among_the_steps_only_where_it_is_to_run() -> None:
     assert set(BASE) == set(DEFAULT_STAGES) and "publish" not in DEFAULT_STAGES
 
@@ -142,19 +148,29 @@ def test_paths_are_those_of_the_architecture() -> None:
     assert {name: tuple(step.inputs) for name, step in found.items()} == INPUTS
 
 
-def test_checkpoints_belong_to_the_training_not_to_its_hardware() -> None:
-    def directory(*overrides: str) -> tuple[str, ...]:
-        made = steps(compose(["run=x", *overrides]), Store("memory://keys"))
-        return next(step.scratch for step in made if step.name == "train")
+# Which leave the directory of a training's checkpoints, alone or together.
+SAME_TRAINING = [
+    "hardware=laptop2", "plan.sharding_types=[row_wise]", "train.log_every_steps=3", "train.guard.collapse=false",
+    "train.guard.window_steps=7", "train.threads_per_rank=1", "train.pipeline=base", "train.compile=true",
+    "train.prefetch_batches=7", "train.epochs=2", "train.max_steps=2", "checkpoint.final_quantise='8'",
+    "checkpoint.state=bf16", "checkpoint.every_steps=5",
+]  # fmt: skip
 
+
+def directory(*overrides: str) -> tuple[str, ...]:
+    made = steps(compose(["run=x", *overrides]), Store("memory://keys"))
+    return next(step.scratch for step in made if step.name == "train")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("override", SAME_TRAINING)
+def test_each_of_them_leaves_the_checkpoints_where_they_are_alone(override: str) -> None:
+    assert directory(override) == directory()
+
+
+def test_checkpoints_belong_to_the_training_not_to_its_hardware() -> None:
     base = directory()
-    same = [
-        "hardware=laptop2", "plan.sharding_types=[row_wise]", "train.log_every_steps=3", "train.guard.collapse=false",
-        "train.guard.window_steps=7", "train.threads_per_rank=1", "train.pipeline=base", "train.compile=true",
-        "train.prefetch_batches=7", "train.epochs=2", "train.max_steps=2", "checkpoint.final_quantise='8'",
-        "checkpoint.state=bf16", "checkpoint.every_steps=5",
-    ]  # fmt: skip
-    assert directory(*same) == base
+    assert directory(*SAME_TRAINING) == base
     for other in (
         "train.lr=0.5", "seed=1", "model.embedding_dim=8", "model.top_mlp=[8]", "train.global_batch=512",
         "data.synthetic.rows=7", "partition=dmt", "partition.exchange=bf16", "train.shuffle_window_groups=3",
