@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,6 +74,17 @@ sys.exit(serve(["torch.distributed"], run))
 """
 
 
+@contextmanager
+def started(code: str) -> Iterator[subprocess.Popen]:
+    """A fork server of these lines of Python, which ends with the test: its ranks would wait on."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as server:
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
 def request(server: subprocess.Popen, word: str, folder: Path) -> tuple[int, int]:
     """The process that the server forked for ``word``, and its exit code."""
     server.stdin.write(Request([word], f"{folder}/{word}.out", [f"{folder}/{word}.err"], {}).line())
@@ -82,8 +95,7 @@ def request(server: subprocess.Popen, word: str, folder: Path) -> tuple[int, int
 
 
 def test_every_request_has_a_process_of_its_own_that_knows_nothing_of_the_last_one(tmp_path: Path) -> None:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    with subprocess.Popen([sys.executable, "-c", SERVE], **pipes) as server:
+    with started(SERVE) as server:
         first, code = request(server, "0", tmp_path)
         second, other = request(server, "7", tmp_path)
         third, killed = request(server, "die", tmp_path)
@@ -105,8 +117,7 @@ def asked(server: subprocess.Popen, word: str, folder: Path, ranks: int) -> list
 
 
 def test_ranks_that_are_forked_together_meet_and_all_of_them_end_with_the_server(tmp_path: Path) -> None:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    with subprocess.Popen([sys.executable, "-c", TOGETHER], **pipes) as server:
+    with started(TOGETHER) as server:
         for word in ("first", "second"):  # each request has a meeting of its own
             asked(server, word, tmp_path, 3)
             ended = dict(server.stdout.readline().split() for _ in range(3))
@@ -114,7 +125,8 @@ def test_ranks_that_are_forked_together_meet_and_all_of_them_end_with_the_server
             words = [f"{rank} of 3 {word}" for rank in range(3)]
             assert (tmp_path / f"{word}.out").read_text() == f"{words} 3 3\n" * 3
         ranks = [psutil.Process(process) for process in asked(server, "wait", tmp_path, 2)]
-        until(lambda: (tmp_path / "wait.out").read_text())
+        written = tmp_path / "wait.out"  # by the ranks, which make it, too
+        until(lambda: written.exists() and written.read_text())
         assert [rank.name() for rank in ranks] == [f"{RANK}0", f"{RANK}1"]
         children = psutil.Process(server.pid).children()
         assert sorted(child.name() for child in children) == [f"{RANK}0", f"{RANK}1", MEETING]
@@ -127,8 +139,7 @@ def test_a_machine_that_starts_no_more_processes_is_an_error_and_leaves_none(tmp
     "    if len(forks) == 3:\n        raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
     "    return fork()\n\nos.fork = refusing\n\ndef run")  # fmt: skip
     limited = limited.replace('["json", "no_such_module"]', '["json", "torch.distributed"]')
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    with subprocess.Popen([sys.executable, "-c", limited], **pipes) as server:
+    with started(limited) as server:
         errors = [f"{tmp_path}/{rank}.err" for rank in range(2)]
         server.stdin.write(Request(["0"], f"{tmp_path}/out", errors, {}).line())
         server.stdin.flush()
