@@ -6,6 +6,7 @@ import sys
 import psutil
 
 from tests.hung import end_with_stacks
+from tests.waits import until
 
 PARENT = """
 import subprocess, sys
@@ -23,6 +24,7 @@ def test_all_processes_of_a_command_end_and_tell_what_they_do(tmp_path) -> None:
         )
     assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
     (child,) = psutil.Process(parent.pid).children()
+    until(lambda: child.status() == psutil.STATUS_SLEEPING)  # it reads its input by then
     told = end_with_stacks(parent.pid)
     assert not psutil.pid_exists(child.pid)
     parent.wait()
