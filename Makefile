@@ -55,7 +55,7 @@ test: install ## install, then test every promise at its cheapest level
 	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "$(CHEAPEST)"
 
 # Images have targets of their own: they need root, buildah, debootstrap and a network.
-test-all: install ## every test this machine can run: all grids, walks of the docs, clusters, nights (hours)
+test-all: install ## every test this machine can run: all grids, walks of the docs, clusters, nights
 	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "not image"
 
 test-changed: install ## the tests of make test that import or read what changed since main
