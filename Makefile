@@ -48,18 +48,24 @@ WORKERS = $(shell .venv/bin/python -c "from pipeline.cpus import available_cpus;
 # A file of tests stays in one process: many train once for all of their tests, and work that is stolen from a file would
 # train a second time. Files with slow tests begin first (tests/conftest.py).
 SPREAD = --dist loadfile --no-loadscope-reorder
+# More of pytest's options, such as OPTIONS="--random-order".
+OPTIONS =
 # What make test runs: the cheapest proof of each promise (CONTRIBUTING.md, "Checks").
 CHEAPEST = not slow and not grid and not image
 
 test: install ## install, then test every promise at its cheapest level
-	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "$(CHEAPEST)"
+	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "$(CHEAPEST)" $(OPTIONS)
 
 # Images have targets of their own: they need root, buildah, debootstrap and a network.
 test-all: install ## every test this machine can run: all grids, walks of the docs, clusters, nights
-	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "not image"
+	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "not image" $(OPTIONS)
+
+.PHONY: bench-luck
+bench-luck: ## make test ten times in random order, five times beside busy loops (two hours)
+	@.venv/bin/python -m benchmarks.luck
 
 test-changed: install ## the tests of make test that import or read what changed since main
-	@.venv/bin/python -m tests.changed -n $(WORKERS) $(SPREAD) -m "$(CHEAPEST)"
+	@.venv/bin/python -m tests.changed -n $(WORKERS) $(SPREAD) -m "$(CHEAPEST)" $(OPTIONS)
 
 .PHONY: test-ray
 test-ray: install ## ingestion by Ray, on two nodes of this machine (installs the extra ray)

@@ -9,6 +9,7 @@ import pytest
 from tests.faults.acts import WENT_ON
 from tests.faults.injector import OPERATIONS, Injector
 from tests.faults.matrix import ACTS, COUNTS, cells, on_disk, on_s3, sample
+from tests.tiers import with_slow
 
 BY_NAME = {act.name: act for act in ACTS}
 
@@ -55,8 +56,7 @@ NEVER = {("promote", "delete"), ("publish", "delete"), *(("restore", each) for e
 ON_S3 = [each for each in OPERATIONS if each != "rename"]  # there is none
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", with_slow(BY_NAME, ["promote"]))
 def test_on_s3_every_phase_and_every_operation(endpoint, monkeypatch, name):
     """A sample of the grid below."""
     injector = Injector()

@@ -44,7 +44,8 @@ def run(store: Store, *overrides: str, last: str = "partition"):
     return artifact, Towers.from_json(store.read_json(f"{artifact.path}/towers.json")), "\n".join(lines)
 
 
-def test_a_probe_gives_towers_with_matrix_places_loads_and_a_page(store):
+def test_a_probe_gives_towers_with_matrix_places_loads_and_a_page(tmp_path):
+    store = Store(str(tmp_path))
     artifact, towers, said = run(store)
     evidence = towers.evidence
     features = [f"C{i + 1}" for i in range(26)]
@@ -163,6 +164,19 @@ def test_pins_and_groups_are_kept_by_the_stage(store):
     assert "C5" in towers.towers[1].features
     assert any({"C1", "C2", "C3"} <= set(tower.features) for tower in towers.towers)
     assert "C5 pinned to tower 1" in said and "C2 stays with C1, C3" in said
+
+
+def test_all_six_stages_go_from_rows_to_a_version_with_towers(store, capsys):
+    stages = "[ingest,plan,partition,train,evaluate,publish]"
+    more = [f"stages={stages}", f"launch.inline={stages}", "gate.force='a test of towers'", "publish.model=towers"]
+    settings = [*SMALL, *DMT, *more, "partition.strategy=strided", "partition.module=dlrm", f"store={store.url}"]
+    assert main(["run", *settings]) == 0, capsys.readouterr().err
+    result = store.read_json("runs/r/result.json")
+    assert result["towers"] == {
+        "towers": 2, "hosts": 1, "features": [13, 13], "module": "dlrm", "strategy": "strided",
+    }  # fmt: skip
+    assert result["gate"]["verdict"] == "PASS" and 0.5 < result["eval"]["auc"] < 1
+    assert {"dense.pt2", "serving.json"} <= set(store.get(result["model"]["uri"], "publish").files)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,6 @@ def test_a_resumed_training_takes_the_other_batches(outcome):
     assert found["rows"] == TRAIN_ROWS and set(found["seen"]) == {2}
 
 
-@pytest.mark.slow
 def test_looks_at_validation_rows_stop_it(outcome):
     found = outcome("looks")
     part = found["summary"]["train"]["validation"]

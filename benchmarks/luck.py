@@ -1,0 +1,118 @@
+"""Run the suite again and again, on a quiet machine and on a busy one: ``make bench-luck``.
+
+    python -m benchmarks.luck [--quiet 5] [--busy 5] [--folder FOLDER] [--json FILE]
+
+The head of this checkout is cloned anew for each of the first ``--clones`` runs; the others use the last clone again.
+Every run takes the tests in another random order, whose seed is printed, so a failure can be repeated. Busy runs share
+the machine with two processes that never wait. The figures that tests compare are recorded (``tests/figures.py``), and
+must be the same in all runs. The last line is one JSON object. The exit code is 1 where a run failed or figures differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.figures import differing, read_figures
+
+ROOT = Path(__file__).parents[1]
+CLOSING = re.compile(r"^(?:=+ )?(?=.*\b(?:passed|failed|error))(.*) in [\d.]+s", re.MULTILINE)
+LOOPS = 2
+
+
+@dataclass
+class Run:
+    """One run of the suite: what it ran beside, the seed of its order, and how it ended."""
+
+    number: int
+    beside: str
+    seed: int
+    seconds: float = 0.0
+    code: int = 0
+    ended: str = ""
+
+
+def clone(folder: Path) -> Path:
+    """Clone the head into ``folder``, beside what lies beside this checkout, and install it; return the clone."""
+    folder.mkdir(parents=True)
+    shared = ROOT.parent / "shared"
+    if shared.exists():
+        (folder / "shared").symlink_to(shared.resolve())
+    place = folder / "checkout"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(place)], check=True)
+    subprocess.run(["make", "-s", "install"], cwd=place, check=True)
+    return place
+
+
+@contextlib.contextmanager
+def loops(count: int) -> Iterator[None]:
+    """Within: ``count`` processes compute without ever waiting."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def run_suite(place: Path, run: Run, logs: Path) -> None:
+    """Run ``make test`` of ``place`` in random order; fill in how it ended, and write its output and figures."""
+    figures, log = logs / f"figures-{run.number}.jsonl", logs / f"run-{run.number}.log"
+    options = f"--random-order --random-order-seed={run.seed} -p tests.figures --figures={figures}"
+    began = time.monotonic()
+    with loops(LOOPS if run.beside else 0), log.open("w") as sink:
+        command = ["make", "-s", "test", f"OPTIONS={options}"]
+        run.code = subprocess.run(command, cwd=place, stdout=sink, stderr=subprocess.STDOUT).returncode
+    run.seconds = round(time.monotonic() - began, 1)
+    closing = CLOSING.findall(log.read_text())
+    run.ended = closing[-1].strip("= ") if closing else f"exit code {run.code}"
+
+
+def main() -> int:
+    """Run the suite as often as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.luck", description=__doc__.split("\n")[0])
+    parser.add_argument("--quiet", type=int, default=5, help="runs on a machine that does nothing else (default: 5)")
+    parser.add_argument("--busy", type=int, default=5, help="runs beside two busy loops (default: 5)")
+    parser.add_argument("--clones", type=int, default=3, help="fresh clones, one for each of the first runs (default: 3)")
+    parser.add_argument("--seed", type=int, default=1, help="of the first run's order (default: 1)")
+    parser.add_argument("--folder", default=str(ROOT.parent / "luck"), help="new folder for clones, output and figures")
+    parser.add_argument("--json", default="", metavar="FILE", help="write the last line into FILE, too")
+    options = parser.parse_args()
+    folder = Path(options.folder)
+    beside = [""] * options.quiet + [f"{LOOPS} busy loops"] * options.busy
+    runs = [Run(number, each, options.seed + number - 1) for number, each in enumerate(beside, 1)]
+    print("| run | beside | seed | seconds | ended |\n|---|---|---|---|---|", flush=True)
+    for run in runs:
+        if run.number <= options.clones:
+            place = clone(folder / f"clone-{run.number}")
+        run_suite(place, run, folder)
+        beside_text = run.beside or "nothing"
+        print(f"| {run.number} | {beside_text} | {run.seed} | {run.seconds:.0f} | {run.ended} |", flush=True)
+    found = [read_figures(folder / f"figures-{run.number}.jsonl") for run in runs]
+    different = differing(found)
+    for test, line in different:
+        print(f"other figures: {test}, line {line}: {[each.get((test, line)) for each in found]}"[:1000])
+    failed = sum(run.code != 0 for run in runs)
+    result = json.dumps({
+        "bench": "luck", "ratio": 1 - failed / len(runs), "failed": failed, "assertions": len(found[0]),
+        "assertions_that_differ": len(different), "cpus": len(os.sched_getaffinity(0)),
+        "runs": [asdict(run) for run in runs],
+    })  # fmt: skip
+    print(result)
+    if options.json:
+        Path(options.json).write_text(result + "\n")
+    return 1 if failed or different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

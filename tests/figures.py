@@ -1,0 +1,84 @@
+"""The figures that tests compare, written down: runs of the same commit must find the same ones.
+
+    pytest -p tests.figures --figures FILE
+    python -m tests.figures FILE FILE ...
+
+A line of FILE is one assertion that held: its test, its line and the numbers with decimals that pytest shows of it.
+Several processes write to one file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
+
+# Hypothesis is a plugin, too, so pytest would show the numbers of its thousands of own assertions, which takes minutes.
+for finder in sys.meta_path:
+    if isinstance(finder, AssertionRewritingHook):
+        finder._must_rewrite = {name for name in finder._must_rewrite if not name.startswith("hypothesis")}
+
+# Not within a word, a path, a version or a time of day. Three decimals and more: fewer are bounds and settings.
+FIGURE = re.compile(r"(?<![\w./:-])-?\d+\.\d{3,}(?:e[+-]?\d+)?(?![\w./:])")
+
+
+class Recorder:
+    """Appends what held to ``file``."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def pytest_assertion_pass(self, item: pytest.Item, lineno: int, expl: str) -> None:
+        """Write the figures of one assertion, if it has any."""
+        figures = FIGURE.findall(expl)
+        if figures:
+            line = json.dumps([item.nodeid, lineno, figures])
+            with self._file.open("a") as sink:  # one write: lines of several processes do not mix
+                sink.write(line + "\n")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--figures", metavar="FILE", default="", help="append the figures that assertions compare to FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record where a file is named."""
+    if file := config.getoption("--figures"):
+        config.pluginmanager.register(Recorder(Path(file).absolute()))
+
+
+def read_figures(file: Path) -> dict[tuple[str, int], list[list[str]]]:
+    """Return the figures of a run by test and line, in the order in which the test compared them."""
+    found: dict[tuple[str, int], list[list[str]]] = defaultdict(list)
+    for line in file.read_text().splitlines():
+        test, number, figures = json.loads(line)
+        found[test, number].append(figures)
+    return found
+
+
+def differing(runs: list[dict[tuple[str, int], list[list[str]]]]) -> list[tuple[str, int]]:
+    """Return the assertions whose figures are not the same in all ``runs``, or that one of them did not reach."""
+    places = set().union(*runs)
+    return sorted(place for place in places if len({json.dumps(run.get(place)) for run in runs}) > 1)
+
+
+def main(files: list[str]) -> int:
+    """Compare the files of several runs; exit code 1 where they differ."""
+    runs = [read_figures(Path(file)) for file in files]
+    different = differing(runs)
+    for test, number in different:
+        print(f"{test}, line {number}")
+        for file, run in zip(files, runs, strict=True):
+            print(f"  {file}: {run.get((test, number))}"[:400])
+    compared = sum(len(figures) for found in runs[0].values() for figures in found)
+    print(f"{compared} figures of {len(runs[0])} assertions in {len(runs)} runs: {len(different)} assertions differ")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
