@@ -83,7 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.luck", description=__doc__.split("\n")[0])
     parser.add_argument("--quiet", type=int, default=5, help="runs on a machine that does nothing else (default: 5)")
     parser.add_argument("--busy", type=int, default=5, help="runs beside two busy loops (default: 5)")
-    parser.add_argument("--clones", type=int, default=3, help="fresh clones, one for each of the first runs (default: 3)")
+    parser.add_argument("--clones", type=int, default=3, help="fresh clones, for the first runs (default: 3)")
     parser.add_argument("--seed", type=int, default=1, help="of the first run's order (default: 1)")
     parser.add_argument("--folder", default=str(ROOT.parent / "luck"), help="new folder for clones, output and figures")
     parser.add_argument("--json", default="", metavar="FILE", help="write the last line into FILE, too")
