@@ -99,6 +99,16 @@ def incumbent(store: Store, model: str) -> Artifact | None:
     return artifact
 
 
+def withdrawal(current: Current, version: str) -> Promotion | None:
+    """Return the rollback that took ``version`` out of service; None if there was none, or it served again later."""
+    for entry in reversed(current.log):
+        if entry.version == version:
+            return None
+        if entry.by == "rollback" and entry.instead_of == version:
+            return entry
+    return None
+
+
 def promote(
     store: Store, model: str, version: str, *, by: str, reason: str = "", check: Callable[[], None] | None = None
 ) -> Current:

@@ -18,6 +18,7 @@ from pipeline.records import (
     CALIBRATOR,
     CARD,
     GATE,
+    HOLD,
     PASS,
     TRANSFORMS,
     CardPlan,
@@ -59,12 +60,13 @@ def covered_incumbent(config: Config, store: Store, train_key: str) -> str | Non
 def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft) -> Any:
     """Write, judge and promote a version of ``step``; the stage's summary, its gate report in ``draft``. On rank 0.
 
-    A version that is held stays in the store without being promoted. Raises ArtifactError for damaged inputs or a
+    A version that is held stays in the store without being promoted, and so does one that somebody rolled back after
+    an earlier try of the stage promoted it and died. Raises ArtifactError for damaged inputs or a
     damaged incumbent.
     """
     model, version = config.model_name, version_of(config, store, step, inputs)
     assert version is not None, "rank 0 commits it"
-    record = read(GateRecord, store, f"{version.path}/{GATE}")
+    record = _held_if_withdrawn(store, model, read(GateRecord, store, f"{version.path}/{GATE}"))
     write_report(draft, record)
     gate: dict[str, Any] = {"verdict": record.verdict, "reasons": [*record.reasons]}
     gate |= {"forced": record.forced} if record.forced else {}
@@ -97,6 +99,17 @@ def version_of(config: Config, store: Store, step: Step, inputs: dict[str, Artif
     made, model = path.rpartition("/")[2], config.model_name
     once(log.info, "publish    version %s of model %s is this very model: its verdict stands", made, model)
     return store.get(path, "publish") if this_rank() == 0 else None
+
+
+def _held_if_withdrawn(store: Store, model: str, record: GateRecord) -> GateRecord:
+    """The record of a version that passed, as a hold where it served already and was rolled back."""
+    undone = promotion.withdrawal(promotion.read_current(store, model), record.version)
+    if undone is None or record.verdict != PASS:
+        return record
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(undone.at))
+    why = f" ({undone.reason})" if undone.reason else ""
+    reason = f"it served and was rolled back on {when}{why}; only nightjar models promote lets it serve again"
+    return dataclasses.replace(record, verdict=HOLD, reasons=(reason,))
 
 
 def _require_same_incumbent(config: Config, store: Store, train_key: str, record: GateRecord) -> None:

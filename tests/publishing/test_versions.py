@@ -15,9 +15,10 @@ from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.publishing import commands, promotion, versions
-from pipeline.stages.promoting import _require_same_incumbent
+from pipeline.stages.promoting import _require_same_incumbent, publish
 from pipeline.store import Store
 from tests.publishing.made import plain
+from tests.records.made import gate_record
 
 A, B, C, D = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3, 4))
 
@@ -186,6 +187,34 @@ def test_a_verdict_beside_another_incumbent_is_not_published(store: Store) -> No
     with pytest.raises(LaunchError, match=f"{C} .* passed the gate beside {A}, but by now {B} serves") as caught:
         _require_same_incumbent(config, store, "k", record)
     assert f"nightjar models promote m {C}" in caught.value.hint
+
+
+def test_a_stage_never_promotes_again_what_was_rolled_back(store: Store) -> None:
+    """It promoted a version and died before its own artifact was committed; somebody rolled back; it runs again."""
+    config = compose(["publish.model=m"])
+    key = "d" * 32
+    plain(store, "v00004-dddddddd", key=key, incumbent=B)
+    record = gate_record(version="v00004-dddddddd", incumbent_version=B, model="m")
+    store.write_json("models/m/v00004-dddddddd/gate.json", record.to_json())
+    inputs = {"train": SimpleNamespace(key="t")}
+
+    def run() -> dict:
+        with store.draft("publish/x", kind="publish", key="x", config={}, inputs={}) as draft:
+            summary = publish(config, store, SimpleNamespace(key=key), inputs, draft)
+            assert store.read_json("publish/x/gate.json")["verdict"] == summary["gate"]["verdict"]
+            return summary
+
+    promote(store, A, B)
+    assert run()["model"]["version"] == "v00004-dddddddd"
+    promotion.roll_back(store, "m", "complaints")
+    before = store.read_json("models/m/current.json")
+    summary = run()
+    assert "model" not in summary and summary["gate"]["verdict"] == "HOLD"
+    (reason,) = summary["gate"]["reasons"]
+    assert "was rolled back on" in reason and "(complaints)" in reason
+    assert store.read_json("models/m/current.json") == before
+    promotion.promote(store, "m", "v00004-dddddddd", by="promote", reason="it was the page")
+    assert run()["gate"]["verdict"] == "PASS"
 
 
 def test_two_writers_at_once_is_a_message(store: Store) -> None:
