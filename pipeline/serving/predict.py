@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any, ParamSpec
 import fsspec
 import numpy as np
 import polars as pl
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.config import DataConfig
 from pipeline.config.data import connector_at
@@ -35,6 +37,7 @@ from pipeline.serving.scorer import ScoredBlock, Scorer
 from pipeline.serving.threads import one_thread
 from pipeline.specs import LABEL_KINDS, MAIN_TASK
 from pipeline.store import Store, disk_errors
+from pipeline.store.files import whole_file
 from pipeline.units import MIB, plural
 
 SHOWN = 5  # rejected rows that the result tells of
@@ -212,7 +215,8 @@ def score_sink(out: str, path: str) -> Iterator[Callable[[Scored], None]]:
         yield _csv(sys.stdout.buffer)
         sys.stdout.flush()
         return
-    with _whole_file(out, "--out", path) as sink, contextlib.ExitStack() as stack:
+    _require_other_file(out, "--out", path)
+    with whole_file(out, "--out") as sink, contextlib.ExitStack() as stack:
         yield _guarded(_parquet(sink, stack) if out.endswith(".parquet") else _csv(sink), out, "--out")
 
 
@@ -225,29 +229,22 @@ def reject_sink(out: str | None, path: str) -> Iterator[Callable[[str, list[Reje
     if out is None:
         yield lambda file, rejects: None
         return
-    with _whole_file(out, "--rejected", path) as sink:
+    _require_other_file(out, "--rejected", path)
+    with whole_file(out, "--rejected") as sink:
         yield _guarded(Quarantine(sink).add, out, "--rejected")
 
 
-@contextmanager
-def _whole_file(out: str, option: str, path: str) -> Iterator[Any]:
-    """A file at ``out``, named by ``option``, that has its name only once it is whole."""
-    fs, full = fsspec.core.url_to_fs(out)
+def _require_other_file(out: str, option: str, path: str) -> None:
+    """ConfigError where ``out`` is one of the rows' files at ``path``, under whatever name."""
     with _named(path):
-        read = find_files(path).paths if connector_at(path)[0] is None else []
-    if full in read:
+        read = find_files(path) if connector_at(path)[0] is None else None
+    fs, full = fsspec.core.url_to_fs(out)
+    if read is None or type(fs) is not type(read.fs):
+        return
+    local = isinstance(fs, LocalFileSystem)
+    names = {os.path.realpath(each) if local else each for each in read.paths}
+    if (os.path.realpath(full) if local else full) in names:
         raise ConfigError(f"{option} {out} is one of the input files", hint=f"{option} <another name>")
-    partial = f"{full}.partial"
-    with disk_errors(out, f"{option} "):
-        fs.makedirs(full.rpartition("/")[0] or ".", exist_ok=True)
-        try:
-            with fs.open(partial, "wb") as sink:
-                yield sink
-            fs.mv(partial, full)
-        except BaseException:
-            if fs.exists(partial):
-                fs.rm_file(partial)
-            raise
 
 
 def _guarded(write: Callable[P, None], out: str, option: str) -> Callable[P, None]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -47,6 +49,56 @@ def write_beside(full: Path, data: bytes, place: Callable[[Path], object]) -> No
         with suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def whole_file(url: str, option: str) -> Iterator[Any]:
+    """Open a file that a user named for writing, which gets its name only once it is whole.
+
+    Commands that write to one name at the same time do not mix: the file is that of the last one to end. What exists
+    and is no regular file, such as a device or a pipe, is written to as it is. A link keeps pointing to its file, which
+    keeps its mode.
+
+    Args:
+        url: A path, or any fsspec URL.
+        option: What the user gave it with, for messages.
+
+    Raises:
+        ConfigError: It is a folder.
+        ArtifactError: The disk is full, or refuses.
+    """
+    fs, full = fsspec.core.url_to_fs(url)
+    with disk_errors(url, f"{option} "):
+        if not isinstance(fs, LocalFileSystem):
+            partial = f"{full}.{uuid.uuid4().hex[:12]}.partial"
+            fs.makedirs(full.rpartition("/")[0], exist_ok=True)
+            try:
+                with fs.open(partial, "wb") as sink:
+                    yield sink
+                fs.mv(partial, full)
+            except BaseException:
+                if fs.exists(partial):
+                    fs.rm_file(partial)
+                raise
+            return
+        path = Path(full).resolve()
+        if path.is_dir():
+            raise ConfigError(f"{option} {url} is a folder, expected a file", hint=f"{option} {url}/<a name>")
+        if path.exists() and not path.is_file():
+            with path.open("wb") as sink:
+                yield sink
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
+        try:
+            with beside.open("xb") as sink:
+                yield sink
+            if path.exists():
+                shutil.copymode(path, beside)
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
 
 
 class Files:
