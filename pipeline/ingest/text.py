@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import BinaryIO
 
 import numpy as np
@@ -87,6 +88,55 @@ def read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFr
     """Frame of strings (one column per name), the line number of each of its rows, and the lines left out."""
     if b"\r" in block:
         block = line_ends(block, layout)
+    try:
+        return _read_lines(block, first_line, layout)
+    except MemoryError:
+        raise
+    except (Exception, pl.exceptions.PanicException):  # a limit of a parser's own: it costs the records that meet it
+        return _read_others(block, first_line, layout)
+
+
+def failing(
+    records: Sequence[bytes], read: Callable[[bytes], object], first: int = 0
+) -> Iterator[tuple[int, BaseException]]:
+    """Yield the number of each of ``records`` that ``read`` fails on by itself, and its error.
+
+    Halves are tried until one record is left, so a block of n records with one bad one is read about log2(n) times.
+    """
+    try:
+        read(b"".join(records))
+    except MemoryError:
+        raise
+    except (Exception, pl.exceptions.PanicException) as error:
+        half = len(records) // 2
+        if not half:
+            yield first, error
+            return
+        yield from failing(records[:half], read, first)
+        yield from failing(records[half:], read, first + half)
+
+
+def not_read(line: int, error: BaseException) -> Reject:
+    """The reject of a line that no parser takes."""
+    said = str(error).split("\n", 1)[0][:100]
+    return Reject(line, "unreadable", f"the line cannot be read: {type(error).__name__}: {said}")
+
+
+def _read_others(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
+    """As ``read_lines``, without the records that fail by themselves."""
+    ends = records(block, layout).ends + 1
+    pieces = [block[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    failed = dict(failing(pieces, lambda part: _read_lines(part, 0, layout)))
+    first = first_line + np.concatenate([[0], np.cumsum([line_count(piece) for piece in pieces])])
+    kept = [number for number in range(len(pieces)) if number not in failed]
+    frame, lines, rejects = _read_lines(b"".join(pieces[number] for number in kept), 0, layout)
+    numbers = np.concatenate([np.arange(first[number], first[number + 1]) for number in kept] or [np.zeros(0, int)])
+    rejects = [replace(each, line=int(numbers[each.line])) for each in rejects]
+    rejects += [not_read(int(first[number]), error) for number, error in failed.items()]
+    return frame, numbers[lines], sorted(rejects, key=lambda each: each.line)
+
+
+def _read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
     frame = _read_clean(block, layout)
     if frame is not None:
         return frame, np.arange(first_line, first_line + frame.height), []

@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import numpy as np
@@ -18,7 +18,7 @@ from pipeline.ingest.formats.lines import Lines
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.spec import DataSpec, require_columns
-from pipeline.ingest.text import looks_packed
+from pipeline.ingest.text import failing, looks_packed, not_read
 
 # A first block of fewer lines does not tell that a key is a wrong name: the file's rows may all lack it.
 TELLING_LINES = 1000
@@ -104,6 +104,26 @@ class JsonBlock:
 
     def read(self) -> RawBlock:
         """The rows as strings and lists of strings, the other lines aside. Numbers are as written."""
+        try:
+            return self._read()
+        except MemoryError:
+            raise
+        except (Exception, pl.exceptions.PanicException):  # a limit of a parser's own: it costs the lines that meet it
+            return self._read_others()
+
+    def _read_others(self) -> RawBlock:
+        """As ``read``, without the lines that fail by themselves."""
+        lines = [line + b"\n" for line in self.data.split(b"\n")[:-1]]
+        failed = dict(failing(lines, lambda part: replace(self, data=part)._read()))
+        kept = np.array([number for number in range(len(lines)) if number not in failed], np.int64)
+        found = replace(self, data=b"".join(lines[number] for number in kept), first_line=0)._read()
+        rejects = [replace(each, line=int(self.first_line + kept[each.line])) for each in found.rejects]
+        rejects += [not_read(self.first_line + number, error) for number, error in failed.items()]
+        return replace(
+            found, lines=self.first_line + kept[found.lines], rejects=sorted(rejects, key=lambda each: each.line)
+        )
+
+    def _read(self) -> RawBlock:
         lines = self.data.split(b"\n")[:-1]
         good: Sequence[int] = range(len(lines))
         rejects: list[Reject] = []
@@ -207,7 +227,7 @@ def _escaped(data: bytes, read: pl.Series) -> pl.Series:
 
 
 def _unescaped(line: bytes, name: str, read: str | None) -> str | None:
-    with contextlib.suppress(RecursionError):  # what is nested too deep is no list
+    with contextlib.suppress(ValueError, RecursionError):  # a number too long, or what is nested too deep, is no list
         return _text(json.loads(line).get(name))
     return read
 
@@ -221,7 +241,7 @@ def _maps(text: pl.Series, several: Several) -> pl.Series:
 
 def _pairs(value: str, several: Several) -> list[dict[str, str | None]]:
     if value.startswith("{"):
-        with contextlib.suppress(json.JSONDecodeError, RecursionError):
+        with contextlib.suppress(ValueError, RecursionError):
             pairs = json.loads(value, object_pairs_hook=list, parse_float=str, parse_int=str)
             return [{"key": _text(key), "value": _text(weight)} for key, weight in pairs]
     parts = (part.partition(several.weight_separator or ":") for part in value.split(several.separator or ","))
@@ -252,5 +272,5 @@ def _array(value: str | None, separator: str | None) -> list[str | None] | None:
         return None
     try:
         return [_text(element) for element in json.loads(value)]
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError: of a number of more than 4,300 digits, too
         return list(value.split(separator)) if separator else [value]
