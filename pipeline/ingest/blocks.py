@@ -21,7 +21,7 @@ from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sampling import thinned
 from pipeline.ingest.sources import Block
 from pipeline.ingest.spec import CAME_CLICKED, DAY, EVENT, EVENT_CHECK, DataSpec
-from pipeline.ingest.transform import State, binned, raw_numbers, transform, unseen_ids, with_vocabulary
+from pipeline.ingest.transform import State, lossy, raw_numbers, transform, unseen_ids, with_vocabulary
 from pipeline.native.columns import narrowed
 from pipeline.records import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
 
@@ -81,7 +81,7 @@ class TransformJob:
     def beside(self) -> dict[str, list[str]]:
         """The folders beside the test rows, and the columns in each."""
         columns = {
-            RAW: [raw_column(name) for name in binned(self.state)],
+            RAW: [raw_column(name) for name in lossy(self.spec, self.state)],
             UNSEEN: [unseen_column(name) for name in with_vocabulary(self.state)],
         }
         return {folder: names for folder, names in columns.items() if names}

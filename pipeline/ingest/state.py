@@ -20,7 +20,7 @@ from pipeline.ingest.binning import bin_bounds
 from pipeline.ingest.fit import Partial
 from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.spec import DataSpec, DenseSpec, EventSource, SequenceSpec, SparseSpec
-from pipeline.ingest.transform import DenseTransform, State, binned, with_vocabulary
+from pipeline.ingest.transform import DenseTransform, State, lossy, with_vocabulary
 from pipeline.records import TRANSFORMS, DatasetSchema, SequenceColumn, SequenceGroup, SparseColumn, TaskColumn
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
@@ -140,7 +140,7 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
     sequences = {"sequences": _sequences_json(spec)} if spec.sequences else {}
     decimal = {"decimal": spec.decimal} if spec.decimal != "." else {}
     return {"label": label, "missing": list(spec.missing), "strip": spec.strip, **decimal, "dense": dense,
-            "sparse": sparse, "raw": binned(state), "unseen": with_vocabulary(state), **sequences}  # fmt: skip
+            "sparse": sparse, "raw": lossy(spec, state), "unseen": with_vocabulary(state), **sequences}  # fmt: skip
 
 
 def _sequences_json(spec: DataSpec) -> dict[str, Any]:

@@ -86,22 +86,23 @@ def transform(
     return pl.DataFrame(columns)
 
 
-def binned(state: State) -> list[str]:
-    """The features, dense ones first, whose transform keeps the bin of a number and not the number."""
-    fitted: list[tuple[str, DenseTransform | FittedMapping]] = [*state.dense.items(), *state.sparse.items()]
-    return [name for name, each in fitted if each.bounds is not None]
+def lossy(spec: DataSpec, state: State) -> list[str]:
+    """The features, dense ones first, whose values do not tell the number: those of bins, and clipped ones."""
+    clipped = {f.name for f in spec.dense if f.clip and not f.vector}
+    dense = [name for name, each in state.dense.items() if each.bounds is not None or name in clipped]
+    return [*dense, *(name for name, each in state.sparse.items() if each.bounds is not None)]
 
 
 def raw_numbers(frame: pl.DataFrame, chosen: pl.Series, spec: DataSpec, state: State) -> list[pl.Series]:
-    """Numbers of the ``binned`` features of the ``chosen`` typed rows as float64 columns ``raw_column``.
+    """Numbers of the ``lossy`` features of the ``chosen`` typed rows as float64 columns ``raw_column``.
 
     NaN is a missing one.
 
-    The gate scores a model that was fitted to other bounds by them.
+    The gate scores a model by them that was fitted to other bounds, or clips less.
     """
     sparse = {f.name for f in spec.sparse}
     columns = []
-    for name in binned(state):
+    for name in lossy(spec, state):
         column = frame[f"hash:{name}" if name in sparse else f"dense:{name}"].filter(chosen)
         numbers = pl.Series(of_bits(column)) if name in sparse else column.cast(pl.Float64).fill_null(math.nan)
         columns.append(numbers.alias(raw_column(name)))

@@ -3,13 +3,15 @@
 Today's rows hold row numbers of today's mapping. A model that was trained on another dataset has another mapping. Both
 use the same 64-bit hash of an id, which leads from row to row. All ids without a row today share row 1, and the other
 model may have rows for them: the dataset keeps their hashes for its held-out rows. A percentile or a bin does not
-determine the number it came from: these are computed from the raw numbers, which the dataset also keeps.
+determine the number it came from, and neither does a clipped number: these are computed from the raw numbers, which the
+dataset also keeps. Where today's settings cut off what the other model would see, and the dataset does not keep it, the
+model cannot be judged as it serves, and ``NotComparableError`` says which setting it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,12 @@ from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import FittedMapping, IdMapping
 from pipeline.store import Store
 
-# What may differ between two mappings whose ids have the same hashes.
+# What may differ between two mappings whose ids have the same hashes; ``max_ids`` only so that it can be made up for.
 _FREE = {"column", "rows", "vocab", "mapping", "spread", "required", "max_ids"}
+# Settings of a sparse feature that a record has only where they are set.
+_QUIET = {"holds", "weights", "cross_bins", "sequence"}
+# What all values go through before they are looked at, and what stands for a setting that a record does not have.
+_READING: dict[str, Any] = {"missing": [], "strip": False, "decimal": "."}
 
 
 class NotComparableError(Exception):
@@ -122,6 +128,7 @@ class Translation:
 
     dense: dict[str, DenseTranslation | None]
     sparse: dict[str, IdsTranslation | None]
+    longest: dict[str, int] = field(default_factory=dict)  # by feature, lookups of a row that the other model makes
 
     @property
     def raw(self) -> list[str]:
@@ -156,8 +163,12 @@ def translation(store: Store, dataset: str, version: str) -> Translation:
         for name in then[group]:
             if name not in now[group]:
                 raise NotComparableError(f"it needs feature {name!r}, which the dataset does not have")
-    if problem := unreadable_sequence(now, then):
+    if problem := unreadable_sequence(now, then) or _cut_sequence(now, then):
         raise NotComparableError(problem)
+    for setting, default in _READING.items():
+        today, other = now.get(setting, default), then.get(setting, default)
+        if today != other and (setting != "missing" or set(today) != set(other)):
+            raise NotComparableError(f"data.{setting} is {today!r} in the dataset, {other!r} in the model")
     return Translation(
         {
             column: change
@@ -170,7 +181,36 @@ def translation(store: Store, dataset: str, version: str) -> Translation:
             else _ids(store, (dataset, version), name, now["sparse"][name], record, name in unseen)
             for name, record in then["sparse"].items()
         },
+        {
+            name: most
+            for name, record in then["sparse"].items()
+            if (most := _longest(name, now["sparse"][name], record))
+        },
     )
+
+
+def _longest(name: str, now: dict[str, Any], then: dict[str, Any]) -> int | None:
+    """How many lookups of a row the model makes, where the dataset may have more; None: all that there are."""
+    today, other = now.get("max_ids"), then.get("max_ids")
+    if today is not None and (other is None or today < other):
+        raise NotComparableError(
+            f"feature {name!r} keeps at most {today} ids of a row in the dataset, "
+            f"{'all of them' if other is None else other} in the model"
+        )
+    return None if today == other or other is None else other * ID_MAPPINGS.get(then["mapping"]).rows_per_id
+
+
+def _cut_sequence(now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
+    """Which sequence has fewer events in the dataset than the model would read; "" for none."""
+    groups = now.get("sequences", {}).get("groups", {})
+    for name, own in then.get("sequences", {}).get("groups", {}).items():
+        given = groups[name]
+        if given["max_length"] < own["max_length"]:
+            return (
+                f"sequence {name!r} has up to {given['max_length']} events in the dataset, "
+                f"{own['max_length']} in the model"
+            )
+    return ""
 
 
 def _dense_columns(
@@ -181,6 +221,8 @@ def _dense_columns(
     if width != now.get("width", 1):
         today = now.get("width", 1)
         raise NotComparableError(f"feature {name!r} has width {today} in the dataset, {width} in the model")
+    if width > 1 and _clips_more(now["clip"], then["clip"]):
+        raise NotComparableError(f"feature {name!r}, a vector, is clipped to {now['clip']} in the dataset")
     change = _dense(name, now, then, kept)
     if change is not None and "unit" in (now["transform"], then["transform"]):
         raise NotComparableError(
@@ -192,16 +234,25 @@ def _dense_columns(
 def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> DenseTranslation | None:
     if now | {"column": ""} == then | {"column": ""}:
         return None
-    ranked = now["transform"] in BINNINGS
+    ranked, clipped = now["transform"] in BINNINGS, _clips_more(now["clip"], then["clip"])
     if ranked:
-        _require_raw(name, now["transform"], kept)
-    return DenseTranslation(Scale.of(name, now), Scale.of(name, then), ranked)
+        _require_raw(name, f"has other bounds of {now['transform']}", kept)
+    if clipped:
+        _require_raw(name, f"is clipped to {now['clip']}", kept)
+    return DenseTranslation(Scale.of(name, now), Scale.of(name, then), ranked or clipped)
 
 
-def _require_raw(name: str, transform: str, kept: frozenset[str]) -> None:
+def _clips_more(now: Sequence[float], then: Sequence[float]) -> bool:
+    """Whether the bounds ``now`` cut off numbers that ``then`` tells apart; both are [] or [lowest, highest]."""
+    if not now:
+        return False
+    return not then or now[0] > then[0] or now[1] < then[1]
+
+
+def _require_raw(name: str, loss: str, kept: frozenset[str]) -> None:
     if name not in kept:
         raise NotComparableError(
-            f"feature {name!r} has other bounds of {transform} in the dataset, which does not keep its raw numbers; "
+            f"feature {name!r} {loss} in the dataset, which does not keep its raw numbers; "
             "stages=[ingest] force=true writes a dataset that does"
         )
 
@@ -211,7 +262,7 @@ def _binned(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozense
         raise NotComparableError(_mapped_otherwise(name, now, then))
     if now["bounds"] == then["bounds"]:
         return None
-    _require_raw(name, now["mapping"], kept)
+    _require_raw(name, f"has other bounds of {now['mapping']}", kept)
     mapping = ID_MAPPINGS.get(then["mapping"])
     return IdsTranslation(mapping, mapping.read(name, then, lambda file: None), None)
 
@@ -219,10 +270,11 @@ def _binned(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozense
 def _ids(
     store: Store, paths: tuple[str, str], name: str, now: dict[str, Any], then: dict[str, Any], unseen: bool
 ) -> IdsTranslation | None:
-    for setting in sorted(now.keys() - _FREE):
-        if now[setting] != then.get(setting):
+    for setting in sorted((now.keys() | (then.keys() & _QUIET)) - _FREE):
+        if now.get(setting) != then.get(setting):
             raise NotComparableError(
-                f"{setting} of feature {name!r} is {now[setting]!r} in the dataset, {then.get(setting)!r} in the model"
+                f"{setting} of feature {name!r} is {now.get(setting)!r} in the dataset, {then.get(setting)!r} in the "
+                "model"
             )
     if now["vocab"] is None:
         if (now["mapping"], now["rows"]) != (then["mapping"], then["rows"]):

@@ -69,6 +69,14 @@ class Ragged:
         weights = None if self.weights is None else self.weights[first:end]
         return Ragged(self.offsets[start : stop + 1] - first, self.values[first:end], weights)
 
+    def first(self, most: int) -> Ragged:
+        """All rows, each with its first ``most`` values at most."""
+        lengths = np.diff(self.offsets)
+        place = np.arange(self.offsets[-1] - self.offsets[0]) - np.repeat(self.offsets[:-1] - self.offsets[0], lengths)
+        offsets = np.concatenate([[0], np.cumsum(np.minimum(lengths, most))])
+        kept = place < most
+        return Ragged(offsets, self.values[kept], None if self.weights is None else self.weights[kept])
+
 
 @dataclass
 class Columns:

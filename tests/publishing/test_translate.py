@@ -13,7 +13,7 @@ from pipeline.ingest.stage import ingest
 from pipeline.records import LABEL
 from pipeline.serving.translate import NotComparableError, translation
 from pipeline.store import Store
-from pipeline.training.parquet import SplitReader
+from pipeline.training.parquet import Ragged, SplitReader
 
 
 def dense(transform="log1p_standardise", mean=1.0, std=2.0, column="x", bounds=None):
@@ -27,10 +27,9 @@ def sparse(mapping="vocab", rows=5, **more):
     return made | more
 
 
-def put(store: Store, path: str, x=None, a=None, hashes=(11, 22, 33), features=None, rows=None):
-    store.write_json(
-        f"{path}/transforms.json", features or {"dense": {"x": x or dense()}, "sparse": {"a": a or sparse()}}
-    )
+def put(store: Store, path: str, x=None, a=None, hashes=(11, 22, 33), features=None, rows=None, **reading):
+    features = features or {"dense": {"x": x or dense()}, "sparse": {"a": a or sparse()}}
+    store.write_json(f"{path}/transforms.json", features | reading)
     folder = Path(store.full(f"{path}/vocab"))
     folder.mkdir(parents=True)
     numbers = pa.array(rows or range(2, 2 + len(hashes)), pa.int32())
@@ -112,6 +111,14 @@ def test_dense_values_change_their_scale(store: Store, now: dict, then: dict) ->
         ({"a": sparse("hash", 5)}, {}, "by vocab into 5 in the model"),
         ({"a": sparse(seed=8)}, {}, "seed of feature 'a' is 8 in the dataset, 7 in the model"),
         ({"a": sparse(separator="|")}, {}, "separator of feature 'a'"),
+        ({"a": sparse(max_ids=3)}, {}, "feature 'a' keeps at most 3 ids of a row in the dataset, all of them in the"),
+        ({"a": sparse(max_ids=3)}, {"a": sparse(max_ids=4)}, "at most 3 ids of a row in the dataset, 4 in the model"),
+        ({}, {"a": sparse(weights="w")}, "weights of feature 'a' is None in the dataset, 'w' in the model"),
+        ({"x": dense() | {"clip": [0, 9]}}, {}, r"feature 'x' is clipped to \[0, 9\] in the dataset, which does not"),
+        ({"x": dense() | {"clip": [0, 9]}}, {"x": dense() | {"clip": [0, 10]}}, "is clipped to"),
+        ({"missing": ["", "NA"]}, {}, r"data.missing is \['', 'NA'\] in the dataset, \[\] in the model"),
+        ({"strip": True}, {}, "data.strip is True in the dataset, False in the model"),
+        ({"decimal": ","}, {}, "data.decimal is ',' in the dataset, '.' in the model"),
         ({"x": dense("percentile", bounds=[1.0])}, {}, "feature 'x' has other bounds of percentile in the dataset"),
     ],
 )
@@ -122,6 +129,26 @@ def test_what_cannot_be_translated_is_said_by_feature(store: Store, now: dict, t
         translation(store, "now", "then")
 
 
+def test_what_another_model_cuts_off_is_cut_off_for_it(store: Store) -> None:
+    put(store, "now", x=dense("none", 0, 1) | {"clip": [-50, 50]})
+    put(store, "then", x=dense("none", 0, 1) | {"clip": [0, 9]}, a=sparse(max_ids=2))
+    change = translation(store, "now", "then")
+    assert change.values("x", np.array([-3.0, 4.0, 40.0], np.float32)).tolist() == [0, 4, 9]
+    assert change.longest == {"a": 2} and change.raw == []
+    lists = Ragged(np.array([0, 3, 3, 4, 6]), np.arange(6), np.arange(6) / 10)
+    cut = lists.first(2)
+    assert cut.offsets.tolist() == [0, 2, 2, 3, 5] and cut.values.tolist() == [0, 1, 3, 4, 5]
+    assert cut.weights is not None and cut.weights.tolist() == [0, 0.1, 0.3, 0.4, 0.5]
+
+
+def test_a_number_that_is_clipped_more_today_is_taken_as_it_came(store: Store) -> None:
+    put(store, "now", x=dense("none", 0, 1) | {"clip": [0, 9]}, raw=["x"])
+    put(store, "then", x=dense("none", 0, 1))
+    change = translation(store, "now", "then")
+    assert change.raw == ["x"]
+    assert change.values("x", np.array([-3.0, 4.0, 40.0, np.nan])).tolist() == [-3, 4, 40, 0]
+
+
 def with_sequence(**changes):
     group = {"columns": {}, "time": {"column": "history", "field": "at"}, "max_length": 20, "age_bins": 64}
     return {"dense": {}, "sparse": {}, "sequences": {"groups": {"history": {**group, **changes}}}}
@@ -130,6 +157,7 @@ def with_sequence(**changes):
 @pytest.mark.parametrize(
     ("now", "words"),
     [
+        (with_sequence(max_length=10), "sequence 'history' has up to 10 events in the dataset, 20 in the model"),
         (with_sequence(max_length=50), "sequence 'history' has up to 50 events in the dataset, 20 in the model"),
         (with_sequence(age_bins=32), "ages of sequence 'history' have 32 bins in the dataset, 64 in the model"),
         ({"dense": {}, "sparse": {}}, "it needs sequence 'history', which the dataset does not have"),
@@ -143,8 +171,8 @@ def test_sequences_that_a_model_cannot_read_are_said(store: Store, now: dict, wo
         translation(store, "now", "then")
 
 
-@pytest.mark.parametrize("now", [with_sequence(max_length=10), with_sequence(), with_sequence(time=None)])
-def test_shorter_sequences_are_read_as_they_are(store: Store, now: dict) -> None:
+@pytest.mark.parametrize("now", [with_sequence(), with_sequence(time=None)])
+def test_sequences_of_the_same_length_are_read_as_they_are(store: Store, now: dict) -> None:
     put(store, "now", features=now)
     put(store, "then", features=with_sequence())
     assert translation(store, "now", "then").sparse == {}
