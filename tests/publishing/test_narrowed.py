@@ -1,0 +1,108 @@
+"""A night whose settings narrow what a model sees: the version that serves is judged on what it would see, or held."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from pipeline.cli import main
+from pipeline.records import GateRecord, read
+from pipeline.store import Store
+
+STAGES = "stages=[ingest,plan,partition,train,evaluate,publish]"
+RUN = [
+    STAGES, STAGES.replace("stages", "launch.inline"), "data=csv", "data.name=ads", "data.label.column=click",
+    "data.split.by=day", "data.day_column=day", "data.sparse_defaults.min_count=1",
+    "+data.dense.price={transform: none}", "+data.sparse.tags={separator: ' '}", "+data.sparse.site={}",
+    "+data.sequences.seen={features: {item: {column: shown}}, max_length: 6, separator: ' '}",
+    "+model.sequences.seen={block: sum}", "model.embedding_dim=4", "model.bottom_mlp=[8]", "model.top_mlp=[8]",
+    "train.threads_per_rank=1", "train.global_batch=256", "train.warmup_steps=2", "train.precision=fp32",
+    "train.epochs=2", "train.lr=0.01", "train.sparse_lr=0.2", "train.guard.collapse=false",
+    "gate.importance_rows=0", "gate.min_rows=100", "gate.max_calibration_error=null", "gate.max_ne=null",
+    "gate.min_baseline_gain=null", "gate.max_psi=null", "gate.max_label_shift=null", "gate.max_ne_drift=null",
+    "gate.max_ne_increase=0.5", "gate.best_of_last=1", "publish.model=m", "publish.quantise=fp32",
+]  # fmt: skip
+# What narrows, and whether the dataset keeps enough to judge the version as it serves; else the night is held.
+NARROWER = {
+    "data.dense.price.clip=[0.5,0.6]": True,
+    "data.sparse.tags.max_ids=2": False,
+    "data.sparse.tags.separator=null": False,
+    "data.sequences.seen.max_length=2": False,
+    "data.missing=['',s1]": False,
+    "data.strip=true": False,
+}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    """Four tags a row, a price and a history that all matter."""
+    rng, rows = np.random.default_rng(0), 3000
+    tags, seen = rng.integers(0, 8, (rows, 4)), rng.integers(0, 8, (rows, 6))
+    price, site = rng.random(rows), rng.integers(0, 4, rows)
+    weight = np.array([1.0, -1.0, 0.7, -0.7, 0.5, -0.5, 0.2, -0.2])
+    odds = weight[tags].sum(1) + 0.5 * weight[seen].sum(1) + 4 * (price - 0.5) + 0.3 * site
+    frame = pl.DataFrame({
+        "click": (rng.random(rows) < 1 / (1 + np.exp(-odds))).astype(int), "price": price,
+        "tags": [" ".join(f"t{tag}" for tag in each) for each in tags], "site": [f"s{each}" for each in site],
+        "shown": [" ".join(f"i{item}" for item in each) for each in seen],
+        "day": np.arange(rows) // (rows // 2),
+    })  # fmt: skip
+    frame.write_csv(path := tmp_path_factory.mktemp("narrowed") / "log.csv")
+    return path
+
+
+def night(log: Path, store: Store, run: str, *more: str) -> tuple[int, GateRecord]:
+    code = main(["run", *RUN, f"data.path={log}", f"store={store.url}", f"run={run}", *more])
+    result = store.read_json(f"runs/{run}/result.json")
+    return code, read(GateRecord, store, f"{result['stages']['publish']['artifact']}/gate.json")
+
+
+@pytest.fixture(scope="module")
+def store(log: Path, tmp_path_factory) -> Store:
+    """A store with a version that sees everything."""
+    place = Store(str(tmp_path_factory.mktemp("store")))
+    code, _ = night(log, place, "first")
+    assert code == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def first(store: Store) -> float:
+    """NE of the version that serves, as it was published."""
+    version = store.read_json("models/m/current.json")["version"]
+    candidate = read(GateRecord, store, f"models/m/{version}/gate.json").candidate
+    assert candidate is not None
+    return candidate.ne.point
+
+
+def test_without_a_narrower_setting_the_version_scores_as_it_was_published(log: Path, store: Store, first) -> None:
+    code, gate = night(log, store, "wide", "seed=3", "gate.max_ne_increase=0")
+    assert code == 6 and gate.incumbent is not None
+    assert gate.incumbent.ne.point == pytest.approx(first, abs=1e-6)
+
+
+@pytest.mark.parametrize("setting", NARROWER)
+def test_a_night_that_sees_less_is_judged_as_the_version_serves_or_held(
+    log: Path, store: Store, first, setting: str
+) -> None:
+    code, gate = night(log, store, f"n{list(NARROWER).index(setting)}", setting, "gate.max_ne_increase=0")
+    assert code == 6 and gate.verdict == "HOLD"
+    if NARROWER[setting]:
+        assert gate.incumbent is not None and gate.candidate is not None
+        assert gate.incumbent.ne.point == pytest.approx(first, abs=1e-6)
+        assert gate.candidate.ne.point > first + 0.01, "the setting costs the candidate something"
+        return
+    name = setting.split("=")[0].split(".")[2 if setting.count(".") > 1 else 1]
+    assert gate.incumbent is None and gate.not_comparable is not None and name in gate.not_comparable
+    assert any("cannot be scored on these rows" in reason for reason in gate.reasons)
+
+
+@pytest.mark.parametrize("wider", ["data.sparse.tags.max_ids=9"])
+def test_a_night_that_sees_more_cuts_for_the_version_what_it_would_cut(log: Path, tmp_path: Path, wider: str) -> None:
+    place = Store(str(tmp_path))
+    code, before = night(log, place, "first", "data.sparse.tags.max_ids=2")
+    assert code == 0 and before.candidate is not None
+    code, gate = night(log, place, "wider", wider, "gate.max_ne_increase=0")
+    assert gate.incumbent is not None
+    assert gate.incumbent.ne.point == pytest.approx(before.candidate.ne.point, abs=1e-6)
