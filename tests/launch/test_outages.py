@@ -28,6 +28,7 @@ from pipeline.records.step import Step
 from pipeline.store import Store
 from tests.launch.cluster_cases import config_for
 from tests.logged import listen
+from tests.waits import PATIENCE
 
 INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
 NAMED = json.dumps({"reason": "NotFound", "message": 'jobs "x" not found', "details": {"name": "x"}})
@@ -113,7 +114,7 @@ def test_lines_of_the_kubelet_without_a_time_are_shown_and_do_not_end_the_stream
     server: Any = SimpleNamespace(lines=lines)
     follower = _Follower.__new__(_Follower)
     follower.__init__(server, "n", "p")  # type: ignore[misc]
-    follower.thread.join(120)
+    follower.thread.join(PATIENCE)
     assert follower.text() == "one\nunable to retrieve container logs for containerd://x\ntwo\n"
     assert asked[1]["sinceTime"] == "2026-01-01T00:00:01.5Z"
 
