@@ -16,7 +16,6 @@ import pytest
 from pipeline.clock import CLOCK
 from pipeline.errors import PassingError
 from pipeline.launch.chain import Chain, Console
-from pipeline.launch.kubernetes import api as requests
 from pipeline.launch.kubernetes.api import Api, RefusedError, UnansweredError, refusal
 from pipeline.launch.kubernetes.diagnosis import is_alive, is_lost, job_problem
 from pipeline.launch.kubernetes.jobs import ClusterJob
@@ -28,7 +27,7 @@ from pipeline.records.step import Step
 from pipeline.store import Store
 from tests.launch.cluster_cases import config_for
 from tests.logged import listen
-from tests.waits import PATIENCE
+from tests.waits import PATIENCE, TurnedClock
 
 INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
 NAMED = json.dumps({"reason": "NotFound", "message": 'jobs "x" not found', "details": {"name": "x"}})
@@ -49,7 +48,6 @@ def test_which_answers_say_nothing_about_what_was_asked_for(status: int, body: s
 
 def patient(monkeypatch: pytest.MonkeyPatch, *answers: Any, seconds: float = 60.0) -> Any:
     """An ``Api`` whose server gives these answers; an exception is raised."""
-    monkeypatch.setattr(requests.time, "sleep", lambda seconds: None)
     left = list(answers)
 
     def once(*_: Any) -> Any:
@@ -59,7 +57,7 @@ def patient(monkeypatch: pytest.MonkeyPatch, *answers: Any, seconds: float = 60.
         return answer
 
     client: Any = SimpleNamespace(configuration=SimpleNamespace(host="https://k"))
-    api = Api(client, outage_seconds=seconds)
+    api = Api(client, outage_seconds=seconds, clock=TurnedClock())
     monkeypatch.setattr(api, "_once", once)
     return api
 
