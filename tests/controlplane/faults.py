@@ -109,7 +109,7 @@ row("three 404 without a name (custom resources not loaded yet)")(in_requests(Fa
 row("ten connections dropped")(in_requests(Fault("drop", count=10)))
 
 
-@row("403 for longer than the lease")
+@row("403 for longer than the lease", long=True)
 def _denied(world: World) -> str:
     with world.cell() as cell:
         launcher = cell.launch()

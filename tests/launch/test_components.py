@@ -16,6 +16,7 @@ from pipeline.specs import STAGES
 from pipeline.store import Store
 from tests.launch.torchx_cases import FILE, GOLDEN, IMAGE, REQUESTS, component, request
 from tests.servers import kept_port
+from tests.waits import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -82,7 +83,7 @@ def torchx(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     """The command, called in ``cwd``, where its configuration and installed packages beside ours are."""
     command = [sys.executable, "-m", "torchx.cli.main", *arguments]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{cwd}"}
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, env=env)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE, env=env)
 
 
 @pytest.fixture(scope="module")
