@@ -79,7 +79,7 @@ test-mlflow: install ## runs and versions in a real MLflow server (installs MLfl
 	@.venv/bin/python -m pytest -m mlflow --mlflow=.venv-mlflow tests/trackers
 
 .PHONY: test-control
-test-control: install ## the table of faults of the control plane, on a real API server (25 minutes of waiting; few CPUs)
+test-control: install ## the table of faults of the control plane, on a real API server (minutes of waiting; few CPUs)
 	@.venv/bin/python -m tests.controlplane.table
 
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)

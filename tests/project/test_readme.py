@@ -18,6 +18,7 @@ from pipeline.compose import compose, sweep
 from pipeline.errors import NightjarError
 from pipeline.tuning.space import edges, split
 from tests.commands import nightjar
+from tests.waits import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -49,7 +50,7 @@ def command(line: str) -> list[str]:
 
 
 def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=240)
+    return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def block(language: str) -> str:
