@@ -7,7 +7,7 @@ The faults are those of Cosmic Ray: another comparison, another operator, a numb
 a loop of no rounds. Each is made in a copy of the tree, never in the tree. The files of tests in ``MODULES`` run on it,
 nearest first, until one fails. What only informs is left alone (``silent_spans``): no test should hold it fast.
 
-A mutant that takes ten times as long as the code it was made from, and a minute more, counts as killed: it hangs. What
+A mutant that takes five times as long as the code it was made from, and a minute more, counts as killed: it hangs. What
 survives is printed with the change, for whoever writes the missing test; some mutants are equivalent to the code.
 
 To compare two commits, run the same mutants on both: ``--json`` writes them, ``--same-as`` takes those of such a file
@@ -40,7 +40,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = (".git", ".venv*", "__pycache__", "store", "outputs", "multirun", ".*_cache", ".hypothesis", "*.egg-info")
 # A test that takes long enough for this is one that waits for what a mutant never does.
-PATIENCE, GRACE_S = 10, 60
+PATIENCE, GRACE_S = 5, 60
 NO_TESTS = 5  # pytest's exit code where all tests of the files are left out
 
 COMPARISONS = ("Eq_NotEq", "NotEq_Eq", "Lt_LtE", "Lt_GtE", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_LtE", "GtE_Gt", "GtE_Lt")
@@ -263,10 +263,12 @@ class Copy:
         if (tree.parent / "shared").exists():
             (folder / "shared").symlink_to((tree.parent / "shared").resolve())
 
-    def put(self, path: str, text: str) -> None:
-        """Write a source; what was compiled of the former one goes, for its size and second may be the same."""
+    def put(self, path: str, text: str) -> str:
+        """Write a source and return the former one, whose size and second may be the same: what was compiled goes."""
+        former = (self.root / path).read_text()
         (self.root / path).write_text(text)
         Path(importlib.util.cache_from_source(str(self.root / path))).unlink(missing_ok=True)
+        return former
 
     def failed(self, files: Collection[str], timeout: float | None = None) -> str:
         """Run files of tests up to the first failure and return which it was; "" where all pass."""
@@ -335,13 +337,13 @@ class Bench:
         """Run a mutant's tests until one fails."""
         copy, begun, failure = self._free.get(), time.monotonic(), ""
         tested: list[str] = []
-        copy.put(mutant.path, mutant.text)
+        former = copy.put(mutant.path, mutant.text)
         for group in self.groups(mutant.module):
             tested += group
             failure = copy.failed(group, self._limits[group])
             if failure:
                 break
-        copy.put(mutant.path, (self._tree / mutant.path).read_text())
+        copy.put(mutant.path, former)
         self._free.put(copy)
         outcome = Outcome(failure, tuple(tested), time.monotonic() - begun)
         said = f"killed by {failure}" if failure else "SURVIVED"
