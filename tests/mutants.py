@@ -117,6 +117,7 @@ MODULES = {
     "conditional writes": Module(
         ("store/conditional.py",),
         (
+            ("store/test_conditional.py",),
             ("schedule/test_lock.py", "schedule/test_lock_s3.py"),
             ("publishing/test_swapping.py", "publishing/test_versions.py", "faults/test_steady.py"),
             ("faults/test_matrix.py",),
