@@ -38,7 +38,9 @@ from queue import SimpleQueue
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-LEFT_OUT = (".git", ".venv*", "__pycache__", "store", "outputs", "multirun", ".*_cache", ".hypothesis", "*.egg-info")
+# What runs and tools leave in a tree; the second ones at its top.
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
+RUNS = ("store", "out", "outputs", "multirun", "build", "dist")
 # A test that takes long enough for this is one that waits for what a mutant never does.
 PATIENCE, GRACE_S = 5, 60
 NO_TESTS = 5  # pytest's exit code where all tests of the files are left out
@@ -260,7 +262,12 @@ class Copy:
         self.root, self._folder, self._markers = folder / "tree", folder, markers
         python = tree / ".venv/bin/python"
         self._python = str(python if python.exists() else sys.executable)
-        shutil.copytree(tree, self.root, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        shutil.copytree(
+            tree,
+            self.root,
+            symlinks=True,
+            ignore=lambda at, names: {*LEFT_OUT(at, names), *(RUNS if Path(at) == tree else ())},
+        )
         if (tree.parent / "shared").exists():
             (folder / "shared").symlink_to((tree.parent / "shared").resolve())
 

@@ -20,7 +20,7 @@ def tested(number: int | None, other: float = 2) -> int | None:
         raise ValueError(1)
     return sorted(values, key=5, strict=True)
 """
-TESTS = "from pipeline.made import two\ndef test_one(): assert two() > 1\ndef test_two(): assert two() == 2\n"
+TESTS = "from pipeline.store.made import two\ndef test_one(): assert two() > 1\ndef test_two(): assert two() == 2\n"
 
 
 def test_the_table_names_files_that_are_there() -> None:
@@ -40,10 +40,12 @@ def test_what_only_informs_is_left_alone() -> None:
 
 def test_a_copy_says_which_test_fails_and_leaves_the_tree_alone(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
-    for name, text in (("pipeline/__init__.py", ""), ("pipeline/made.py", "two = lambda: 2"), ("test_it.py", TESTS)):
+    sources = {"pipeline/__init__.py": "", "pipeline/store/made.py": "two = lambda: 2", "store/run": "", ".git": ""}
+    for name, text in {**sources, "test_it.py": TESTS}.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text(text)
     copy = Copy(tree, tmp_path / "copy", markers="")
-    copy.put("pipeline/made.py", "two = lambda: 3")
+    assert sorted(path.name for path in copy.root.iterdir()) == ["pipeline", "test_it.py"]
+    copy.put("pipeline/store/made.py", "two = lambda: 3")
     assert copy.failed(["test_it.py"]) == "test_it.py::test_two"
-    assert (tree / "pipeline/made.py").read_text() == "two = lambda: 2"
+    assert (tree / "pipeline/store/made.py").read_text() == "two = lambda: 2"
