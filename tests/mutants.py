@@ -39,7 +39,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 # What runs and tools leave in a tree; the second ones at its top.
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
 RUNS = ("store", "out", "outputs", "multirun", "build", "dist")
 # A test that takes long enough for this is one that waits for what a mutant never does.
 PATIENCE, GRACE_S = 5, 60
