@@ -127,9 +127,9 @@ MODULES = {
     ),
     "id mappings": Module(
         (
-            *("ingest/hashing.py", "ingest/ids.py", "ingest/crosses.py", "ingest/mappings/bins.py"),
-            *("ingest/mappings/double_hash.py", "ingest/mappings/hashed.py", "ingest/mappings/learned.py"),
-            "ingest/mappings/vocab.py",
+            *("ingest/ids.py", "ingest/hashing.py", "ingest/vocabulary.py", "ingest/crosses.py"),
+            *("ingest/mappings/vocab.py", "ingest/mappings/hashed.py", "ingest/mappings/double_hash.py"),
+            *("ingest/mappings/learned.py", "ingest/mappings/bins.py"),
         ),
         (
             ("ingest/test_fit.py", "ingest/test_native_text.py", "ingest/test_crosses.py"),
