@@ -3,6 +3,7 @@
 import numpy as np
 import polars as pl
 
+from pipeline.ingest.hashing import estimated_distinct, hash_rows, hash_rows_of, second_rows_of
 from pipeline.ingest.ids import as_bits, as_lists, as_text, of_bits
 
 
@@ -23,3 +24,18 @@ def test_numbers_as_bits_come_back_and_both_zeros_are_one() -> None:
     bits = as_bits(numbers)
     assert bits.null_count() == 1 and bits[2] == bits[3] == 0
     np.testing.assert_array_equal(of_bits(bits), [1.5, np.nan, 0.0, 0.0, -2.0])
+
+
+def test_hashes_are_those_of_every_release() -> None:
+    """Rows of tables, shares of days and repeated rows follow them: stores of earlier releases go on."""
+    words = [np.array(values, np.uint64) for values in ([0, 1, 2**63], [5, 5, 7])]
+    assert hash_rows(words).tolist() == [0x266BFBC0DF43E7B8, 0xAB82960C78270AE1, 0x997F1CB4C64FAC04]
+    ids = pl.Series([1, 2, 2**64 - 1], dtype=pl.UInt64)
+    assert hash_rows_of(ids, 1000).to_list() == [3, 4, 2 + (2**64 - 1) % 998]
+    assert second_rows_of(ids, 1000).to_list() == [293, 966, 359]
+
+
+def test_distinct_ids_are_counted_up_to_the_limit_and_estimated_from_there_on() -> None:
+    assert estimated_distinct(np.array([1, 2, 3], np.uint64), kept=4) == 3
+    # The third smallest is half of all there could be: two others below it, so four in all.
+    assert estimated_distinct(np.array([2**60, 2**62, 2**63], np.uint64), kept=3) == 4
