@@ -3,8 +3,13 @@
 import numpy as np
 import polars as pl
 
+from pipeline.config import SparseFeature
 from pipeline.ingest.hashing import estimated_distinct, hash_rows, hash_rows_of, second_rows_of
-from pipeline.ingest.ids import as_bits, as_lists, as_text, of_bits
+from pipeline.ingest.ids import as_bits, as_lists, as_text, check_ids, of_bits
+from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.spec import SparseSpec, data_spec
+
+from .conftest import csv_config
 
 
 def test_lists_of_numbers_become_lists_of_text_row_by_row() -> None:
@@ -13,6 +18,29 @@ def test_lists_of_numbers_become_lists_of_text_row_by_row() -> None:
     words = pl.Series("c", [["a"], None, []], dtype=pl.List(pl.String))
     assert as_text(words).to_list() == [["a"], None, []]
     assert as_text(pl.Series("c", [1, None])).to_list() == ["1", None]
+
+
+def feature(**settings) -> SparseSpec:
+    return data_spec(csv_config("x", sparse={"c": SparseFeature(**settings)}).data).sparse[0]
+
+
+def test_ids_that_are_no_whole_numbers_reject_their_rows() -> None:
+    ids = pl.Series("id:c", ["7", "-7", "+07", None, "", "7.0", "1e3", "x"])
+    hashes = pl.Series("hash:c", [1, 2, 3, None, 5, 6, 7, 8], dtype=pl.UInt64)
+    rejected = Rejected(np.arange(1, 9))
+    check_ids([ids, hashes], feature(integer=True), rejected)
+    assert [reject.line for reject in rejected.rejects] == [5, 6, 7, 8]
+    assert rejected.rejects[-1].reason == "c is 'x', expected a whole number"
+
+    lists = pl.Series("id:c", [["7", "8"], ["7", "x", "y"], [], None, [None]], dtype=pl.List(pl.String))
+    hashes = pl.Series("hash:c", [[1, 2], [1, 2, 3], [], None, [None]], dtype=pl.List(pl.UInt64))
+    rejected = Rejected(np.arange(1, 6))
+    check_ids([lists, hashes], feature(integer=True, required=True, separator="|"), rejected)
+    assert [(reject.line, reject.reason) for reject in rejected.rejects] == [
+        (3, "c is missing"),
+        (4, "c is missing"),
+        (2, "c is 'x', expected a whole number"),
+    ]
 
 
 def test_offsets_cut_values_into_rows() -> None:
