@@ -20,7 +20,17 @@ def tested(number: int | None, other: float = 2) -> int | None:
         raise ValueError(1)
     return sorted(values, key=5, strict=True)
 """
-TESTS = "from pipeline.store.made import two\ndef test_one(): assert two() > 1\ndef test_two(): assert two() == 2\n"
+TESTS = """
+from pathlib import Path
+from pipeline.store.made import two
+
+def test_luck():
+    seen = Path("seen")
+    assert seen.exists() or seen.touch()
+
+def test_one(): assert two() > 1
+def test_two(): assert two() == 2
+"""
 
 
 def test_the_table_names_files_that_are_there() -> None:
@@ -38,7 +48,7 @@ def test_what_only_informs_is_left_alone() -> None:
     assert sorted(changed) == [2, 3, 4, 5]
 
 
-def test_a_copy_says_which_test_fails_and_leaves_the_tree_alone(tmp_path: Path) -> None:
+def test_a_copy_says_which_test_fails_but_for_luck_and_leaves_the_tree_alone(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     sources = {"pipeline/__init__.py": "", "pipeline/store/made.py": "two = lambda: 2", "store/run": "", ".git": ""}
     for name, text in {**sources, "test_it.py": TESTS}.items():
@@ -47,5 +57,6 @@ def test_a_copy_says_which_test_fails_and_leaves_the_tree_alone(tmp_path: Path) 
     copy = Copy(tree, tmp_path / "copy", markers="")
     assert sorted(path.name for path in copy.root.iterdir()) == ["pipeline", "test_it.py"]
     copy.put("pipeline/store/made.py", "two = lambda: 3")
-    assert copy.failed(["test_it.py"]) == "test_it.py::test_two"
+    assert copy.killer(["test_it.py"]) == "test_it.py::test_two"
+    assert (copy.root / "seen").exists()  # another test had failed before
     assert (tree / "pipeline/store/made.py").read_text() == "two = lambda: 2"
