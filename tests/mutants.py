@@ -76,7 +76,7 @@ class Module:
 
 
 MODULES = {
-    "order of rows": Module(
+    "order": Module(
         ("training/order.py",),
         (
             ("training/test_multiset.py", "training/test_lanes.py", "training/test_data.py"),
@@ -91,7 +91,7 @@ MODULES = {
             ("checkpoint/test_compact.py", "checkpoint/test_checkpointer.py"),
         ),
     ),
-    "checkpoint index, restore": Module(
+    "checkpoint": Module(
         ("checkpoint/index.py", "checkpoint/reader.py"),
         (
             ("checkpoint/test_index.py", "checkpoint/test_files.py", "checkpoint/test_restore.py"),
@@ -100,7 +100,7 @@ MODULES = {
             ("checkpoint/test_s3.py", "checkpoint/test_start_from.py", "schedule/test_prune.py"),
         ),
     ),
-    "gate's decision": Module(
+    "gate": Module(
         ("evaluation/judging.py", "evaluation/check.py", "evaluation/beside.py", "evaluation/power.py"),
         (
             ("evaluation/test_gate.py", "evaluation/test_gate_tasks.py", "evaluation/test_baseline.py"),
@@ -117,7 +117,7 @@ MODULES = {
             ("faults/test_matrix.py", "publishing/test_nights.py"),
         ),
     ),
-    "conditional writes": Module(
+    "writes": Module(
         ("store/conditional.py",),
         (
             ("store/test_conditional.py",),
@@ -126,7 +126,7 @@ MODULES = {
             ("faults/test_matrix.py",),
         ),
     ),
-    "id mappings": Module(
+    "ids": Module(
         (
             *("ingest/ids.py", "ingest/hashing.py", "ingest/vocabulary.py", "ingest/crosses.py"),
             *("ingest/mappings/vocab.py", "ingest/mappings/hashed.py", "ingest/mappings/double_hash.py"),
@@ -377,11 +377,11 @@ def summarise(outcomes: list[tuple[Mutant, Outcome]]) -> str:
             lines += [f"{mutant.path}:{mutant.line} survived ({mutant.operator})"]
             lines += [f"  - {line}" for line in mutant.before.splitlines()] + [f"  + {mutant.after}"]
             lines += [f"  passed: {' '.join(outcome.tested)}", ""]
-    lines.append(f"{'module':26} mutants killed survived seconds")
+    lines.append(f"{'module':10} mutants killed survived seconds")
     for name in dict.fromkeys(mutant.module for mutant, _ in outcomes):
         own = [outcome for mutant, outcome in outcomes if mutant.module == name]
         killed, seconds = sum(bool(outcome.by) for outcome in own), sum(outcome.seconds for outcome in own)
-        lines.append(f"{name:26} {len(own):7} {killed:6} {len(own) - killed:8} {seconds:7.0f}")
+        lines.append(f"{name:10} {len(own):7} {killed:6} {len(own) - killed:8} {seconds:7.0f}")
     return "\n".join(lines)
 
 
