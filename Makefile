@@ -82,6 +82,14 @@ test-mlflow: install ## runs and versions in a real MLflow server (installs MLfl
 test-control: install ## the table of faults of the control plane, on a real API server (minutes of waiting; few CPUs)
 	@.venv/bin/python -m tests.controlplane.table
 
+# Mutants drawn of each module (tests/mutants.py); MUTANTS_OPTIONS: --module, --seed, --json and others.
+MUTANTS ?= 12
+
+.PHONY: mutants
+mutants: install ## small faults in seven modules, one at a time: which of them make test finds (installs Cosmic Ray; 1 hour)
+	@.venv/bin/pip install -q "cosmic-ray>=8.4"
+	@.venv/bin/python -m tests.mutants -m "$(CHEAPEST)" --sample $(MUTANTS) $(MUTANTS_OPTIONS)
+
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
 	@.venv/bin/python -m pytest -m "not cuda_image" tests/project/test_image.py
 
