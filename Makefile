@@ -61,7 +61,7 @@ test-all: install ## every test this machine can run: all grids, walks of the do
 	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "not image" $(OPTIONS)
 
 .PHONY: bench-luck
-bench-luck: ## make test ten times in random order, five times beside busy loops (two hours)
+bench-luck: install ## make test ten times in random order, five times beside busy loops (two hours)
 	@.venv/bin/python -m benchmarks.luck
 
 test-changed: install ## the tests of make test that import or read what changed since main

@@ -71,6 +71,22 @@ def test_who_wants_a_part_that_another_one_fetches_waits_for_it(tmp_path):
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("times", [1, 10])
+def test_a_fetch_that_fails_leaves_the_part_to_the_next_one(tmp_path, times):
+    source, cache = Source(), PartCache(tmp_path, 10**6, TurnedClock())
+    source.part(cache, 0)
+
+    def fail():
+        raise PassingError("the store does not answer", hint="again")
+
+    for _ in range(times):
+        with pytest.raises(PassingError):
+            cache.part(source.name, SIZE, SIZE, fail)
+    source.part(cache, 1)
+    source.part(PartCache(tmp_path, 10**6), 0)
+    assert source.fetched == [0, 1], "what was kept before is still there"
+
+
 def test_who_waits_for_one_that_hangs_fetches_the_part_after_a_minute_and_waits_no_more(tmp_path):
     clock, source = TurnedClock(), Source()
     cache = PartCache(tmp_path, 10**6, clock)
