@@ -61,7 +61,7 @@ test-all: install ## every test this machine can run: all grids, walks of the do
 	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "not image" $(OPTIONS)
 
 .PHONY: bench-luck
-bench-luck: ## make test ten times in random order, five times beside busy loops (two hours)
+bench-luck: install ## make test ten times in random order, five times beside busy loops (two hours)
 	@.venv/bin/python -m benchmarks.luck
 
 test-changed: install ## the tests of make test that import or read what changed since main
@@ -79,8 +79,16 @@ test-mlflow: install ## runs and versions in a real MLflow server (installs MLfl
 	@.venv/bin/python -m pytest -m mlflow --mlflow=.venv-mlflow tests/trackers
 
 .PHONY: test-control
-test-control: install ## the table of faults of the control plane, on a real API server (25 minutes of waiting; few CPUs)
+test-control: install ## the table of faults of the control plane, on a real API server (minutes of waiting; few CPUs)
 	@.venv/bin/python -m tests.controlplane.table
+
+# Mutants drawn of each module (tests/mutants.py); MUTANTS_OPTIONS: --module, --seed, --json and others.
+MUTANTS ?= 12
+
+.PHONY: mutants
+mutants: install ## small faults in seven modules, one at a time: which of them make test finds (installs Cosmic Ray; 1 hour)
+	@.venv/bin/pip install -q "cosmic-ray>=8.4"
+	@.venv/bin/python -m tests.mutants -m "$(CHEAPEST)" --sample $(MUTANTS) $(MUTANTS_OPTIONS)
 
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
 	@.venv/bin/python -m pytest -m "not cuda_image" tests/project/test_image.py

@@ -88,7 +88,11 @@ def main() -> int:
     parser.add_argument("--folder", default=str(ROOT.parent / "luck"), help="new folder for clones, output and figures")
     parser.add_argument("--json", default="", metavar="FILE", help="write the last line into FILE, too")
     options = parser.parse_args()
+    if options.quiet + options.busy < 1 or options.clones < 1:
+        parser.error("expected at least one run and one clone")
     folder = Path(options.folder)
+    if folder.exists():
+        parser.error(f"{folder} is there already; --folder=<a new folder>")
     beside = [""] * options.quiet + [f"{LOOPS} busy loops"] * options.busy
     runs = [Run(number, each, options.seed + number - 1) for number, each in enumerate(beside, 1)]
     print("| run | beside | seed | seconds | ended |\n|---|---|---|---|---|", flush=True)

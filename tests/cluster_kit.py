@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.servers import kept_port
+from tests.waits import PATIENCE, until
 
 if TYPE_CHECKING:
     from pipeline.launch.kubernetes.api import Api
@@ -30,7 +32,11 @@ PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
 
 @dataclass
 class TestCluster:
-    """The running cluster. ``launcher``: kubeconfig of the account with the launcher's role, ``admin``: of all."""
+    """The running cluster.
+
+    ``launcher``: kubeconfig of the account with the launcher's role, ``admin``: of all. ``port``: where the pods of a
+    stage meet.
+    """
 
     __test__ = False
     kit: Any
@@ -38,6 +44,7 @@ class TestCluster:
     admin: Path
     launcher: Path
     namespace: str
+    port: int
 
     def api(self, account: str = "launcher") -> Api:
         """The API server as ``account`` (admin | launcher) reaches it."""
@@ -50,13 +57,9 @@ class TestCluster:
         return older
 
 
-def wait_for(check: Callable[[], Any], seconds: float = 180, every: float = 0.2) -> Any:
-    """Look until ``check`` says something; only what never does takes all of ``seconds``."""
-    last = time.monotonic() + seconds
-    while not (found := check()):
-        assert time.monotonic() < last, "timed out"
-        time.sleep(every)
-    return found
+def wait_for(check: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """Look until ``check`` finds something, as ``until`` does, but less often: a look is a request to the server."""
+    return until(check, seconds=seconds, every=0.2)
 
 
 def start_job(
@@ -178,6 +181,7 @@ def running(assets: Path, folder: Path, home: Path) -> Iterator[TestCluster]:
         sys.path.remove(str(folder))
     if "resourcequota" not in kit.CONTROLLERS:  # one that the kit leaves out: clusters that have become too small
         kit.CONTROLLERS = (*kit.CONTROLLERS, "resourcequota")
+    kit.START_TIMEOUT = PATIENCE
     from pipeline.launch.kubernetes.names import launcher_account
     from pipeline.schedule.cluster import apply
     from pipeline.schedule.manifests import access
@@ -186,7 +190,11 @@ def running(assets: Path, folder: Path, home: Path) -> Iterator[TestCluster]:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a test run that is told to end leaves no cluster behind
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     programs = f"{ROOT}/tests/controlplane/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
-    with kit.Cluster(assets, home, pod_path=programs, pod_cwd=ROOT, pod_env={"PYTHONPATH": str(ROOT)}) as started:
+    with contextlib.ExitStack() as stack:
+        kit.free_ports = lambda count: [stack.enter_context(kept_port()) for _ in range(count)]
+        started = stack.enter_context(
+            kit.Cluster(assets, home, pod_path=programs, pod_cwd=ROOT, pod_env={"PYTHONPATH": str(ROOT)})
+        )
         admin = _api(started.kubeconfig_admin)
         config = config_for()
         apply(admin, access(config))
@@ -194,4 +202,4 @@ def running(assets: Path, folder: Path, home: Path) -> Iterator[TestCluster]:
         token = admin.create(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
         own = home / "nightjar.kubeconfig"
         kit.write_kubeconfig(own, started.server, home / "pki/ca.crt", token["status"]["token"], "training")
-        yield TestCluster(started, kit, started.kubeconfig_admin, own, "training")
+        yield TestCluster(started, kit, started.kubeconfig_admin, own, "training", stack.enter_context(kept_port()))

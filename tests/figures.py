@@ -38,8 +38,8 @@ class Recorder:
         figures = FIGURE.findall(expl)
         if figures:
             line = json.dumps([item.nodeid, lineno, figures])
-            with self._file.open("a") as sink:  # one write: lines of several processes do not mix
-                sink.write(line + "\n")
+            with self._file.open("ab", buffering=0) as sink:  # one write: lines of several processes do not mix
+                sink.write(f"{line}\n".encode())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,9 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def read_figures(file: Path) -> dict[tuple[str, int], list[list[str]]]:
-    """Return the figures of a run by test and line, in the order in which the test compared them."""
+    """Return the figures of a run by test and line, in the order in which they were compared; none without a file."""
     found: dict[tuple[str, int], list[list[str]]] = defaultdict(list)
-    for line in file.read_text().splitlines():
+    for line in file.read_text().splitlines() if file.exists() else ():
         test, number, figures = json.loads(line)
         found[test, number].append(figures)
     return found

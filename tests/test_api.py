@@ -12,6 +12,7 @@ from pipeline import api
 from pipeline.api import Run, _error, _watch, load_run, load_version, run, runs
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError, NightjarError
 from tests.conftest import ROOT
+from tests.waits import PATIENCE
 
 SMALL = (
     "data=synthetic", "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=40", "model.embedding_dim=8",
@@ -111,6 +112,8 @@ def test_the_notebook_is_committed_without_outputs_and_asks_for_what_there_is() 
 @pytest.mark.slow
 def test_the_committed_notebook_runs(tmp_path: Path) -> None:
     shown = notebook()
-    NotebookClient(shown, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    NotebookClient(
+        shown, timeout=int(PATIENCE), kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
     (page,) = (output for cell in shown.cells for output in cell.get("outputs", ()) if "iframe" in str(output))
     assert "text/html" in page["data"]

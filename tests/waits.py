@@ -15,7 +15,9 @@ LOOK_SECONDS = 0.01  # between two looks
 Found = TypeVar("Found")
 
 
-def until(look: Callable[[], Found], why: Callable[[], str] = str, seconds: float = PATIENCE) -> Found:
+def until(
+    look: Callable[[], Found], why: Callable[[], str] = str, seconds: float = PATIENCE, every: float = LOOK_SECONDS
+) -> Found:
     """Look until something is found.
 
     The limit decides nothing: only what never comes takes all of it.
@@ -24,6 +26,7 @@ def until(look: Callable[[], Found], why: Callable[[], str] = str, seconds: floa
         look: Gives what is waited for; anything false means that it is not there yet.
         why: Gives the text of the AssertionError.
         seconds: How long to look.
+        every: Seconds between two looks.
 
     Returns:
         What ``look`` gave.
@@ -31,7 +34,7 @@ def until(look: Callable[[], Found], why: Callable[[], str] = str, seconds: floa
     last = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < last, f"nothing within {seconds:g} s: {why()}"
-        time.sleep(LOOK_SECONDS)
+        time.sleep(every)
     return found
 
 

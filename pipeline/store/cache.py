@@ -12,38 +12,73 @@ import io
 import logging
 import os
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import xxhash
+
+from pipeline.clock import CLOCK, Clock
 
 log = logging.getLogger(__name__)
 
 _LOCK, _PART, _WRITING = "lock", ".part", ".write-"
 _DIGEST = 16  # bytes of the checksum behind a part
 _ROOM = 0.1  # share of the limit that is free after an eviction, so that not every part needs one
-_TRIES, _PAUSE = 100, 0.01  # looks at a lock, and seconds between them
+_WAIT, _PAUSE = 60.0, 0.01  # seconds for which a thread waits for others at most, and between two looks at a lock
 
 
 class PartCache:
     """Parts of files in ``folder``, at most ``limit`` bytes; the oldest make room for new ones."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self._folder, self._limit = folder, limit
+    def __init__(self, folder: Path, limit: int, clock: Clock = CLOCK) -> None:
+        self._folder, self._limit, self._clock = folder, limit, clock
         self._refused = False
+        self._stuck = False  # a lock was not free for a whole _WAIT: no more waiting
 
     def part(self, checksum: str, start: int, size: int, fetch: Callable[[], bytes]) -> bytes:
         """Bytes [start, start + size) of the file with ``checksum``: from the cache, else by ``fetch``, and kept."""
         name = xxhash.xxh3_128_hexdigest(f"{checksum} {start} {size}".encode())
         path = self._folder / f"{name}{_PART}"
         found = _sound(path, size)
-        if found is None:
-            found = fetch()
-            if len(found) == size and size + _DIGEST <= self._limit:
-                self._keep(path, found)
+        if found is not None:
+            return found
+        with self._alone(name):
+            found = _sound(path, size)  # fetched by another thread or process meanwhile
+            if found is None:
+                found = fetch()
+                if len(found) == size and size + _DIGEST <= self._limit:
+                    self._keep(path, found)
         return found
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Within: no other thread or process of this host fetches the part, unless one hangs or the disk refuses."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = (self._folder / f"{_LOCK}-{name[:2]}").open("ab")  # one of 256, shared by many parts
+        except OSError:
+            yield
+            return
+        with file:
+            self._locked(file)
+            yield
+
+    def _locked(self, file: Any) -> bool:
+        """Lock an open file; False where others hold it for long."""
+        last = self._clock.monotonic() + (0.0 if self._stuck else _WAIT)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if self._clock.monotonic() >= last:
+                    self._stuck = True
+                    return False
+                self._clock.sleep(_PAUSE)
+            except OSError:  # a file system without locks
+                return False
 
     def _keep(self, path: Path, data: bytes) -> None:
         """Write a part. A disk that refuses it is told of once; while others write for long, it is left out.
@@ -55,7 +90,7 @@ class PartCache:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / _LOCK).open("a+b", buffering=0) as book:
-                if not _locked(book) or _sound(path, len(data)) is not None:  # kept by another process meanwhile
+                if not self._locked(book) or _sound(path, len(data)) is not None:  # kept by another process meanwhile
                     return
                 book.seek(0)
                 said = book.read() or b""
@@ -140,17 +175,6 @@ class CachedFile(io.RawIOBase):
         if self._file is not None:
             self._file.close()
         super().close()
-
-
-def _locked(file: Any) -> bool:
-    """Lock an open file; False where others hold it for long."""
-    for _ in range(_TRIES):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(_PAUSE)
-    return False
 
 
 def _sound(path: Path, size: int) -> bytes | None:

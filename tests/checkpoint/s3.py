@@ -9,14 +9,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from tests.waits import no_waits
 
 ANSWER = b"<Error><Code>%s</Code><Message>told to by the test</Message></Error>"
-CODES = {500: b"InternalError", 503: b"SlowDown", 403: b"AccessDenied", 507: b"XMinioStorageFull"}
+CODES = {
+    403: b"AccessDenied",
+    409: b"ConditionalRequestConflict",
+    412: b"PreconditionFailed",
+    500: b"InternalError",
+    501: b"NotImplemented",
+    503: b"SlowDown",
+    507: b"XMinioStorageFull",
+}
 ERROR = b"<Error><Key>%s</Key><Code>InternalError</Code></Error>"
 
 
 class Fault:
     """Fails requests of ``method`` whose path holds ``part``: the first ``count`` for each path (None: all of them).
 
-    ``kind``: 403, 500, 503, "timeout": the answer never comes, "cut": it ends in the middle, "lost": the
+    ``kind``: a status of ``CODES``, "timeout": the answer never comes, "cut": it ends in the middle, "lost": the
     request is done, but the connection ends before the answer, or "errors": a bulk request succeeds as a whole and
     fails for every object.
     """

@@ -142,6 +142,20 @@ def test_column_ranges_join_into_the_sum_of_the_whole_row(store):
     torch.testing.assert_close(target.state["adagrad_sum"], grads.square().mean(1))
 
 
+@pytest.mark.parametrize("ids", [[2, 3, 4, 5, 6, 7], [2, 4, 6, 9]])
+def test_a_shard_takes_the_rows_of_a_block_that_are_its_own(ids):
+    target = shard(row=4, rows=3)
+    target.weight.zero_()
+    values = torch.tensor(ids, dtype=torch.float32)
+    block = RowBlock("t", torch.tensor(ids).numpy(), 0, values[:, None].expand(-1, 4), {"adagrad_sum": values})
+    own = [row for row in ids if 4 <= row < 7]
+    assert apply_block(block, target) == len(own)
+    expected = torch.tensor([float(row) if row in own else 0.0 for row in (4, 5, 6)])
+    assert torch.equal(target.weight, expected[:, None].expand(-1, 4))
+    assert torch.equal(target.state["adagrad_sum"], torch.where(expected > 0, expected, 1.0))
+    assert apply_block(block, shard(row=10, rows=3)) == 0
+
+
 def test_only_committed_ones_count_on_stores_without_rename_too():
     store = Store("memory://nightjar-checkpoints")
     assert latest(store, "c") is None

@@ -27,6 +27,7 @@ from tests.checkpoint.single import write as put
 from tests.checkpoint.test_checkpointer import same, tables
 from tests.embeddings.cases import make, shards_to_tensors, train
 from tests.embeddings.ranks import plan_for, spawn
+from tests.waits import PATIENCE
 
 KINDS = ["row_wise", "data_parallel", "table_wise"]
 SHORT = Limits(write=1.0, slack=1.0)
@@ -148,7 +149,7 @@ def prune_slowly(folder):
     def hook(point):
         if point == FaultPoint.PRUNE:
             threads.append(threading.current_thread().name)
-            assert went_on.wait(60)
+            assert went_on.wait(PATIENCE)
 
     dmp, rows = make(plan_for("table_wise", 1))
     saver, said = checkpointer(folder, dmp, rows, hook, keep_last=1, policy="full")
@@ -185,7 +186,7 @@ def waited_for(folder):
         if point == FaultPoint.CHUNK and not seen:
             seen.append(priority())
             begun.set()
-            assert waited.wait(60)
+            assert waited.wait(PATIENCE)
             seen.append(priority())
 
     def lower_and_raise():
@@ -203,7 +204,7 @@ def waited_for(folder):
     saver, said = checkpointer(folder, dmp, rows, hook)
     train(dmp, 0, 1)
     assert saver.save(TrainState(step=1))
-    assert begun.wait(60)
+    assert begun.wait(PATIENCE)
     saver.close()
     assert (seen, said) == ([19, priority() if may_be_raised else 19], [])
 

@@ -1,6 +1,8 @@
 """Listing, chains and retention of checkpoints."""
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from pipeline.checkpoint.index import (
     Entry,
@@ -13,7 +15,7 @@ from pipeline.checkpoint.index import (
 )
 from pipeline.checkpoint.prune import sweep
 from pipeline.errors import ArtifactError
-from pipeline.store import Store
+from pipeline.store import MANIFEST, Store
 from pipeline.store.removal import remove
 
 
@@ -72,6 +74,35 @@ def test_a_deleted_parent_is_named(tmp_path) -> None:
     with pytest.raises(ArtifactError, match="depends on step-00000010, which is missing"):
         restore_order(store, committed(store, "ck")[0])
     assert not (tmp_path / "ck" / name_of(10)).exists()
+
+
+class Listing(MemoryFileSystem):
+    """A file system that answers from listings it has kept: what is new to them is not there until they are dropped."""
+
+    protocol = "listing"
+    store, pseudo_dirs = {}, [""]  # its own, not those of memory://
+    unlisted: set[str] = set()
+
+    def cat_file(self, path, *args, **more):
+        if path in self.unlisted:
+            raise FileNotFoundError(path)
+        return super().cat_file(path, *args, **more)
+
+    def invalidate_cache(self, path=None):
+        self.unlisted.clear()
+
+
+fsspec.register_implementation("listing", Listing, clobber=True)
+
+
+def test_a_parent_that_an_old_listing_lacks_is_found_at_the_second_look() -> None:
+    store = Store("listing://checkpoints")
+    write(store, 10)
+    write(store, 20, 10)
+    last = committed(store, "ck")[-1]
+    Listing.unlisted.add(store.full(f"ck/{name_of(10)}/{MANIFEST}"))
+    assert store.find(f"ck/{name_of(10)}") is None
+    assert [artifact.summary["step"] for artifact in restore_order(store, last)] == [10, 20]
 
 
 def test_a_sweep_says_what_it_removes_and_leaves_what_is_rested_on_or_pinned(tmp_path) -> None:

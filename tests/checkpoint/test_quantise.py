@@ -90,6 +90,23 @@ def test_adaptive_range_lowers_the_error_and_is_never_worse(bits: int) -> None:
 
 
 @both
+def test_rows_whose_columns_are_not_adjacent_are_coded_as_they_are() -> None:
+    apart = rows(16, 300).t()
+    adjacent = apart.contiguous()
+    step = (adjacent.amax(1) - adjacent.amin(1)) / 255
+    assert ((decode(encode(apart, Coding(8))) - adjacent).abs().amax(1) <= 0.51 * step + 2**-11).all()
+
+
+@both
+def test_a_search_shrinks_a_range_by_its_share_at_most() -> None:
+    # One value far from a thousand others, which gain by every step from the high end.
+    values = torch.cat([rows(20, 1023), torch.ones(20, 1)], dim=1)
+    encoded = encode(values, Coding(2, steps=10, shrink=0.3))
+    share = encoded.span.float() * encoded.unit / (values.amax(1) - values.amin(1))
+    assert abs(share.min() - 0.7) < 2**-9
+
+
+@both
 def test_blocks_do_not_change_the_result() -> None:
     values = rows(20_000, 16)
     whole = decode(encode(values, Coding(4, 10, 0.5)))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from pipeline.ingest.synthetic import write_tsv
 from pipeline.schedule.cluster import apply
 from pipeline.schedule.manifests import schedule_config, schedule_objects
 from tests.checkpoint.s3 import Fault, served
-from tests.cluster_kit import PODS, VOLCANO, TestCluster, running, start_job, wait_for
+from tests.cluster_kit import JOBS, PODS, VOLCANO, TestCluster, running, start_job, wait_for
 from tests.conftest import SHARED
 from tests.controlplane.faults import Silence
 from tests.controlplane.world import start_server, stop_server
@@ -29,15 +28,15 @@ from tests.launch.cluster_cases import CLUSTER
 
 FIRST, MODEL, HOURS = date(2026, 1, 1), "criteo", 4
 BUCKET = "nights"
-PATIENCE = 1800  # seconds for a part of a night, on a machine with much else to do
+PATIENCE = 1800.0  # seconds for a part of a night, on a machine with much else to do
 WORLD = ("data.synthetic.drift=0.06", "data.synthetic.new_ids=0.02", "data.synthetic.popularity_drift=0.02")
 # What each faulty night is to end as; the others are published.
 FAULTS = {
     "late day": "published", "missing hour": "failed", "labels half lost": "held", "labels turned round": "held",
     "launcher killed": "published", "pod killed": "published", "API server restarted": "published",
-    "store away for two minutes": "published", "disk full": "published",
+    "store away for forty requests": "published", "disk full": "published",
 }  # fmt: skip
-RETRIED = ("launcher killed", "store away for two minutes", "disk full")
+RETRIED = ("launcher killed", "store away for forty requests", "disk full")
 
 
 class Hook(BaseHTTPRequestHandler):
@@ -77,7 +76,7 @@ class Nights:
     rows: int
 
     def __post_init__(self) -> None:
-        self.api = self.cluster.api("admin")
+        self.api = self.cluster.api("admin").patient(PATIENCE)
         keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_ENDPOINT_URL": self.way.url}
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "store"}, "stringData": keys}
         self.api.create("/api/v1/namespaces/training/secrets", secret)
@@ -86,7 +85,7 @@ class Nights:
             f'data.path="{self.folder}/logs/{{day}}/hour=*/part.tsv"',
             f'data.watermark.partitions=["hour={{00..{HOURS - 1:02d}}}"]', f"nightly.webhook={self.hook}",
             f"launch.pods.volumes={{logs:{{claim:logs,path:{self.folder}}}}}", "schedule.suspended=true",
-            "nightly.wait_minutes=1", "nightly.poll_seconds=5",
+            "nightly.poll_seconds=5",
         ]  # fmt: skip
         *access, cron = schedule_objects(schedule_config(self.overrides), self.overrides)
         self.cron = self.cluster.as_known(cron)
@@ -111,7 +110,8 @@ class Nights:
         """
 
         def dated(command: list[str]) -> list[str]:
-            return [f"date={day}" if text == "date=yesterday" else text for text in command]
+            own = [f"date={day}" if text == "date=yesterday" else text for text in command]
+            return [*own, f"nightly.wait_minutes={1 if fault == 'missing hour' else 60}"]
 
         start_job(self.api, self.cron, f"night-{day}", dated, retries=2 if fault in RETRIED else 0)
 
@@ -134,12 +134,24 @@ class Nights:
 
     def await_end(self, day: date) -> str:
         """Wait for the end of the night; what its launchers printed."""
-        path = f"/apis/batch/v1/namespaces/training/jobs/night-{day}"
-        wait_for(lambda: (self.api.patient(120).get(path)["status"].get("conditions") or [None])[0], PATIENCE)
+        wait_for(lambda: self.job(day)["status"].get("conditions"), PATIENCE)
+        return self.said(day)
+
+    def job(self, day: date) -> dict[str, Any]:
+        """The job of the night."""
+        return self.api.get(f"{JOBS}/night-{day}")
+
+    def seconds(self, day: date) -> float:
+        """From the job of a night that has ended to its end, as the cluster wrote them down."""
+        job = self.job(day)
+        began, ended = job["metadata"]["creationTimestamp"], job["status"]["conditions"][0]["lastTransitionTime"]
+        return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
+
+    def said(self, day: date) -> str:
+        """What the launchers of the night that have started have printed so far."""
         items = self.api.get(PODS, labelSelector=f"job-name=night-{day}")["items"]
-        return "\n".join(
-            line.decode() for pod in items for line in self.api.lines(f"{PODS}/{pod['metadata']['name']}/log")
-        )
+        names = [pod["metadata"]["name"] for pod in items if pod["status"]["phase"] != "Pending"]
+        return "\n".join(line.decode() for name in names for line in self.api.lines(f"{PODS}/{name}/log"))
 
     def night(self, day: date, fault: str) -> str:
         """Deliver the logs, start the night and make its fault; what was done."""
@@ -147,7 +159,7 @@ class Nights:
                    "labels half lost": lambda at, line: f"0{line[1:]}" if at % 2 else line}  # fmt: skip
         if fault == "late day":
             self.start(day, fault)
-            time.sleep(20)
+            wait_for(lambda: f"{day} is not complete" in self.said(day), PATIENCE)
         hours = HOURS - 1 if fault == "missing hour" else HOURS
         self.deliver(day, changes.get(fault, lambda at, line: line), hours)
         if fault != "late day":
@@ -163,20 +175,19 @@ class Nights:
         if fault == "API server restarted":
             self.await_training(day)
             stop_server(self.cluster)
-            time.sleep(5)
             start_server(self.cluster)
-            return "stopped for 5 s"
-        if fault == "store away for two minutes":
+            return ""
+        if fault == "store away for forty requests":
             self.await_training(day)
             self.way.fault = away = Away()
-            time.sleep(120)
+            wait_for(lambda: away.waited >= 40, PATIENCE)
             self.way.fault = None
             away.over.set()
             return f"{away.waited} requests waited"
         if fault == "disk full":
             self.await_training(day)
             self.way.fault = full = Fault(507, "PUT")
-            time.sleep(40)
+            wait_for(lambda: sum(full.seen.values()) >= 40, PATIENCE)
             self.way.fault = None
             return f"{sum(full.seen.values())} writes refused"
         return ""

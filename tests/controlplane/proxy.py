@@ -6,7 +6,6 @@ import http.client
 import json
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,13 +43,16 @@ class Fault:
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes requests on to ``server``, but for those that ``fault`` takes. ``seen``: (time, method, path) of all."""
+    """Passes requests on to ``server``, but for those that ``fault`` takes.
+
+    ``seen``: (method, path) of all. ``on_request`` is called before each of them goes on.
+    """
 
     daemon_threads = True
 
     def __init__(self, server: str, pki: Path) -> None:
         self.behind, self.fault = urlsplit(server), cast(Fault | None, None)
-        self.seen: list[tuple[float, str, str]] = []
+        self.seen: list[tuple[str, str]] = []
         self.ended, self.on_request = threading.Event(), cast(Callable[[str, str], None] | None, None)
         self.trust = ssl.create_default_context(cafile=str(pki / "ca.crt"))
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -66,7 +68,7 @@ class Proxy(ThreadingHTTPServer):
 
     def requests(self, method: str, part: str) -> list[str]:
         """Paths of the requests of ``method`` with ``part`` in them."""
-        return [path for _, kind, path in self.seen if kind == method and part in path]
+        return [path for kind, path in self.seen if kind == method and part in path]
 
     def stop(self) -> None:
         """Answer nothing any more."""
@@ -85,7 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.server.seen.append((time.time(), self.command, self.path))
+        self.server.seen.append((self.command, self.path))
+        if self.server.on_request is not None:
+            self.server.on_request(self.command, self.path)
         fault = self.server.fault
         kind = fault.kind if fault is not None and fault.takes(self.command, self.path) else None
         if kind == "drop":

@@ -18,7 +18,6 @@ import json
 import logging
 import shutil
 import tempfile
-import time
 import traceback
 import warnings
 from dataclasses import asdict, dataclass
@@ -39,7 +38,7 @@ class Outcome:
     """What a night came to.
 
     ``done``: by its fault; ``rows``: trained on, over those of the day's training split; ``ne`` and ``frozen``: of the
-    version that serves and of the first one, where they are compared.
+    version that serves and of the first one, where they are compared; ``seconds``: of the night's job.
     """
 
     number: int
@@ -75,12 +74,13 @@ class Outcome:
 
 def observed(nights: Nights, number: int, fault: str) -> Outcome:
     """Do night ``number``, from 1 on, and look at what it left."""
-    day, since = FIRST + timedelta(days=number - 1), time.monotonic()
+    day = FIRST + timedelta(days=number - 1)
     night = Outcome(number, str(day), fault, FAULTS.get(fault, "published"))
     said, store = "", Store(nights.store)
     try:
         night.done = nights.night(day, fault)
         said = nights.await_end(day)
+        night.seconds = nights.seconds(day)
         store.fs.invalidate_cache()
         look(nights, store, day, night)
         if night.outcome == night.expected == "published" and number >= COMPARED_FROM:
@@ -89,7 +89,6 @@ def observed(nights: Nights, number: int, fault: str) -> Outcome:
         night.why += traceback.format_exc()
     if not night.right:
         night.why += f"\n{said[-4000:]}"
-    night.seconds = round(time.monotonic() - since, 1)
     return night
 
 

@@ -8,6 +8,7 @@ import pytest
 from pipeline.config import GateConfig
 from pipeline.evaluation import Scored, SliceColumn, evaluate, judge, measure
 from pipeline.evaluation.bootstrap import block_of_rows, block_sums, poisson_weights, resample
+from pipeline.evaluation.check import not_worse
 from pipeline.evaluation.shift import calibration_by_prediction, kolmogorov_smirnov, population_stability
 from pipeline.records import Best, Curve, Former, GateRecord, Interval
 from tests.records.made import gate_record
@@ -56,6 +57,50 @@ def test_a_better_candidate_passes_and_every_question_is_answered() -> None:
     for setting in ("max_ne", "min_auc", "max_calibration_error", "max_ne_increase", "max_psi", "max_label_shift"):
         assert f"gate.{setting}" in asked
     assert found.change.ne.high < 0, "the interval of the rise of NE lies below zero"
+
+
+# What a setting limits, by the figure of the record that it limits; the other settings stay as they are.
+LIMITED = {
+    "max_ne": ("NE", lambda found: found.candidate.ne.point),
+    "min_auc": ("AUC", lambda found: found.candidate.auc.point),
+    "min_rows": ("rows", lambda found: found.rows),
+    "max_ne_increase": ("NE against the incumbent", lambda found: found.power.bound),
+    "max_serving_gap": ("serving", lambda found: found.serving.gap),
+    "min_coverage": ("coverage of ids", lambda found: 0.625),
+}
+
+
+@pytest.mark.parametrize("setting", LIMITED)
+def test_a_figure_at_its_limit_passes_and_one_just_beyond_is_held(setting: str) -> None:
+    rng, truth, labels, _ = world(rows=4000)
+    good, bad = noisy(rng, truth, 0.3), noisy(rng, truth, 0.4)
+    scored = Scored(labels=labels, candidate=bad, incumbent=good, trained=good)
+    name, figure = LIMITED[setting]
+    coverage = {"a": 0.25, "b": 1.0}
+    limit = figure(judged(SETTINGS, scored, coverage=coverage))
+    assert limit > 0
+    step = 1 if setting == "min_rows" else limit * 1e-9
+    beyond = limit + step if setting.startswith("min") else limit - step
+    for value, passed in ((limit, True), (beyond, False)):
+        found = judged(dataclasses.replace(SETTINGS, **{setting: value}), scored, coverage=coverage)
+        (check,) = [each for each in found.checks if each.name == name]
+        assert check.passed == passed, check.words
+        assert (check.words in found.reasons) != passed
+
+
+def test_predictions_that_moved_up_to_the_limit_are_no_reason_to_warn() -> None:
+    moved = judged()
+    assert moved.change.ne.high < 0  # so that more than the limit only warns
+    for limit, warned in ((moved.shift.psi, False), (moved.shift.psi * 0.999, True)):
+        found = judged(dataclasses.replace(SETTINGS, max_psi=limit))
+        (check,) = [each for each in found.checks if each.name == "prediction shift"]
+        assert (check.passed, check.warned) == (True, warned)
+
+
+def test_a_rise_beside_the_best_or_in_a_slice_may_be_chance_where_its_interval_reaches_zero() -> None:
+    assert not_worse(Interval(0.02, 0.0, 0.04), 0.01)
+    assert not not_worse(Interval(0.02, 1e-9, 0.04), 0.01)
+    assert not_worse(Interval(0.01, 1e-9, 0.02), 0.01)
 
 
 def test_without_an_incumbent_only_absolute_questions_are_asked() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.config import GateConfig
 from pipeline.evaluation import Scored, former_figures, judge, measure
+from pipeline.evaluation.power import Power
 
 SETTINGS = GateConfig(replicates=100, blocks=500)
 TRUTH, CENTRE, INCUMBENT = 1.3, -1.2, 0.3  # spread and mean of the true log odds; noise of the incumbent's
@@ -55,6 +56,26 @@ def answer(scored: Scored, settings: GateConfig = SETTINGS) -> tuple[bool, str]:
     """Whether the question beside the incumbent passed, and its words."""
     (check,) = [each for each in judge(measure(scored, settings), settings).checks if each.name == QUESTION]
     return check.passed, check.words
+
+
+def test_a_rise_is_sure_only_beyond_the_limit_and_beyond_chance() -> None:
+    power = Power(1000, change=0.02, error=0.01, power=0.8)
+    assert power.surely_above(0.019) and not power.surely_above(0.02)
+    chance = dataclasses.replace(power, change=power.quantile * power.error)
+    assert not chance.surely_above(0.0)
+    assert power.bound == pytest.approx(0.02 + 0.84162 * 0.01, abs=1e-7)  # the normal quantile of 0.8
+    assert power.resolved == pytest.approx(2 * 0.84162 * 0.01, abs=1e-7)
+
+
+def test_rows_that_suffice_are_told_of_no_others() -> None:
+    power = Power(1000, change=0.0, error=0.01, power=0.8)
+    assert power.rows_for(power.resolved) == 1000
+    assert power.rows_for(power.resolved / 2) == 4000
+    assert power.rows_for(power.resolved / 1.001) == 1100  # up to two digits
+    assert power.instead_of(power.bound) is None and power.instead_of(power.resolved) is None
+    assert power.instead_of(power.bound / 2) == 0.017  # 0.0168..., as it is typed
+    assert [power.rows_for(limit) for limit in (0.0, -0.1, float("nan"))] == [None] * 3
+    assert dataclasses.replace(power, error=float("nan")).rows_for(0.01) is None
 
 
 def pass_rate(rows: int, rise: float, nights: int, shared: float = 0.5) -> float:

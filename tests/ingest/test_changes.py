@@ -14,6 +14,7 @@ from pipeline.ingest import stage
 from pipeline.ingest.output import PartWriter
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.store import Store
+from tests.waits import PATIENCE
 
 from .conftest import csv_config, write_rows
 from .test_days import Nights, config_of, day_rows, nights, write_day  # noqa: F401
@@ -64,7 +65,7 @@ def _hold(folder, ready, done):
     with Store(folder).draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}) as draft:
         draft.write_json("a.json", 1)
         ready.set()
-        done.wait(30)
+        done.wait(PATIENCE)
 
 
 def test_two_processes_do_not_write_one_artifact(tmp_path):
@@ -73,7 +74,7 @@ def test_two_processes_do_not_write_one_artifact(tmp_path):
     other = fork.Process(target=_hold, args=(str(tmp_path), ready, done))
     other.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(PATIENCE)
         store = Store(str(tmp_path))
         with (
             pytest.raises(LaunchError, match="datasets/d/k is already being written: another process holds"),

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,8 @@ from pipeline.ingest.mappings.vocab import VocabMapping
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.spec import data_spec
 from pipeline.ingest.vocab_counts import VocabCounts
+from tests.servers import kept_port
+from tests.waits import PATIENCE
 
 from .conftest import csv_config, write_rows
 
@@ -93,12 +94,15 @@ def test_ray_makes_the_dataset_that_threads_make(tmp_path, run_ingest, monkeypat
 
 
 @pytest.fixture
-def running_ray():
+def port():
+    with kept_port() as kept:
+        yield kept
+
+
+@pytest.fixture
+def running_ray(port):
     """The address of a Ray that runs already, started by its own command; stopped afterwards."""
     ray = pytest.importorskip("ray")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", "--num-cpus=2",
              "--node-ip-address=127.0.0.1", "--include-dashboard=false", "--disable-usage-stats",
              "--block"]  # fmt: skip
@@ -113,7 +117,7 @@ def running_ray():
         yield f"127.0.0.1:{port}"
     finally:
         os.killpg(head.pid, signal.SIGTERM)
-        head.wait(60)
+        head.wait(PATIENCE)
 
 
 @pytest.mark.slow
@@ -163,7 +167,7 @@ def eight_features(path, rows=400):
 
 
 def test_tables_are_fitted_side_by_side(tmp_path, run_ingest, monkeypatch):
-    config, fit, both = eight_features(tmp_path / "log.csv"), VocabMapping.fit, threading.Barrier(2, timeout=30)
+    config, fit, both = eight_features(tmp_path / "log.csv"), VocabMapping.fit, threading.Barrier(2, timeout=PATIENCE)
     alone = run_ingest(config)
 
     def met(*given):

@@ -31,6 +31,7 @@ from tests.ingest import test_delta
 from tests.ingest.conftest import csv_config
 from tests.ingest.test_delta import DAY, pinned
 from tests.ingest.test_formats import log
+from tests.waits import PATIENCE
 
 NIGHT = datetime(2026, 1, 30)
 PARTITIONS = 4  # of topics that the mock cluster makes
@@ -43,7 +44,7 @@ SCHEMA = {"type": "record", "name": "click", "fields": [
 class Cluster:
     def __init__(self) -> None:
         self.producer = Producer({"test.mock.num.brokers": 1, "log_level": 0})
-        brokers = self.producer.list_topics(timeout=10).brokers.values()
+        brokers = self.producer.list_topics(timeout=PATIENCE).brokers.values()
         self.times = {partition: [] for partition in range(PARTITIONS)}
         self.options = {"bootstrap.servers": ",".join(f"{each.host}:{each.port}" for each in brokers)}
 
@@ -56,13 +57,13 @@ class Cluster:
             self.producer.produce("clicks", value=value, partition=target, timestamp=stamp)
             if at % 1000 == 999:
                 self.producer.poll(0)
-        assert self.producer.flush(20) == 0
+        assert self.producer.flush(PATIENCE) == 0
 
     def by_time(self, consumer, topic, partitions, milliseconds):
         """As ``kafka_topic.first_offsets``."""
         told = []
         for partition in partitions:
-            low, _ = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=5)
+            low, _ = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=PATIENCE)
             times = enumerate(self.times[partition])
             told.append(next((at for at, stamp in times if at >= low and stamp >= milliseconds), None))
         return told
@@ -193,7 +194,7 @@ def test_the_watermark_waits_for_messages_of_a_later_day(cluster):
 
 
 def test_a_day_that_is_not_over_is_not_complete(cluster):
-    now = datetime.now(UTC)
+    now = datetime.now(UTC) + timedelta(days=1)  # which midnight does not end
     cluster.send(encoded(log().head(40), "jsonl"), time=now)
     state = day_state(config(cluster, day=str(now.date())).data, now.date())
     assert state.missing == [f"{now.date()} is not over yet, and topic clicks still takes messages of it"]
@@ -306,7 +307,7 @@ def test_nothing_is_committed(run_ingest, cluster):
     cluster.send(encoded(log(), "jsonl"))
     run_ingest(config(cluster))
     consumer = Consumer({**cluster.options, "group.id": "nightjar"})
-    told = consumer.committed([TopicPartition("clicks", 0)], timeout=10)
+    told = consumer.committed([TopicPartition("clicks", 0)], timeout=PATIENCE)
     consumer.close()
     assert told[0].offset < 0
 

@@ -24,6 +24,7 @@ from pipeline.ingest.sources import RawBlock, Source
 from pipeline.ingest.spec import data_spec
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.store import Store
+from tests.waits import PATIENCE
 
 from .conftest import csv_config
 from .test_engines import awkward
@@ -187,7 +188,7 @@ class Numbers(Source):
 
     def blocks(self):
         for value in self.values:
-            if self.wait is not None and not self.wait.wait(60):
+            if self.wait is not None and not self.wait.wait(PATIENCE):
                 raise TimeoutError
             if self.tell is not None:
                 self.tell.set()

@@ -33,6 +33,7 @@ from tests.cluster_kit import JOBS, PODS, VOLCANO, start_job, wait_for
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER, config_for, make_steps
 from tests.logged import listen
+from tests.waits import PATIENCE, until
 
 pytestmark = pytest.mark.k8s
 PULL = {"name": "registry"}
@@ -74,10 +75,10 @@ def test_the_server_takes_all_manifests(cluster) -> None:
 @pytest.mark.slow
 def test_a_second_launcher_of_a_run_is_refused_and_a_dead_ones_place_is_taken(cluster) -> None:
     api = cluster.api()
-    with held(api, "training", "nightjar-twice", 3):
+    with held(api, "training", "nightjar-twice", 30):  # for which no machine stands still
         with (
             pytest.raises(LaunchError, match="running already: launcher .* holds lease training/nightjar-twice"),
-            held(cluster.api(), "training", "nightjar-twice", 3),
+            held(cluster.api(), "training", "nightjar-twice", 30),
         ):
             raise AssertionError("two launchers hold one run")
         path = "/apis/coordination.k8s.io/v1/namespaces/training/leases"
@@ -86,7 +87,8 @@ def test_a_second_launcher_of_a_run_is_refused_and_a_dead_ones_place_is_taken(cl
         pass
     assert api.find(f"{path}/nightjar-twice") is None
     left = {"name": "nightjar-twice", "namespace": "training"}
-    api.create(path, {**dead, "metadata": left, "spec": {**dead["spec"], "holderIdentity": "one that was killed"}})
+    gone = {**dead["spec"], "holderIdentity": "one that was killed", "leaseDurationSeconds": 3}
+    api.create(path, {**dead, "metadata": left, "spec": gone})
     with held(api, "training", "nightjar-twice", 3):  # not renewed: after its time
         assert api.get(f"{path}/nightjar-twice")["spec"]["holderIdentity"] != "one that was killed"
 
@@ -198,7 +200,7 @@ def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cl
         return [*command[:place], "run", *command[place + 3 :]]
 
     start_job(api, cron, "tonight", run_once)
-    (night,) = wait_for(lambda: [n for n in status(api, cron).nights if n.state != "running"], 120)
+    (night,) = wait_for(lambda: [n for n in status(api, cron).nights if n.state != "running"])
     assert (night.job, night.state, night.exit_code) == ("tonight", "succeeded", 0)
     assert Store(str(tmp_path)).read_json("runs/scheduled/result.json")["stages"]["ingest"]["status"] == "done"
     jobs = api.get(VOLCANO, labelSelector="nightjar/run=scheduled")["items"]
@@ -225,7 +227,7 @@ def test_of_two_schedules_in_one_namespace_one_is_deleted_and_the_others_night_g
     wait_for(lambda: api.find(f"{collection(first[-1])}/first") is None)
     start_job(api, crons["second"], "second-night", lambda command: command)
     made = datetime.fromisoformat(api.get(f"{JOBS}/second-night")["metadata"]["creationTimestamp"])
-    (night,) = wait_for(lambda: [n for n in status(api, crons["second"]).nights if n.state != "running"], 300)
+    (night,) = wait_for(lambda: [n for n in status(api, crons["second"]).nights if n.state != "running"])
     day = made.date() - timedelta(days=1)
     record = Store(f"{tmp_path}/second").read_json(f"runs/second-{day}/nightly.json")
     assert {stage["status"] for stage in record["stages"].values()} == {"done"} and len(record["stages"]) == 6, record
@@ -251,16 +253,17 @@ TRAINING = [
     "plan.sharding_types=[data_parallel,table_wise,row_wise,column_wise]",
 ]
 
-# Pods have this machine's network, so trainings of tests that run at the same time meet at ports of their own. These
-# lie below the ports that connections get: a client that tries such a port before its server is there meets itself.
-PORT = f"launch.port={20000 + os.getpid() % 9000}"
-SETTINGS = [*CLUSTER, *TRAINING, "launch.namespace=training", "launch.lease_seconds=3", PORT]
+SETTINGS = [*CLUSTER, *TRAINING, "launch.namespace=training", "launch.lease_seconds=3"]
 
 
 def start(cluster, store: Path, *changes: str) -> subprocess.Popen:
-    """The launcher with changed settings, outside the cluster, as the account with the launcher's role."""
+    """The launcher with changed settings, outside the cluster, as the account with the launcher's role.
+
+    Pods have this machine's network, so trainings of tests that run at the same time meet at ports of their own.
+    """
     changed = {each.partition("=")[0] for each in changes}
     settings = [each for each in SETTINGS if each.partition("=")[0] not in changed]
+    settings.append(f"launch.port={cluster.port}")
     volume = f"launch.pods.volumes={{store:{{claim:store,path:{store}}}}}"
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline.cli", "run", *settings, *changes, volume, f"store={store}"],
@@ -284,7 +287,7 @@ def test_a_run_in_pods_outlives_its_launcher_and_a_trainer_pod(cluster, tmp_path
     launcher = start(cluster, tmp_path)
     text = read_until(launcher, r"\bstep +\d+/")
     folder = tmp_path / "runs/nightly/checkpoints"
-    wait_for(lambda: list(folder.glob("*/step-*/manifest.json")))
+    until(lambda: list(folder.glob("*/step-*/manifest.json")))
     (victim,) = (pod for pod in train_pods(cluster) if pod.endswith("train-1-0"))
     assert cluster.kit.kill_pod(victim, signal.SIGSTOP)  # training stands still, however slow the next launcher is
     launcher.kill()
@@ -295,7 +298,7 @@ def test_a_run_in_pods_outlives_its_launcher_and_a_trainer_pod(cluster, tmp_path
     text = read_until(launcher, r"attached to job \S+-train-\S+-a1")
     assert text.count("skipped") == 3
     assert cluster.kit.kill_pod(victim, signal.SIGKILL)
-    text += launcher.communicate(timeout=240)[0]
+    text += launcher.communicate(timeout=PATIENCE)[0]
     assert launcher.returncode == 0, text
     assert re.search(r"train-1-0 was killed \(exit code 137\).*; attempt 2 of 3", text), text
     assert re.search(r"resumed from runs/nightly/checkpoints/\w+/step-\d+ after step", text)
@@ -329,7 +332,7 @@ def assert_as_undisturbed(store: Store, other: Path) -> None:
         f"store={other}",
         "stages=[ingest,plan,partition,train]",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed" not in Store(str(other)).read_json("runs/nightly/result.json")["train"]
     sides = [(place, find_checkpoint(place, "nightly")) for place in (store, Store(str(other)))]

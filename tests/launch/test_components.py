@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,8 @@ from pipeline.launch import runner, tracker
 from pipeline.specs import STAGES
 from pipeline.store import Store
 from tests.launch.torchx_cases import FILE, GOLDEN, IMAGE, REQUESTS, component, request
+from tests.servers import kept_port
+from tests.waits import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -82,7 +83,7 @@ def torchx(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     """The command, called in ``cwd``, where its configuration and installed packages beside ours are."""
     command = [sys.executable, "-m", "torchx.cli.main", *arguments]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{cwd}"}
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, env=env)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -95,19 +96,17 @@ def ended(tmp_path_factory):
     named.mkdir()
     (named / "METADATA").write_text("Name: named\nVersion: 0\n")
     (named / "entry_points.txt").write_text("[torchx.tracker]\nmine = pipeline.launch.tracker:create\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     settings = [*SMALL, f"store={folder}/store", "hardware.hosts=2"]
-    said = [
-        torchx("run", "-s", "local_cwd", f"{FILE}:{name}", *arguments, "--", *settings, *more, cwd=folder)
-        for name, arguments, more in (
-            ("train", ["--hosts", "2", "--nproc", "1"], [f"launch.port={port}"]),  # nothing is there to train on
-            ("chain", [], ["stages=[ingest,plan,partition]"]),
-            ("train", ["--hosts", "2", "--nproc", "1"], [f"launch.port={port}"]),
-            ("chain", [], []),
-        )
-    ]
+    with kept_port() as port:
+        said = [
+            torchx("run", "-s", "local_cwd", f"{FILE}:{name}", *arguments, "--", *settings, *more, cwd=folder)
+            for name, arguments, more in (
+                ("train", ["--hosts", "2", "--nproc", "1"], [f"launch.port={port}"]),  # nothing is there to train on
+                ("chain", [], ["stages=[ingest,plan,partition]"]),
+                ("train", ["--hosts", "2", "--nproc", "1"], [f"launch.port={port}"]),
+                ("chain", [], []),
+            )
+        ]
     return folder, said
 
 

@@ -10,6 +10,7 @@ from pipeline.store import Store
 from tests.cluster_kit import PODS
 from tests.launch.test_cluster import VOLCANO, read_until, start, wait_for
 from tests.launch.test_shrink_cluster import QUOTA, QUOTAS
+from tests.waits import PATIENCE, until
 
 pytestmark = [pytest.mark.k8s, pytest.mark.slow]
 OURS = "nightjar/run=grown,nightjar/stage="
@@ -29,7 +30,7 @@ def test_a_run_takes_the_host_back_that_it_gave_up(cluster, tmp_path: Path) -> N
     admin = cluster.api("admin")
     try:
         read_until(launcher, r"\bstep +\d+/")
-        wait_for(lambda: list(tmp_path.glob("runs/grown/checkpoints/*/step-*/manifest.json")))
+        until(lambda: list(tmp_path.glob("runs/grown/checkpoints/*/step-*/manifest.json")))
         admin.create(QUOTAS, QUOTA)
         wait_for(lambda: admin.get(f"{QUOTAS}/one").get("status", {}).get("used", {}).get("pods") == "2")
         (victim,) = (pod for pod in pods_of(cluster, "train") if pod.endswith("train-1-0"))
@@ -39,7 +40,7 @@ def test_a_run_takes_the_host_back_that_it_gave_up(cluster, tmp_path: Path) -> N
         (alone,) = wait_for(lambda: pods_of(cluster, "train"))
         assert pods_of(cluster, "train-room") == []  # the quota
         admin.delete(f"{QUOTAS}/one")
-        text += launcher.communicate(timeout=400)[0]
+        text += launcher.communicate(timeout=PATIENCE)[0]
     finally:
         admin.delete(f"{QUOTAS}/one")
         launcher.kill()

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,8 @@ from pipeline.launch.logs import never_met
 from pipeline.records.step import Step
 from pipeline.stages.worker import first_step_in_time
 from tests.launch.cluster_cases import CLUSTER, GOLDEN, GOLDEN_FILES, IMAGE, golden, rendered
+from tests.servers import kept_port
+from tests.waits import PATIENCE
 
 VERSION = kubernetes_validate.latest_version()
 
@@ -240,12 +241,10 @@ def test_a_schedule_refuses_what_its_nights_would_refuse(override: str, capsys) 
 def test_a_pod_that_waits_for_another_in_vain_ends_in_time_and_says_so() -> None:
     config = compose([*CLUSTER, "store=s3://b/s", "hardware.hosts=2", "launch.rendezvous_minutes=0.02"])
     command = pod_command("train", config, "s3://b/s/runs/r/config.yaml", "alone")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    values = {"$(POD_IP)": "127.0.0.1", f"$(FIRST_POD):{config.launch.port}": f"127.0.0.1:{port}"}
-    arguments = [values.get(argument, argument) for argument in command[1:]]
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
+    with kept_port() as port:
+        values = {"$(POD_IP)": "127.0.0.1", f"$(FIRST_POD):{config.launch.port}": f"127.0.0.1:{port}"}
+        arguments = [values.get(argument, argument) for argument in command[1:]]
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode != 0
     assert never_met(done.stderr), done.stderr
     assert not never_met("RuntimeError: Connection closed by peer")
@@ -260,10 +259,12 @@ def test_a_training_that_takes_no_first_step_is_ended() -> None:
 
     with first_step_in_time(0.0005, fail) as on_phase:
         on_phase("batch")  # the first batch is there, the step never ends
-        assert hung.wait(30)
+        assert hung.wait(PATIENCE)
     assert "launch.first_step_minutes=0.0005" in failed[0].message and failed[0].exit_code == 8
-    hung.clear()
-    with first_step_in_time(0.01, fail) as on_phase:
+    with first_step_in_time(60.0, fail) as on_phase:
+        (timer,) = (each for each in threading.enumerate() if getattr(each, "function", None) is fail)
         on_phase("batch")
+        assert not timer.finished.is_set()
         on_phase("batch")  # one step is done
-        assert not hung.wait(0.8)
+        timer.join(PATIENCE)
+        assert not timer.is_alive() and len(failed) == 1

@@ -16,7 +16,6 @@ import pytest
 from pipeline.clock import CLOCK
 from pipeline.errors import PassingError
 from pipeline.launch.chain import Chain, Console
-from pipeline.launch.kubernetes import api as requests
 from pipeline.launch.kubernetes.api import Api, RefusedError, UnansweredError, refusal
 from pipeline.launch.kubernetes.diagnosis import is_alive, is_lost, job_problem
 from pipeline.launch.kubernetes.jobs import ClusterJob
@@ -28,6 +27,7 @@ from pipeline.records.step import Step
 from pipeline.store import Store
 from tests.launch.cluster_cases import config_for
 from tests.logged import listen
+from tests.waits import PATIENCE, TurnedClock
 
 INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
 NAMED = json.dumps({"reason": "NotFound", "message": 'jobs "x" not found', "details": {"name": "x"}})
@@ -48,7 +48,6 @@ def test_which_answers_say_nothing_about_what_was_asked_for(status: int, body: s
 
 def patient(monkeypatch: pytest.MonkeyPatch, *answers: Any, seconds: float = 60.0) -> Any:
     """An ``Api`` whose server gives these answers; an exception is raised."""
-    monkeypatch.setattr(requests.time, "sleep", lambda seconds: None)
     left = list(answers)
 
     def once(*_: Any) -> Any:
@@ -58,7 +57,7 @@ def patient(monkeypatch: pytest.MonkeyPatch, *answers: Any, seconds: float = 60.
         return answer
 
     client: Any = SimpleNamespace(configuration=SimpleNamespace(host="https://k"))
-    api = Api(client, outage_seconds=seconds)
+    api = Api(client, outage_seconds=seconds, clock=TurnedClock())
     monkeypatch.setattr(api, "_once", once)
     return api
 
@@ -113,7 +112,7 @@ def test_lines_of_the_kubelet_without_a_time_are_shown_and_do_not_end_the_stream
     server: Any = SimpleNamespace(lines=lines)
     follower = _Follower.__new__(_Follower)
     follower.__init__(server, "n", "p")  # type: ignore[misc]
-    follower.thread.join(120)
+    follower.thread.join(PATIENCE)
     assert follower.text() == "one\nunable to retrieve container logs for containerd://x\ntwo\n"
     assert asked[1]["sinceTime"] == "2026-01-01T00:00:01.5Z"
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.waits import PATIENCE
+
 RANK = """
 import threading
 from pipeline.compose import compose
@@ -24,6 +26,6 @@ raise SystemExit(worker.work("ingest", "STORE/runs/r/config.yaml", 0, lambda con
 
 def test_a_rank_on_cpus_waits_for_no_thread(tmp_path) -> None:
     script = RANK.replace("STORE", str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=PATIENCE)
     assert (done.stdout, done.returncode) == ("worked\n", 0)
     assert list(tmp_path.glob("runs/r/**/*.json")), "the report is written first"

@@ -1,9 +1,9 @@
 """Fewer hosts where the cluster has no room for all: what is decided, and a training that loses a pod for good."""
 
+import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,6 +29,8 @@ from pipeline.store import Store
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER
 from tests.logged import listen
+from tests.servers import kept_port
+from tests.waits import TurnedClock
 
 TRAIN = Step(name="train", key="k" * 32, path="a/train")
 
@@ -87,6 +89,7 @@ class Cluster(ClusterRunner):
 
     def __init__(self, config: Config, *pods: dict) -> None:
         self.config, self.found, self.api, self.namespace, self.jobs = config, pods, self, "n", "jobs"
+        self.clock = TurnedClock()
 
     def find(self, path: str) -> dict:  # type: ignore[override]
         return {"kind": "Job", "metadata": {"name": path.rpartition("/")[2]}}
@@ -129,8 +132,9 @@ def stopped(*pods: dict, hosts: int = 2, least: int = 1) -> LaunchError | None:
     """Why a train job of ``hosts`` with these pods is given up at once where nothing may take its time."""
     soon = ["launch.shrink_after_minutes=0.01", "launch.rendezvous_minutes=1", "launch.pending_minutes=0.5"]
     config = config_of(f"hardware.hosts={hosts}", f"launch.min_hosts={least}", *soon)
-    job = ClusterJob(Cluster(config, *pods), TRAIN, "job")
-    job._pending_since -= 1.2
+    cluster = Cluster(config, *pods)
+    job = ClusterJob(cluster, TRAIN, "job")
+    cluster.clock.turn(1.2)
     try:
         assert job.state() == "running"
     except LaunchError as error:
@@ -197,10 +201,9 @@ class Job:
         self.pods, self.step, self.name, self.victim = pods, step, name, None
         self.hosts, self.logs_folder = hosts_of(step.name, pods.config), pods.folder / name
         self.logs_folder.mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            values = {"$(POD_IP)": "127.0.0.1", "$(FIRST_POD)": "127.0.0.1",
-                      f":{pods.config.launch.port}": f":{free.getsockname()[1]}", "$$": "$"}  # fmt: skip
+        self.kept = contextlib.ExitStack()
+        values = {"$(POD_IP)": "127.0.0.1", "$(FIRST_POD)": "127.0.0.1",
+                  f":{pods.config.launch.port}": f":{self.kept.enter_context(kept_port())}", "$$": "$"}  # fmt: skip
         command = pod_command(step.name, pods.config, config_url, name)[1:]
         for former, value in values.items():
             command = [argument.replace(former, value) for argument in command]
@@ -246,6 +249,7 @@ class Job:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        self.kept.close()
 
 
 @pytest.mark.slow

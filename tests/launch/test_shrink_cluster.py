@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.store import Store
 from tests.launch.test_cluster import VOLCANO, checkpoints, read_until, start, train_pods, wait_for
+from tests.waits import PATIENCE, until
 
 pytestmark = [pytest.mark.k8s, pytest.mark.slow]
 QUOTAS = "/api/v1/namespaces/training/resourcequotas"
@@ -26,12 +27,12 @@ def test_a_run_goes_on_with_the_pod_that_has_room(cluster, tmp_path: Path) -> No
     try:
         read_until(launcher, r"\bstep +\d+/")
         (victim,) = (pod for pod in train_pods(cluster, "shrunk") if pod.endswith("train-1-0"))
-        wait_for(lambda: checkpoints(tmp_path, "shrunk"), every=0.02)
+        until(lambda: checkpoints(tmp_path, "shrunk"))
         assert cluster.kit.kill_pod(victim, signal.SIGSTOP)  # and with it the training, until the quota is there
         admin.create(QUOTAS, QUOTA)
         wait_for(lambda: admin.get(f"{QUOTAS}/one").get("status", {}).get("used", {}).get("pods") == "2")
         assert cluster.kit.kill_pod(victim, signal.SIGKILL)
-        text = launcher.communicate(timeout=600)[0]
+        text = launcher.communicate(timeout=PATIENCE)[0]
     finally:
         admin.delete(f"{QUOTAS}/one")
         launcher.kill()

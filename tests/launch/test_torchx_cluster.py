@@ -11,6 +11,7 @@ import pytest
 
 from tests.launch.test_cluster import VOLCANO, wait_for
 from tests.launch.torchx_cases import FILE, IMAGE, ROOT
+from tests.waits import PATIENCE
 
 pytestmark = [pytest.mark.k8s, pytest.mark.slow]
 SMALL = [
@@ -29,7 +30,7 @@ def torchx(cluster, tmp_path: Path):
 
     def call(*arguments: str) -> str:
         command = [sys.executable, "-m", "torchx.cli.main", *arguments]
-        done = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stdout + done.stderr
         return re.sub(r"\x1b\[\d*m", "", done.stdout)
 

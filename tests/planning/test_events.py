@@ -152,7 +152,7 @@ def test_the_estimate_holds_for_a_process(tmp_path):
     (tmp_path / "my" / "data" / "clicks.yaml").write_text(SCHEMA)
     bounds = {"whole": "null", "parts": "4000"}
     commands = [["run", *BASE, f"run={name}", f"train.max_events={most}"] for name, most in bounds.items()]
-    for done in nightjar_in_turn(commands, cwd=tmp_path, timeout=300):
+    for done in nightjar_in_turn(commands, cwd=tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
     found = {}
     for name in bounds:

@@ -18,6 +18,7 @@ import pytest
 
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.ingest.synthetic import write_tsv
+from tests.waits import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 MOST_FILES = 2
@@ -96,10 +97,9 @@ def run(package: Path, heading: str) -> str:
 
 def drive(package: Path, commands: list[list[str]]) -> str:
     """Run command lines with the copy of the package, in one process; their output."""
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, json.dumps(commands)], cwd=package, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    command = [sys.executable, "-c", DRIVER, json.dumps(commands)]
+    environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=package, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ended with 0") == len(commands)
     return done.stdout

@@ -30,6 +30,7 @@ USED_OTHERWISE = {
     "s3fs": ("docs/kubernetes.md", "s3://"),  # fsspec loads it by the URL
     "moto": ("tests/checkpoint/s3.py", "moto"),
     "pytest-xdist": ("Makefile", "pytest -n "),
+    "pytest-random-order": ("benchmarks/luck.py", "--random-order "),
     "ruff": ("Makefile", "/ruff "),
     "mypy": ("Makefile", "/mypy"),
     "uv": ("Makefile", "/uv "),

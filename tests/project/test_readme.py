@@ -18,6 +18,7 @@ from pipeline.compose import compose, sweep
 from pipeline.errors import NightjarError
 from pipeline.tuning.space import edges, split
 from tests.commands import nightjar
+from tests.waits import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -49,7 +50,7 @@ def command(line: str) -> list[str]:
 
 
 def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=240)
+    return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def block(language: str) -> str:
@@ -156,13 +157,17 @@ def test_torchx_lines_name_components_and_overrides_that_there_are() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", NIGHTJAR)
-def test_nightjar_lines_run(folder: Path, line: str) -> None:
-    if "../shared/" in line and not (folder.parent / "shared").exists():
-        pytest.skip("the real data sets (../shared/data) are not beside this checkout")
-    done = nightjar(*command(line), cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+def test_nightjar_lines_run_one_after_the_other(folder: Path) -> None:
+    """As a reader types them: what a line shows, an earlier one has made."""
+    failed, shared = [], (folder.parent / "shared").exists()
+    for line in NIGHTJAR:
+        if "../shared/" in line and not shared:  # the real data sets are not beside this checkout
+            continue
+        done = nightjar(*command(line), cwd=folder)
+        said = done.stdout + done.stderr
+        if done.returncode or "Traceback" in said:
+            failed.append(f"{line}\n{said}")
+    assert failed == [], "\n".join(failed)
 
 
 @pytest.mark.slow

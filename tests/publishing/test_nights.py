@@ -26,9 +26,9 @@ from pipeline.records import GateRecord, read
 from pipeline.serving.predict import Rejected, score_file, score_sink
 from pipeline.store import Store
 from tests.checkpoint import s3
-from tests.cluster_kit import wait_for
 from tests.commands import nightjar
 from tests.publishing import made
+from tests.waits import until
 
 STAGES = "ingest,plan,partition,train,evaluate,publish"
 SMALL = [
@@ -164,7 +164,7 @@ def test_predict_on_any_ranks_writes_the_same_bytes(
 
 def rank_of_predict() -> psutil.Process:
     """The other process that scores, once it is there."""
-    return wait_for(
+    return until(
         lambda: next((p for p in psutil.Process().children(recursive=True) if p.name() == "nightjar-rank"), None)
     )
 

@@ -28,6 +28,7 @@ from pipeline.store import Store
 from tests.cluster_kit import PODS, VOLCANO, TestCluster, start_job, wait_for
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER
+from tests.waits import PATIENCE
 
 pytestmark = [pytest.mark.k8s, pytest.mark.slow]
 MODEL = "clicks"
@@ -58,10 +59,9 @@ class Nights:
 
     def __post_init__(self) -> None:
         (self.folder / "logs").mkdir()
-        (port,) = self.cluster.module.free_ports(1)
         self.overrides = [
             *CLUSTER, *SETTINGS, f"store={self.folder}/store", f'data.path="{self.folder}/logs/{{day}}.tsv"',
-            f"launch.pods.volumes={{all:{{claim:all,path:{self.folder}}}}}", f"launch.port={port}",
+            f"launch.pods.volumes={{all:{{claim:all,path:{self.folder}}}}}", f"launch.port={self.cluster.port}",
             f"schedule.time_zone={self.zone}",
         ]  # fmt: skip
         self.api = self.cluster.api("admin")
@@ -93,7 +93,7 @@ class Nights:
 
     def ended(self, count: int) -> Night:
         """The newest of ``count`` nights, once it has ended."""
-        nights = wait_for(lambda: n if (n := self.nights())[0].state != "running" and len(n) == count else None, 400)
+        nights = wait_for(lambda: n if (n := self.nights())[0].state != "running" and len(n) == count else None, 1800.0)
         return nights[0]
 
     def nights(self) -> list[Night]:
@@ -147,7 +147,7 @@ class Nights:
         """``nightjar nightly`` from outside the cluster, while the launcher pod works."""
         return subprocess.run(
             [sys.executable, "-m", "pipeline.cli", "nightly", f"date={day}", *self.overrides], cwd=ROOT, text=True,
-            capture_output=True, timeout=120, env={**os.environ, "KUBECONFIG": str(self.cluster.launcher)},
+            capture_output=True, timeout=PATIENCE, env={**os.environ, "KUBECONFIG": str(self.cluster.launcher)},
         )  # fmt: skip
 
     def assert_whole(self, day: date) -> None:
@@ -184,7 +184,7 @@ def test_three_nights_publish_warm_up_and_hold(cluster: TestCluster, tmp_path: P
 
     nights.deliver(first)
     nights.put_up()  # due at the next full minute
-    wait_for(nights.nights, 90)
+    wait_for(nights.nights)
     suspend(nights.api, nights.cron, True)  # a night that runs is not touched
     night = nights.ended(1)
     assert (night.state, night.exit_code) == ("succeeded", 0), nights.said(night)
@@ -195,9 +195,9 @@ def test_three_nights_publish_warm_up_and_hold(cluster: TestCluster, tmp_path: P
 
     nights.deliver(second)
     nights.start(second, retries=1)
-    wait_for(lambda: nights.jobs(second), 90)
+    wait_for(lambda: nights.jobs(second))
     refused = nights.second_launcher(second)
-    wait_for(lambda: "train-a1" in nights.jobs(second), 90)
+    wait_for(lambda: "train-a1" in nights.jobs(second))
     (launcher,) = nights.launchers(f"night-{second}")
     assert cluster.kit.kill_pod(launcher["metadata"]["name"])  # the next one goes on where this one stopped
     night = nights.ended(2)

@@ -1,6 +1,5 @@
 """A night and its CronJob's job: what a deadline leaves behind, and what the next night finds of the last one."""
 
-import time
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -53,11 +52,11 @@ def test_a_night_knows_its_job_and_ends_what_earlier_nights_left(cluster, monkey
     spec = {"activeDeadlineSeconds": 600, "template": {"spec": pod}}
     due = {"batch.kubernetes.io/cronjob-scheduled-timestamp": "2026-01-06T02:00:00Z"}
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "due", "annotations": due}, "spec": spec}
-    made = cluster.api("admin").create(JOBS, job)
+    cluster.api("admin").create(JOBS, job)
+    start = wait_for(lambda: cluster.api("admin").get(f"{JOBS}/due").get("status", {}).get("startTime"))
     known = night_job(config, "due")
     assert known.due == datetime(2026, 1, 6, 2, tzinfo=UTC)  # however late the job is made
-    start = datetime.fromisoformat(made["metadata"]["creationTimestamp"])
-    assert known.deadline is not None and abs(known.deadline - start - timedelta(minutes=10)) < timedelta(minutes=1)
+    assert known.deadline == datetime.fromisoformat(start) + timedelta(minutes=10)
     with pytest.raises(LaunchError, match="there is no job 'other' in namespace training"):
         night_job(config, "other")
     cluster.api("admin").delete(f"{JOBS}/due")
@@ -87,9 +86,8 @@ def test_a_service_that_an_earlier_job_left_is_replaced_not_taken_for_the_jobs_o
     runner.delete(name)
     wait_for(lambda: admin.find(f"{JOBS}/{name}") is None)
     assert admin.get(f"{SERVICES}/{name}")["metadata"]["uid"] == old  # nobody's any more, and in the way
-    since = time.monotonic()
     again = runner.submit(step, "/nowhere/config.yaml")
-    assert again.name == name and time.monotonic() - since < 60
+    assert again.name == name
     metadata = admin.get(f"{SERVICES}/{name}")["metadata"]
     assert metadata["uid"] != old
     assert metadata["ownerReferences"][0]["uid"] == admin.get(f"{JOBS}/{name}")["metadata"]["uid"]

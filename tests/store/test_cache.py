@@ -1,5 +1,6 @@
 """The cache of parts of files: what it keeps, what it drops, and that damage and full disks cost a fetch at most."""
 
+import fcntl
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ import pytest
 from pipeline.errors import PassingError
 from pipeline.store import Artifact, FileEntry, Store
 from pipeline.store.cache import CachedFile, PartCache
+from tests.waits import TurnedClock, until
 
 SIZE = 1000
 
@@ -52,6 +54,55 @@ def test_a_part_is_fetched_once_by_all_processes_of_a_host(tmp_path):
         source.part(PartCache(tmp_path, 10**6), 4)
     assert source.fetched == [4]
     Source("xxh3_128:b").part(PartCache(tmp_path, 10**6), 4)  # another file has other parts
+
+
+def test_who_wants_a_part_that_another_one_fetches_waits_for_it(tmp_path):
+    clock, source, asked = TurnedClock(runs=False), Source(), []
+
+    def fetch():
+        asked.append(1)
+        until(lambda: len(asked) + clock.waiting() == 4)
+        return source.content(4)
+
+    with clock.turning(0.01, lambda: (tmp_path / "lock").exists()), ThreadPoolExecutor(4) as threads:
+        caches = [PartCache(tmp_path, 10**6, clock) for _ in range(4)]
+        found = [threads.submit(cache.part, source.name, 4 * SIZE, SIZE, fetch) for cache in caches]
+    assert [each.result() for each in found] == [source.content(4)] * 4
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("times", [1, 10])
+def test_a_fetch_that_fails_leaves_the_part_to_the_next_one(tmp_path, times):
+    source, cache = Source(), PartCache(tmp_path, 10**6, TurnedClock())
+    source.part(cache, 0)
+
+    def fail():
+        raise PassingError("the store does not answer", hint="again")
+
+    for _ in range(times):
+        with pytest.raises(PassingError):
+            cache.part(source.name, SIZE, SIZE, fail)
+    source.part(cache, 1)
+    source.part(PartCache(tmp_path, 10**6), 0)
+    assert source.fetched == [0, 1], "what was kept before is still there"
+
+
+def test_who_waits_for_one_that_hangs_fetches_the_part_after_a_minute_and_waits_no_more(tmp_path):
+    clock, source = TurnedClock(), Source()
+    cache = PartCache(tmp_path, 10**6, clock)
+    source.part(cache, 0)
+    files = [path.open("ab") for path in (tmp_path / "lock", *(tmp_path / f"lock-{n:02x}" for n in range(256)))]
+    for file in files:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    source.part(cache, 1)
+    assert source.fetched == [0, 1] and clock.monotonic() == pytest.approx(60, abs=0.02)
+    source.part(cache, 2)
+    assert source.fetched == [0, 1, 2] and clock.monotonic() == pytest.approx(60, abs=0.02)
+    for file in files:
+        file.close()
+    source.part(cache, 2)
+    source.part(cache, 2)
+    assert source.fetched == [0, 1, 2, 2], "kept again, once the locks are free"
 
 
 def test_the_oldest_make_room_and_the_limit_holds(tmp_path):

@@ -15,8 +15,8 @@ from pipeline.store import Store
 from pipeline.trackers.following import tell_night, tell_serving
 from pipeline.trackers.mlflow import MLFLOW
 from pipeline.trackers.mlflow_registry import source_of
-from tests.trackers.servers import listening_port, losing_answers, refusing
-from tests.waits import until
+from tests.servers import listening_port, losing_answers, refusing
+from tests.waits import PATIENCE, until
 
 RESULT = Result.from_json({
     "run": "r", "status": "done", "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.01, "samples": 9},
@@ -77,7 +77,7 @@ def server(program, tmp_path_factory):
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pipeline.store import Store
 from pipeline.trackers.following import tell_night
 from pipeline.trackers.opentelemetry import OPENTELEMETRY
 from tests.logged import listen
-from tests.trackers.servers import Quiet, serving
+from tests.servers import Quiet, serving
 
 LOST = {"message": "a pod was evicted", "exit_code": 8}
 RESULT = Result.from_json({

@@ -18,7 +18,7 @@ from pipeline.config import PrometheusConfig, TrackConfig
 from pipeline.records import NightRecord, Result
 from pipeline.store import Store
 from pipeline.trackers.prometheus import PROMETHEUS
-from tests.trackers.servers import Quiet, listening_port, serving
+from tests.servers import Quiet, listening_port, serving
 from tests.waits import until
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "prometheus"

@@ -26,7 +26,7 @@ from pipeline.trackers.following import _Follower, followed, settings_of, tell_n
 from pipeline.trackers.prometheus import PROMETHEUS
 from pipeline.trackers.tensorboard import TENSORBOARD
 from tests.logged import listen
-from tests.trackers.servers import Quiet, refusing, serving
+from tests.servers import Quiet, refusing, serving
 from tests.waits import PATIENCE, TurnedClock, until
 
 RESULT = Result.from_json({

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from pipeline.training.shared_memory import SHARED_SPINS, _bytes, _runs, memory_
 from tests.alone import alone
 from tests.embeddings.ranks import spawn
 from tests.towers.cases import flat
+from tests.waits import until
 
 CPU = torch.device("cpu")
 
@@ -194,14 +196,11 @@ def wait(folder, cpus):
     """Rank 0 waits for the other one, which comes once it pauses; how often it looked goes to a file."""
     shared_memory.available_cpus = lambda: cpus
     memory, looks, paused = share_memory(CPU, one_machine=True), [], folder / "paused"
-    former = shared_memory.os.sched_yield, shared_memory.time.sleep
-    shared_memory.os.sched_yield = lambda: looks.append(None)
-    shared_memory.time.sleep = lambda seconds: (paused.touch(), former[1](seconds))
     if dist.get_rank() == 1:
-        while not paused.exists():
-            former[0]()
-    memory.all_gather(torch.empty(2), torch.ones(1))
-    shared_memory.os.sched_yield, shared_memory.time.sleep = former
+        until(paused.exists)
+    pausing = mock.patch.object(shared_memory.time, "sleep", lambda seconds: paused.touch())
+    with mock.patch.object(shared_memory.os, "sched_yield", lambda: looks.append(None)), pausing:
+        memory.all_gather(torch.empty(2), torch.ones(1))
     if dist.get_rank() == 0:
         (folder / "looks").write_text(str(len(looks)))
 

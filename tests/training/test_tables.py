@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,6 +16,7 @@ from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.tables import TableSpec
 from pipeline.store import Store
 from tests.commands import ROOT, nightjar, nightjar_in_turn
+from tests.waits import until
 
 pytestmark = pytest.mark.slow
 ITEMS, USERS, ROWS, SEED = 120, 40, 6000, 2026
@@ -167,12 +167,10 @@ def test_a_killed_training_ends_with_the_same_bits(runs):
     command = [sys.executable, "-m", "pipeline.cli", "run", *BASE, *RULES, INLINE, "run=killed"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = subprocess.Popen(command, cwd=runs, env=environment, stdout=subprocess.DEVNULL)
-    directory, limit = runs / "store" / "runs" / "killed" / "checkpoints", time.monotonic() + 120
-    while not list(directory.glob("*/*/manifest.json")) and time.monotonic() < limit:
-        assert started.poll() is None
-        time.sleep(0.02)
+    checkpoints = runs / "store" / "runs" / "killed" / "checkpoints"
+    until(lambda: started.poll() is not None or list(checkpoints.glob("*/*/manifest.json")))
     started.send_signal(signal.SIGKILL)
-    started.wait()
+    assert started.wait() == -signal.SIGKILL
     again = nightjar("run", *BASE, *RULES, INLINE, "run=killed", cwd=runs)
     assert again.returncode == 0, again.stderr
     assert result(runs, "killed")["train"]["resumed"]["step"] >= 10

@@ -12,9 +12,9 @@ from pipeline.specs.stage import StageIO
 from pipeline.store import Store
 from pipeline.tuning import kept
 from pipeline.tuning.trial import on_trial
-from tests.cluster_kit import wait_for
 from tests.logged import listen
 from tests.tuning.studies import SPACE, trial
+from tests.waits import PATIENCE, until
 
 LOOK = {"step": 50, "steps_total": 400, "samples": 500, "validation_ne": 0.6}
 
@@ -27,7 +27,7 @@ def store(tmp_path) -> Store:
     return store
 
 
-def asking(store: Store, passed: list, *, seconds: float = 60.0) -> StageIO:
+def asking(store: Store, passed: list, *, seconds: float = PATIENCE) -> StageIO:
     config = Config()
     config = dataclasses.replace(
         config, tune=dataclasses.replace(config.tune, study="s", trial=0, answer_seconds=seconds)
@@ -46,11 +46,10 @@ def test_a_trial_waits_for_the_answer_and_asks_again_at_the_next_rung(store: Sto
     kept.create_trial(store, "s", trial(0, state=TRYING))
     waiting = threading.Thread(target=io.interval, args=(LOOK,), daemon=True)
     waiting.start()
-    wait_for(lambda: passed, every=0.01)
+    until(lambda: passed)
     assert waiting.is_alive() and passed == [LOOK]  # the tuner reads the look that is passed on first
     kept.write_trial(store, "s", trial(0, state=TRYING, asks_at=1500))
-    waiting.join(300)
-    assert not waiting.is_alive()
+    until(lambda: not waiting.is_alive())
     for record in ({**LOOK, "samples": 1499}, {**LOOK, "samples": 9000, "step": 400}, {"step": 60, "samples": 9000}):
         io.interval(record)  # before the rung, at the last step, no look: none of these waits
     assert len(passed) == 4

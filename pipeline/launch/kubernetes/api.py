@@ -10,12 +10,12 @@ import copy
 import json
 import logging
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pipeline.clock import CLOCK, Clock
 from pipeline.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -62,9 +62,15 @@ class Api:
     """The API server as ``client`` reaches it. Paths are absolute: ``/api/v1/namespaces/<name>/pods``."""
 
     def __init__(
-        self, client: ApiClient, *, outage_seconds: float = 0.0, timeout_seconds: float = TIMEOUT_SECONDS
+        self,
+        client: ApiClient,
+        *,
+        outage_seconds: float = 0.0,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        clock: Clock = CLOCK,
     ) -> None:
         self.client, self.outage_seconds, self.timeout_seconds = client, outage_seconds, timeout_seconds
+        self.clock = clock
         self.server = str(client.configuration.host)
 
     def patient(self, outage_seconds: float) -> Api:
@@ -139,7 +145,7 @@ class Api:
 
         def ask() -> float:
             stated = self._request("GET", "/version", None, {}).getheaders().get("Date")
-            return time.time() - parsedate_to_datetime(stated).timestamp() if stated else 0.0
+            return self.clock.time() - parsedate_to_datetime(stated).timestamp() if stated else 0.0
 
         return self._patiently(ask)
 
@@ -165,12 +171,12 @@ class Api:
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
         """What ``ask`` returns, asked again while the server says nothing, or its error after ``outage_seconds``."""
-        since, pause = time.monotonic(), FIRST_PAUSE
+        since, pause = self.clock.monotonic(), FIRST_PAUSE
         while True:
             try:
                 answer = ask()
             except (UnansweredError, RefusedError) as error:
-                silent = time.monotonic() - since
+                silent = self.clock.monotonic() - since
                 left = min(self.outage_seconds, error.passing_seconds) - silent
                 if left <= 0:
                     if pause > FIRST_PAUSE:
@@ -178,11 +184,11 @@ class Api:
                     raise
                 if pause == FIRST_PAUSE:
                     log.warning("%s; asking again for up to %.0f s", error.message, left)
-                time.sleep(min(pause * random.uniform(0.8, 1.2), left))
+                self.clock.sleep(min(pause * random.uniform(0.8, 1.2), left))
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
                 if pause > FIRST_PAUSE:
-                    log.info("the API server answers again, after %.1f s", time.monotonic() - since)
+                    log.info("the API server answers again, after %.1f s", self.clock.monotonic() - since)
                 return answer
 
     def _request(

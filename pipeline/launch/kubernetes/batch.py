@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment
 from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.jobs import ClusterRunner
@@ -41,7 +39,7 @@ class IndexedRunner(ClusterRunner):
             if _is_of(there, metadata["uid"]):
                 return
             self.api.delete(f"{services}/{metadata['name']}")
-            time.sleep(self.poll_seconds)
+            self.clock.sleep(self.poll_seconds)
 
     def phase_of(self, job: Object) -> str:
         """By the job's conditions."""

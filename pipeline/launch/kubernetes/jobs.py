@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import hosts_of
@@ -39,8 +39,8 @@ class ClusterRunner(ABC):
     poll_seconds = 1.0
     collection: str  # of the jobs, with {namespace} in it
 
-    def __init__(self, config: Config, api: Api) -> None:
-        self.config, self.api = config, api
+    def __init__(self, config: Config, api: Api, clock: Clock = CLOCK) -> None:
+        self.config, self.api, self.clock = config, api, clock
         self.namespace = config.launch.namespace
         self.jobs = self.collection.format(namespace=self.namespace)
         self._followed: list[ClusterJob] = []
@@ -102,11 +102,11 @@ class ClusterRunner(ABC):
 
     def _end(self, name: str) -> None:
         self.delete(name)
-        last = time.monotonic() + 60 * self.config.launch.pending_minutes
+        last = self.clock.monotonic() + 60 * self.config.launch.pending_minutes
         while self.api.find(f"{self.jobs}/{name}") is not None or self.pods(name):
-            if time.monotonic() > last:
+            if self.clock.monotonic() > last:
                 raise LaunchError(f"job {name} of other settings does not end", hint=f"kubectl describe job {name}")
-            time.sleep(self.poll_seconds)
+            self.clock.sleep(self.poll_seconds)
 
     def submit(self, step: Step, config_url: str) -> ClusterJob:
         """Create the job of the first attempt whose name is free, once no pod of an earlier one runs."""
@@ -164,16 +164,16 @@ class ClusterRunner(ABC):
         """Wait until no pod of an earlier attempt runs: it would write to the same checkpoints. LaunchError if late."""
         labels = ",".join(f"{key}={value}" for key, value in selector(self.config, step).items())
         path = f"/api/v1/namespaces/{self.namespace}/pods"
-        last = time.monotonic() + 60 * self.config.launch.pending_minutes
+        last = self.clock.monotonic() + 60 * self.config.launch.pending_minutes
         while alive := [pod for pod in self.api.get(path, labelSelector=labels).get("items", []) if is_alive(pod)]:
-            if time.monotonic() > last:
+            if self.clock.monotonic() > last:
                 name = alive[0]["metadata"]["name"]
                 raise LaunchError(
                     f"pod {name} of an earlier attempt does not end (after launch.pending_minutes="
                     f"{self.config.launch.pending_minutes:g})",
                     hint=f"kubectl --namespace {self.namespace} describe pod {name}",
                 )
-            time.sleep(self.poll_seconds)
+            self.clock.sleep(self.poll_seconds)
 
     def _follow(self, step: Step, name: str) -> ClusterJob:
         self._followed.append(ClusterJob(self, step, name))
@@ -195,18 +195,18 @@ class ClusterRunner(ABC):
 
 
 class ClusterJob:
-    """A stage's job, followed. Its pods may be pending for ``launch.pending_minutes``, by this machine's own clock."""
+    """A stage's job, followed. Its pods may be pending for ``launch.pending_minutes``, by its runner's clock."""
 
     def __init__(self, runner: ClusterRunner, step: Step, name: str) -> None:
-        self.runner, self.step, self.name = runner, step, name
+        self.runner, self.step, self.name, self.clock = runner, step, name, runner.clock
         self._logs = PodLogs(runner.api, runner.namespace)
-        self._pending_since = self._image_since = time.monotonic()
+        self._pending_since = self._image_since = self.clock.monotonic()
         self._queued_since: float | None = None
         self._pods: list[Object] = []
 
     def state(self) -> str:
         """As the protocol has it. While the API server is silent this waits, up to ``launch.outage_minutes``."""
-        asked = time.monotonic()
+        asked = self.clock.monotonic()
         try:
             job = self.runner.api.find(f"{self.runner.jobs}/{self.name}")
             state = "lost" if job is None else self.runner.phase_of(job)
@@ -214,7 +214,7 @@ class ClusterJob:
         except LaunchError as error:
             hint = f"job {self.name} goes on; the same command, once the server answers, attaches to it"
             raise LaunchError(error.message, hint=f"{hint}; {error.hint}") from None
-        silent = time.monotonic() - asked
+        silent = self.clock.monotonic() - asked
         self._pending_since += silent
         self._image_since += silent
         if state == "running" and any(is_lost(pod) for pod in self._pods):
@@ -229,7 +229,7 @@ class ClusterJob:
         if hosts_of(self.step.name, self.runner.config) > fewest_hosts(self.runner.config):
             self._check_pending()  # fewer hosts may be admitted
         else:
-            self._pending_since = self._image_since = time.monotonic()
+            self._pending_since = self._image_since = self.clock.monotonic()
         return "queued"
 
     def _waits_for_admission(self, job: Object) -> bool:
@@ -237,11 +237,11 @@ class ClusterJob:
         suspended = bool(job.get("spec", {}).get("suspend"))
         if suspended != (self._queued_since is not None):
             if suspended:
-                self._queued_since = time.monotonic()
+                self._queued_since = self.clock.monotonic()
                 queue = self.runner.config.launch.queue
                 log.info("%-10s job %s waits for its admission into queue %s", self.step.name, self.name, queue)
             else:
-                seconds = time.monotonic() - (self._queued_since or 0.0)
+                seconds = self.clock.monotonic() - (self._queued_since or 0.0)
                 log.info("%-10s job %s is admitted, after %.0f s", self.step.name, self.name, seconds)
                 self._queued_since = None
         return suspended
@@ -254,7 +254,7 @@ class ClusterJob:
         """
         config, hosts = self.runner.config, hosts_of(self.step.name, self.runner.config)
         problems = [problem for pod in self._pods if (problem := pending_problem(pod)) is not None]
-        now = time.monotonic()
+        now = self.clock.monotonic()
         if not any(problem.image for problem in problems):
             self._image_since = now
         short = len(self._pods) < hosts
@@ -321,10 +321,10 @@ class ClusterJob:
             command = f"kubectl --namespace {self.runner.namespace} delete {path[-1]}.{path[2]} {self.name}"
             raise LaunchError(error.message, hint=f"{command} ends it") from None
         with suppress(LaunchError):
-            last = time.monotonic() + seconds
-            while (pods := self.runner.pods(self.name)) and time.monotonic() < last:
+            last = self.clock.monotonic() + seconds
+            while (pods := self.runner.pods(self.name)) and self.clock.monotonic() < last:
                 self._logs.show(pods)
-                time.sleep(self.runner.poll_seconds)
+                self.clock.sleep(self.runner.poll_seconds)
             self._logs.finish()
 
     def leave(self) -> None:

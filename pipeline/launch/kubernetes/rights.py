@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from pipeline.config import LaunchConfig
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import ROLE_HINT, WARM_UP_SECONDS, Api, Object
@@ -49,12 +47,12 @@ def check_rights(api: Api, launch: LaunchConfig) -> None:
 
     A server that just started may not know the roles yet, so it is asked again for a while.
     """
-    last = time.monotonic() + min(WARM_UP_SECONDS, api.outage_seconds)
+    last = api.clock.monotonic() + min(WARM_UP_SECONDS, api.outage_seconds)
     while missing := _missing(api, launch):
-        if time.monotonic() > last:
+        if api.clock.monotonic() > last:
             said = f"these credentials may not, in namespace {launch.namespace}: {'; '.join(missing)}"
             raise LaunchError(said, hint=ROLE_HINT)
-        time.sleep(PAUSE_SECONDS)
+        api.clock.sleep(PAUSE_SECONDS)
 
 
 def _missing(api: Api, launch: LaunchConfig) -> list[str]:

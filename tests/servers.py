@@ -1,9 +1,10 @@
-"""Servers that tests start on this machine, and one between them and a client that loses answers."""
+"""Servers that tests start on this machine, their ports, and one before them that loses answers."""
 
 import http.client
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,11 +16,23 @@ from tests.waits import PATIENCE, until
 
 
 @contextmanager
+def kept_port() -> Iterator[int]:
+    """A port of this machine for a server that is to listen there; while the context lasts, nobody else gets it.
+
+    A socket is bound to it and never listens: connections are refused until the server is there. The kernel gives such
+    a port to nobody who asks for any port, but to a server that asks for this one with SO_REUSEADDR, as servers do.
+    """
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
+
+
+@contextmanager
 def refusing():
     """A URL on this machine that refuses every connection while the context lasts."""
-    with socket.socket() as bound:  # and never listens
-        bound.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    with kept_port() as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def listening_port(process: subprocess.Popen, log: Path) -> int:
