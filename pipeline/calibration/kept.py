@@ -29,12 +29,16 @@ GPU_FIGURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What is kept: the ``machine`` that was measured, the ``day`` (ISO), the ``seconds`` it took, and the figures."""
+    """What is kept: the ``machine`` that was measured, the ``day`` (ISO), the ``seconds`` it took, and the figures.
+
+    ``revision``: how often it was measured again by order, which plans follow.
+    """
 
     machine: dict[str, Any]
     day: str
     seconds: float
     figures: dict[str, float]
+    revision: int = 0
 
 
 def with_figures(config: Config) -> Config:
@@ -59,9 +63,29 @@ def find_kept(config: Config) -> Kept | None:
         return None
 
 
+def measure_again(config: Config) -> Kept:
+    """Measure this machine anew for ``hardware=auto``; the plans that use its figures are made anew, too.
+
+    Raises:
+        ConfigError, LaunchError: The machine cannot be measured. What was kept stays.
+    """
+    from pipeline.calibration.quick import quick_figures
+
+    began, former = time.perf_counter(), find_kept(config)
+    revision = 1 if former is None else former.revision + 1
+    return keep(config, quick_figures(config), time.perf_counter() - began, revision)
+
+
+def calibration_revision(config: Config) -> int:
+    """How often the figures that ``config`` uses were measured again by order; 0 where it uses none that are kept."""
+    kept = find_kept(config) if config.hardware.measured else None
+    return 0 if kept is None else kept.revision
+
+
 def _is_sound(kept: Kept) -> bool:
     """Whether plans can use the figures: some, all of them numbers that the hardware may have."""
     typed = isinstance(kept.figures, dict) and isinstance(kept.seconds, (int, float)) and isinstance(kept.day, str)
+    typed = typed and isinstance(kept.revision, int)
     return typed and bool(kept.figures) and all(_is_figure(name, value) for name, value in kept.figures.items())
 
 
@@ -71,10 +95,13 @@ def _is_figure(name: str, value: object) -> bool:
     return value > 0 if name.endswith("_per_s") else value >= 0
 
 
-def keep(config: Config, figures: dict[str, float], seconds: float) -> Kept:
+def keep(config: Config, figures: dict[str, float], seconds: float, revision: int = 0) -> Kept:
     """Keep ``figures`` for later plans; where the folder cannot be written, they serve this one only."""
     rounded = {name: float(f"{value:.3g}") for name, value in figures.items()}
-    kept = Kept(machine=identity(config), day=time.strftime("%Y-%m-%d"), seconds=round(seconds, 1), figures=rounded)
+    kept = Kept(
+        machine=identity(config), day=time.strftime("%Y-%m-%d"), seconds=round(seconds, 1), figures=rounded,
+        revision=revision,
+    )  # fmt: skip
     path = kept_figures(_key(config))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

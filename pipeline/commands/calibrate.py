@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pipeline.commands.command import Command, add_config_dir
@@ -13,11 +13,12 @@ from pipeline.commands.console import show
 from pipeline.config import Config, HardwareConfig
 from pipeline.errors import ConfigError
 from pipeline.logs import add_level
-from pipeline.machine import pinned_figures
+from pipeline.machine import kept_figures, pinned_figures
 
 EPILOG = """\
   nightjar calibrate                                  this machine; writes conf_here/hardware/measured_auto.yaml
   nightjar calibrate --pin                            this machine, from now on by hardware=auto
+  nightjar calibrate --again                          what hardware=auto measured, anew, in a few seconds
   nightjar calibrate hardware=laptop2 -o my_conf      two ranks; writes my_conf/hardware/measured_laptop2.yaml
   nightjar run -cd my_conf hardware=measured_laptop2  uses the measured figures
 """
@@ -43,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", default="conf_here", metavar="DIR|FILE", help=out)
     parser.add_argument("--ssd", metavar="DIR", help="a directory on the disk to measure (default: the store's)")
     pin = "write the file that hardware=auto stands for on this machine from now on, in place of what plans measure"
-    parser.add_argument("--pin", action="store_true", help=pin)
+    again = "measure anew what hardware=auto uses, in a few seconds; later runs plan with it"
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--pin", action="store_true", help=pin)
+    which.add_argument("--again", action="store_true", help=again)
     add_config_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON, progress on standard error")
     add_level(parser)
@@ -88,6 +92,8 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     config = compose(options.overrides, options.config_dir)
     require_triple()
+    if options.again:
+        return _measure_again(config, as_json=options.json)
     target = target_of(options.out, config.hardware.name) if not options.pin else Target(pinned_figures(), Path())
     _check_device(config.hardware)
     _written(target.path)  # a folder that cannot be is better known before the minute of measuring
@@ -102,6 +108,30 @@ def _calibrate(options: argparse.Namespace) -> int:
     show(render(config.hardware, hardware, calibration.measured))
     show(f"predictions are within {calibration.error:.0%} of the measured training steps (median)")
     show(f"written to {target.path}; use it with\n  {use}")
+    return 0
+
+
+def _measure_again(config: Config, *, as_json: bool) -> int:
+    """Measure what ``hardware=auto`` uses, and print it."""
+    from pipeline.calibration.kept import find_kept, measure_again
+
+    if not config.hardware.measured:
+        raise ConfigError(
+            f"hardware={config.hardware.name} names all its figures, so plans measure nothing",
+            hint="hardware=auto without a pinned file, or nightjar calibrate without --again",
+        )
+    _check_device(config.hardware)
+    kept = measure_again(config)
+    if find_kept(config) != kept:
+        raise ConfigError(
+            f"the figures cannot be kept in {kept_figures('').parent}", hint="XDG_CACHE_HOME=<a folder you may write>"
+        )
+    if as_json:
+        show(json.dumps(asdict(kept)))
+        return 0
+    used = tuple(name for name in config.hardware.measured if name in kept.figures)
+    show(render(config.hardware, replace(config.hardware, **{name: kept.figures[name] for name in used}), used))
+    show(f"measured in {kept.seconds:g} s; the next run with hardware=auto makes a new plan with these figures")
     return 0
 
 

@@ -80,6 +80,28 @@ def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
     return settings
 
 
+def code_of(uses: Iterable[Use], revision: int, config: Config) -> dict[str, Any]:
+    """What a key with the settings ``uses`` covers of code.
+
+    Returns:
+        {"code": {"revision", "packages": {setting: package and version}}} without a revision of 0 and without packages
+        where everything chosen is built in; {} for neither, so that keys of earlier releases stay.
+    """
+    from pipeline.specs import REGISTRIES
+
+    packages: dict[str, str] = {}
+    code: dict[str, Any] = {"revision": revision} if revision else {}
+    for registry in REGISTRIES:
+        if registry.group is None or not any(u.covers(registry.setting) and u.when(config) for u in uses):
+            continue
+        for _, name in _values(config, registry.setting.split(".")):
+            if package := registry.package(name):
+                packages[registry.setting] = package
+    if packages:
+        code["packages"] = packages
+    return {"code": code} if code else {}
+
+
 def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
     """Path and value of every setting that ``parts`` match below ``node``, a dataclass or a dictionary."""
     if not parts:
@@ -138,7 +160,8 @@ class Stage(ABC):
 
     ``name``: in ``stages=[..]`` and as a command; ``help``: what it does, behind its command's name. ``inputs``: the
     stages whose artifacts it reads, all of them earlier in the chain. ``settings``: what of the configuration decides
-    its output, or whether there is any.
+    its output, or whether there is any. ``revision``: raised by whoever changes what the same settings and inputs lead
+    to, so that nothing made before is taken for it.
 
     ``by_default``: it runs where ``stages`` names none. ``inline``: on one machine it runs in the launcher's process,
     unless ``launch.inline`` says otherwise. ``needs_rows``: it cannot run on a list of tables. ``shared``: its
@@ -151,6 +174,7 @@ class Stage(ABC):
     help: str
     inputs: tuple[str, ...] = ()
     settings: tuple[Use, ...] = ()
+    revision = 0
     by_default = True
     inline = False
     needs_rows = False
@@ -164,6 +188,10 @@ class Stage(ABC):
     def key_settings(self, config: Config) -> dict[str, Any]:
         """The settings that the key covers, by their current names, without ``named_settings``."""
         return covered(self.settings, config)
+
+    def code(self, config: Config) -> dict[str, Any]:
+        """What the key covers of code: the revision, and the packages of what ``config`` chooses; {} for neither."""
+        return code_of(self.settings, self.revision, config)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:
         """The settings of its keys, by name: its own key, and keys of what it writes on the way."""

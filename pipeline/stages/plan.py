@@ -49,6 +49,13 @@ class PlanStage(Stage):
         use("train", "max_events"),
     )
 
+    def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
+        """How often this machine was measured again by order, where its measured figures count."""
+        from pipeline.calibration.kept import calibration_revision
+
+        revision = calibration_revision(config)
+        return {"calibration": revision} if revision else {}
+
     def path(self, config: Config, key: str) -> str:
         """``plans/<key>``."""
         return f"plans/{key}"

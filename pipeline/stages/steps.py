@@ -34,7 +34,8 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
         )
     made: dict[str, Step] = {}
     for stage in _stages_of(config):
-        settings = with_first_names({**stage.key_settings(config), **stage.named_settings(config, store, made)})
+        named = stage.named_settings(config, store, made)
+        settings = with_first_names({**stage.key_settings(config), **named, **stage.code(config)})
         input_keys = {name: made[name].key for name in stage.inputs}
         key = artifact_key(stage.name, settings, input_keys)
         step = Step(

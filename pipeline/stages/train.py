@@ -16,7 +16,7 @@ from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
 from pipeline.records import CheckpointPart, EnsemblePart, LinkShare, Record, Result, SsdPart, TrainPart, ValidationPart
 from pipeline.records.step import Step, run_directory
-from pipeline.specs.stage import Stage, StageIO, Use, covered, use
+from pipeline.specs.stage import Stage, StageIO, Use, code_of, covered, use
 from pipeline.stages.optimizing import optimizer_options
 from pipeline.stages.partition import compares, has_towers, low_rank, probes, tower_settings
 from pipeline.store import Artifact, Store, artifact_key
@@ -86,7 +86,7 @@ def continuation_settings(config: Config) -> dict[str, Any]:
     """What of the configuration the key of the checkpoints covers."""
     settings = covered(CONTINUATION, config)
     settings["partition"] |= tower_settings(config)
-    return with_first_names(settings)
+    return with_first_names({**settings, **code_of(CONTINUATION, Train.revision, config)})
 
 
 def continuation_key(config: Config, init: Any, dataset: str) -> str:

@@ -22,6 +22,11 @@ from pipeline.config.optimizers import AverageConfig
 AVERAGE, COUNT = "average", "averaged"
 
 
+def steps_before(config: AverageConfig, total: int) -> int:
+    """Steps of a training of ``total`` steps after which the average takes in weights for the first time."""
+    return min(math.ceil(config.start * total), max(total - 1, 0))
+
+
 class Average:
     """The average of ``parameters`` in the state of ``optimizer``; ``total``: steps planned."""
 
@@ -29,7 +34,7 @@ class Average:
         self, config: AverageConfig, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], total: int
     ) -> None:
         self._config, self._optimizer, self._parameters = config, optimizer, list(parameters)
-        self._first = min(math.ceil(config.start * total), max(total - 1, 0))
+        self._first = steps_before(config, total)
 
     @property
     def first(self) -> int:

@@ -30,6 +30,7 @@ from pipeline.store import Artifact, Store
 from pipeline.training.averages import drop_averages
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.length import (
+    check_average,
     check_finer,
     check_length,
     coding_of,
@@ -37,15 +38,19 @@ from pipeline.training.length import (
     planned_before,
     same_coding,
 )
+from pipeline.training.level import set_level, unset_level
 from pipeline.training.metrics import Meter
 from pipeline.training.order import Order
+from pipeline.training.parquet import SplitReader
 from pipeline.training.remapped import remapped_rows
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.stopping import Stopping
 from pipeline.training.trainer import Trainer
 
 # The settings that fix a step's learning rates, together with the number of steps.
-AVERAGED = "averaged"  # in the schedule's record: the parameters are averages, the weights that train their state
+# In the schedule's record: the parameters are averages, the weights that train their state.
+AVERAGED = "averaged"
+LEVEL = "level"  # in the schedule's record, by parameter: values with which training goes on, without the level
 SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_ratio", "min_lr_factor")
 log = logging.getLogger(__name__)
 
@@ -75,6 +80,8 @@ class Checkpoints:
         self.stopping: Stopping | None = None  # what the looks at validation rows have decided so far
         self.snapshots: list[str] | None = None  # names of those that may join an ensemble; None: none is made
         self.order = order  # of this training, which keeps the order that it began with
+        self.levelled: SplitReader | None = None  # rows by which the level of what is published is set; None: it is not
+        self.ends_early = False  # resumed where the training now ends, which was not its end before
         self._place, self._dataset = directory, inputs["dataset"]
 
     @property
@@ -101,6 +108,7 @@ class Checkpoints:
             )
         then = from_first(f"reading {self.final}", lambda: self.saver.store.get(self.final, "train").config)
         check_length(self.settings.train, then, state.step, total, self.final)
+        check_average(self.settings.train, then, state.step, total, rows, self.final)
         self.trainer.steps = state.step
         self.order = replace(self.order, key=state.shuffle_key or self._dataset, lanes=state.lanes)
         set_table_steps(self.trainer.model, state.step)
@@ -118,21 +126,27 @@ class Checkpoints:
                 log.info("the validation rows had stopped it there; it stays so")
             elif line := length_line(self.settings.train, then, state.step, total, rows, self.trainer.optimizers.cycle):
                 log.info("%s", line)
-        if stopped or state.step == total:
-            self._end_as_asked(state, then, stopped or planned_before(self.settings.train, then, rows) == total)
-        else:
-            self._train_on(state)
-            if (average := self.trainer.optimizers.average) is not None:
-                average.restart(state.step)
+        if stopped or planned_before(self.settings.train, then, rows) == total == state.step:
+            self._end_as_asked(state, then)
+            return
+        self.ends_early = state.step == total
+        self._train_on(state)
+        if (average := self.trainer.optimizers.average) is not None:
+            average.restart(state.step)
 
     def _train_on(self, state: TrainState) -> None:
-        """Put the weights that train in their place, where ``state`` was saved with their average there."""
+        """Put the weights that train in their place, where ``state`` was saved with what is published there."""
+        unset_level(self.trainer, state.schedule.get(LEVEL, {}))
         if state.schedule.get(AVERAGED) and self.trainer.optimizers.average is not None:
             self.trainer.optimizers.average.swap()
 
     def save_best(self, per_epoch: int, samples: int) -> None:
         """Take an exact checkpoint of the weights that the last look found best; it is committed. Collective."""
         self._save(per_epoch, samples, exact=True, averaged=True)
+
+    def save_snapshot(self, per_epoch: int, samples: int) -> None:
+        """Take an exact checkpoint that may be published as a member of an ensemble; it is committed. Collective."""
+        self._save(per_epoch, samples, exact=True, averaged=True, levelled=True)
 
     def go_back(self) -> None:
         """Bring the best weights back, with the state of their optimizers; the position stays. Collective."""
@@ -171,26 +185,39 @@ class Checkpoints:
         self.saver.model.touched.fill()
         self.meter.begin_anew()
 
-    def _end_as_asked(self, state: TrainState, then: dict[str, Any], ended: bool) -> None:
+    def _end_as_asked(self, state: TrainState, then: dict[str, Any]) -> None:
         """Write a finished training's last checkpoint again where ``checkpoint`` asks for another coding. Collective.
 
-        ``then``: the configuration that wrote the newest one; ``ended``: it was written as the last one. It stays,
-        since other artifacts name it; the other coding goes to a directory beside it.
+        ``then``: the configuration that wrote it. It stays, since other artifacts name it.
         """
         wanted = self.settings.checkpoint
-        if ended and same_coding(wanted, then):
+        if same_coding(wanted, then):
             return
-        if ended:
-            check_finer(wanted, then, self.final)
-        directory = f"{self.saver.directory}-{coding_of(wanted)}"
-        path = f"{directory}/{self.final.rpartition('/')[2]}"
+        check_finer(wanted, then, self.final)
+        if (path := self._turn_aside()) is not None:
+            self.saver.save(state, final=True, wait=True)
+            if dist.get_rank() == 0:
+                log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
+
+    def end_early(self, per_epoch: int, samples: int) -> None:
+        """Take the last checkpoint of a training that was resumed where it ends now. Collective.
+
+        The one it was resumed from stays: a training that is made longer again goes on from there.
+        """
+        if (path := self._turn_aside()) is not None:
+            self._save(per_epoch, samples, final=True, averaged=True, levelled=True)
+            if dist.get_rank() == 0:
+                log.info("training ends here; its last checkpoint is %s", path)
+
+    def _turn_aside(self) -> str | None:
+        """Have the last checkpoint written beside the directory of the others; None where it lies there already."""
+        directory = f"{self.saver.directory}-{coding_of(self.settings.checkpoint)}"
+        path = f"{directory}/{name_of(self.trainer.steps)}"
         self.saver.turn_to(directory)
         if from_first(f"looking for {path}", lambda: self.saver.store.find(path) is not None):
             self.saver.newest = path
-            return
-        self.saver.save(state, final=True, wait=True)
-        if dist.get_rank() == 0:
-            log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
+            return None
+        return path
 
     def start_from(self, init: Artifact) -> None:
         """Put what fits of checkpoint ``init`` in the place of initial values. Collective."""
@@ -236,13 +263,18 @@ class Checkpoints:
         ``final``: the result of the run; ``grace``: seconds in which it must be committed (TimeoutError). With either,
         it is committed on return.
         """
-        self._save(per_epoch, samples, final=final, averaged=final, grace=grace)
+        self._save(per_epoch, samples, final=final, averaged=final, levelled=final, grace=grace)
 
     def _save(
-        self, per_epoch: int, samples: int, *, averaged: bool, final: bool = False, exact: bool = False,
-        grace: float | None = None,
+        self, per_epoch: int, samples: int, *, averaged: bool, levelled: bool = False, final: bool = False,
+        exact: bool = False, grace: float | None = None,
     ) -> None:  # fmt: skip
-        """``averaged``: the averaged weights take the place of those that train, where they are what is published."""
+        """``averaged``: the averaged weights take the place of those that train, where they are what is published.
+
+        ``levelled``: they have the level of the train rows, where that is published.
+        """
+        rows = self.levelled if levelled else None
+        former = set_level(self.trainer, rows, self.order) if rows is not None else {}
         self.trainer.gather()
         step = self.trainer.steps
         epoch, batch = divmod(step, per_epoch)
@@ -251,6 +283,8 @@ class Checkpoints:
         if average is not None:
             schedule[AVERAGED] = True
             average.swap()
+        if former:
+            schedule[LEVEL] = former
         state = TrainState(
             step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
             windows=self.meter.state(), towers=self.trainer.tower_features, order=self.trainer.feature_order,
@@ -262,6 +296,7 @@ class Checkpoints:
         held = held if self.snapshots is None else [name for name in self.snapshots if name != name_of(step)]
         wait = final or exact or grace is not None
         self.saver.save(state, final=final, exact=exact, held=held, wait=wait, timeout=grace)
+        unset_level(self.trainer, former)
         if average is not None:
             average.swap()
         self._last = time.monotonic()

@@ -1,7 +1,8 @@
 """A training that becomes longer or shorter than planned, or whose last checkpoint is wanted in another coding.
 
-Neither starts it anew: the steps taken are the same for any length, and a checkpoint with all bits can be written again
-with fewer.
+Neither starts it anew: the steps taken are the same for any length, but for what the length decides. That is an
+automatic warm-up, a falling schedule, the start of an average: a line says where it is not as it would be in a training
+planned so. A checkpoint with all bits can be written again with fewer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any
 
 from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.errors import ConfigError
-from pipeline.training.schedule import lr_factor, planned_steps
+from pipeline.training.averages import steps_before
+from pipeline.training.schedule import lr_factor, planned_steps, warmup_steps
+from pipeline.units import plural
 
 LENGTH = ("epochs", "max_steps")
 CODING = ("final_quantise", "state")
@@ -41,6 +44,33 @@ def check_length(train: TrainConfig, then: Mapping[str, Any], step: int, total: 
     )
 
 
+def check_average(
+    train: TrainConfig, then: Mapping[str, Any], step: int, total: int, rows: int, path: str
+) -> None:
+    """Raise ConfigError where a training made shorter would end without the average of its weights.
+
+    That of a shorter training starts earlier. What checkpoint ``path``, taken after ``step``, has missed of it is lost.
+
+    Args:
+        total: steps planned now.
+        rows: rows of an epoch.
+    """
+    before, average = planned_before(train, then, rows), train.average
+    if not (average.active and average.use and total < before):
+        return
+    now, first = steps_before(average, total), steps_before(average, before)
+    if now == first or step <= now:
+        return
+    former = " ".join(f"train.{name}={_typed(value)}" for name, value in _changes(train, then).items())
+    raise ConfigError(
+        f"train.epochs={train.epochs} train.max_steps={_typed(train.max_steps)} plan {total:,} steps with an average "
+        f"of the weights from step {now + 1:,} on, but this training was planned with {before:,} and has taken "
+        f"{step:,} ({path}): its average starts with step {first + 1:,}",
+        hint=f"{former} for the training as it was planned; run=<another name> for one of {total:,} steps; or "
+        "force=true to train this one again from the start",
+    )
+
+
 def length_line(
     train: TrainConfig, then: Mapping[str, Any], step: int, total: int, rows: int, cycle: int | None = None
 ) -> str:
@@ -54,9 +84,19 @@ def length_line(
     now = {name: getattr(train, name) for name in LENGTH}
     moved = [f"train.{name} was {_typed(old)}, is {_typed(now[name])}" for name, old in _changes(train, then).items()]
     line = f"{' and '.join(moved)}: training continues to step {total:,}; {before:,} were planned"
-    if train.schedule == "constant" or step >= total or cycle is not None:
+    average, warm, wanted = train.average, warmup_steps(train, before), warmup_steps(train, total)
+    if cycle is None and step and warm != wanted:
+        line += f"; it warmed up for {plural(warm, 'step')}, where {total:,} steps would have had {wanted:,}"
+    if average.active and steps_before(average, before) < steps_before(average, total) < step:
+        line += (
+            f"; the average of the weights has those from step {steps_before(average, before) + 1:,} on, where one of "
+            f"{total:,} steps from the start would begin with step {steps_before(average, total) + 1:,}"
+        )
+    if train.schedule == "constant" or cycle is not None:
         return line
     last = lr_factor(train, step - 1, before) if step else 0.0
+    if step >= total:
+        return f"{line}; the learning rates were {round(last, 3):g} of their peak in the last step, and fall no more"
     return (
         f"{line}; train.schedule={train.schedule} now ends there: the learning rates, {round(last, 3):g} of their peak "
         f"in the last step taken, are {round(lr_factor(train, step, total), 3):g} of it in the next one"

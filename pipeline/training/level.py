@@ -2,12 +2,13 @@
 
 Rows that are left out are steps that are not taken. The last steps of a short training leave the mean prediction a few
 percent above or below the clicks, by the rows that happened to come last (docs/measurements.md). A shift of the logit
-takes that out, and leaves the order of predictions as it is.
+takes that out, and leaves the order of predictions as it is. Only what is published has it: training goes on without.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -34,22 +35,36 @@ def levels(schema: DatasetSchema) -> bool:
     return schema.sampled == BY_LOGIT and not schema.tasks
 
 
-def set_level(trainer: Trainer, train: SplitReader, order: Order) -> None:
+def set_level(trainer: Trainer, train: SplitReader, order: Order) -> dict[str, list[float]]:
     """Set the last bias of ``trainer``'s model, of one task, to the ``level_of`` the train rows. Collective.
 
     Of many rows, those of evenly spread row groups. Where an average is published, it is the average's bias.
+
+    Returns:
+        What training goes on with, by the name of the parameter: the values that the level took the place of.
     """
     rows = SplitReader(train.store, train.dataset, "train")
     rows.spread(MOST_ROWS)
     device = next(iter(trainer.dense.values())).device
     with trainer.looking() as model, torch.compiler.set_stance("force_eager"):
+        before = {name: parameter.detach().clone() for name, parameter in trainer.dense.items()}
         trainer.dense_part.start_at([0.0])
         with BatchReader(rows, replace(order, shuffle=False), pin=device.type == "cuda") as reader:
             logits = score(model, reader, device, trainer.workers)
         level = exchange(None if logits is None else _level(rows, logits))[0]
         trainer.dense_part.start_at([level])
+        moved = [name for name, parameter in trainer.dense.items() if not torch.equal(parameter, before[name])]
     if dist.get_rank() == 0:
         log.info("the last bias is %.4f, by the clicks of %s train rows", level, f"{rows.rows:,}")
+    return {name: before[name].flatten().tolist() for name in moved}
+
+
+@torch.no_grad()
+def unset_level(trainer: Trainer, former: Mapping[str, list[float]]) -> None:
+    """Put back what ``set_level`` returned; where an average is published, it must be in the weights' place."""
+    for name, values in former.items():
+        parameter = trainer.dense[name]
+        parameter.copy_(torch.tensor(values, dtype=parameter.dtype).view_as(parameter))
 
 
 def _level(rows: SplitReader, logits: NDArray[np.float32]) -> float:

@@ -30,7 +30,7 @@ from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
 from pipeline.training.hogwild import Hogwild
-from pipeline.training.level import levels, set_level
+from pipeline.training.level import levels
 from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
 from pipeline.training.order import Order, shuffle_key
@@ -93,6 +93,7 @@ def train(
         order = _order(settings, dataset)
         compiling = AutoCompile(trainer, settings, order.local_batch)
         saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, order, on_point)
+        saver.levelled = split if levels(split.schema) else None
         looks = _looks(config, split, order, trainer, saver, Start(settings, split, starts), init)
         saver.resume(init, total, split.rows)
         order = saver.order
@@ -224,6 +225,8 @@ class _Run:
     def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:
         """Take the remaining steps. The guards check a state before a checkpoint of it is written."""
         self.began, self.reader = time.perf_counter(), reader
+        if self.saver.ends_early:
+            self._end_early()
         batches = self._leg(reader)
         while self.trainer.steps < self.total:
             self.on_point(FaultPoint.BATCH)
@@ -242,13 +245,19 @@ class _Run:
                 check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
             saved = looking and self._follow(verdict)
             if saved or saving or step == self.total:
-                if step == self.total:
-                    self._set_level()
                 self._save(final=step == self.total, stopping=agreed == STOP and step < self.total, saved=saved)
                 agreement.saved()
             if looking and self.trainer.drains and step < self.total:
                 batches = self._leg(reader)
         self.seconds = time.perf_counter() - self.began
+
+    def _end_early(self) -> None:
+        """End a training that was resumed at its last step as one that has just taken it."""
+        step = self.trainer.steps
+        if self.looks is not None:
+            self.looks.end_early(step, self.meter.window.ne)
+        check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
+        self.saver.end_early(self.per_epoch, self._samples(step))
 
     def _rest(self) -> int:
         """End the steps under way; returns the number of steps taken."""
@@ -285,15 +294,9 @@ class _Run:
         """
         if step == self.total:
             return False
-        self._set_level()
-        self.saver.save_best(self.per_epoch, self._samples(step))
+        self.saver.save_snapshot(self.per_epoch, self._samples(step))
         snapshots.restart()
         return True
-
-    def _set_level(self) -> None:
-        """Of the weights that are published after this step."""
-        if levels(self.split.schema):
-            set_level(self.trainer, self.split, self.order)
 
     def _save(self, final: bool, stopping: bool, saved: bool) -> None:
         """Take a checkpoint, unless one was ``saved`` already.

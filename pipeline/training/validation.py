@@ -146,6 +146,16 @@ class Validation:
                     "train.average.start=0 starts at once", f"{average.first:,}",
                 )  # fmt: skip
 
+    def end_early(self, step: int, train_ne: float | None) -> None:
+        """End a training that was resumed at its last ``step`` with the best weights, after a look at those of now."""
+        looks, best = self.stopping.looks, self.stopping.best
+        if looks and looks[-1].step == step and best is not None:
+            better = best.step == step
+        else:
+            better = self.take(train_ne) is Verdict.BETTER
+        if not better:
+            self.end(step)
+
     def age(self, step: int) -> int:
         """Steps that the model after ``step`` has taken since its initial values."""
         return step

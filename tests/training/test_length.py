@@ -2,14 +2,16 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.config import CheckpointConfig, TrainConfig
+from pipeline.config.optimizers import AverageConfig
 from pipeline.errors import ConfigError
 from pipeline.training.length import (
+    check_average,
     check_finer,
     check_length,
     coding_of,
@@ -181,3 +183,31 @@ def test_fewer_bits_can_be_made_of_all_and_no_more_of_few() -> None:
         check_finer(CheckpointConfig(), {"checkpoint": asdict(fewer)}, "p")
     assert e.value.hint.startswith("checkpoint.final_quantise=8 checkpoint.state=bf16; ")
     assert coding_of(CheckpointConfig()) == "fp32-fp32"
+
+
+def test_an_average_that_should_have_started_earlier_is_refused() -> None:
+    average = AverageConfig(kind="swa", start=0.5)
+    shorter = TrainConfig(global_batch=10, max_steps=60, average=average)
+    then = recorded(global_batch=10, max_steps=120, average=average)
+    with pytest.raises(ConfigError, match=r"from step 31 on, .* planned with 120 and has taken 60 \(p\)") as caught:
+        check_average(shorter, then, 60, 60, 10_000, "p")
+    assert caught.value.hint.startswith("train.max_steps=120 for the training as it was planned")
+    check_average(shorter, then, 30, 60, 10_000, "p")  # it has not missed a step yet
+    for changes in ({"start": 0.0}, {"use": False}):
+        other = replace(average, **changes)
+        check_average(
+            replace(shorter, average=other), recorded(global_batch=10, max_steps=120, average=other), 60, 60, 10_000, "p"
+        )
+
+
+def test_what_the_length_decided_of_the_steps_taken_is_said() -> None:
+    average = AverageConfig(kind="swa", start=0.5)
+    longer = TrainConfig(global_batch=10, max_steps=120, average=average, warmup_steps=1, schedule="constant")
+    line = length_line(longer, recorded(global_batch=10, max_steps=100), 80, 120, 10_000)
+    assert line.endswith("has those from step 51 on, where one of 120 steps from the start would begin with step 61")
+    warm = TrainConfig(global_batch=10, max_steps=120, schedule="constant")
+    line = length_line(warm, recorded(global_batch=10, max_steps=100), 80, 120, 10_000)
+    assert line.endswith("it warmed up for 10 steps, where 120 steps would have had 12")
+    ended = replace(warm, schedule="linear", warmup_steps=2, max_steps=51)
+    line = length_line(ended, recorded(global_batch=10, max_steps=101, schedule="linear"), 51, 51, 10_000)
+    assert line.endswith("the learning rates were 0.505 of their peak in the last step, and fall no more")

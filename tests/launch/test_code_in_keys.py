@@ -1,0 +1,91 @@
+"""Keys know code: the package and version of a model, a stage's revision, a machine that was measured again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.calibration import kept
+from pipeline.compose import compose
+from pipeline.config import Config
+from pipeline.records.step import Step
+from pipeline.specs import MODELS, STAGES
+from pipeline.stages.steps import steps
+from pipeline.store import Store
+from tests.commands import nightjar
+
+OWN = "from pipeline.models.dlrm import DlrmConfig, DlrmModel\n"
+OWN += "import dataclasses\n@dataclasses.dataclass(kw_only=True)\nclass OwnConfig(DlrmConfig):\n    name: str = 'own'\n"
+OWN += "class Own(DlrmModel):\n    name = 'own'\n    config = OwnConfig\nSPEC = Own()\n"
+AFTER_THE_MODEL = ["plan", "partition", "train", "evaluate"]
+
+
+def install(folder: Path, version: str) -> None:
+    """A package in ``folder`` that adds model ``own``."""
+    about = folder / "own-0.dist-info"
+    about.mkdir(parents=True)
+    (folder / "own_model_of_a_version.py").write_text(OWN)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: own\nVersion: {version}\n")
+    (about / "entry_points.txt").write_text("[nightjar.models]\nown = own_model_of_a_version:SPEC\n")
+
+
+def made(config: Config, store: Path) -> dict[str, Step]:
+    return {step.name: step for step in steps(config, Store(str(store)))}
+
+
+def test_another_version_of_a_package_trains_its_model_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for version in ("0.1.0", "0.2.0"):
+        install(tmp_path / version, version)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [str(tmp_path / version), *sys.path])
+            patch.setattr(MODELS, "_specs", None)
+            found[version] = made(compose(["run=r", "model=own"]), tmp_path)
+            dataset = found[version]["ingest"].key
+            assert found[version]["train"].config["code"] == {"packages": {"model.name": f"own {version}"}}
+    first, second = found.values()
+    assert [name for name in first if first[name].key != second[name].key] == AFTER_THE_MODEL
+    assert first["train"].scratch != second["train"].scratch and dataset
+
+
+@pytest.mark.parametrize("stage", STAGES.names())
+def test_a_revision_gives_another_key_to_the_stage_and_to_what_reads_it(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose(["run=r", "stages=[ingest,plan,partition,train,evaluate,publish]"])
+    before = made(config, tmp_path)
+    assert not any("code" in step.config for step in before.values())
+    monkeypatch.setattr(type(STAGES.get(stage)), "revision", 1)
+    after = made(config, tmp_path)
+    moved = [name for name in before if before[name].key != after[name].key]
+    assert moved == [name for name in before if name == stage or stage in _above(before, name)]
+    assert (before["train"].scratch != after["train"].scratch) == (stage in ("ingest", "train"))
+
+
+def _above(made: dict[str, Step], name: str) -> set[str]:
+    inputs = set(made[name].inputs)
+    return inputs.union(*(_above(made, each) for each in inputs))
+
+
+def test_a_machine_that_is_measured_again_is_planned_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    config = compose(["run=r", "hardware=auto"])
+    keys = [made(config, tmp_path)["plan"].key]
+    kept.keep(config, {"lookup_ns": 1.0}, 3.0)
+    keys.append(made(config, tmp_path)["plan"].key)
+    for lookup_ns in (2.0, 3.0):
+        monkeypatch.setattr("pipeline.calibration.quick.quick_figures", lambda config, ns=lookup_ns: {"lookup_ns": ns})
+        assert kept.measure_again(config).figures == {"lookup_ns": lookup_ns}
+        keys.append(made(config, tmp_path)["plan"].key)
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+
+
+def test_hardware_that_names_its_figures_is_not_measured_again() -> None:
+    done = nightjar("calibrate", "--again", "hardware=laptop")
+    assert done.returncode == 2 and "hardware=laptop names all its figures" in done.stderr
+    assert "nightjar calibrate without --again" in done.stderr
