@@ -29,6 +29,11 @@ _MARKS = frozenset(
         "sha", "sha256", "versionid", "lastwritetime", "datetime",
     }
 )  # fmt: skip
+# Those that follow the content, or are new with every write, wherever the file lies.
+_OF_CONTENT = _MARKS - {
+    "lastmodified", "mtime", "modified", "modificationtime", "modifiedtime", "timemodified", "modify", "updated",
+    "lastwritetime", "datetime",
+}  # fmt: skip
 # What says nothing of a file's content, or changes though the content does not.
 _NO_MARKS = frozenset({"name", "key", "size", "type", "url", "mimetype", "partial", "atime", "accesstime"})
 
@@ -133,6 +138,11 @@ def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> s
         plain = (str, int, float, bytes, date)
         known = {key: value for key, value in info.items() if isinstance(value, plain) and _plain(key) not in _NO_MARKS}
     return "|".join(f"{key}={known[key]}" for key in sorted(known)) or "None"
+
+
+def tells_content(info: Mapping[str, Any]) -> bool:
+    """Whether ``info`` of a file has a mark that two files of other content do not share."""
+    return any(value and _plain(key) in _OF_CONTENT for key, value in info.items())
 
 
 def _plain(key: str) -> str:

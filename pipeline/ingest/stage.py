@@ -22,6 +22,7 @@ from pipeline.ingest import days, history, synthetic, table_specs
 from pipeline.ingest.accept import check_day, check_kept, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.corrected import corrected_rows
+from pipeline.ingest.delivered import SOURCES, sources_record, without_folders
 from pipeline.ingest.engines import Engine, LocalEngine
 from pipeline.ingest.file_source import block_bytes, file_sources
 from pipeline.ingest.find_repeats import FoundRepeats, find_repeats
@@ -101,13 +102,15 @@ def ingest(
                 raise
         if snapshot is None:  # a snapshot cannot change
             _check_unchanged(data, draft)
+        if (record := sources_record(data)) is not None:
+            draft.write_json(SOURCES, record)
     return {**summary, "rows_per_s": round(summary["rows"] / max(now() - started, 1e-9), 1)}
 
 
 def _check_unchanged(data: DataConfig, draft: Draft) -> None:
     """Raise DataError if the input logs changed after the dataset key was computed."""
     raw = draft.config.get("raw")
-    if raw is None or raw == raw_fingerprint(data, draft.store):
+    if raw is None or without_folders(raw) == raw_fingerprint(data, draft.store):
         return
     raise DataError(
         f"the logs of {data.day or data.path} changed while they were read",

@@ -7,11 +7,12 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
+from pipeline.config.renamed import with_first_names
 from pipeline.records import IngestPart, Result, SequenceProfile, dataset_path
 from pipeline.records.step import Step
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.stage import Stage, StageIO, use
-from pipeline.store import Artifact, Store
+from pipeline.store import Artifact, Store, artifact_key
 
 MOST_WARNINGS = 5  # in the table at the end of a run
 
@@ -97,9 +98,18 @@ class Ingest(Stage):
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
         """The fingerprint of the raw logs; DataError where there are none."""
+        from pipeline.ingest.delivered import told_apart
+        from pipeline.ingest.sources import answering
         from pipeline.ingest.stage import raw_fingerprint
 
-        return {"raw": raw_fingerprint(config.data, store)}
+        mark = raw_fingerprint(config.data, store)
+        settings = {**self.key_settings(config), **self.code(config)}
+
+        def path(raw: str) -> str:
+            return self.path(config, artifact_key(self.name, with_first_names({**settings, "raw": raw}), {}))
+
+        with answering(config.data.path, store):
+            return {"raw": told_apart(config.data, store, mark, path)}
 
     def path(self, config: Config, key: str) -> str:
         """``datasets/<data>/[<day>/]<key>``."""
