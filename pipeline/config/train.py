@@ -19,13 +19,20 @@ from pipeline.specs.options import with_options
 class GuardConfig:
     """When training stops with exit code 5. A loss that is not finite always stops it."""
 
-    window_steps: int = setting(50, low=1, doc="Number of last steps that the guard judges.")
-    collapse_after_steps: int = setting(200, low=0, doc="Steps after which the guard starts.")
+    window_steps: int = setting(
+        50, low=1, doc="Number of last steps that the guard looks at, and steps in which NE must fall."
+    )
+    collapse_after_steps: int = setting(200, low=0, doc="Steps before which the guard stops nothing.")
     min_logit_std: float = setting(
-        1e-4, low=0.0, doc="Stop if the standard deviation of the logits is smaller: all predictions are alike."
+        1e-4,
+        low=0.0,
+        doc="Stop if the standard deviation of the model's logits is smaller: all predictions are alike.",
     )
     max_window_ne: float = setting(
-        1.0, low=0.0, doc="Stop if NE over the window is larger; 1 is always predicting the base rate."
+        1.0,
+        low=0.0,
+        doc="Stop if the model's NE is at least this and no longer falls; 1 is always predicting the base rate. A window "
+        "of train steps with such an NE has the model judged as it evaluates, on validation rows, else on train rows.",
     )
     collapse: bool = setting(True, doc="Look for predictions that are all alike or useless.")
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+from pipeline.checkpoint.ranks import this_rank
 from pipeline.config import TrainConfig
 from pipeline.errors import GuardError
 from pipeline.training.distributed import add_up, first_fault
 from pipeline.training.faults import LAYER, Fault
 from pipeline.training.metrics import Meter, Sums
+
+LEAST_GAIN = 1e-4  # what NE must fall by, as a share of it, in ``window_steps`` to count as learning
+log = logging.getLogger(__name__)
 
 
 def check_finite(sums: Sums, step: int, config: TrainConfig, fault: Callable[[], Fault | None]) -> None:
@@ -33,24 +39,83 @@ def _longer(warmup: int | str) -> int:
     return max(100, 2 * warmup) if isinstance(warmup, int) else 1000
 
 
-def check_collapse(meter: Meter, step: int, config: TrainConfig) -> None:
-    """Raise GuardError where the window's predictions are all alike, or no better than the base rate."""
-    guard, window = config.guard, meter.window
-    if not guard.collapse or step < guard.collapse_after_steps or not meter.window_full:
-        return
-    over = f"over the {window.samples:.0f} rows before step {step}"
-    go_on = "train.guard.collapse=false to continue"
-    if window.logit_std < guard.min_logit_std:
+@dataclass(frozen=True)
+class Judged:
+    """How the model as it would be published does on some rows: NE, None for rows of one class; spread of its logits.
+
+    ``rows``: which they are, in words.
+    """
+
+    ne: float | None
+    logit_std: float
+    rows: str
+
+
+class Collapse:
+    """Stops a training whose predictions are all alike, or no better than the base rate and not on their way there.
+
+    Predictions of training steps have dropout's noise in them and come from batch statistics, so they only raise the
+    suspicion. The model as it evaluates decides, on validation rows where there are some, else on train rows. One that
+    is worse than the base rate but has become better since ``window_steps`` before goes on.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config, guard = config, config.guard
+        self._begin(max(0, guard.collapse_after_steps - guard.window_steps))
+
+    def _begin(self, step: int) -> None:
+        self._next, self._last, self._wait = step, 0, self._config.guard.window_steps
+        self._best: float | None = None
+
+    def is_due(self, meter: Meter, step: int) -> bool:
+        """Whether the last steps' predictions ask for a judgement of the model after ``step``; equal on all ranks."""
+        guard, window = self._config.guard, meter.window
+        if step < self._last:  # the model began anew
+            self._begin(max(0, guard.collapse_after_steps - guard.window_steps))
+        self._last = step
+        if not guard.collapse or step < self._next or not meter.window_full:
+            return False
+        return window.logit_std < guard.min_logit_std or (window.ne is not None and window.ne >= guard.max_window_ne)
+
+    def take(self, judged: Judged, step: int, *, last: bool) -> None:
+        """Take in a judgement of the model after ``step``, which is equal on all ranks.
+
+        Args:
+            judged: The judgement.
+            step: Steps that the model has taken.
+            last: It takes no more, so it cannot become better.
+
+        Raises:
+            GuardError: The predictions have collapsed, or the model does not learn.
+        """
+        guard, ne, best = self._config.guard, judged.ne, self._best
+        alike = judged.logit_std < guard.min_logit_std
+        self._next = step + self._wait
+        if ne is not None:
+            self._best = ne if best is None else min(ne, best)
+        if not alike and (ne is None or ne < guard.max_window_ne):
+            self._wait *= 2  # dropout, for one, keeps the suspicion up
+            return
+        if step < guard.collapse_after_steps:
+            return
+        on, go_on = f"on {judged.rows} after step {step:,}", "train.guard.collapse=false to continue"
+        if alike:
+            raise GuardError(
+                f"predictions have collapsed: the standard deviation of the logits is {judged.logit_std:.3g} {on}, "
+                f"expected at least train.guard.min_logit_std={guard.min_logit_std:g}",
+                hint=f"train.lr={self._config.lr / 4:g}, or {go_on}",
+            )
+        limit = f"train.guard.max_window_ne={guard.max_window_ne:g} (1 is the base rate alone)"
+        improves = best is not None and ne is not None and ne < best * (1 - LEAST_GAIN)
+        if improves or (best is None and not last):
+            if this_rank() == 0:
+                log.warning("NE is %.4f %s, not below %s; training goes on while it falls", ne, on, limit)
+            return
+        assert ne is not None
+        before = "" if best is None else f" and was {best:.4f} before"
         raise GuardError(
-            f"predictions have collapsed: the standard deviation of the logits is {window.logit_std:.3g} {over}, "
-            f"expected at least train.guard.min_logit_std={guard.min_logit_std:g}",
-            hint=f"train.lr={config.lr / 4:g}, or {go_on}",
-        )
-    if window.ne is not None and window.ne >= guard.max_window_ne:
-        raise GuardError(
-            f"the model is not learning: NE is {window.ne:.4f} {over}, expected below "
-            f"train.guard.max_window_ne={guard.max_window_ne:g} (1 is the base rate alone)",
-            hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g}, or {go_on}",
+            f"the model is not learning: NE is {ne:.4f} {on}{before}, expected below {limit}",
+            hint=f"train.lr={self._config.lr / 4:g} train.sparse_lr={self._config.sparse_lr / 4:g}, or {go_on}",
         )
 
 

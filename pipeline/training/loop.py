@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
@@ -28,13 +27,14 @@ from pipeline.training.compared import compared
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
-from pipeline.training.guards import check_collapse, check_finite, check_layers
+from pipeline.training.guards import Collapse, Judged, check_finite, check_layers
 from pipeline.training.hogwild import Hogwild
 from pipeline.training.level import levels
 from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
 from pipeline.training.order import Order, shuffle_key
 from pipeline.training.parquet import SplitReader
+from pipeline.training.predict import judge_train_rows
 from pipeline.training.products import Speed
 from pipeline.training.profiling import STEPS, Profiler, debugging
 from pipeline.training.schedule import log_planned, planned_steps
@@ -172,6 +172,28 @@ def _looks(
     return None
 
 
+class _Leg:
+    """The batches of ``reader`` from ``step`` to ``end``; ``cut`` ends them with those that were taken already."""
+
+    def __init__(self, reader: BatchReader, step: int, end: int) -> None:
+        self._reader, self._taken, self._end = reader, step, end
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._taken >= self._end:
+            raise StopIteration
+        batch = next(self._reader)
+        self._taken += 1
+        return batch
+
+    def cut(self) -> int:
+        """Take no more; returns the step with the last batch, after which a pipeline is empty."""
+        self._end = self._taken
+        return self._end
+
+
 @dataclass
 class _Run:
     """The loop around the steps: intervals, guards, checkpoints. ``grace``: seconds to commit one after a SIGTERM."""
@@ -195,6 +217,8 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.ssd = SsdMeter(self.trainer.ssd)
+        self.collapse = Collapse(self.config)
+        self.judging: int | None = None  # the step after which the model is judged
 
     @property
     def per_epoch(self) -> int:
@@ -227,28 +251,30 @@ class _Run:
         self.began, self.reader = time.perf_counter(), reader
         if self.saver.ends_early:
             self._end_early()
-        batches = self._leg(reader)
+        self._begin_leg()
         while self.trainer.steps < self.total:
             self.on_point(FaultPoint.BATCH)
-            self.meter.add(self.trainer.step(batches))
+            self.meter.add(self.trainer.step(self.batches))
             after_step()
             self.compiling.after()
             step = self.trainer.steps
             agreed = agreement.step(save=self.saver.late())
             looking = self.looks is not None and self.looks.due(step, self.total)
             saving = step == self.total or agreed > 0 or self.saver.due(step)
-            if (saving or looking) and (step := self._rest()) == self.total:
+            judging = self.judging is not None and step >= self.judging
+            if (saving or looking or judging) and (step := self._rest()) == self.total:
                 saving, looking = True, self.looks is not None
-            if saving or looking or self.meter.steps >= self.config.log_every_steps:
+            if saving or looking or judging or self.meter.steps >= self.config.log_every_steps:
                 verdict = self._close_interval(looking)
+                self._judge(empty=looking or judging or step == self.total)
             if saving or looking:
                 check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
             saved = looking and self._follow(verdict)
             if saved or saving or step == self.total:
                 self._save(final=step == self.total, stopping=agreed == STOP and step < self.total, saved=saved)
                 agreement.saved()
-            if looking and self.trainer.drains and step < self.total:
-                batches = self._leg(reader)
+            if (looking or judging) and self.trainer.drains and step < self.total:
+                self._begin_leg()
         self.seconds = time.perf_counter() - self.began
 
     def _end_early(self) -> None:
@@ -265,12 +291,32 @@ class _Run:
             self.meter.add(output)
         return self.trainer.steps
 
-    def _leg(self, reader: BatchReader) -> Iterator[Batch]:
-        """The coming batches: up to the next look where the pipeline must be empty for it, else all of them."""
+    def _begin_leg(self) -> None:
+        """Take the coming batches: up to the next look where the pipeline must be empty for it, else all of them."""
         end = self.total
         if self.looks is not None and self.trainer.drains and self.trainer.steps < self.total:
             end = self.looks.next_look(self.trainer.steps, self.total)
-        return self.trainer.clock.between(itertools.islice(reader, end - self.trainer.steps))
+        self.leg = _Leg(self.reader, self.trainer.steps, end)
+        self.batches = self.trainer.clock.between(self.leg)
+
+    def _judge(self, *, empty: bool) -> None:
+        """Have the guard judge the model where its predictions ask for it; later, unless the pipeline is ``empty``."""
+        step = self.trainer.steps
+        age = step if self.looks is None else self.looks.age(step)
+        if empty:
+            self.judging = None
+        if not self.collapse.is_due(self.meter, age):
+            return
+        if empty:
+            self.collapse.take(self._judged(), age, last=step == self.total)
+            self.meter.leave_out()
+        elif self.judging is None:
+            self.judging = self.leg.cut() if self.trainer.drains else step + 1
+
+    def _judged(self) -> Judged:
+        if self.looks is not None:
+            return self.looks.judged()
+        return judge_train_rows(self.trainer, self.split, self.order)
 
     def _follow(self, verdict: Verdict | None) -> bool:
         """Do what follows from a look at the validation rows; returns whether that took a checkpoint of this step."""
@@ -359,7 +405,6 @@ class _Run:
                     **({} if norms is None else {"norms": norms}),
                 }
             )
-        check_collapse(self.meter, step if self.looks is None else self.looks.age(step), self.config)
         return verdict
 
     def _look(self) -> tuple[Verdict, dict[str, Any]]:

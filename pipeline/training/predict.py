@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,13 +18,14 @@ from pipeline.embeddings.one_rank import without_exchange
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.whole import whole_tables_pay
 from pipeline.embeddings.workers import Workers
-from pipeline.evaluation.members import shares
+from pipeline.evaluation.members import ne_of, shares
 from pipeline.models.layers.events import EVEN_ROWS
 from pipeline.records import LABEL, Member, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.training.attention import Attention, watching
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of
+from pipeline.training.guards import Judged
 from pipeline.training.model import assemble
 from pipeline.training.order import Deal, Order, shuffle_key
 from pipeline.training.parquet import SplitReader
@@ -31,6 +33,10 @@ from pipeline.training.settings import PredictionSettings
 from pipeline.training.shared_memory import memory_between
 from pipeline.training.ssd import ssd_store
 
+if TYPE_CHECKING:
+    from pipeline.training.trainer import Trainer
+
+JUDGED_ROWS = 1 << 16  # tell NE to less than a percent
 MEETING = 64  # batches from one meeting of ranks that have all tables to the next
 log = logging.getLogger(__name__)
 
@@ -146,6 +152,36 @@ def score(
     own = _run(model, _meeting(reader) if apart else reader, torch.device("cpu") if workers.apart else device)
     gathered = _gather(own, workers) if workers.here else None
     return None if gathered is None else _in_row_order(gathered, reader.deal)
+
+
+def score_published(trainer: Trainer, split: SplitReader, order: Order) -> np.ndarray | None:
+    """Logits that the model in training gives the rows of ``split`` as it would be published: ``score``. Collective.
+
+    Training goes on as if nothing had been scored. Its pipeline must be empty: see ``Trainer.drains``.
+    """
+    device = next(iter(trainer.dense.values())).device
+    with (
+        trainer.looking() as model,
+        torch.compiler.set_stance("force_eager"),
+        BatchReader(split, replace(order, shuffle=False, lanes=order.world_size), pin=device.type == "cuda") as reader,
+    ):
+        return score(model, reader, device, trainer.workers)
+
+
+def judge_train_rows(trainer: Trainer, train: SplitReader, order: Order) -> Judged:
+    """How the model in training does on ``JUDGED_ROWS`` train rows, of evenly spread row groups. Collective."""
+    rows = SplitReader(train.store, train.dataset, "train")
+    rows.spread(JUDGED_ROWS)
+    logits = score_published(trainer, rows, order)
+    figures = exchange(None if logits is None else _judged(rows, main_logits(logits)))[0]
+    return Judged(rows=f"{rows.rows:,} train rows", **figures)
+
+
+def _judged(rows: SplitReader, logits: np.ndarray) -> dict[str, float | None]:
+    labels, weights = rows.column(LABEL), rows.row_weights()
+    counted = labels if weights is None else labels[weights > 0]
+    both = 0 < int((counted == 1).sum()) < len(counted)
+    return {"ne": ne_of(logits, labels, weights) if both else None, "logit_std": float(logits.std())}
 
 
 def main_logits(logits: np.ndarray) -> np.ndarray:

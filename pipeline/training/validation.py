@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint.ranks import exchange, together
@@ -22,10 +20,10 @@ from pipeline.evaluation import evaluate
 from pipeline.evaluation.parts import loss_parts
 from pipeline.records import LABEL, VALIDATION
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.data import BatchReader
+from pipeline.training.guards import Judged
 from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
-from pipeline.training.predict import main_logits, score
+from pipeline.training.predict import main_logits, score_published
 from pipeline.training.stopping import Look, Stopping, Verdict, is_due, looks_after
 from pipeline.training.trainer import Trainer
 
@@ -63,7 +61,7 @@ class Validation:
         per_epoch: int,
     ) -> None:  # fmt: skip
         self._config, self._split, self._trainer, self._saver = config.validate, split, trainer, saver
-        self._order = replace(order, shuffle=False, lanes=order.world_size)
+        self._order = order
         self._per_epoch = per_epoch
         self._labels = split.column(LABEL) if dist.get_rank() == 0 else np.empty(0, np.float32)
         self._weights = split.row_weights() if dist.get_rank() == 0 else None
@@ -72,6 +70,7 @@ class Validation:
         epochs = config.validate.cycle_epochs
         trainer.optimizers.cycle = None if epochs is None else epochs * per_epoch
         self.seconds = 0.0
+        self._logit_std: float | None = None  # of the newest look
 
     def _check(self) -> None:
         """DataError, on rank 0, for rows that allow no figures: before the first step and not at the first look."""
@@ -164,17 +163,26 @@ class Validation:
         """What the training's figures have besides ``summary``."""
         return {}
 
+    def judged(self) -> Judged:
+        """How the model does after this step, at no cost where that has just been looked at."""
+        looks, rows = self.stopping.looks, f"{self._split.rows:,} {VALIDATION} rows"
+        if looks and looks[-1].step == self._trainer.steps and self._logit_std is not None:
+            return Judged(looks[-1].ne, self._logit_std, rows)
+        figures = self._measure()
+        return Judged(figures["ne"], figures["logit_std"], rows)
+
     def _scores(self) -> np.ndarray | None:
         """The logits of all validation rows: on rank 0, None elsewhere."""
-        device = next(iter(self._trainer.dense.values())).device
-        with (
-            self._trainer.looking() as model,
-            torch.compiler.set_stance("force_eager"),
-            BatchReader(self._split, self._order, pin=device.type == "cuda") as reader,
-        ):
-            return score(model, reader, device, self._trainer.workers)
+        return score_published(self._trainer, self._split, self._order)
 
     def _look(self, train_ne: float | None) -> Look:
+        figures = self._measure()
+        self._logit_std = figures["logit_std"]
+        return Look(
+            self._trainer.steps, figures["ne"], figures["auc"], figures["logloss"], train_ne, figures["parts"]
+        )
+
+    def _measure(self) -> dict[str, Any]:
         """The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite."""
         began, step = time.perf_counter(), self._trainer.steps
         logits = self._scores()
@@ -186,13 +194,15 @@ class Validation:
                 hint="lower train.lr and train.sparse_lr, or train.precision=fp32",
             )
         self.seconds += time.perf_counter() - began
-        return Look(step, figures["ne"], figures["auc"], figures["logloss"], train_ne, figures["parts"])
+        found: dict[str, Any] = figures
+        return found
 
     def _figures(self, logits: np.ndarray) -> dict[str, Any]:
         """Those of the main task, which is the one that is monitored, and the parts of its log loss."""
         main = main_logits(logits)
         parts = loss_parts(self._labels, main, self._weights)
-        return {**evaluate(self._labels, main, weights=self._weights), "parts": parts}
+        figures = evaluate(self._labels, main, weights=self._weights)
+        return {**figures, "parts": parts, "logit_std": float(main.std())}
 
     def record(self) -> dict[str, Any]:
         """What the record of an interval that ends with a look has about it."""

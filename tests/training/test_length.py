@@ -27,7 +27,7 @@ SMALL = [
     "train.threads_per_rank=1", "train.warmup_steps=2", "train.log_every_steps=2",
 ]  # fmt: skip
 TRAIN, CONSTANT = "stages=[ingest,plan,partition,train]", "train.schedule=constant"
-STRICT = ["train.guard.max_window_ne=0", "train.guard.collapse_after_steps=8", "train.guard.window_steps=2"]
+STRICT = ["train.guard.min_logit_std=1e9", "train.guard.collapse_after_steps=8", "train.guard.window_steps=2"]
 JOBS = {
     "first": ["run=a", TRAIN, CONSTANT],
     "longer": ["run=a", TRAIN, CONSTANT, "train.epochs=2"],
