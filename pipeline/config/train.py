@@ -31,8 +31,9 @@ class GuardConfig:
     max_window_ne: float = setting(
         1.0,
         low=0.0,
-        doc="Stop if the model's NE is at least this and no longer falls; 1 is always predicting the base rate. A window "
-        "of train steps with such an NE has the model judged as it evaluates, on validation rows, else on train rows.",
+        doc="Stop if the model's NE is at least this and no longer falls; 1 is always predicting the base rate. A "
+        "window of train steps with such an NE has the model judged as it evaluates, on validation rows, else on "
+        "train rows.",
     )
     collapse: bool = setting(True, doc="Look for predictions that are all alike or useless.")
 

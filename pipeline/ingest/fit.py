@@ -279,14 +279,23 @@ class Fit:
         return not self.by_place and splits and self.contents.repeats
 
     def _add_days(self, frame: pl.DataFrame, coded: dict[str, Coded], looked_at: pl.Series | None) -> None:
-        """Only the last ``test_days`` days seen so far can be test days: all before them are train."""
+        """Only the last ``test_days`` days seen so far can be test days: all before them are train, and added at once.
+
+        A log may have thousands of days, and each addition looks at the whole block.
+        """
         days = frame[DAY].to_numpy()
         none = np.zeros(frame.height, bool) if looked_at is None else looked_at.to_numpy()
-        for day in np.unique(days).tolist():
-            part = self._of_day(day)
-            part.train.add(frame, coded, (days == day) & ~none)
-            part.validation.add(frame[LABEL].filter(pl.Series((days == day) & none)))
-            self._settle()
+        present = np.unique(days).tolist()
+        last = sorted({*self.days, *present})[-self.split.test_days :]
+        if (older := days < last[0]).any():
+            self.train.add(frame, coded, older & ~none)
+            self.validation.add(frame[LABEL].filter(pl.Series(older & none)))
+        for day in last:
+            if day in present:
+                part = self._of_day(day)
+                part.train.add(frame, coded, (days == day) & ~none)
+                part.validation.add(frame[LABEL].filter(pl.Series((days == day) & none)))
+        self._settle()
 
     def _of_day(self, day: int) -> _Day:
         return self.days.setdefault(day, _Day(Partial(self.spec), Tally()))

@@ -44,9 +44,7 @@ def check_length(train: TrainConfig, then: Mapping[str, Any], step: int, total: 
     )
 
 
-def check_average(
-    train: TrainConfig, then: Mapping[str, Any], step: int, total: int, rows: int, path: str
-) -> None:
+def check_average(train: TrainConfig, then: Mapping[str, Any], step: int, total: int, rows: int, path: str) -> None:
     """Raise ConfigError where a training made shorter would end without the average of its weights.
 
     That of a shorter training starts earlier. What checkpoint ``path``, taken after ``step``, has missed of it is lost.

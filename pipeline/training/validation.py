@@ -178,9 +178,7 @@ class Validation:
     def _look(self, train_ne: float | None) -> Look:
         figures = self._measure()
         self._logit_std = figures["logit_std"]
-        return Look(
-            self._trainer.steps, figures["ne"], figures["auc"], figures["logloss"], train_ne, figures["parts"]
-        )
+        return Look(self._trainer.steps, figures["ne"], figures["auc"], figures["logloss"], train_ne, figures["parts"])
 
     def _measure(self) -> dict[str, Any]:
         """The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite."""

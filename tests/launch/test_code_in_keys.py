@@ -69,9 +69,7 @@ def _above(made: dict[str, Step], name: str) -> set[str]:
     return inputs.union(*(_above(made, each) for each in inputs))
 
 
-def test_a_machine_that_is_measured_again_is_planned_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_is_measured_again_is_planned_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     config = compose(["run=r", "hardware=auto"])

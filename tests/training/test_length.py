@@ -196,7 +196,12 @@ def test_an_average_that_should_have_started_earlier_is_refused() -> None:
     for changes in ({"start": 0.0}, {"use": False}):
         other = replace(average, **changes)
         check_average(
-            replace(shorter, average=other), recorded(global_batch=10, max_steps=120, average=other), 60, 60, 10_000, "p"
+            replace(shorter, average=other),
+            recorded(global_batch=10, max_steps=120, average=other),
+            60,
+            60,
+            10_000,
+            "p",
         )
 
 

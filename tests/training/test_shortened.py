@@ -1,4 +1,4 @@
-"""A training made shorter, or longer, ends with the bits of one that was planned so: its level, average, best weights."""
+"""A training made shorter, or longer, ends with the bits of one planned so: its level, average and best weights."""
 
 import json
 import shutil

@@ -340,7 +340,11 @@ def test_a_profile_has_a_table_by_kind_of_work_and_the_share_of_the_ceiling(outc
         ("bad_row", "GuardError", ["table 'b' has rows 0 to 22", "train row 1234", "asks for row 23"]),
         ("explodes", "GuardError", ["not finite", "train.lr="]),
         ("collapsed", "GuardError", ["predictions have collapsed", "min_logit_std=50", "train.guard.collapse=false"]),
-        ("no_learning", "GuardError", ["is not learning: NE is", "on 2,110 train rows after", "train.guard.collapse=false"]),
+        (
+            "no_learning",
+            "GuardError",
+            ["is not learning: NE is", "on 2,110 train rows after", "train.guard.collapse=false"],
+        ),
         ("no_test_rows", "DataError", ["has no test rows", "data.split.test_share"]),
     ],
 )
