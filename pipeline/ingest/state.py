@@ -27,6 +27,7 @@ from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store import Artifact, Store
 
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
+_HISTORY = ("by", "days", "where", "lag_minutes")
 _DENSE = {name: name for name in ("column", "transform", "clip", "bins", "required")} | {"min": "low", "max": "high"}
 _QUIET = ("table", "holds", "weights", "cross_bins", "sequence")  # of a sparse feature, where they are set
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
@@ -144,7 +145,8 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
 
 
 def _sequences_json(spec: DataSpec) -> dict[str, Any]:
-    """What parsing needs of the sequences beside their features."""
+    """What parsing needs of the sequences beside their features, and how those that are built were built."""
+    built = {plan.name: {name: getattr(plan, name) for name in _HISTORY} for plan in spec.histories}
     return {
         "row_time": spec.row_time, "time_zone": spec.time_zone,
         **({} if spec.time_format is None else {"time_format": spec.time_format}),
@@ -153,6 +155,7 @@ def _sequences_json(spec: DataSpec) -> dict[str, Any]:
                 "columns": {name: asdict(source) for name, source in each.columns.items()},
                 "time": None if each.time is None else asdict(each.time),
                 "max_length": each.max_length, "age_bins": each.age_bins, "drop_leaks": each.drop_leaks,
+                **({"history": built[each.name]} if each.name in built else {}),
             }
             for each in spec.sequences
         },

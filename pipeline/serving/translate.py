@@ -201,7 +201,7 @@ def _longest(name: str, now: dict[str, Any], then: dict[str, Any]) -> int | None
 
 
 def _cut_sequence(now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
-    """Which sequence has fewer events in the dataset than the model would read; "" for none."""
+    """Which sequence has other events in the dataset than the model would read; "" for none."""
     groups = now.get("sequences", {}).get("groups", {})
     for name, own in then.get("sequences", {}).get("groups", {}).items():
         given = groups[name]
@@ -210,6 +210,13 @@ def _cut_sequence(now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
                 f"sequence {name!r} has up to {given['max_length']} events in the dataset, "
                 f"{own['max_length']} in the model"
             )
+        today, other = given.get("history"), own.get("history")
+        for setting in other or () if today else ():  # records of earlier releases do not say
+            if today[setting] != other[setting]:
+                return (
+                    f"history.{setting} of sequence {name!r} is {today[setting]!r} in the dataset, "
+                    f"{other[setting]!r} in the model"
+                )
     return ""
 
 

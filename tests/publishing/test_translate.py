@@ -149,6 +149,9 @@ def test_a_number_that_is_clipped_more_today_is_taken_as_it_came(store: Store) -
     assert change.values("x", np.array([-3.0, 4.0, 40.0, np.nan])).tolist() == [-3, 4, 40, 0]
 
 
+BUILT = {"by": "user", "days": 30, "where": None, "lag_minutes": 0.0}
+
+
 def with_sequence(**changes):
     group = {"columns": {}, "time": {"column": "history", "field": "at"}, "max_length": 20, "age_bins": 64}
     return {"dense": {}, "sparse": {}, "sequences": {"groups": {"history": {**group, **changes}}}}
@@ -161,17 +164,20 @@ def with_sequence(**changes):
         (with_sequence(max_length=50), "sequence 'history' has up to 50 events in the dataset, 20 in the model"),
         (with_sequence(age_bins=32), "ages of sequence 'history' have 32 bins in the dataset, 64 in the model"),
         ({"dense": {}, "sparse": {}}, "it needs sequence 'history', which the dataset does not have"),
+        (with_sequence(history=BUILT | {"days": 7}), "history.days of sequence 'history' is 7 in the dataset, 30 in"),
+        (with_sequence(history=BUILT | {"where": "click"}), "history.where of sequence 'history' is 'click' in"),
+        (with_sequence(history=BUILT | {"lag_minutes": 5.0}), "history.lag_minutes of sequence 'history' is 5.0 in"),
     ],
 )
 def test_sequences_that_a_model_cannot_read_are_said(store: Store, now: dict, words: str) -> None:
     """Its vectors of places end at its own longest history, and an age's id is the number of its bin."""
     put(store, "now", features=now)
-    put(store, "then", features=with_sequence())
+    put(store, "then", features=with_sequence(history=BUILT))
     with pytest.raises(NotComparableError, match=words):
         translation(store, "now", "then")
 
 
-@pytest.mark.parametrize("now", [with_sequence(), with_sequence(time=None)])
+@pytest.mark.parametrize("now", [with_sequence(), with_sequence(time=None), with_sequence(history=BUILT)])
 def test_sequences_of_the_same_length_are_read_as_they_are(store: Store, now: dict) -> None:
     put(store, "now", features=now)
     put(store, "then", features=with_sequence())
