@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -152,4 +154,18 @@ def _own_folder(given: str | None, usual: str) -> Path:
     try:
         return (Path(given) if given else Path.home() / usual) / "nightjar"
     except RuntimeError:
-        return Path(tempfile.gettempdir()) / f"nightjar-{os.getuid()}" / usual
+        return _private(Path(tempfile.gettempdir()) / f"nightjar-{os.getuid()}") / usual
+
+
+@cache
+def _private(folder: Path) -> Path:
+    """``folder``, made if need be; a new one of another name where somebody else could write to it.
+
+    Everybody may make a folder among temporary files, and what lies in this one is trusted.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+        return folder
+    return Path(tempfile.mkdtemp(prefix=f"{folder.name}-"))

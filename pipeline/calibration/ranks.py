@@ -17,13 +17,14 @@ from typing import Any
 from pipeline.errors import LaunchError, NightjarError
 
 POLL_SECONDS = 0.5
+LIMIT_SECONDS = 1800.0  # for which ranks may be silent; they say what they do every few seconds
 
 
 def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """``function(*arguments)`` on each of ``world`` ranks, joined by gloo or NCCL; answers in the order of ranks.
 
     What rank 0 logs is logged here at once. Raises the NightjarError of a rank, or LaunchError where one died without
-    an error.
+    an error, ended without an answer, or where all were silent for ``LIMIT_SECONDS``.
     """
     context: Any = multiprocessing.get_context("fork" if _can_fork(device) else "spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -53,17 +54,26 @@ def _can_fork(device: str) -> bool:
 
 def _collect(ranks: list[Any], messages: Any) -> list[Any]:
     answers: dict[int, Any] = {}
+    ended: list[int] = []  # before the last look, so what they said has arrived
+    silent = 0.0
     while len(answers) < len(ranks):
         try:
             kind, rank, content = messages.get(timeout=POLL_SECONDS)
         except queue.Empty:
-            dead = [rank for rank, process in enumerate(ranks) if process.exitcode and rank not in answers]
-            if dead:
+            if dead := [rank for rank in ended if rank not in answers]:
                 raise LaunchError(
-                    f"rank {dead[0]} of {len(ranks)} ended with exit code {ranks[dead[0]].exitcode}",
+                    f"rank {dead[0]} of {len(ranks)} ended with exit code {ranks[dead[0]].exitcode} and no answer",
                     hint="its own message is above; hardware.ranks_per_host=1 needs less memory",
                 ) from None
+            ended = [rank for rank, process in enumerate(ranks) if process.exitcode is not None]
+            silent += POLL_SECONDS
+            if silent >= LIMIT_SECONDS:
+                raise LaunchError(
+                    f"{len(ranks) - len(answers)} of {len(ranks)} ranks gave no answer in {LIMIT_SECONDS / 60:g} minutes",
+                    hint="another program may hold the machine; run the same command again",
+                ) from None
             continue
+        silent = 0.0
         if kind == "failed":
             raise NightjarError.from_json(content)
         if kind == "log":

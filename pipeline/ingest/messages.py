@@ -147,6 +147,10 @@ def _pairs(value: Any) -> Any:
     return [{"key": key, "value": each} for key, each in value.items()] if isinstance(value, dict) else value
 
 
+MOST_UNKNOWN = 100
+_numbers: dict[str, tuple[set[int], set[int]]] = {}  # by registry, those that it has and those that it has not
+
+
 @lru_cache(maxsize=64)
 def _parsed(schema: str) -> Any:
     """``schema`` as fastavro reads it; DataError where it is none, which fastavro tells by errors of several kinds."""
@@ -178,12 +182,24 @@ def _schema_of(file: str) -> str:
     return schema
 
 
-@lru_cache(maxsize=1024)
 def registered(registry: str, number: int) -> str | None:
     """The Avro schema of that number; None where the registry has none, or one of another kind.
 
+    Registries count their schemas. After ``MOST_UNKNOWN`` numbers that it does not have, those far above the known ones
+    are taken for what they most likely are, bytes of something else, and no longer asked for.
+
     UnreachableError where the registry does not answer, DataError where it refuses.
     """
+    known, unknown = _numbers.setdefault(registry, (set(), set()))
+    if len(unknown) >= MOST_UNKNOWN and number > max(known, default=0) + MOST_UNKNOWN:
+        return None
+    schema = _asked(registry, number)
+    (unknown if schema is None else known).add(number)
+    return schema
+
+
+@lru_cache(maxsize=1024)
+def _asked(registry: str, number: int) -> str | None:
     url, hint = f"{registry.rstrip('/')}/schemas/ids/{number}", f"data.options.{REGISTRY}=<its address>"
     try:
         answer = retried(lambda: _fetched(url), f"asking for {url}")

@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError
 from pipeline.specs.tracker import RunTracking, Tracker
 from pipeline.trackers.figures import curve_figures, final_figures, grouped
 from pipeline.trackers.mlflow_registry import register
-from pipeline.trackers.mlflow_server import EXISTS, MISSING, MlflowError, MlflowServer
+from pipeline.trackers.mlflow_server import EXISTS, MISSING, MlflowError, MlflowServer, quoted
 
 if TYPE_CHECKING:
     from pipeline.config import TrackConfig
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Point = tuple[str, int]  # a metric and a step
 AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # MLflow's limits for one call
 LONGEST_PARAM, LONGEST_TAG = 500, 5000
+MOST_ALIKE = 100  # runs of one name that are looked at
 # Figures that a training gives again for the same steps; others are times.
 EXACT = re.compile(r"(eval|validation)/|train/(\w+_)?(ne|loss)$")
 # Where things lie and how they are started: not what a model is made of.
@@ -63,12 +64,18 @@ def experiment_id(server: MlflowServer, name: str) -> str:
 
 def find_run(server: MlflowServer, experiment: str, store: str, run: str) -> dict[str, Any] | None:
     """The newest run of MLflow that stands for ``run`` of ``store``."""
-    quoted = [f"tags.`nightjar.{name}` = '{value}'" for name, value in (("run", run), ("store", store))]
+    wanted = {"nightjar.run": run[:LONGEST_TAG], "nightjar.store": store[:LONGEST_TAG]}
+    conditions = [f"tags.`{name}` = {text}" for name, value in wanted.items() if (text := quoted(value))]
     found = server.post(
-        "runs/search", experiment_ids=[experiment], filter=" AND ".join(quoted), max_results=1,
+        "runs/search", experiment_ids=[experiment], filter=" AND ".join(conditions), max_results=MOST_ALIKE,
         order_by=["attributes.start_time DESC"],
     )  # fmt: skip
-    return next(iter(found.get("runs", [])), None)
+    runs: list[dict[str, Any]] = found.get("runs", [])
+    return next((each for each in runs if wanted.items() <= _tags(each).items()), None)
+
+
+def _tags(run: Mapping[str, Any]) -> dict[str, str]:
+    return {tag["key"]: tag["value"] for tag in run["data"].get("tags", ())}
 
 
 class _MlflowRun(RunTracking):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.specs.tracker import Served, ServedVersion
-from pipeline.trackers.mlflow_server import EXISTS, MISSING, MlflowError, MlflowServer
+from pipeline.trackers.mlflow_server import EXISTS, MISSING, MlflowError, MlflowServer, quoted
 
 ALIAS = "serving"
 URL = re.compile(r"[a-z][a-z0-9+.-]*://")
@@ -35,8 +35,7 @@ def source_of(uri: str) -> str:
 
 def _entries(server: MlflowServer, name: str) -> dict[str, dict[str, Any]]:
     """The entries by our name of the version."""
-    quoted = name.replace("'", "\\'")
-    found = server.pages("model-versions/search", "model_versions", filter=f"name='{quoted}'", max_results=1000)
+    found = server.pages("model-versions/search", "model_versions", filter=f"name={quoted(name)}", max_results=1000)
     return {own: each for each in found if (own := _tags(each).get("nightjar.version"))}
 
 

@@ -26,6 +26,26 @@ class MlflowError(LaunchError):
         self.code = code
 
 
+def quoted(value: str) -> str:
+    """``value`` in the quotes of MLflow's filters, which know no escapes; "" where both kinds of them are in it."""
+    return f"'{value}'" if "'" not in value else "" if '"' in value else f'"{value}"'
+
+
+class _OwnLogin(urllib.request.HTTPRedirectHandler):
+    """Follows redirections; the login goes to the server it is for, and is not sent unencrypted for once."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        """The request that follows."""
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        then, now = (urllib.parse.urlsplit(each) for each in (req.full_url, newurl))
+        safer = (then.scheme, now.scheme) == ("http", "https") and then.hostname == now.hostname
+        if request is not None and (then.scheme, then.netloc) != (now.scheme, now.netloc) and not safer:
+            request.remove_header("Authorization")
+        return request
+
+
 class MlflowServer:
     """The server at ``uri``. ``login``: a file with ``user:password`` or a bearer token; None: it asks for none."""
 
@@ -57,7 +77,7 @@ class MlflowServer:
             f"{self.uri}/api/2.0/mlflow/{path}", data=body, method=method, headers=self._headers()
         )
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+            with urllib.request.build_opener(_OwnLogin).open(request, timeout=TIMEOUT_SECONDS) as answer:
                 told: dict[str, Any] = json.load(answer)
                 return told
         except urllib.error.HTTPError as error:
