@@ -68,8 +68,9 @@ def _collect(ranks: list[Any], messages: Any) -> list[Any]:
             ended = [rank for rank, process in enumerate(ranks) if process.exitcode is not None]
             silent += POLL_SECONDS
             if silent >= LIMIT_SECONDS:
+                left, minutes = len(ranks) - len(answers), LIMIT_SECONDS / 60
                 raise LaunchError(
-                    f"{len(ranks) - len(answers)} of {len(ranks)} ranks gave no answer in {LIMIT_SECONDS / 60:g} minutes",
+                    f"{left} of {len(ranks)} ranks gave no answer in {minutes:g} minutes",
                     hint="another program may hold the machine; run the same command again",
                 ) from None
             continue

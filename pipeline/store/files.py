@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,11 +35,13 @@ def _flock(handle: int, busy: NightjarError | None) -> None:
 
 
 def write_beside(full: Path, data: bytes, place: Callable[[Path], object]) -> None:
-    """Write ``data`` to a new file beside ``full``, sync it to disk, and let ``place`` move it there."""
-    handle, name = tempfile.mkstemp(dir=full.parent, prefix=".write-")
-    temporary = Path(name)
+    """Write ``data`` to a new file beside ``full``, sync it to disk, and let ``place`` move it there.
+
+    Who may read it follows from the umask, as of files that are written in place.
+    """
+    temporary = full.parent / f".write-{uuid.uuid4().hex[:12]}"
     try:
-        with os.fdopen(handle, "wb") as sink:
+        with temporary.open("xb") as sink:
             sink.write(data)
             sink.flush()
             os.fsync(sink.fileno())
