@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from typing import TypeGuard
 
@@ -12,6 +13,17 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 def known(value: object) -> TypeGuard[int | float]:
     """Whether ``value`` is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def printable(text: str, most: int = 80) -> str:
+    """``text`` from outside, such as an id, as a line can show it: control characters escaped, not too long."""
+    plain = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return plain if len(plain) <= most else f"{plain[: most - 3]}..."
+
+
+def for_chat(text: str) -> str:
+    """``text`` as a chat or Markdown shows it and no more: neither HTML nor a mention of anybody."""
+    return html.escape(text, quote=False).replace("@", "@\u200b")
 
 
 def count(value: object) -> str:

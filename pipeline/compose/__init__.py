@@ -29,6 +29,7 @@ from pipeline.compose.trees import compose_kept, compose_lines
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
 from pipeline.config.renamed import with_first_names, with_new_names
+from pipeline.config.secrets import check_secrets
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
 from pipeline.specs import MODELS
@@ -90,13 +91,14 @@ def _store_schema() -> None:
 def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: bool = False) -> Config:
     """The checked configuration for override ``arguments``, its ``run`` filled in.
 
-    ``night``: it is for nights, which find the checkpoint that they start from.
+    ``night``: it is for nights, which find the checkpoint that they start from; nobody else needs the webhook.
     Raises ConfigError with the nearest match for an unknown key or option, a wrong type or value.
     """
     with hydra_session(config_dir) as (hydra, extra):
         config = _resolve(compose_tree(hydra, arguments, extra))
     if not night:
         config.checkpoint.check_start()
+        config.nightly.webhook = None
     return config
 
 
@@ -160,6 +162,7 @@ def _resolve(tree: DictConfig) -> Config:
     check(config)
     check_mapping_settings(config.data)
     check_validation_settings(config)
+    check_secrets(config)
     return with_run_name(config)
 
 

@@ -1,11 +1,8 @@
-"""Checks of ``launch=kubernetes``: names, image, secrets, and whether pods can see the store and the logs."""
+"""Checks of ``launch=kubernetes``: names, image, references to secrets, and whether pods see the store and the logs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
 
 from pipeline.config import Config, HardwareConfig, LaunchConfig, PodConfig, ScheduleConfig
 from pipeline.errors import ConfigError
@@ -15,10 +12,6 @@ DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
 SECRET_KEY = re.compile(r"[a-z0-9][-a-z0-9.]{0,252}/[-._A-Za-z0-9]{1,253}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SECRETIVE = re.compile(
-    r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY|(^|_)(API)?KEY$|(^|_)(PAT|PWD)$", re.IGNORECASE
-)
-WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 CRON_PART = re.compile(r"(?:[*?]|(\w+)(?:-(\w+))?)(?:/([1-9]\d*))?")
 # The fields of a cron schedule: first value, last value, names of values.
 CRON_FIELDS = {
@@ -36,7 +29,7 @@ PATCH_ALL = "all"  # key in ``patch`` of what is for every pod
 
 
 def check_kubernetes(config: Config) -> None:
-    """ConfigError for a setting that a cluster would refuse, or that leaks a secret."""
+    """ConfigError for a setting that a cluster would refuse."""
     pods = config.launch.pods
     if not DIGEST.fullmatch(pods.image):
         raise ConfigError(
@@ -66,26 +59,6 @@ def check_kubernetes(config: Config) -> None:
     _check_patch(pods)
     connector = config.data.connector
     _check_places(config.store, config.data.path if connector is None or connector.on_disk else None, pods)
-    _check_urls(config)
-
-
-def _check_urls(config: Config) -> None:
-    """ConfigError for a setting with a URL that holds a password: records and manifests show all settings."""
-    for path, value in _texts("", asdict(config)):
-        if WITH_PASSWORD.search(value):
-            raise ConfigError(
-                f"{path} is a URL with a password, which manifests and the run's records would show",
-                hint="leave it out of the URL; launch.pods.secret_env or launch.pods.env_from gives pods credentials",
-            )
-
-
-def _texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """All strings below ``value`` with their paths."""
-    if isinstance(value, str):
-        yield path, value
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, each in entries:
-        yield from _texts(f"{path}.{name}".lstrip("."), each)
 
 
 def cron_times(text: str) -> list[tuple[int, int]]:
@@ -205,12 +178,6 @@ def _check_pods(pods: PodConfig) -> None:
             raise ConfigError(
                 f"{name!r} is no name of a variable, expected letters, digits and '_'",
                 hint=f"launch.pods.env={{{re.sub(r'[^A-Za-z0-9_]', '_', name)}:..}}",
-            )
-    for name in pods.env:
-        if SECRETIVE.search(name):
-            raise ConfigError(
-                f"launch.pods.env sets {name}, whose value manifests and the run's records would show",
-                hint=f"~launch.pods.env.{name} launch.pods.secret_env={{{name}:<secret>/<key>}}",
             )
     for name, reference in pods.secret_env.items():
         if not SECRET_KEY.fullmatch(reference):

@@ -15,6 +15,7 @@ from pipeline.evaluation.carried import ask_importance
 from pipeline.evaluation.check import WHEN, above, calibration, not_worse, percent, place
 from pipeline.evaluation.gate_tasks import ask_tasks
 from pipeline.records import HOLD, PASS, Check, GateRecord, ModelFigures
+from pipeline.units import printable
 
 WEIGHTS, PREDICTIONS = "finite weights", "finite predictions"  # what no reason lets through
 AGE = "age of the labels"
@@ -94,7 +95,7 @@ def _floors(ours: ModelFigures, settings: GateConfig) -> Iterator[Check]:
 def _slices(record: GateRecord, settings: GateConfig) -> Iterator[Check]:
     """Every slice on its own; intervals are wide enough to hold for all of them together."""
     for each in record.slices or ():
-        name = f"{each.slice}={each.value}"
+        name = f"{each.slice}={printable(each.value)}"
         limit = settings.slice_max_calibration_error
         yield from calibration(
             f"{SLICE}calibration, {name}", "slice_max_calibration_error", each.candidate, limit,

@@ -36,8 +36,8 @@ def gate_page(record: GateRecord) -> str:
 def gate_markdown(record: GateRecord) -> str:
     """The same as Markdown without plots, for a ticket or a chat."""
     lines = [f"# Gate: {record.verdict}", "", _sentence(record), ""]
-    lines += [*(f"- {reason}" for reason in record.reasons), ""] if record.reasons else []
-    lines += [*(f"- warning: {words}" for words in record.warnings), ""] if record.warnings else []
+    lines += [*(f"- {units.for_chat(reason)}" for reason in record.reasons), ""] if record.reasons else []
+    lines += [*(f"- warning: {units.for_chat(words)}" for words in record.warnings), ""] if record.warnings else []
     if figures := _figure_rows(record):
         head = ("figure", "candidate", *(("incumbent", "change") if record.incumbent is not None else ()))
         lines += [*_markdown_table(head, figures), ""]
@@ -248,4 +248,5 @@ def _coverage(record: GateRecord) -> list[tuple[str, str]]:
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return lines + [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    shown = [[units.for_chat(units.printable(cell.replace("|", "/"), 200)) for cell in row] for row in rows]
+    return lines + [f"| {' | '.join(cells)} |" for cells in shown]

@@ -31,9 +31,9 @@ def night_page(record: NightRecord) -> str:
 def night_markdown(record: NightRecord) -> str:
     """The same as Markdown, for a ticket or a chat."""
     lines = [f"# {record.model}, night of {record.date}: {record.outcome}", "", _sentence(record), ""]
-    lines += [*(f"- {reason}" for reason in _why(record)), ""] if _why(record) else []
-    lines += [f"What to do: {record.hint}", ""] if record.hint else []
-    lines += [*(f"- warning: {words}" for words in record.warnings), ""] if record.warnings else []
+    lines += [*(f"- {units.for_chat(reason)}" for reason in _why(record)), ""] if _why(record) else []
+    lines += [f"What to do: {units.for_chat(record.hint)}", ""] if record.hint else []
+    lines += [*(f"- warning: {units.for_chat(words)}" for words in record.warnings), ""] if record.warnings else []
     if cards := _cards(record):
         lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in cards), ""]
     if record.skipped:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.config.secrets import check_overrides_of_schedule
 from pipeline.errors import ConfigError
 from pipeline.launch.kubernetes.names import launcher_account, stage_account
 from pipeline.launch.kubernetes.pods import LAUNCHER, Object, pod_template
@@ -34,6 +35,7 @@ def schedule_config(overrides: Sequence[str]) -> Config:
             f"{name}={value} is given, but every night of a schedule has its own: {NIGHT}",
             hint=f"nightjar nightly {name}={value} with the same overrides, for one night",
         )
+    check_overrides_of_schedule(list(overrides))
     config = compose([*overrides, f"data.day={ANY_DAY}"], night=True)
     if config.force:
         raise ConfigError(

@@ -30,6 +30,7 @@ from pipeline.schedule.webhook import deliver
 from pipeline.store import Store, artifact_key
 from pipeline.store.retrying import explained
 from pipeline.trackers.following import tell_night
+from pipeline.units import for_chat
 
 INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher
 DEADLINE_SLACK = 5.0  # seconds by which clocks may differ
@@ -218,4 +219,7 @@ def _posted(record: NightRecord) -> dict[str, Any]:
     )  # fmt: skip
     without = "".join(f"; skipped {missed}" for missed in record.skipped or ())
     known = record.to_json()
-    return {"text": f"Nightjar: {line_of(record)}{without}", **{name: known[name] for name in names if name in known}}
+    return {
+        "text": for_chat(f"Nightjar: {line_of(record)}{without}"),
+        **{name: known[name] for name in names if name in known},
+    }

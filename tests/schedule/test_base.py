@@ -157,7 +157,7 @@ def test_a_fault_that_nobody_expected_is_recorded_and_told(tmp_path: Path, capsy
         raise KeyError("c14")
 
     with serving(204) as url:
-        config = compose(["publish.model=clicks", f"data.day={day}", f"nightly.webhook={url}"])
+        config = compose(["publish.model=clicks", f"data.day={day}", f"nightly.webhook={url}"], night=True)
         assert run_night(config, store, day, run, 0.0).exit_code == 1
     record = read_record(store, "clicks", day)
     assert record is not None
@@ -177,7 +177,7 @@ def test_a_verdict_whose_page_cannot_be_written_stands_and_is_told(tmp_path: Pat
         return 5
 
     with serving(204) as url:
-        config = compose(["publish.model=clicks", f"data.day={day}", f"nightly.webhook={url}"])
+        config = compose(["publish.model=clicks", f"data.day={day}", f"nightly.webhook={url}"], night=True)
         assert run_night(config, store, day, run, 0.0).exit_code == 5
     record = read_record(store, "clicks", day)
     assert record is not None and record.outcome == "failed"

@@ -31,7 +31,9 @@ def test_a_night_that_is_ended_at_its_deadline_is_recorded_and_posted(
     deadline = None if minutes is None else datetime.now(UTC) + timedelta(minutes=minutes)
     store = Store(str(tmp_path))
     with serving(200) as url:
-        config = compose([f"store={tmp_path}", f"data.day={DAY}", "publish.model=clicks", f"nightly.webhook={url}"])
+        config = compose(
+            [f"store={tmp_path}", f"data.day={DAY}", "publish.model=clicks", f"nightly.webhook={url}"], night=True
+        )
         record = run_night(config, store, DAY, lambda config: TERM, 0.0, deadline=deadline)
     kept = read_record(store, "clicks", DAY)
     assert kept is not None and kept.outcome == outcome
