@@ -1,4 +1,4 @@
-"""No setting that is recorded holds a secret, whatever starts the run; what comes from outside is shown as plain text."""
+"""No setting that is recorded holds a secret, whatever starts the run; text from outside is shown as plain text."""
 
 from __future__ import annotations
 
