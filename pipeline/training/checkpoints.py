@@ -108,7 +108,6 @@ class Checkpoints:
             )
         then = from_first(f"reading {self.final}", lambda: self.saver.store.get(self.final, "train").config)
         check_length(self.settings.train, then, state.step, total, self.final)
-        check_average(self.settings.train, then, state.step, total, rows, self.final)
         self.trainer.steps = state.step
         self.order = replace(self.order, key=state.shuffle_key or self._dataset, lanes=state.lanes)
         set_table_steps(self.trainer.model, state.step)
@@ -116,6 +115,8 @@ class Checkpoints:
             self.stopping.load(state.validation)
             self.trainer.optimizers.scale = self.stopping.lr_scale
         stopped = self.stopping is not None and self.stopping.stopped
+        if not stopped:
+            check_average(self.settings.train, then, state.step, total, rows, self.final)
         self.meter.load(state.windows)
         self.compiling.compiled = state.compiled
         if state.rng is not None:
