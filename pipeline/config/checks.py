@@ -276,6 +276,12 @@ def _check_sequences(config: Config) -> None:
                 f"{config.ingest.engine}",
                 hint=f"ingest.engine=local, or data.sequences.{name}.history.by=null with a log that has them",
             )
+        if sequence.built and sequence.history.days is None and config.data.day is not None:
+            raise ConfigError(
+                f"data.sequences.{name}.history.days is null, but data.day={config.data.day} has the events of days "
+                "before in datasets of their own, which are not kept for ever",
+                hint=f"data.sequences.{name}.history.days=366, or data.day=null for the whole log",
+            )
         path = f"model.sequences.{name}"
         block = config.model.sequence(name).block_at(path)
         if block.targeted and sequence.target is None:

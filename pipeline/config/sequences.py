@@ -60,7 +60,12 @@ class HistoryConfig:
         doc="Column of the user; null: the log has the sequence. With it, `features.<name>.column` is the column of a "
         "row (null: that of the feature `table`, else of the same name), and the times are those of the rows.",
     )
-    days: int = setting(7, low=1, high=366, doc="Age, in days of 24 hours, above which events are left out.")
+    days: int | None = setting(
+        7,
+        low=1,
+        high=366,
+        doc="Age, in days of 24 hours, above which events are left out; null: none is, in a log without `data.day`.",
+    )
     where: str | None = setting(
         None,
         doc="Column that says which rows are events: the label's where it is a click, any other where it is a number "

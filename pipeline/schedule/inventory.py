@@ -160,7 +160,7 @@ def _reach(artifact: Artifact) -> int:
         days += [int(data.get("dedupe", {}).get("days", 0)), int(data.get("label", {}).get("window_days", 0))]
     for name, sequence in data.get("sequences", {}).items():
         if f"{HISTORIES}/{name}" in folders:
-            days.append(1 + int(sequence.get("history", {}).get("days", 0)))  # as of ``HistoryPlan.reach``
+            days.append(1 + int(sequence.get("history", {}).get("days") or 0))  # as of ``HistoryPlan.reach``
     return max(days)
 
 

@@ -26,7 +26,7 @@ ROW = st.tuples(
 )
 
 
-def plan_of(days: int, most: int, lag: float = 0.0) -> HistoryPlan:
+def plan_of(days: int | None, most: int, lag: float = 0.0) -> HistoryPlan:
     return HistoryPlan(
         name="history", by="user", of={"item": "item", "kind": "category"}, time="time", days=days, most=most,
         lag_minutes=lag,
@@ -49,11 +49,11 @@ def events_of(rows, lines) -> pl.DataFrame:
     })  # fmt: skip
 
 
-def brute_force(rows, row, days: int, most: int, lag: float):
+def brute_force(rows, row, days: int | None, most: int, lag: float):
     user, at = row[0], row[1]
     before = [
         (when, item) for other, when, item, counts, _ in rows
-        if counts and other == user and when < at and when + lag / 60 < at and at - when <= 24 * days
+        if counts and other == user and when < at and when + lag / 60 < at and (days is None or at - when <= 24 * days)
     ]  # fmt: skip
     return sorted(before)[-most:]
 
@@ -62,7 +62,7 @@ def brute_force(rows, row, days: int, most: int, lag: float):
 def test_histories_are_what_brute_force_says(examples):
     drawn = given(
         st.lists(ROW, max_size=40),
-        st.integers(1, 2),
+        st.sampled_from([1, 2, None]),
         st.integers(1, 5),
         st.sampled_from([0.0, 90.0]),
         st.integers(1, 9),

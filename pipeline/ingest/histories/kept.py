@@ -93,7 +93,7 @@ def events_before(store: Store, data: DataConfig, plan: HistoryPlan) -> Iterator
             yield events.filter(pl.col("day") == day_number(day))
     first = data.days[0] if data.days else None
     known = {day for day, dataset in datasets.items() if _files(dataset, plan)}
-    wanted = [first - timedelta(days=back) for back in range(1, plan.days + 1)] if first else []
+    wanted = [first - timedelta(days=back) for back in range(1, plan.reach)] if first else []
     if missing := sorted(set(wanted) - known):
         log.info(
             "data.sequences.%s: of %d days before %s, %d have no events kept, first %s: histories begin later",

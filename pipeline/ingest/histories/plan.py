@@ -14,15 +14,15 @@ class HistoryPlan:
     """A history, which rows get as column ``name``: of the user in column ``by``, the newest ``most`` events.
 
     ``of``: the column of the log for each field of an event. ``time``: that of the rows' times. Events are strictly
-    earlier than their row, by ``lag_minutes`` at least, and by no more than ``days``. ``where``: the column that says
-    which events count; None: all do.
+    earlier than their row, by ``lag_minutes`` at least, and by no more than ``days`` (None: however much). ``where``:
+    the column that says which events count; None: all do.
     """
 
     name: str
     by: str
     of: Mapping[str, str]
     time: str
-    days: int
+    days: int | None
     most: int
     where: str | None = None
     lag_minutes: float = 0.0
@@ -33,6 +33,7 @@ class HistoryPlan:
 
         A day more than ``days``: a day of 23 hours, or a day as it is written in another zone, moves its end.
         """
+        assert self.days is not None, "a log of days has histories of days"
         return self.days + 1
 
     @property

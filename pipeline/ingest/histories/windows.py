@@ -45,7 +45,8 @@ def ranges(
         return np.searchsorted(ordered, row_users * width + np.searchsorted(ranks, limit))
 
     last = before(row_times - lag)
-    first = np.maximum(before(row_times - plan.days * DAY_US), last - plan.most)
+    oldest = np.full_like(row_times, ranks[0] if len(ranks) else 0)
+    first = np.maximum(before(oldest if plan.days is None else row_times - plan.days * DAY_US), last - plan.most)
     return Ranges(np.minimum(first, last), last)
 
 
