@@ -17,17 +17,17 @@ from tests.launch.cluster_cases import CLUSTER
 SECRET = "hunter2hunter2"
 HELD = [
     f"data.path=https://user:{SECRET}@logs/day.csv", f"store=s3://key:{SECRET}@bucket/store",
-    f"'data.path=https://x.blob.core.windows.net/c/day.csv?sv=2024&sig={SECRET}'",
-    f"'data.path=https://x.s3.amazonaws.com/day.csv?X-Amz-Signature={SECRET}'",
-    f"'data.path=https://x/day.csv?access_token={SECRET}'",
-    f"'+data.options.dsn=\"AccountName=x;AccountKey={SECRET}\"'",
+    f'data.path="https://x.blob.core.windows.net/c/day.csv?sv=2024&sig={SECRET}"',
+    f'data.path="https://x.s3.amazonaws.com/day.csv?X-Amz-Signature={SECRET}"',
+    f'data.path="https://x/day.csv?access_token={SECRET}"',
+    f'+launch.pods.env.PLACE="AccountName=x;AccountKey={SECRET}"',
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", HELD)
 def test_a_secret_in_a_setting_is_refused_wherever_the_run_is_started(setting: str) -> None:
-    with pytest.raises(ConfigError, match=r"(data\.path|store|data\.options\.dsn) holds a password") as caught:
-        compose(["data=csv", "data.name=d", "+data.sparse.a={}", setting.strip("'")])
+    with pytest.raises(ConfigError, match=r"(data\.path|store|launch\.pods\.env\.PLACE) holds a password") as caught:
+        compose(["data=csv", "data.name=d", "data.path=log.csv", "+data.sparse.a={}", setting])
     assert SECRET not in caught.value.message + (caught.value.hint or "")
 
 
