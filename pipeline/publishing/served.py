@@ -1,4 +1,4 @@
-"""A version that scores rows: tables read in place, program, calibrator. Needs only NumPy and torch."""
+"""A version that scores rows: tables read in place, dense part, calibrator. Needs neither torchrec nor FBGEMM."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from torch.nn import functional
 
 from pipeline.errors import ArtifactError
 from pipeline.evaluation.calibrators.apply import calibrated
+from pipeline.publishing.dense import CONFIG, WEIGHTS, read_dense
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.publishing.rowcache import TableReader, shares
-from pipeline.records import CALIBRATOR, SERVING, CalibratorRecord, Description
+from pipeline.records import CALIBRATOR, DENSE, SERVING, CalibratorRecord, Description
 from pipeline.store import Store
 
 SCORE_ROWS = 8192
 SCORE_EVENTS = 16_384  # of a pass: attention among events takes memory for each pair of them
-NEEDED = (SERVING, PROGRAM, CALIBRATOR, "tables")
+NEEDED = (SERVING, DENSE, WEIGHTS, CONFIG, PROGRAM, CALIBRATOR, "tables")
 
 
 class Lists(Protocol):
@@ -70,7 +71,9 @@ class ServedModel:
         self.tables = {
             name: TableReader(directory / layout.file, layout, budget[name], ranks) for name, layout in tables.items()
         }
-        self._program = read_program(directory / PROGRAM)
+        # Versions of earlier releases have the program alone.
+        built = (directory / DENSE).exists()
+        self._program = read_dense(directory) if built else read_program(directory / PROGRAM)
         file = self.description.calibrator if calibrate else None
         self.calibrator = None if file is None else read_calibrator(directory / file)
 

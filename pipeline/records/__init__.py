@@ -120,14 +120,14 @@ from pipeline.records.result import (
 from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice
 from pipeline.records.scratch import place_bytes
 from pipeline.records.search import DecisionRecord, Price, SearchPoint, SearchRecord, search_directory
-from pipeline.records.serving import SERVING, Description, TableLayout
+from pipeline.records.serving import DENSE, SERVING, DenseRecord, Description, TableLayout
 from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Towers
 from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
 
 __all__ = [
     "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CALIBRATOR", "CARD", "EVENTS", "FAILED", "GATE", "HELD",
     "HISTORIES", "HOLD", "HOST_ROW_BYTES", "LABEL", "MARK_BYTES", "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS",
-    "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "SPLIT_HOUR",
+    "DENSE", "DenseRecord", "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "SPLIT_HOUR",
     "TRANSFORMS", "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget",
     "Bytes", "Calibrated", "CalibrationCurve", "CalibratorRecord", "CardPlan", "Check", "CheckpointDiff",
     "CheckpointPart", "Compacted", "Curve", "Damage", "DatasetSchema", "DecisionRecord", "DenseDiff",

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from pipeline.records.dataset import DatasetSchema
 from pipeline.records.record import Record, absent
+from pipeline.records.towers import Towers
 
-SERVING = "serving.json"
+SERVING, DENSE = "serving.json", "dense.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,21 @@ class TableLayout(Record):
     def bytes(self) -> int:
         """Of all records."""
         return self.rows * self.record_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseRecord(Record):
+    """What ``dense.safetensors`` holds the weights of: ``schema`` and ``towers`` of the training, and for each member
+    of an ensemble what its logits count. The settings are in ``config.yaml`` beside it.
+    """
+
+    FILE: ClassVar[str] = DENSE
+    KIND: ClassVar[str] = "record of a dense part"
+    REMEDY: ClassVar[str] = "publish it again"
+
+    schema: DatasetSchema
+    towers: Towers
+    shares: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,20 +194,15 @@ def _write_dense(
 ) -> dict[str, int]:
     """The dense part as a program; by parameter, values that are not finite."""
     from pipeline.checkpoint.reader import read_dense
+    from pipeline.publishing.dense import build_dense, write_dense
     from pipeline.publishing.program import write_program
-    from pipeline.serving.ensemble import joined
-    from pipeline.serving.scores import dense_part
 
     members = members_of(inputs["train"].summary)
     dense = [read_dense(store, store.get(each.checkpoint, "train")) for each in members]
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
-    modules = [
-        dense_part(
-            schema, towers, weights, model=config.model, data=config.data, hardware=config.hardware, seed=config.seed
-        )
-        for weights in dense
-    ]
-    module = joined(schema, config.model, modules, [each.weight for each in members])
+    counted = [each.weight for each in members]
+    module = build_dense(schema, towers, dense, counted, config)
+    write_dense(draft, schema, towers, dense, counted)
     widths = [len(members) * config.model.dim_of(column.owner) for column in schema.sparse]
     even = len(set(widths)) == 1 and widths[0] == len(members) * config.model.embedding_dim
     events = [

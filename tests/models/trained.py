@@ -10,11 +10,11 @@ import numpy as np
 from pipeline.checkpoint.reader import read_dense
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.config import Config, DataConfig, EvaluateConfig, GuardConfig, HardwareConfig, ModelConfig, TrainConfig
+from pipeline.publishing.dense import dense_part
 from pipeline.publishing.program import write_program
 from pipeline.publishing.served import SERVING, Description, ServedModel
 from pipeline.publishing.writing import write_table
 from pipeline.records import SparseColumn, Tower, Towers
-from pipeline.serving.scores import dense_part
 from pipeline.store import Store
 from pipeline.training.loop import train
 from pipeline.training.parquet import SplitReader

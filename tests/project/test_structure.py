@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "towers": {"embeddings", "models"},
     "checkpoint": {"embeddings"},
     "training": {"models", "embeddings", "towers", "checkpoint", "evaluation"},
-    "publishing": {"checkpoint", "evaluation"},
+    "publishing": {"checkpoint", "evaluation", "models", "embeddings", "towers", "compose"},
     "compose": set(),
     "serving": {
         "embeddings",

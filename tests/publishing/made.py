@@ -52,7 +52,7 @@ def inputs(seed: int, dim: int = built.DIM) -> ModelInputs:
 
 def dense_part(seed: int = 3):
     from pipeline.models import build_model
-    from pipeline.serving.scores import DensePart
+    from pipeline.publishing.dense import DensePart
 
     return DensePart(build_model(MODEL, inputs(seed)), [], []).eval()
 

@@ -7,12 +7,12 @@ from torch import nn
 
 from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.rows import ChainReader
+from pipeline.publishing.dense import Ensemble, joined, places
 from pipeline.publishing.program import write_program
 from pipeline.publishing.served import SERVING, Description, ServedModel, local_version
 from pipeline.publishing.versions import version_path
 from pipeline.publishing.writing import write_table
 from pipeline.records import GATE, GateRecord, Result, TrainPart, ensemble_of, members_of, read
-from pipeline.serving.ensemble import Ensemble, joined, places
 from pipeline.store import Store
 from tests.checkpoint import built
 from tests.publishing import made

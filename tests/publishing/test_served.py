@@ -1,22 +1,27 @@
 """A version scores as the model it was made of: with fp32 tables to the bit for the same batch, else within a bound."""
 
 import dataclasses
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+from pipeline.compose import to_yaml
 from pipeline.config import DenseFeature
 from pipeline.errors import ArtifactError
 from pipeline.evaluation.compared import units_in_the_last_place
+from pipeline.publishing.dense import CONFIG, WEIGHTS, write_dense
 from pipeline.publishing.program import PROGRAM, read_program, write_program
 from pipeline.publishing.served import SERVING, ServedModel, local_version
-from pipeline.records import Tower, TowerModuleSpec, Towers
+from pipeline.records import DENSE, Tower, TowerModuleSpec, Towers
 from pipeline.store import Store
 from tests.checkpoint import built
 from tests.publishing import made
@@ -88,7 +93,7 @@ def test_rows_are_scored_alike_one_by_one_and_many_at_once(tmp_path: Path, monke
 def test_towers_are_part_of_the_program(module: str) -> None:
     """The dense part of a model with towers: outputs come in the order training gave them."""
     from pipeline.models import build_model
-    from pipeline.serving.scores import dense_part
+    from pipeline.publishing.dense import dense_part
     from pipeline.towers.modules import build_tower
 
     spec = TowerModuleSpec(name=module, c=1, p=0, dim=4 if module != "pass_through" else 0)
@@ -115,7 +120,7 @@ def test_towers_are_part_of_the_program(module: str) -> None:
 
 def test_max_normalisation_is_part_of_the_program(tmp_path: Path) -> None:
     """What training normalises in the model, missing values (NaN) among it, the exported program does too."""
-    from pipeline.serving.scores import dense_part
+    from pipeline.publishing.dense import dense_part
 
     dense = {"x": DenseFeature(transform="max_norm"), "y": DenseFeature()}
     settings = made.config()
@@ -145,6 +150,86 @@ def test_a_program_that_could_run_code_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"nonsense")
     with pytest.raises(ArtifactError, match="is not an exported program"):
         read_program(path)
+
+
+def changed(path: Path, edit: Callable[[str, bytes], bytes], **more: bytes) -> Path:
+    """Change entries of the archive at ``path``, and add ``more``."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in {**entries, **more}.items():
+            archive.writestr(name, edit(name.partition("/")[2], data))
+    return path
+
+
+def in_model(then: str, now: str) -> Callable[[str, bytes], bytes]:
+    def edit(name: str, data: bytes) -> bytes:
+        if name != "models/model.json":
+            return data
+        assert then.encode() in data
+        return data.replace(then.encode(), now.encode())
+
+    return edit
+
+
+def same(name: str, data: bytes) -> bytes:
+    return data
+
+
+def test_an_archive_of_an_earlier_release_gives_its_program_and_nothing_else(tmp_path: Path) -> None:
+    store, ran = Store(str(tmp_path / "store")), tmp_path / "ran"
+    program = Path(store.full(f"{made.write_version(store, 'fp32')}/{PROGRAM}"))
+    dense, embeddings = torch.randn(4, 2), torch.randn(4, 3, built.DIM)
+    with torch.no_grad():
+        wanted = made.dense_part()(dense, embeddings)
+        assert torch.equal(read_program(program)(dense, embeddings), wanted)
+        code = f"__import__('pathlib').Path('{ran}').touch()"
+        changed(program, in_model('"guards_code": [', f'"guards_code": ["{code}", '))
+        assert torch.equal(read_program(program)(dense, embeddings), wanted)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "more", "words"),
+    [
+        (in_model("Symbol('", "__import__('os').system('touch RAN') or Symbol('"), {}, "expression"),
+        (same, {"archive/data/aotinductor/model/model.so": b"ELF"}, "entry"),
+        (same, {"archive/data/sample_inputs/model.pt": b"pickle"}, "a pickled object"),
+        (same, {"archive/serialized_exported_program.json": b"{}"}, "entry"),
+        (lambda name, data: b"pt1" if name == "archive_format" else data, {}, "format"),
+        (in_model("torch.ops.aten.relu.default", "torch.hub.load"), {}, "operator"),
+        (in_model('"as_tensor"', '"as_custom_obj"'), {}, "an object of a class"),
+        (lambda name, data: data.replace(b'"use_pickle": false', b'"use_pickle": true'), {}, "pickled tensors"),
+    ],
+)
+def test_an_archive_with_more_than_data_is_refused_before_torch_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: Any, more: dict[str, bytes], words: str
+) -> None:
+    store = Store(str(tmp_path))
+    program = Path(store.full(f"{made.write_version(store, 'fp32')}/{PROGRAM}"))
+    monkeypatch.setattr(torch.export, "load", lambda *_: pytest.fail("torch has opened it"))
+    with pytest.raises(ArtifactError, match=f"holds {words}.* which could run code when opened"):
+        read_program(changed(program, edit, **more))
+
+
+def test_a_version_is_built_from_settings_and_weights_and_its_program_stays_closed(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    folder = Path(store.full(made.write_version(store, "fp32")))
+    dense, ids = made.rows(20)
+    wanted = ServedModel(folder, 1 << 20).score(dense, ids)
+    weights = {f"head.ranking.{name}": value for name, value in made.dense_part().ranking.state_dict().items()}
+    with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
+        write_dense(draft, made.SCHEMA, made.FLAT, [weights], [1.0])
+        with draft.open(CONFIG) as sink:
+            sink.write(to_yaml(made.config()).encode())
+        draft.commit({})
+    for name in (DENSE, WEIGHTS, CONFIG):
+        shutil.copy(store.full(f"v/{name}"), folder / name)
+    (folder / PROGRAM).write_bytes(b"anything")
+    assert (ServedModel(folder, 1 << 20).score(dense, ids) == wanted).all()
+    (folder / WEIGHTS).write_bytes(b"anything")
+    with pytest.raises(ArtifactError, match="the dense part of .* cannot be read"):
+        ServedModel(folder, 1 << 20)
 
 
 def test_nothing_of_a_version_is_pickled(tmp_path: Path) -> None:
