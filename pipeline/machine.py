@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pipeline.cpus import cgroup_folders
+from pipeline.cpus import available_cpus, cgroup_folders
 
 _ROOT = Path("/")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")  # of cgroups, version 2 and 1
@@ -145,8 +145,19 @@ def pinned_figures() -> Path:
 
 
 def kept_figures(key: str) -> Path:
-    """Where the figures that were measured for ``key`` are kept: in the user's cache folder."""
-    return _own_folder(os.environ.get("XDG_CACHE_HOME"), ".cache") / "machines" / f"{key}.json"
+    """Where the figures that were measured for ``key`` are kept: in the user's cache folder.
+
+    In containers whose home cannot be written they are among temporary files, or every plan would measure again.
+    """
+    folder = _own_folder(os.environ.get("XDG_CACHE_HOME"), ".cache")
+    if not os.access(next(each for each in (folder, *folder.parents) if each.exists()), os.W_OK):
+        folder = _private(_temporary()) / ".cache"
+    return folder / "machines" / f"{key}.json"
+
+
+def is_busy() -> bool:
+    """Whether other programs take so much of the CPUs that what is measured now would be theirs, too."""
+    return os.getloadavg()[0] > available_cpus() / 2
 
 
 def _own_folder(given: str | None, usual: str) -> Path:
@@ -154,7 +165,11 @@ def _own_folder(given: str | None, usual: str) -> Path:
     try:
         return (Path(given) if given else Path.home() / usual) / "nightjar"
     except RuntimeError:
-        return _private(Path(tempfile.gettempdir()) / f"nightjar-{os.getuid()}") / usual
+        return _private(_temporary()) / usual
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()) / f"nightjar-{os.getuid()}"
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.cpus import available_cpus
 from pipeline.errors import NightjarError
-from pipeline.machine import gpus, kept_figures, processor
+from pipeline.machine import gpus, is_busy, kept_figures, processor
 
 log = logging.getLogger(__name__)
 PACKAGES = ("torch", "torchrec")
@@ -31,7 +31,8 @@ GPU_FIGURES = {
 class Kept:
     """What is kept: the ``machine`` that was measured, the ``day`` (ISO), the ``seconds`` it took, and the figures.
 
-    ``revision``: how often it was measured again by order, which plans follow.
+    ``revision``: how often it was measured again by order, which plans follow. ``loaded``: other programs were at work
+    meanwhile, so it is measured again once they are not.
     """
 
     machine: dict[str, Any]
@@ -39,6 +40,7 @@ class Kept:
     seconds: float
     figures: dict[str, float]
     revision: int = 0
+    loaded: bool = False
 
 
 def with_figures(config: Config) -> Config:
@@ -49,7 +51,9 @@ def with_figures(config: Config) -> Config:
     names = config.hardware.measured
     if not names:
         return config
-    kept = find_kept(config) or _measured(config)
+    kept = find_kept(config)
+    if kept is None or (kept.loaded and not is_busy()):
+        kept = _measured(config, 0 if kept is None else kept.revision)
     figures: dict[str, Any] = {name: kept.figures[name] for name in names if name in kept.figures}
     return replace(config, hardware=replace(config.hardware, **figures))
 
@@ -71,9 +75,9 @@ def measure_again(config: Config) -> Kept:
     """
     from pipeline.calibration.quick import quick_figures
 
-    began, former = time.perf_counter(), find_kept(config)
+    began, former, loaded = time.perf_counter(), find_kept(config), is_busy()
     revision = 1 if former is None else former.revision + 1
-    return keep(config, quick_figures(config), time.perf_counter() - began, revision)
+    return keep(config, quick_figures(config), time.perf_counter() - began, revision, loaded=loaded)
 
 
 def calibration_revision(config: Config) -> int:
@@ -95,12 +99,14 @@ def _is_figure(name: str, value: object) -> bool:
     return value > 0 if name.endswith("_per_s") else value >= 0
 
 
-def keep(config: Config, figures: dict[str, float], seconds: float, revision: int = 0) -> Kept:
+def keep(
+    config: Config, figures: dict[str, float], seconds: float, revision: int = 0, *, loaded: bool = False
+) -> Kept:
     """Keep ``figures`` for later plans; where the folder cannot be written, they serve this one only."""
     rounded = {name: float(f"{value:.3g}") for name, value in figures.items()}
     kept = Kept(
         machine=identity(config), day=time.strftime("%Y-%m-%d"), seconds=round(seconds, 1), figures=rounded,
-        revision=revision,
+        revision=revision, loaded=loaded,
     )  # fmt: skip
     path = kept_figures(_key(config))
     try:
@@ -127,16 +133,17 @@ def _key(config: Config) -> str:
     return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _measured(config: Config) -> Kept:
+def _measured(config: Config, revision: int) -> Kept:
     from pipeline.calibration.quick import quick_figures
 
-    began = time.perf_counter()
+    began, loaded = time.perf_counter(), is_busy()
     try:
         figures = quick_figures(config)
     except (NightjarError, RuntimeError, OSError) as error:
         log.warning("calibrate  this machine's speed cannot be measured, so plans assume usual figures: %s", error)
         usual = GPU_FIGURES if config.hardware.device == "cuda" else {}
         return Kept(machine=identity(config), day="", seconds=0.0, figures=usual)
-    kept = keep(config, figures, time.perf_counter() - began)
-    log.info("calibrate  this machine's speed measured once for hardware=auto, in %.1f s", kept.seconds)
+    kept = keep(config, figures, time.perf_counter() - began, revision, loaded=loaded)
+    beside = ", beside other programs: it is measured again when they are gone" if loaded else ""
+    log.info("calibrate  this machine's speed measured once for hardware=auto, in %.1f s%s", kept.seconds, beside)
     return kept

@@ -124,7 +124,8 @@ def _measure_again(config: Config, *, as_json: bool) -> int:
     kept = measure_again(config)
     if find_kept(config) != kept:
         raise ConfigError(
-            f"the figures cannot be kept in {kept_figures('').parent}", hint="XDG_CACHE_HOME=<a folder you may write>"
+            f"the figures cannot be kept in {kept_figures('').parent}",
+            hint="XDG_CACHE_HOME=<a folder you may write>",
         )
     if as_json:
         show(json.dumps(asdict(kept)))
