@@ -9,6 +9,7 @@ import pytest
 from pipeline.cli import main
 from pipeline.records import GateRecord, read
 from pipeline.store import Store
+from tests.setting_paths import LEAVES
 
 STAGES = "stages=[ingest,plan,partition,train,evaluate,publish]"
 RUN = [
@@ -106,3 +107,38 @@ def test_a_night_that_sees_more_cuts_for_the_version_what_it_would_cut(log: Path
     code, gate = night(log, place, "wider", wider, "gate.max_ne_increase=0")
     assert gate.incumbent is not None
     assert gate.incumbent.ne.point == pytest.approx(before.candidate.ne.point, abs=1e-6)
+
+
+# Every setting of group data: what becomes of a version where a night changes it. A new setting needs a decision.
+# It may change what a model sees of a row; rows keep what was cut off, or the version cannot be compared.
+JUDGED_AS_IT_SERVES = """
+    dense_transform dense.*.transform dense.*.clip dense.*.bins sparse.*.max_ids sparse.*.rows sparse.*.min_count
+    sparse.*.when_full sparse.*.evict_after_days sparse_defaults.rows sparse_defaults.min_count
+    sparse_defaults.when_full sparse_defaults.evict_after_days
+"""
+HELD = """
+    missing strip decimal dense.*.width dense.*.separator sparse.*.mapping sparse_defaults.mapping sparse.*.separator
+    sparse_defaults.separator sparse.*.weight_separator sparse_defaults.weight_separator sparse.*.weights sparse.*.holds
+    sparse.*.cross sparse.*.cross_bins sparse.*.bins sparse.*.bins_by sparse.*.integer sparse.*.table
+    sequences.*.max_length sequences.*.time sequences.*.age_bins sequences.*.separator sequences.*.features.*.column
+    sequences.*.features.*.table sequences.*.features.*.rows sequences.*.features.*.min_count
+    sequences.*.history.by sequences.*.history.days sequences.*.history.where sequences.*.history.lag_minutes
+"""
+# It says which rows there are, how a file is read, what a label is, where a column lies: the same for both versions.
+OF_ROWS = """
+    name format path options snapshot messages separator quote header columns weight timestamp day_column hour_column
+    time_zone time_format day late late_days mapping_from max_quarantine_share dense_features dense.*.column
+    dense.*.min dense.*.max dense.*.required sparse.*.column sparse.*.required sequences.*.target sequences.*.leaks
+    label.* tasks.* sampling.* dedupe.* watermark.* checks.* split.* synthetic.* tables.* table_defaults.*
+"""
+
+
+def test_it_is_decided_of_every_setting_what_becomes_of_the_version_that_serves() -> None:
+    listed = [set(names.split()) for names in (JUDGED_AS_IT_SERVES, HELD, OF_ROWS)]
+    assert sum(map(len, listed)) == len(set.union(*listed)), "in two lists"
+    every = set.union(*listed)
+    known = {path.removeprefix("data.") for path in LEAVES if path.startswith("data.")}
+    groups = {name.removesuffix(".*") for name in every if name.endswith(".*")}
+    undecided = {path for path in known if path not in every and path.split(".")[0] not in groups}
+    assert undecided == set(), "what becomes of the version that serves where a night changes them?"
+    assert {name for name in every if not name.endswith(".*")} - known == set(), "no settings"
