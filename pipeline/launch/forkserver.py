@@ -19,6 +19,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -149,11 +150,13 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
 
 
 def _torchruns(rank: int, ranks: int, port: str) -> dict[str, str]:
-    """Torchrun's variables (its contract with ``init_process_group``)."""
+    """Torchrun's variables (its contract with ``init_process_group``), and that gloo listens on the loopback alone."""
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
+    near = {} if not loopback or "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": loopback}
     places = {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
     sizes = {name: str(ranks) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
     return {
-        **places, **sizes, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": port,
+        **near, **places, **sizes, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
     }  # fmt: skip
 
@@ -165,7 +168,10 @@ def _keep_store(told: int) -> NoReturn:
     try:
         from torch.distributed import TCPStore
 
-        store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
+        # By itself it would listen on all interfaces, and it asks nobody who they are.
+        own = socket.create_server((_LOOPBACK, 0), backlog=1024)
+        port = own.getsockname()[1]
+        store = TCPStore(_LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=own.detach())
         os.write(told, f"{store.port}\n".encode())
         os.close(told)
         while True:
