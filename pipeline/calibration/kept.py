@@ -99,9 +99,7 @@ def _is_figure(name: str, value: object) -> bool:
     return value > 0 if name.endswith("_per_s") else value >= 0
 
 
-def keep(
-    config: Config, figures: dict[str, float], seconds: float, revision: int = 0, *, loaded: bool = False
-) -> Kept:
+def keep(config: Config, figures: dict[str, float], seconds: float, revision: int = 0, *, loaded: bool = False) -> Kept:
     """Keep ``figures`` for later plans; where the folder cannot be written, they serve this one only."""
     rounded = {name: float(f"{value:.3g}") for name, value in figures.items()}
     kept = Kept(

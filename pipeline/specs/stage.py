@@ -84,7 +84,7 @@ def code_of(uses: Iterable[Use], revision: int, config: Config) -> dict[str, Any
     """What a key with the settings ``uses`` covers of code.
 
     Returns:
-        {"code": {"revision", "packages": {setting: package and version}}} without a revision of 0 and without packages
+        {"code": {"revision", "packages": {kind of choice: package and version}}} without a revision of 0 and without packages
         where everything chosen is built in; {} for neither, so that keys of earlier releases stay.
     """
     from pipeline.specs import REGISTRIES
@@ -96,7 +96,7 @@ def code_of(uses: Iterable[Use], revision: int, config: Config) -> dict[str, Any
             continue
         for _, name in _values(config, registry.setting.split(".")):
             if package := registry.package(name):
-                packages[registry.setting] = package
+                packages[registry.kind] = package
     if packages:
         code["packages"] = packages
     return {"code": code} if code else {}

@@ -44,7 +44,7 @@ def test_another_version_of_a_package_trains_its_model_again(tmp_path: Path, mon
             patch.setattr(MODELS, "_specs", None)
             found[version] = made(compose(["run=r", "model=own"]), tmp_path)
             dataset = found[version]["ingest"].key
-            assert found[version]["train"].config["code"] == {"packages": {"model.name": f"own {version}"}}
+            assert found[version]["train"].config["code"] == {"packages": {"model": f"own {version}"}}
     first, second = found.values()
     assert [name for name in first if first[name].key != second[name].key] == AFTER_THE_MODEL
     assert first["train"].scratch != second["train"].scratch and dataset
