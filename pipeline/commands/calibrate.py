@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import show
@@ -131,7 +132,8 @@ def _measure_again(config: Config, *, as_json: bool) -> int:
         show(json.dumps(asdict(kept)))
         return 0
     used = tuple(name for name in config.hardware.measured if name in kept.figures)
-    show(render(config.hardware, replace(config.hardware, **{name: kept.figures[name] for name in used}), used))
+    figures: dict[str, Any] = {name: kept.figures[name] for name in used}
+    show(render(config.hardware, replace(config.hardware, **figures), used))
     show(f"measured in {kept.seconds:g} s; the next run with hardware=auto makes a new plan with these figures")
     return 0
 

@@ -156,8 +156,8 @@ def _torchruns(rank: int, ranks: int, port: str) -> dict[str, str]:
     places = {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
     sizes = {name: str(ranks) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
     return {
-        **near, **places, **sizes, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": port,
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+        **near, **places, **sizes, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": _LOOPBACK,
+        "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
     }  # fmt: skip
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from pipeline.config import DataConfig, HardwareConfig, ModelConfig
@@ -56,7 +58,7 @@ def write_dense(
     """
     tensors = {f"{at}/{name}": value.contiguous() for at, own in enumerate(weights) for name, value in own.items()}
     with draft.open(WEIGHTS) as sink:
-        sink.write(safetensors.torch.save(tensors))
+        sink.write(to_safetensors(tensors))
     about = replace(schema, files={}, groups={})
     draft.write_json(DENSE, DenseRecord(schema=about, towers=towers, shares=tuple(counted)).to_json())
 
@@ -72,8 +74,8 @@ def read_dense(folder: Path) -> nn.Module:
     try:
         record = DenseRecord.from_json(json.loads((folder / DENSE).read_bytes()), str(folder / DENSE))
         config = from_yaml((folder / CONFIG).read_text())
-        tensors = safetensors.torch.load_file(folder / WEIGHTS)
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
         raise ArtifactError(f"the dense part of {folder} cannot be read: {error}", hint="publish it again") from error
     except NightjarError as error:
         raise ArtifactError(f"the dense part of {folder} cannot be built: {error.message}", hint=error.hint) from error

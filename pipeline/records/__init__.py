@@ -127,7 +127,8 @@ from pipeline.records.versions import ListedModel, ListedVersion, Promotion, Sho
 __all__ = [
     "BESIDE_TRAINING", "BY_LOGIT", "BY_WEIGHTS", "CALIBRATOR", "CARD", "EVENTS", "FAILED", "GATE", "HELD",
     "HISTORIES", "HOLD", "HOST_ROW_BYTES", "LABEL", "MARK_BYTES", "MISSING_ROW", "NEGATIVE_RATE", "NIGHT", "PASS",
-    "DENSE", "DenseRecord", "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "SPLIT_HOUR",
+    "DENSE", "DenseRecord", "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING",
+    "SERVING", "SPLIT_HOUR",
     "TRANSFORMS", "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "VALIDATION", "Base", "Beside", "Best", "Budget",
     "Bytes", "Calibrated", "CalibrationCurve", "CalibratorRecord", "CardPlan", "Check", "CheckpointDiff",
     "CheckpointPart", "Compacted", "Curve", "Damage", "DatasetSchema", "DecisionRecord", "DenseDiff",

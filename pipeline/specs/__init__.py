@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pipeline.specs.calibrator import Calibrator
@@ -13,7 +14,7 @@ from pipeline.specs.model import Model, ModelCosts, ModelInputs, model_problem
 from pipeline.specs.registry import Registry
 from pipeline.specs.search_part import Decision, SearchPart
 from pipeline.specs.sequence_block import BlockInputs, SequenceBlock
-from pipeline.specs.stage import Stage
+from pipeline.specs.stage import Stage, Use, values_at
 from pipeline.specs.table_optimizer import TableOptimizer
 from pipeline.specs.task_architecture import TaskArchitecture, TaskInput, all_tasks, task_inputs
 from pipeline.specs.tracker import Tracker
@@ -25,7 +26,8 @@ __all__ = [
     "Connector", "Decision", "Delivery", "DenseOptimizer", "Excerpt", "IdMapping", "LabelKind", "Model", "ModelCosts",
     "ModelInputs", "Registry", "SearchPart", "SequenceBlock", "Snapshot", "Stage", "TableOptimizer", "TaskArchitecture",
     "TaskInput", "TaskSpec",
-    "TaskSums", "Tracker", "all_tasks", "calibrator_docs", "default_stages", "id_mapping_docs", "id_mapping_names",
+    "TaskSums", "Tracker", "all_tasks", "calibrator_docs", "code_of",
+    "default_stages", "id_mapping_docs", "id_mapping_names",
     "mapping_of", "search_part_docs", "task_inputs",
 ]  # fmt: skip
 
@@ -64,6 +66,26 @@ REGISTRIES: tuple[Registry[Any], ...] = (
     STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES,
     SEQUENCE_BLOCKS, CALIBRATORS, CONNECTORS, TRACKERS, SEARCH_PARTS,
 )  # fmt: skip
+
+
+def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
+    """What a key with the settings ``uses`` covers of code.
+
+    Returns:
+        {"code": {"revision", "packages": {kind of choice: package and version}}}, without a revision of 0 and without
+        packages where everything chosen is built in; {} for neither, so that keys of earlier releases stay.
+    """
+    packages: dict[str, str] = {}
+    code: dict[str, Any] = {"revision": revision} if revision else {}
+    for registry in REGISTRIES:
+        if registry.group is None or not any(u.covers(registry.setting) and u.when(config) for u in uses):
+            continue
+        for _, name in values_at(config, registry.setting.split(".")):
+            if package := registry.package(name):
+                packages[registry.kind] = package
+    if packages:
+        code["packages"] = packages
+    return {"code": code} if code else {}
 
 
 def calibrator_docs() -> str:

@@ -72,7 +72,7 @@ def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
         if each.named or not each.when(config):
             continue
         for path in each.paths:
-            for place, value in _values(config, path.split(".")):
+            for place, value in values_at(config, path.split(".")):
                 group = settings
                 for name in place[:-1]:
                     group = group.setdefault(name, {})
@@ -80,29 +80,7 @@ def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
     return settings
 
 
-def code_of(uses: Iterable[Use], revision: int, config: Config) -> dict[str, Any]:
-    """What a key with the settings ``uses`` covers of code.
-
-    Returns:
-        {"code": {"revision", "packages": {kind of choice: package and version}}} without a revision of 0 and without packages
-        where everything chosen is built in; {} for neither, so that keys of earlier releases stay.
-    """
-    from pipeline.specs import REGISTRIES
-
-    packages: dict[str, str] = {}
-    code: dict[str, Any] = {"revision": revision} if revision else {}
-    for registry in REGISTRIES:
-        if registry.group is None or not any(u.covers(registry.setting) and u.when(config) for u in uses):
-            continue
-        for _, name in _values(config, registry.setting.split(".")):
-            if package := registry.package(name):
-                packages[registry.kind] = package
-    if packages:
-        code["packages"] = packages
-    return {"code": code} if code else {}
-
-
-def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
+def values_at(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
     """Path and value of every setting that ``parts`` match below ``node``, a dataclass or a dictionary."""
     if not parts:
         yield [], _plain(node)
@@ -112,7 +90,7 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
     quiet = set() if isinstance(node, dict) else _quiet(node)
     for name in (each for each in names if each not in quiet):
         entry = node[name] if isinstance(node, dict) else getattr(node, name)
-        for place, value in _values(entry, rest):
+        for place, value in values_at(entry, rest):
             yield [name, *place], value
 
 
@@ -188,10 +166,6 @@ class Stage(ABC):
     def key_settings(self, config: Config) -> dict[str, Any]:
         """The settings that the key covers, by their current names, without ``named_settings``."""
         return covered(self.settings, config)
-
-    def code(self, config: Config) -> dict[str, Any]:
-        """What the key covers of code: the revision, and the packages of what ``config`` chooses; {} for neither."""
-        return code_of(self.settings, self.revision, config)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:
         """The settings of its keys, by name: its own key, and keys of what it writes on the way."""

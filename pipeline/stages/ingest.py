@@ -10,7 +10,7 @@ from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
 from pipeline.records import IngestPart, Result, SequenceProfile, dataset_path
 from pipeline.records.step import Step
-from pipeline.specs import ID_MAPPINGS
+from pipeline.specs import ID_MAPPINGS, code_of
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store, artifact_key
 
@@ -103,7 +103,7 @@ class Ingest(Stage):
         from pipeline.ingest.stage import raw_fingerprint
 
         mark = raw_fingerprint(config.data, store)
-        settings = {**self.key_settings(config), **self.code(config)}
+        settings = {**self.key_settings(config), **code_of(self.settings, self.revision, config)}
 
         def path(raw: str) -> str:
             return self.path(config, artifact_key(self.name, with_first_names({**settings, "raw": raw}), {}))

@@ -12,7 +12,7 @@ from pipeline.config.renamed import with_first_names
 from pipeline.errors import DataError
 from pipeline.launch.steps import write_steps
 from pipeline.records.step import Step, run_directory
-from pipeline.specs import STAGES
+from pipeline.specs import STAGES, code_of
 from pipeline.specs.stage import Stage
 from pipeline.stages.batch import with_former_batch
 from pipeline.store import Store, artifact_key
@@ -35,7 +35,8 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
     made: dict[str, Step] = {}
     for stage in _stages_of(config):
         named = stage.named_settings(config, store, made)
-        settings = with_first_names({**stage.key_settings(config), **named, **stage.code(config)})
+        code = code_of(stage.settings, stage.revision, config)
+        settings = with_first_names({**stage.key_settings(config), **named, **code})
         input_keys = {name: made[name].key for name in stage.inputs}
         key = artifact_key(stage.name, settings, input_keys)
         step = Step(

@@ -16,7 +16,8 @@ from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
 from pipeline.records import CheckpointPart, EnsemblePart, LinkShare, Record, Result, SsdPart, TrainPart, ValidationPart
 from pipeline.records.step import Step, run_directory
-from pipeline.specs.stage import Stage, StageIO, Use, code_of, covered, use
+from pipeline.specs import code_of
+from pipeline.specs.stage import Stage, StageIO, Use, covered, use
 from pipeline.stages.optimizing import optimizer_options
 from pipeline.stages.partition import compares, has_towers, low_rank, probes, tower_settings
 from pipeline.store import Artifact, Store, artifact_key

@@ -213,6 +213,8 @@ def test_what_the_length_decided_of_the_steps_taken_is_said() -> None:
     warm = TrainConfig(global_batch=10, max_steps=120, schedule="constant")
     line = length_line(warm, recorded(global_batch=10, max_steps=100), 80, 120, 10_000)
     assert line.endswith("it warmed up for 10 steps, where 120 steps would have had 12")
-    ended = replace(warm, schedule="linear", warmup_steps=2, max_steps=51)
-    line = length_line(ended, recorded(global_batch=10, max_steps=101, schedule="linear"), 51, 51, 10_000)
+    ended = replace(warm, schedule="linear", warmup_steps=2, max_steps=51, decay_ratio=1.0)
+    line = length_line(
+        ended, recorded(global_batch=10, max_steps=101, schedule="linear", decay_ratio=1.0), 51, 51, 10_000
+    )
     assert line.endswith("the learning rates were 0.505 of their peak in the last step, and fall no more")
