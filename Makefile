@@ -51,7 +51,7 @@ SPREAD = --dist loadfile --no-loadscope-reorder
 # More of pytest's options, such as OPTIONS="--random-order".
 OPTIONS =
 # What make test runs: the cheapest proof of each promise (CONTRIBUTING.md, "Checks").
-CHEAPEST = not slow and not grid and not image
+CHEAPEST = not slow and not image
 
 test: install ## install, then test every promise at its cheapest level
 	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "$(CHEAPEST)" $(OPTIONS)
