@@ -11,6 +11,8 @@ INSTALLED   := .venv/.installed-$(DEVICE)
 # What nightjar sets for its own processes (pipeline/cpus.py): a benchmark's threads sleep as soon as those of a training.
 GOMP_SPINCOUNT ?= 1000
 export GOMP_SPINCOUNT
+# Some images forbid bytecode: every process of a test would compile what it imports, a second each time.
+unexport PYTHONDONTWRITEBYTECODE
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate --generate-hashes
 
 .PHONY: help install demo test test-all test-changed test-image lint docs lock clean bench-train bench-checkpoint \

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.luck import Run, summarise
+from benchmarks.luck import Run, different_figures, summarise
 from tests.figures import FIGURE, main, read_figures
 
 pytest_plugins = ["pytester"]
@@ -54,10 +54,16 @@ def test_runs_are_alike_where_all_found_the_same(tmp_path: Path, capsys: pytest.
     assert "1 assertions differ" in capsys.readouterr().out
 
 
-def test_the_summary_counts_runs_that_failed_and_figures_that_differ(tmp_path: Path) -> None:
-    runs = [Run(number, "", number, code=number == 3) for number in (1, 2, 3)]
-    for run, value in zip(runs, ("0.25", "0.25", "0.5"), strict=True):
+def test_the_summary_counts_runs_that_failed_and_compares_figures_where_they_were_recorded(tmp_path: Path) -> None:
+    runs = [Run(number, "", number, code=number == 4, figures=number < 4) for number in (1, 2, 3, 4)]
+    for run, value in zip(runs[:3], ("0.25", "0.25", "0.5"), strict=True):
         written(tmp_path / f"figures-{run.number}.jsonl", [value])
-    first, whole = summarise(runs[:2], tmp_path), summarise(runs, tmp_path)
+    first, third, whole = (summarise(runs[:count], tmp_path) for count in (2, 3, 4))
     assert (first["failed"], first["assertions"], first["assertions_that_differ"]) == (0, 1, 0)
-    assert (whole["failed"], whole["assertions_that_differ"], whole["ratio"]) == (1, 1, pytest.approx(2 / 3))
+    assert (third["failed"], third["assertions_that_differ"]) == (0, 1)
+    assert (whole["failed"], whole["assertions_that_differ"], whole["ratio"]) == (1, 1, 0.75)
+    assert different_figures(runs, tmp_path) == {"a.py:3": [[["0.25"]], [["0.25"]], [["0.5"]]]}
+    (tmp_path / "figures-2.jsonl").write_text("")
+    assert summarise(runs[:2], tmp_path)["assertions_that_differ"] == 1, (
+        "a run that recorded nothing is not like others"
+    )
