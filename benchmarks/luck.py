@@ -3,9 +3,11 @@
     python -m benchmarks.luck [--quiet 5] [--busy 5] [--folder FOLDER] [--json FILE]
 
 The head of this checkout is cloned anew for each of the first ``--clones`` runs; the others use the last clone again.
-Every run takes the tests in another random order, whose seed is printed, so a failure can be repeated. Busy runs share
-the machine with two processes that never wait. The figures that tests compare are recorded (``tests/figures.py``), and
-must be the same in all runs. The last line is one JSON object. The exit code is 1 where a run failed or figures differ.
+Every run takes the tests in another random order, whose seed is printed. It repeats the order within each file; which
+files shared a process, in which order, says the run's output. Busy runs share the machine with two processes that
+never wait. In the runs of fresh clones the figures that tests compare are recorded (``tests/figures.py``), which takes
+a part of a minute, and must be the same in all of them. The last line is one JSON object, which FILE has after every
+run. The exit code is 1 where a run failed or figures differ.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.figures import differing, read_figures
 
@@ -39,6 +42,7 @@ class Run:
     seconds: float = 0.0
     code: int = 0
     ended: str = ""
+    figures: bool = False  # recorded
 
 
 def clone(folder: Path) -> Path:
@@ -67,8 +71,9 @@ def loops(count: int) -> Iterator[None]:
 
 def run_suite(place: Path, run: Run, logs: Path) -> None:
     """Run ``make test`` of ``place`` in random order; fill in how it ended, and write its output and figures."""
-    figures, log = logs / f"figures-{run.number}.jsonl", logs / f"run-{run.number}.log"
-    options = f"--random-order --random-order-seed={run.seed} -p tests.figures --figures={figures}"
+    log, options = logs / f"run-{run.number}.log", f"-v --random-order --random-order-seed={run.seed}"
+    if run.figures:
+        options += f" -p tests.figures --figures={figures_of(run, logs)}"
     began = time.monotonic()
     with loops(LOOPS if run.beside else 0), log.open("w") as sink:
         command = ["make", "-s", "test", f"OPTIONS={options}"]
@@ -76,6 +81,11 @@ def run_suite(place: Path, run: Run, logs: Path) -> None:
     run.seconds = round(time.monotonic() - began, 1)
     closing = CLOSING.findall(log.read_text())
     run.ended = closing[-1].strip("= ") if closing else f"exit code {run.code}"
+
+
+def figures_of(run: Run, logs: Path) -> Path:
+    """The file of the figures that ``run`` recorded."""
+    return logs / f"figures-{run.number}.jsonl"
 
 
 def main() -> int:
@@ -98,24 +108,34 @@ def main() -> int:
     print("| run | beside | seed | seconds | ended |\n|---|---|---|---|---|", flush=True)
     for run in runs:
         if run.number <= options.clones:
-            place = clone(folder / f"clone-{run.number}")
+            place, run.figures = clone(folder / f"clone-{run.number}"), True
         run_suite(place, run, folder)
         beside_text = run.beside or "nothing"
         print(f"| {run.number} | {beside_text} | {run.seed} | {run.seconds:.0f} | {run.ended} |", flush=True)
-    found = [read_figures(folder / f"figures-{run.number}.jsonl") for run in runs]
-    different = differing(found)
-    for test, line in different:
-        print(f"other figures: {test}, line {line}: {[each.get((test, line)) for each in found]}"[:1000])
+        result = summarise(runs[: run.number], folder)
+        if options.json:
+            Path(options.json).write_text(json.dumps(result) + "\n")
+    for place, recorded in different_figures(runs, folder).items():
+        print(f"other figures: {place}: {recorded}"[:1000])
+    print(json.dumps(result))
+    return 1 if result["failed"] or result["assertions_that_differ"] or not result["assertions"] else 0
+
+
+def summarise(runs: list[Run], folder: Path) -> dict[str, Any]:
+    """Return what the ``runs`` so far came to."""
     failed = sum(run.code != 0 for run in runs)
-    result = json.dumps({
-        "bench": "luck", "ratio": 1 - failed / len(runs), "failed": failed, "assertions": len(found[0]),
-        "assertions_that_differ": len(different), "cpus": len(os.sched_getaffinity(0)),
+    return {
+        "bench": "luck", "ratio": 1 - failed / len(runs), "failed": failed,
+        "assertions": len(read_figures(figures_of(runs[0], folder))),
+        "assertions_that_differ": len(different_figures(runs, folder)), "cpus": len(os.sched_getaffinity(0)),
         "runs": [asdict(run) for run in runs],
-    })  # fmt: skip
-    print(result)
-    if options.json:
-        Path(options.json).write_text(result + "\n")
-    return 1 if failed or different else 0
+    }  # fmt: skip
+
+
+def different_figures(runs: list[Run], folder: Path) -> dict[str, list[Any]]:
+    """Return what each run recorded at the places of tests where they are not alike."""
+    found = [read_figures(figures_of(run, folder)) for run in runs if run.figures]
+    return {f"{file}:{line}": [each.get((file, line)) for each in found] for file, line in differing(found)}
 
 
 if __name__ == "__main__":

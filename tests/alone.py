@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import wraps
 
 import tests.embeddings.ranks  # noqa: F401 (it says what the fork server imports)
+from tests.hung import end_with_stacks, write_stacks_on_abort
+from tests.waits import PATIENCE
 
 
 def alone(check: Callable[[], None]) -> Callable[[], None]:
@@ -23,13 +25,18 @@ def alone(check: Callable[[], None]) -> Callable[[], None]:
             target=_call, args=(check.__module__, check.__qualname__)
         )
         process.start()
-        process.join()
+        process.join(PATIENCE)
+        if process.is_alive():
+            assert process.pid is not None
+            print(end_with_stacks(process.pid), file=sys.stderr)
+            process.join()
         assert process.exitcode == 0, "see the error above"
 
     return run
 
 
 def _call(module: str, name: str) -> None:
+    write_stacks_on_abort()
     try:
         getattr(importlib.import_module(module), name).__wrapped__()
     except BaseException:

@@ -141,7 +141,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 class KeptCluster:
     """One cluster for all modules of a process that need it, which ends with the last one of them.
 
-    An API server that nobody asks takes a tenth of a core, which the tests after it would have to do without.
+    An API server that nobody asks takes a tenth of a core, which the tests after it would have to do without. In
+    random order such files are not next to each other, and the cluster starts once for each group of them.
     """
 
     def __init__(self) -> None:

@@ -2,5 +2,12 @@
 
 from pipeline.compose import compose
 
-for overrides in ([], ["data=criteo", "data.path=logs"]):
+NAMED = ["data.path=logs", "data.name=logs", "+data.sparse.id={}"]
+for overrides in (
+    [],
+    ["data=criteo", *NAMED],
+    ["data=csv", *NAMED],
+    ["data=parquet", "hardware=laptop", *NAMED],
+    ["experiment=demo"],
+):
     compose(overrides)

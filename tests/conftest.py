@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from pipeline.cpus import share_cpus
 
@@ -47,6 +48,9 @@ settings.register_profile(
     "nightjar", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("nightjar")
+# Hypothesis draws numbers from the sources of the modules that are loaded, which depend on the tests before.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 from tests.cluster_kit import KeptCluster, cluster  # noqa: E402, F401 (a fixture)
 
@@ -103,8 +107,13 @@ def _own_logger() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _denormals() -> Iterator[None]:
-    """torch.compile loads code built with -ffast-math, which rounds denormal numbers to 0 for the whole thread."""
+def _numbers() -> Iterator[None]:
+    """Torch's random numbers do not depend on the tests before, and denormal numbers stay what they are.
+
+    torch.compile loads code built with -ffast-math, which rounds denormal numbers to 0 for the whole thread.
+    """
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(67280421310721)  # what a new process begins with
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
@@ -137,7 +146,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--k8s-kit", default=str(kit), help=f"folder of the Kubernetes test kit (default: {kit})")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    left_out = "make test leaves out further proofs of the same promises (make test-all) and images (make test-image)"
-    terminalreporter.write_line(left_out)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what the markers left out, where they did, and where to look."""
+    if "not slow" in config.option.markexpr:
+        left_out = "make test leaves out further proofs of the same promises (make test-all), images (make test-image)"
+        terminalreporter.write_line(left_out)
     terminalreporter.write_line("look at: the closing line below; every skipped test says why above")

@@ -3,8 +3,10 @@
     pytest -p tests.figures --figures FILE
     python -m tests.figures FILE FILE ...
 
-A line of FILE is one assertion that held: its test, its line and the numbers with decimals that pytest shows of it.
-Several processes write to one file.
+A line of FILE is one ``assert`` that held: its test, its line, and the numbers with decimals and the checksums that
+pytest shows of it. What a rank or a library's function compares in itself is not among them. Tests with the marker
+``measures`` are left out: their figures are times, or follow from which of several threads was first. Several processes
+write to one file.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from pathlib import Path
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 
-# Hypothesis is a plugin, too, so pytest would show the numbers of its thousands of own assertions, which takes minutes.
+# Libraries that are plugins, such as Hypothesis and Hydra, are rewritten like tests: pytest would show the numbers of
+# thousands of their own assertions, which takes minutes.
 for finder in sys.meta_path:
     if isinstance(finder, AssertionRewritingHook):
-        finder._must_rewrite = {name for name in finder._must_rewrite if not name.startswith("hypothesis")}
+        finder._must_rewrite = {name for name in finder._must_rewrite if name.startswith("tests")}
 
-# Not within a word, a path, a version or a time of day. Three decimals and more: fewer are bounds and settings.
-FIGURE = re.compile(r"(?<![\w./:-])-?\d+\.\d{3,}(?:e[+-]?\d+)?(?![\w./:])")
+# Not within a word, a path, a version or a time of day. Three decimals and more, or an exponent: fewer are bounds and
+# settings. Ten digits before them are seconds since 1970. Sixteen hex digits and more are checksums and keys.
+NUMBER = r"(?<![\w./:-])-?(?!\d{10}\.)(?:\d+\.\d{3,}(?:e[+-]?\d+)?|\d+(?:\.\d+)?e[+-]?\d+)(?![\w./:])"
+FIGURE = re.compile(NUMBER + r"|\b(?:[0-9a-f]{32}|[0-9a-f]{16})\b")
 
 
 class Recorder:
@@ -36,7 +41,7 @@ class Recorder:
     def pytest_assertion_pass(self, item: pytest.Item, lineno: int, expl: str) -> None:
         """Write the figures of one assertion, if it has any."""
         figures = FIGURE.findall(expl)
-        if figures:
+        if figures and item.get_closest_marker("measures") is None:
             line = json.dumps([item.nodeid, lineno, figures])
             with self._file.open("ab", buffering=0) as sink:  # one write: lines of several processes do not mix
                 sink.write(f"{line}\n".encode())
@@ -53,12 +58,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def read_figures(file: Path) -> dict[tuple[str, int], list[list[str]]]:
-    """Return the figures of a run by test and line, in the order in which they were compared; none without a file."""
+    """Return the figures of a run by file and line of the tests, sorted; none without a file.
+
+    Which test of a file comes first, and so meets what they share, follows from the order.
+    """
     found: dict[tuple[str, int], list[list[str]]] = defaultdict(list)
     for line in file.read_text().splitlines() if file.exists() else ():
         test, number, figures = json.loads(line)
-        found[test, number].append(figures)
-    return found
+        found[test.partition("::")[0], number].append(figures)
+    return {place: sorted(figures) for place, figures in found.items()}
 
 
 def differing(runs: list[dict[tuple[str, int], list[list[str]]]]) -> list[tuple[str, int]]:
@@ -68,11 +76,14 @@ def differing(runs: list[dict[tuple[str, int], list[list[str]]]]) -> list[tuple[
 
 
 def main(files: list[str]) -> int:
-    """Compare the files of several runs; exit code 1 where they differ."""
+    """Compare the files of several runs; exit code 1 where they differ, 2 where there is nothing to compare."""
     runs = [read_figures(Path(file)) for file in files]
+    if len(runs) < 2 or not all(runs):
+        print("expected two files or more that have figures", file=sys.stderr)
+        return 2
     different = differing(runs)
     for test, number in different:
-        print(f"{test}, line {number}")
+        print(f"{test}:{number}")
         for file, run in zip(files, runs, strict=True):
             print(f"  {file}: {run.get((test, number))}"[:400])
     compared = sum(len(figures) for found in runs[0].values() for figures in found)

@@ -31,7 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -203,7 +203,7 @@ def find_mutants(tree: Path, name: str) -> Iterator[tuple[str, tuple[str, int, i
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.plugins import get_operator
 
-    for path in (f"pipeline/{file}" for file in MODULES[name].files):
+    for path in (f"pipeline/{file}" for file in MODULES[name].files if (tree / "pipeline" / file).exists()):
         source = (tree / path).read_text()
         lines = source.splitlines()
         silent = list(silent_spans(ast.parse(source)))
@@ -312,11 +312,13 @@ class Copy:
 
     def killer(self, files: Collection[str], timeout: float | None = None) -> str:
         """Return the test of ``files`` that fails, twice: one that fails by luck alone finds nothing. "" for none."""
-        failure = self.failed(files, timeout)
-        if "::" not in failure or self.failed([failure], timeout):
-            return failure
-        print(f"{failure} failed once and then passed: it is left out", flush=True)
-        return self.failed([*files, "--deselect", failure], timeout)
+        left_out: list[str] = []
+        while True:
+            failure = self.failed([*files, *left_out], timeout)
+            if "::" not in failure or self.failed([failure], timeout):
+                return failure
+            print(f"{failure} failed once and then passed: it is left out", flush=True)
+            left_out += ["--deselect", failure]
 
 
 class Bench:
@@ -327,6 +329,15 @@ class Bench:
         for number in range(workers):
             self._free.put(Copy(tree, folder / str(number), markers))
         self._limits: dict[tuple[str, ...], float] = {}
+
+    @contextmanager
+    def _copy(self) -> Iterator[Copy]:
+        """A copy that nobody else uses meanwhile."""
+        copy = self._free.get()
+        try:
+            yield copy
+        finally:
+            self._free.put(copy)
 
     def groups(self, name: str) -> list[tuple[str, ...]]:
         """The groups of a module's tests, without files that the tree does not have."""
@@ -340,29 +351,30 @@ class Bench:
         Raises:
             RuntimeError: A test fails, so that a failure would say nothing of a mutant.
         """
-        copy = self._free.get()
-        for group in self.groups(name):
-            if group not in self._limits:
-                begun = time.monotonic()
-                if failure := copy.failed(group):
-                    raise RuntimeError(f"{failure} fails without a mutant")
-                seconds = time.monotonic() - begun
-                self._limits[group] = GRACE_S + PATIENCE * seconds
-                print(f"{name}: {' '.join(group)} in {seconds:.0f} s", flush=True)
-        self._free.put(copy)
+        with self._copy() as copy:
+            for group in self.groups(name):
+                if group not in self._limits:
+                    begun = time.monotonic()
+                    if failure := copy.killer(group):
+                        raise RuntimeError(f"{failure} fails without a mutant")
+                    seconds = time.monotonic() - begun
+                    self._limits[group] = GRACE_S + PATIENCE * seconds
+                    print(f"{name}: {' '.join(group)} in {seconds:.0f} s", flush=True)
 
     def judge(self, mutant: Mutant) -> Outcome:
         """Run a mutant's tests until one fails."""
-        copy, begun, failure = self._free.get(), time.monotonic(), ""
+        begun, failure = time.monotonic(), ""
         tested: list[str] = []
-        former = copy.put(mutant.path, mutant.text)
-        for group in self.groups(mutant.module):
-            tested += group
-            failure = copy.killer(group, self._limits[group])
-            if failure:
-                break
-        copy.put(mutant.path, former)
-        self._free.put(copy)
+        with self._copy() as copy:
+            former = copy.put(mutant.path, mutant.text)
+            try:
+                for group in self.groups(mutant.module):
+                    tested += group
+                    failure = copy.killer(group, self._limits[group])
+                    if failure:
+                        break
+            finally:
+                copy.put(mutant.path, former)
         outcome = Outcome(failure, tuple(tested), time.monotonic() - begun)
         said = f"killed by {failure}" if failure else "SURVIVED"
         print(f"{mutant.path}:{mutant.line} {mutant.operator}: {said}, {outcome.seconds:.0f} s", flush=True)
@@ -412,6 +424,9 @@ def main() -> int:
     only = {each["key"] for each in former} if options.same_as else None
     names = options.module or list(MODULES)
     drawn = {name: draw(tree, name, options.sample, options.seed, only) for name in names}
+    if only is not None:
+        missing = only - {mutant.key for mutants in drawn.values() for mutant in mutants}
+        print(f"{len(missing)} of the {len(only)} mutants of {options.same_as} are not in this tree", flush=True)
     if options.list:
         for mutant in (mutant for mutants in drawn.values() for mutant in mutants):
             print(f"{mutant.path}:{mutant.line} {mutant.operator}\n  - {mutant.before}\n  + {mutant.after}")

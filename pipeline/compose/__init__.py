@@ -44,7 +44,7 @@ NOT_IN_RUN_NAME = (
 )  # fmt: skip
 
 
-_stored = -1  # Registry.changes when Hydra was told the schema
+_stored = -1  # Registry.state when Hydra was told the schema
 
 
 def conf_directory() -> Path:
@@ -82,9 +82,9 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
 def _store_schema() -> None:
     """Tell Hydra the schema, anew where registries have changed: some defaults are their contents."""
     global _stored
-    if _stored != Registry.changes:
+    if _stored != Registry.state:
         ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
-        _stored = Registry.changes
+        _stored = Registry.state
     store_models()
 
 

@@ -42,7 +42,7 @@ def compose_kept(
     """
     values = [override for override in parsed if _sets_value(override, groups)]
     lines = [*extra, *(each.input_line or "" for each in parsed if not _sets_value(each, groups))]
-    key = (root, *lines, Registry.changes, *_files(places, groups))
+    key = (root, *lines, Registry.state, *_files(places, groups))
     if key not in _kept:
         _kept[key] = compose_lines(hydra, root, lines)
     _kept.move_to_end(key)

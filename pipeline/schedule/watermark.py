@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from datetime import date
 
+from pipeline.clock import CLOCK, Clock
 from pipeline.config import DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest.days import day_state
@@ -13,16 +13,16 @@ from pipeline.ingest.days import day_state
 log = logging.getLogger(__name__)
 
 
-def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float) -> float:
+def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, clock: Clock = CLOCK) -> float:
     """Wait until the logs of ``day`` are complete (``data.watermark``); returns the seconds that it took.
 
     Checks every ``poll_seconds``, and logs what is missing when that changes. Raises DataError, with what is
     missing, after ``minutes``.
     """
-    started, logged = time.monotonic(), ""
+    started, logged = clock.monotonic(), ""
     while True:
         state = day_state(data, day)
-        waited = time.monotonic() - started
+        waited = clock.monotonic() - started
         if state.complete:
             if logged:
                 log.info("watermark  %s is complete after %.1f minutes", day, waited / 60)
@@ -41,4 +41,4 @@ def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float) -
                 day, missing, poll_seconds, left / 60,
             )  # fmt: skip
             logged = missing
-        time.sleep(min(poll_seconds, left))
+        clock.sleep(min(poll_seconds, left))

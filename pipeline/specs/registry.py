@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
@@ -29,6 +30,7 @@ class Named(Protocol):
 
 
 T = TypeVar("T", bound=Named)
+_states = itertools.count(1)
 
 
 class Registry(Generic[T]):
@@ -39,7 +41,7 @@ class Registry(Generic[T]):
     says what is wrong with a package's choice; "" if nothing is.
     """
 
-    changes = 0  # how often the choices of any registry have become others in this process
+    state = 0  # another number whenever the choices of any registry are others than those that packages bring
 
     def __init__(
         self,
@@ -85,15 +87,14 @@ class Registry(Generic[T]):
     @contextmanager
     def added(self, *specs: T) -> Iterator[None]:
         """Context in which ``specs`` are choices too, after the others. For tests and notebooks."""
-        former, origins = self._loaded(), self._origins
+        former, origins, state = self._loaded(), self._origins, Registry.state
         self._specs = {**former, **{spec.name: spec for spec in specs}}
         self._origins = {**origins, **{spec.name: ADDED for spec in specs}}
-        Registry.changes += 1
+        Registry.state = next(_states)
         try:
             yield
         finally:
-            self._specs, self._origins = former, origins
-            Registry.changes += 1
+            self._specs, self._origins, Registry.state = former, origins, state
 
     def package(self, name: str) -> str:
         """The package and version that adds the choice ``name``; "" for a built-in one."""
@@ -115,7 +116,6 @@ class Registry(Generic[T]):
                 specs[point.name] = self._load(point, package)
                 origins[point.name] = package
             self._specs, self._origins = specs, origins
-            Registry.changes += 1
         return self._specs
 
     def _load(self, point: EntryPoint, package: str) -> T:

@@ -8,7 +8,7 @@ from benchmarks.gpu_check import RUNS, TRIPLES, outcome_of, wanted
 from pipeline.compose import compose
 from pipeline.triple import PACKAGES
 
-LOCK = Path("requirements/cuda.txt")
+LOCK = Path(__file__).parents[2] / "requirements/cuda.txt"
 REPORT = """<testsuites><testsuite>
 <testcase classname="a" name="good"/><testcase classname="a" name="bad"><failure/></testcase>
 <testcase classname="a" name="broken"><error/></testcase><testcase classname="a" name="left"><skipped/></testcase>

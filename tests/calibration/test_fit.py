@@ -80,6 +80,7 @@ def test_the_file_composes_to_the_hardware_it_was_written_for(tmp_path):
     assert "ddr_gb_per_s: 7.0  # measured" in text
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize("seconds", [0.2, 0.0])
 def test_the_disk_probe_reads_and_leaves_nothing_behind(tmp_path, seconds):
     found = time_disk(tmp_path, size=1 << 23, seconds=seconds)

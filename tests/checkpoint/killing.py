@@ -32,13 +32,14 @@ from pipeline.training.settings import TrainingSettings
 from tests.embeddings.ranks import join_ranks, on_tier, plan_for
 from tests.logged import listen
 from tests.training.dataset import KEY, write_dataset
+from tests.waits import PATIENCE, until
 
 TABLES = {"a": 40, "b": 23, "c": 11}
 ROWS, BATCH, EPOCHS = 320, 48, 2  # batches of 48 divide by 1, 2 and 3 ranks; the last of an epoch is a short one
 STEPS = EPOCHS * -(-ROWS // BATCH)
 DIRECTORY = "runs/r/checkpoints/k"
 SHARDING = ["row_wise", "data_parallel", "table_wise"]
-LIMIT = 60  # seconds an attempt may take
+KILLED = "killed"  # in the folder of an attempt: a rank came to its kill
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,14 @@ class Kill:
 
 @dataclass
 class Attempt:
-    """What an attempt left: exit codes by rank, the newest step committed at its end, (step, rows) lines by rank."""
+    """What an attempt left: exit codes by rank, the newest step committed at its end, (step, rows) lines by rank.
+
+    ``killed``: the rank that was to die came to its kill; one that died of something else did not.
+    """
 
     codes: list[int]
     committed: int
+    killed: bool
     lines: list[list[tuple[int, list[int]]]] = field(default_factory=list)
 
     @property
@@ -100,8 +105,9 @@ class Hook:
         kill = self.kill
         if kill is None or (kill.point, kill.rank, kill.count) != (point, dist.get_rank(), self.seen[point]):
             return
-        while kill.after and not (self.folder / kill.after).exists():
-            pass
+        if kill.after:
+            until(lambda: (self.folder / kill.after).exists())
+        (self.folder / KILLED).touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -157,14 +163,16 @@ def attempt(
         process.start()
     alive = {process.sentinel: process for process in ranks}
     while alive:
-        ready = wait(list(alive), timeout=LIMIT)
+        ready = wait(list(alive), timeout=PATIENCE)
         ended = [alive.pop(sentinel) for sentinel in ready]
         if not ready or any(process.exitcode for process in ended):
             for process in alive.values():
                 process.kill()
+        assert ready, f"no rank of {folder} ended within {PATIENCE:g} s"
     for process in ranks:
         process.join()
-    return Attempt([p.exitcode for p in ranks], newest(root), [read_lines(folder, rank) for rank in range(world)])
+    killed, lines = (folder / KILLED).exists(), [read_lines(folder, rank) for rank in range(world)]
+    return Attempt([process.exitcode for process in ranks], newest(root), killed, lines)
 
 
 def complete(root, dataset, world, checkpoint, changes=None):

@@ -3,6 +3,8 @@
 import http.client
 import re
 import threading
+import uuid
+from collections import Counter
 from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -62,6 +64,7 @@ class Proxy(ThreadingHTTPServer):
 
     def __init__(self, port):
         self.behind, self.fault, self.ended = port, None, threading.Event()
+        self.read: Counter = Counter()  # how often each part of a path was asked for
         self.changing = threading.Lock()  # S3 looks at a condition and writes in one step; moto does not
         super().__init__(("127.0.0.1", 0), _Handler)
         self.thread = threading.Thread(target=self.serve_forever, daemon=True)
@@ -86,6 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.command == "GET":
+            self.server.read[self.path, self.headers.get("Range")] += 1
         fault = self.server.fault
         if fault is None or not fault.hits(self.command, self.path):
             self._pass_on(body)
@@ -158,7 +163,7 @@ def served(server):
 
 
 @contextmanager
-def bucket(proxy, monkeypatch, name, retries=1):
+def bucket(proxy, monkeypatch, retries=1):
     """The URL of a new bucket behind ``proxy``, for a client that gives up soon."""
     import fsspec
 
@@ -167,7 +172,7 @@ def bucket(proxy, monkeypatch, name, retries=1):
     monkeypatch.setitem(fsspec.config.conf, "s3", settings)
     monkeypatch.setattr("s3fs.S3FileSystem.retries", retries)
     proxy.fault = None
-    made = f"b{abs(hash(name))}"
+    made = f"b{uuid.uuid4().hex}"
     fsspec.filesystem("s3").mkdir(made)
     try:
         with no_waits():

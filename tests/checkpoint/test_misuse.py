@@ -12,6 +12,7 @@ from pipeline.errors import ArtifactError, ConfigError
 from pipeline.store import Store
 from tests.checkpoint.built import CODINGS, DIRECTORY, put, quantised_chain
 from tests.checkpoint.test_commands import ckpt, ckpt_json
+from tests.servers import refusing
 
 
 @pytest.fixture
@@ -56,13 +57,14 @@ def test_a_file_is_no_store(store, capsys, tmp_path):
 def test_a_store_that_does_not_answer_is_no_fault_of_nightjar(capsys, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # refused: nothing listens there
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    for command in (["ckpt", "ls", "--store", "s3://b/s"], ["run", "run=r", "stages=[ingest]", "store=s3://b/s"]):
-        assert main(command) == 8
-        said = capsys.readouterr().err
-        assert "s3://b/s cannot be read: " in said
-        assert "Traceback" not in said
+    with refusing() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        for command in (["ckpt", "ls", "--store", "s3://b/s"], ["run", "run=r", "stages=[ingest]", "store=s3://b/s"]):
+            assert main(command) == 8
+            said = capsys.readouterr().err
+            assert "s3://b/s cannot be read: " in said
+            assert "Traceback" not in said
 
 
 def test_a_checkpoint_that_lost_its_manifest_is_not_listed_as_one_there_is(store, capsys):

@@ -1,5 +1,7 @@
 """Checkpoints on an object store that answers 500, 503 or not at all: tried again, or named and refused; no loss."""
 
+import uuid
+
 import fsspec
 import pytest
 import torch
@@ -31,7 +33,7 @@ def store(endpoint, monkeypatch, request):
     monkeypatch.setitem(fsspec.config.conf, "s3", settings)
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
     endpoint.fault = None
-    bucket = f"b{abs(hash(request.node.name))}"
+    bucket = f"b{uuid.uuid4().hex}"
     fsspec.filesystem("s3").mkdir(bucket)
     yield Store(f"s3://{bucket}/store")
     endpoint.fault = None

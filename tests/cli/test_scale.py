@@ -24,6 +24,7 @@ def files(store: Path) -> list[str]:
     return sorted(str(path) for path in store.rglob("*"))
 
 
+@pytest.mark.measures
 def test_worlds_are_predicted_and_the_store_stays_as_it_is(nightjar, in_store, tmp_path) -> None:
     before = files(in_store)
     done = nightjar("scale", *SMALL, "train.global_batch=64", "--ranks", "8,128", "--json", "--html", "scale.html")

@@ -42,7 +42,6 @@ def test_what_one_call_sets_another_does_not_see() -> None:
 
 
 def test_a_file_that_changes_is_read_again_and_one_that_comes_is_found(tmp_path: Path) -> None:
-    compose([])  # registries are loaded when they are first asked, after which trees are composed anew
     (tmp_path / "experiment").mkdir()
     file = tmp_path / "experiment" / "own.yaml"
     for number, lr in enumerate((0.25, 0.75)):
@@ -54,7 +53,6 @@ def test_a_file_that_changes_is_read_again_and_one_that_comes_is_found(tmp_path:
 
 
 def test_a_file_of_a_folder_that_is_a_link_is_read_again(tmp_path: Path) -> None:
-    compose([])  # registries are loaded when they are first asked, after which trees are composed anew
     for name in ("kept", "my"):
         (tmp_path / name).mkdir()
     (tmp_path / "my" / "experiment").symlink_to(tmp_path / "kept")

@@ -17,8 +17,8 @@ from tests.waits import no_waits
 # Polars, which has threads.
 multiprocessing.set_forkserver_preload([
     "pipeline.training.loop", "tests.embeddings.cases", "pipeline.cli", "pipeline.commands.run", "pipeline.compose",
-    "pipeline.report", "pipeline.launch.chain", "pipeline.stages.promoting", "torch.export._trace", "tests.frozen",
-    "tests.composed",
+    "pipeline.report", "pipeline.launch.chain", "pipeline.stages.promoting", "torch.export._trace", "pytest",
+    "psutil", "tests.shared_cores", "tests.composed", "tests.frozen",
 ])  # fmt: skip
 
 ROWS = {"b": 23, "a": 10, "long": 41}

@@ -92,7 +92,8 @@ def test_places_are_as_wide_as_the_longest_log_needs():
 
 
 REFUSED = f"""
-import sys
+import json, sys
+from pathlib import Path
 import numpy as np, torch
 from tests.embeddings.refusing import refuse
 from tests.embeddings.ranks import on_tier, plan_for
@@ -109,8 +110,9 @@ part, places = store.hold("long", np.arange(9), 9)
 assert torch.equal(kernel[part.slots[places]], initial_rows(1, table, 0, 9))
 print(*(what for what, advice in store.shortcomings()), sep="\\n")
 store.close()
-from pipeline.commands.doctor import lookup
-print(*(finding.line() for finding in lookup(sys.argv[1]) if finding.name == "ssd"), sep="\\n")
+from pipeline.commands.doctor import tables_on_ssd
+from pipeline.embeddings.ssd.support import examine
+print(*(finding.line() for finding in tables_on_ssd(json.dumps(examine(Path(sys.argv[1]))))), sep="\\n")
 """
 
 
@@ -154,7 +156,7 @@ print(json.dumps([queue.engine, queue.refused, sorted(read), told, examine(Path(
 """
 
 
-@pytest.mark.slow  # above, everything is refused
+@pytest.mark.slow  # above, everything is refused, and doctor's process is left out
 def test_a_container_that_refuses_io_uring_gets_linux_aio_and_doctor_says_so(tmp_path):
     done = subprocess.run([sys.executable, "-c", ENGINE, tmp_path], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -95,13 +95,14 @@ def test_a_task_without_labels_is_a_warning() -> None:
 
 
 def test_a_row_of_weight_three_counts_as_three_rows() -> None:
-    weights = RNG.integers(0, 4, ROWS)
+    rng = np.random.default_rng(1)
+    weights = rng.integers(0, 4, ROWS)
     each = np.repeat(np.arange(ROWS), weights)
     own = weights.astype(np.float32)
     plain, weighted = evaluate(CLICKED[each], TRUTH[each]), evaluate(CLICKED, TRUTH, weights=own)
     for name in ("ne", "auc", "logloss", "calibration"):
         assert weighted[name] == pytest.approx(plain[name])
-    shuffled = RNG.permutation(ROWS)
+    shuffled = rng.permutation(ROWS)
     assert evaluate(CLICKED[shuffled], TRUTH[shuffled], weights=own[shuffled]) == weighted
     tasks = (TaskColumn(name="count", kind="count"),)
     logits = np.stack([TRUTH, 0.5 * TRUTH], axis=1)
@@ -115,7 +116,7 @@ def test_a_row_of_weight_three_counts_as_three_rows() -> None:
 
 
 def test_the_gates_figures_are_weighted_as_those_of_the_evaluation() -> None:
-    weights = RNG.uniform(0, 3, ROWS).astype(np.float32)
+    weights = np.random.default_rng(2).uniform(0, 3, ROWS).astype(np.float32)
     record = measure(scored(TRUTH, TRUTH, trained=TRUTH, weights=weights), GateConfig(**QUIET))  # type: ignore[arg-type]
     figures = evaluate(CLICKED, TRUTH, weights=weights)
     assert record.candidate is not None

@@ -43,9 +43,9 @@ def on_disk(folder, injector):
 
 
 @contextmanager
-def on_s3(proxy, monkeypatch, name, injector):
+def on_s3(proxy, monkeypatch, injector):
     """A store in a bucket of its own behind ``proxy``, whose client tries once."""
-    with bucket(proxy, monkeypatch, name) as url, machine_seams(injector):
+    with bucket(proxy, monkeypatch) as url, machine_seams(injector):
         proxy.fault = Requests(injector)
         yield Store(f"{url}/store"), "S3"
 
@@ -146,7 +146,7 @@ def main():
         monkeypatch = pytest.MonkeyPatch()
         with served(moto.server) as proxy:
             for act in acts:
-                with on_s3(proxy, monkeypatch, act.name, injector) as (store, place):
+                with on_s3(proxy, monkeypatch, injector) as (store, place):
                     found += cells(act, store, place, injector, operations)
         monkeypatch.undo()
     print(table(found))

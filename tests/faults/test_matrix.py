@@ -60,17 +60,18 @@ ON_S3 = [each for each in OPERATIONS if each != "rename"]  # there is none
 def test_on_s3_every_phase_and_every_operation(endpoint, monkeypatch, name):
     """A sample of the grid below."""
     injector = Injector()
-    with on_s3(endpoint, monkeypatch, name, injector) as (store, place):
+    with on_s3(endpoint, monkeypatch, injector) as (store, place):
         found = list(sample(BY_NAME[name], store, place, injector, ON_S3))
     assert {cell.phase for cell in found} == {str(phase) for phase in BY_NAME[name].phases}
     assert {cell.operation for cell in found} == set(ON_S3) and {cell.count for cell in found} == set(COUNTS)
     assert checked(found), "no fault was met: the seams have moved"
 
 
-@pytest.mark.grid
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ON_S3)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_on_s3_all_of_it(endpoint, monkeypatch, name, operation):
     injector = Injector()
-    with on_s3(endpoint, monkeypatch, f"all {name} {operation}", injector) as (store, place):
-        checked(list(cells(BY_NAME[name], store, place, injector, [operation])))
+    with on_s3(endpoint, monkeypatch, injector) as (store, place):
+        met = checked(list(cells(BY_NAME[name], store, place, injector, [operation])))
+    assert met or operation == "thread" or (name, operation) in NEVER, "no fault was met: the seams have moved"

@@ -200,6 +200,7 @@ def test_what_is_not_there_is_told(run_ingest, server):
             run_ingest(config(server, **changes))
 
 
+@pytest.mark.measures
 def test_a_service_that_does_not_answer_is_not_waited_for_longer_than_a_minute(run_ingest, server, monkeypatch):
     run_ingest(config(server))
     assert bigquery_table.SECONDS == 60

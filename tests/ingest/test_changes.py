@@ -69,9 +69,9 @@ def _hold(folder, ready, done):
 
 
 def test_two_processes_do_not_write_one_artifact(tmp_path):
-    fork = multiprocessing.get_context("fork")
-    ready, done = fork.Event(), fork.Event()
-    other = fork.Process(target=_hold, args=(str(tmp_path), ready, done))
+    context = multiprocessing.get_context("forkserver")
+    ready, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(str(tmp_path), ready, done))
     other.start()
     try:
         assert ready.wait(PATIENCE)
@@ -120,7 +120,7 @@ def test_a_dataset_made_again_by_a_process_that_is_killed_is_absent_until_the_ne
         for name in names:
             draft.write_json(name, [1, 2, 3])
         former = draft.commit({})
-    other = multiprocessing.get_context("fork").Process(target=_killed, args=(str(tmp_path),))
+    other = multiprocessing.get_context("forkserver").Process(target=_killed, args=(str(tmp_path),))
     other.start()
     other.join()
     assert store.find("datasets/d/k") is None

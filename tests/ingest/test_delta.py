@@ -23,6 +23,7 @@ from pipeline.specs import CONNECTORS
 from pipeline.store import Store
 from tests.ingest.conftest import csv_config
 from tests.ingest.test_formats import log
+from tests.servers import refusing
 
 DAY = date(2026, 1, 30)
 
@@ -179,7 +180,8 @@ def test_columns_that_were_added_later_are_missing_before(run_ingest, tmp_path):
     old = frame.head(300).with_columns(pl.lit(None).cast(frame.schema[name]).alias(name) for name in ("x", "t"))
     pl.concat([old.select(frame.columns), frame.tail(300)]).write_parquet(tmp_path / "log.parquet")
     expected = run_ingest(config(tmp_path / "log.parquet", "parquet"))
-    assert dataset.all_rows.sort(pl.all()).equals(expected.all_rows.sort(pl.all()))
+    same = dataset.all_rows.sort(pl.all()).equals(expected.all_rows.sort(pl.all()))
+    assert same
 
 
 def deletion_vector(rows: list[int]) -> str:
@@ -282,10 +284,11 @@ def test_sources_cross_to_another_process_and_hold_a_few_blocks(tmp_path):
 
 
 def test_a_store_that_does_not_answer_is_no_damaged_table(run_ingest):
-    options = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x",
-               "max_retries": "0", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}  # fmt: skip
-    with pytest.raises(UnreachableError, match=r"s3://lake/clicks does not answer: .*Connection refused") as told:
-        run_ingest(config("s3://lake/clicks", options=options))
+    options = {"AWS_ALLOW_HTTP": "true", "AWS_REGION": "x", "max_retries": "0", "AWS_ACCESS_KEY_ID": "a",
+               "AWS_SECRET_ACCESS_KEY": "b"}  # fmt: skip
+    refused = pytest.raises(UnreachableError, match=r"s3://lake/clicks does not answer: .*Connection refused")
+    with refusing() as url, refused as told:
+        run_ingest(config("s3://lake/clicks", options={"AWS_ENDPOINT_URL": url, **options}))
     assert told.value.exit_code == 8 and "\x1b" not in told.value.message
 
 

@@ -24,6 +24,7 @@ from pipeline.ingest.stage import raw_fingerprint
 from tests.ingest import test_delta
 from tests.ingest.test_delta import DAY, of_days, pinned
 from tests.ingest.test_formats import log
+from tests.servers import refusing
 
 
 @pytest.fixture
@@ -149,7 +150,8 @@ def test_columns_that_were_added_renamed_and_widened(run_ingest, tmp_path, wareh
     kinds = {"n": pl.Int64, "x": pl.Float64}
     pl.concat([old.cast(kinds), late.cast(kinds)]).write_parquet(tmp_path / "log.parquet")
     expected = run_ingest(test_delta.config(tmp_path / "log.parquet", "parquet"))
-    assert dataset.all_rows.sort(pl.all()).equals(expected.all_rows.sort(pl.all()))
+    same = dataset.all_rows.sort(pl.all()).equals(expected.all_rows.sort(pl.all()))
+    assert same
 
 
 def _long():
@@ -256,13 +258,12 @@ def test_what_is_not_there_is_told(run_ingest, warehouse):
         run_ingest(config(warehouse, sparse={"u": SparseFeature()}))
 
 
-@pytest.mark.parametrize(
-    "options", [{"type": "rest", "uri": "http://127.0.0.1:9"}, {"type": "sql", "uri": "sqlite:////nowhere/at/all.db"}]
-)
-def test_a_catalog_that_does_not_answer_is_told(run_ingest, monkeypatch, options):
+@pytest.mark.parametrize("kind", ["rest", "sql"])
+def test_a_catalog_that_does_not_answer_is_told(run_ingest, monkeypatch, kind):
     monkeypatch.setattr("pipeline.store.retrying.FIRST_SECONDS", 0.01)
-    with pytest.raises(UnreachableError, match="the catalog of lake.ads.clicks does not answer: ") as told:
-        run_ingest(config(options))
+    unanswered = pytest.raises(UnreachableError, match="the catalog of lake.ads.clicks does not answer: ")
+    with refusing() as url, unanswered as told:
+        run_ingest(config({"type": kind, "uri": url if kind == "rest" else "sqlite:////nowhere/at/all.db"}))
     assert told.value.exit_code == 8
 
 

@@ -31,6 +31,7 @@ from tests.ingest import test_delta
 from tests.ingest.conftest import csv_config
 from tests.ingest.test_delta import DAY, pinned
 from tests.ingest.test_formats import log
+from tests.servers import kept_port
 from tests.waits import PATIENCE
 
 NIGHT = datetime(2026, 1, 30)
@@ -293,8 +294,8 @@ def test_settings_and_silence_are_told(run_ingest, cluster, monkeypatch, tmp_pat
     with pytest.raises(DataError, match="none of the 600 rows of clicks could be used"):
         run_ingest(config(cluster, label=LabelConfig(column="u")))
     monkeypatch.setattr(kafka_topic, "SECONDS", 0.5)
-    with pytest.raises(UnreachableError, match="do not answer"):
-        run_ingest(config(cluster, options={"bootstrap.servers": "127.0.0.1:9"}))
+    with kept_port() as port, pytest.raises(UnreachableError, match="do not answer"):
+        run_ingest(config(cluster, options={"bootstrap.servers": f"127.0.0.1:{port}"}))
 
 
 def test_passwords_come_from_a_file(run_ingest, cluster, tmp_path):

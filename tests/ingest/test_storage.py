@@ -1,6 +1,7 @@
 """Logs and store on an object store that is sometimes busy and cuts connections: the same dataset, or nothing."""
 
 import gzip
+import uuid
 
 import fsspec
 import numpy as np
@@ -26,16 +27,16 @@ def lines_of(number: int, rows: int) -> list[str]:
 
 
 @pytest.fixture
-def s3(endpoint, monkeypatch, request):
-    """A bucket of its own with logs in it, over a client that gives up soon."""
-    quick = {"read_timeout": 2, "connect_timeout": 5, "retries": {"max_attempts": 0}}
+def s3(endpoint, monkeypatch):
+    """A bucket of its own with logs in it, over a client that tries nothing again by itself."""
+    quick = {"read_timeout": 60, "connect_timeout": 60, "retries": {"max_attempts": 0}}
     settings = {"key": "k", "secret": "s", "endpoint_url": endpoint.url, "config_kwargs": quick,
                 "default_block_size": PART}  # fmt: skip
     monkeypatch.setitem(fsspec.config.conf, "s3", settings)
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 3)
     endpoint.fault = None
     fsspec.filesystem("s3").clear_instance_cache()
-    bucket = f"i{abs(hash(request.node.name))}"
+    bucket = f"i{uuid.uuid4().hex}"
     fs = fsspec.filesystem("s3")
     fs.mkdir(bucket)
     for number in range(FILES):

@@ -92,7 +92,8 @@ def test_what_if_plans_with_the_number_of_the_checkpoint(done):
 
     def figures(*more):
         ended = nightjar("what-if", f"store={store}", *SMALL, *more, "--json")
-        assert ended.returncode == 0, ended.stderr
+        code = ended.returncode  # a name: the command's output has the seconds that planning took
+        assert code == 0, ended.stderr
         return [(record["step_ms"], record["reserved_bytes"]) for record in json.loads(ended.stdout)]
 
     smaller, same = figures("train.global_batch=64,96")

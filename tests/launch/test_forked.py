@@ -22,7 +22,7 @@ from tests.waits import PATIENCE, until
 TRAINING = [
     "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]",
     "model.top_mlp=[32]", "train.global_batch=512", "train.guard.collapse=false", "train.precision=fp32",
-    "train.log_every_steps=2", "train.threads_per_rank=1", "checkpoint.grace_seconds=20", "run=x",
+    "train.log_every_steps=2", "train.threads_per_rank=1", "checkpoint.grace_seconds=3600", "run=x",
     "train.compile=false",  # which a training that is to be stopped would try, being long
 ]  # fmt: skip
 SERVE = """

@@ -42,12 +42,17 @@ BASES = {
         "+plan.tables.C1={tier: ddr}", "+launch.pods.volumes.v={claim: c, path: /x}", "+launch.pods.resources.train={}",
     ],
 }  # fmt: skip
-CONFIGS = {name: compose(["run=r", *overrides]) for name, overrides in BASES.items()}
 
 
-def test_every_condition_holds_for_some_of_these_configurations_and_not_for_others() -> None:
+@pytest.fixture(scope="module")
+def configs() -> dict[str, Config]:
+    """What ``BASES`` compose to."""
+    return {name: compose(["run=r", *overrides]) for name, overrides in BASES.items()}
+
+
+def test_every_condition_holds_for_some_of_these_configurations_and_not_for_others(configs: dict[str, Config]) -> None:
     for use in (use for lines in LISTS.values() for use in lines):
-        held = {use.when(config) for config in CONFIGS.values()}
+        held = {use.when(config) for config in configs.values()}
         assert held == {True, False} or held == {use.when is always}, use
 
 
@@ -96,8 +101,8 @@ FURTHER = ("tables", "strided", "coherent", "auto", "few")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in FURTHER else name for name in BASES]
 )
-def test_a_setting_changes_the_keys_that_the_list_gives_it_and_no_others(name: str) -> None:
-    config, seen = CONFIGS[name], 0
+def test_a_setting_changes_the_keys_that_the_list_gives_it_and_no_others(configs: dict[str, Config], name: str) -> None:
+    config, seen = configs[name], 0
     before = {key: key_config(key, config) for key in KEYS}
     for path in LEAVES:
         if path in DECIDING or path.startswith(OPTIONS) or (now := changed(config, path.split("."))) is None:
@@ -118,18 +123,18 @@ OTHERS = {
 }  # fmt: skip
 
 
-def test_what_a_setting_names_is_read_by_its_value_too() -> None:
+def test_what_a_setting_names_is_read_by_its_value_too(configs: dict[str, Config]) -> None:
     """``named`` settings whose meaning lies in the configuration itself; files and checkpoints have tests of theirs."""
-    assert key_config("publish", CONFIGS["synthetic"]) != key_config(
-        "publish", dataclasses.replace(CONFIGS["csv"], publish=dataclasses.replace(CONFIGS["csv"].publish, model="m"))
+    assert key_config("publish", configs["synthetic"]) != key_config(
+        "publish", dataclasses.replace(configs["csv"], publish=dataclasses.replace(configs["csv"].publish, model="m"))
     )
-    two = dataclasses.replace(CONFIGS["strided"], hardware=dataclasses.replace(CONFIGS["strided"].hardware, hosts=2))
+    two = dataclasses.replace(configs["strided"], hardware=dataclasses.replace(configs["strided"].hardware, hosts=2))
     for key in ("partition", CHECKPOINTS, "train"):
-        assert key_config(key, two) != key_config(key, CONFIGS["strided"])
+        assert key_config(key, two) != key_config(key, configs["strided"])
 
 
-def test_a_finished_training_is_named_by_all_that_its_checkpoints_are_named_by() -> None:
-    for config in CONFIGS.values():
+def test_a_finished_training_is_named_by_all_that_its_checkpoints_are_named_by(configs: dict[str, Config]) -> None:
+    for config in configs.values():
         whole, part = key_config("train", config), key_config(CHECKPOINTS, config)
         assert within(part, whole)
 

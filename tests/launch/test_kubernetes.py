@@ -261,8 +261,12 @@ def test_a_training_that_takes_no_first_step_is_ended() -> None:
         on_phase("batch")  # the first batch is there, the step never ends
         assert hung.wait(PATIENCE)
     assert "launch.first_step_minutes=0.0005" in failed[0].message and failed[0].exit_code == 8
-    with first_step_in_time(60.0, fail) as on_phase:
-        (timer,) = (each for each in threading.enumerate() if getattr(each, "function", None) is fail)
+
+    def fail_late(error: LaunchError) -> None:
+        failed.append(error)
+
+    with first_step_in_time(60.0, fail_late) as on_phase:
+        (timer,) = (each for each in threading.enumerate() if getattr(each, "function", None) is fail_late)
         on_phase("batch")
         assert not timer.finished.is_set()
         on_phase("batch")  # one step is done

@@ -17,6 +17,7 @@ from pipeline.launch.forkserver import RANK
 from pipeline.launch.logs import Tail, exit_hint
 from pipeline.launch.status import MARK, Report, clear_report, read_report, write_report
 from pipeline.store import Store
+from tests.launch.launchers import launched
 from tests.waits import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
@@ -68,9 +69,8 @@ def environment(place: Path, site: str) -> dict[str, str]:
 def start(place: Path, *arguments: str, site: str = "") -> subprocess.Popen:
     """Start a run in ``place``; every Python process of it does ``site`` first."""
     (place / "tmp").mkdir(exist_ok=True)
-    return subprocess.Popen(
+    return launched(
         [sys.executable, "-m", "pipeline.cli", "run", *arguments, f"store={place}"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**environment(place, site), "TMPDIR": str(place / "tmp")},
     )  # fmt: skip
 

@@ -157,6 +157,7 @@ def test_a_store_that_does_not_say_is_not_taken_for_one_without_checkpoints(tmp_
     assert chain._reached(Step(name="train", key="k", path="p", scratch=("runs/r",))) == ("" if answers else None)
 
 
+@pytest.mark.measures
 def test_a_suspended_machine_counts_as_silence() -> None:
     before, now = time.clock_gettime(time.CLOCK_BOOTTIME), CLOCK.boottime()
     after = time.clock_gettime(time.CLOCK_BOOTTIME)

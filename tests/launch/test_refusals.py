@@ -16,6 +16,7 @@ from pipeline.launch.kubernetes.api import Api, check_clock
 from pipeline.schedule.lock import lease_path
 from pipeline.store import Store
 from tests.launch.cluster_cases import CLUSTER
+from tests.servers import kept_port
 
 
 class Clock(BaseHTTPRequestHandler):
@@ -79,9 +80,10 @@ def assert_night_refused(folder: Path, capsys: pytest.CaptureFixture[str], messa
 
 
 def test_a_night_on_an_unreachable_cluster_says_so_on_its_page(tmp_path, monkeypatch, capsys) -> None:
-    use_cluster(tmp_path, "https://127.0.0.1:1", monkeypatch)
-    message = "the Kubernetes API server https://127.0.0.1:1 does not answer: "
-    assert_night_refused(tmp_path, capsys, message, "launch.context=")
+    with kept_port() as port:
+        use_cluster(tmp_path, f"https://127.0.0.1:{port}", monkeypatch)
+        message = f"the Kubernetes API server https://127.0.0.1:{port} does not answer: "
+        assert_night_refused(tmp_path, capsys, message, "launch.context=")
 
 
 def test_a_night_whose_clock_is_not_the_clusters_says_so(tmp_path, monkeypatch, capsys) -> None:
@@ -91,7 +93,14 @@ def test_a_night_whose_clock_is_not_the_clusters_says_so(tmp_path, monkeypatch, 
 
 
 def test_an_unreachable_cluster_is_one_message(tmp_path, monkeypatch, capsys) -> None:
-    use_cluster(tmp_path, "https://127.0.0.1:1", monkeypatch)
+    with kept_port() as port:
+        server = f"https://127.0.0.1:{port}"
+        use_cluster(tmp_path, server, monkeypatch)
+        assert_unreachable(tmp_path, server, capsys)
+
+
+def assert_unreachable(tmp_path: Path, server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run on ``server`` says in one message why it cannot be, as it does with a kubeconfig that is none."""
     volume = f"launch.pods.volumes={{store:{{claim:c,path:{tmp_path}}}}}"
     run = [
         "run",
@@ -104,7 +113,7 @@ def test_an_unreachable_cluster_is_one_message(tmp_path, monkeypatch, capsys) ->
     ]
     assert cli.main(run) == 8
     said = capsys.readouterr().err
-    assert said.startswith("nightjar: the Kubernetes API server https://127.0.0.1:1 does not answer: ")
+    assert said.startswith(f"nightjar: the Kubernetes API server {server} does not answer: ")
     assert said.count("nightjar:") == 1 and "Traceback" not in said and "launch.context" in said
     assert not (tmp_path / "s/runs/lost/config.yaml").exists()
     assert cli.main([*run, "launch.context=nowhere"]) == 8

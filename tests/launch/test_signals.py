@@ -14,6 +14,7 @@ from pipeline.compose import compose
 from pipeline.launch.appdefs import stage_app
 from pipeline.launch.forkserver import RANK
 from pipeline.launch.logs import killed_rank
+from tests.launch.launchers import launched
 from tests.waits import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -30,10 +31,7 @@ SETTINGS = [
 
 def start(store: Path, run: str, *more: str) -> subprocess.Popen:
     """Start a training that does not end by itself before somebody stops it, unless ``more`` says so."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", "run", *SETTINGS, f"run={run}", f"store={store}", *more],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    return launched([sys.executable, "-m", "pipeline.cli", "run", *SETTINGS, f"run={run}", f"store={store}", *more])
 
 
 def wait_for_steps(launcher: subprocess.Popen, lines: int) -> str:

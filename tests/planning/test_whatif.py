@@ -88,6 +88,7 @@ def test_other_faults_are_not_swallowed():
         what_if([case()], planner([ZeroDivisionError()]))
 
 
+@pytest.mark.measures
 def test_the_real_planner_tells_a_machine_that_is_large_enough_from_one_that_is_not():
     cases = []
     for ddr in ("0.01", "8"):

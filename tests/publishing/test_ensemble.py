@@ -106,6 +106,14 @@ def first(tmp_path_factory):
     return Store(str(place)), artifacts
 
 
+@pytest.mark.measures
+def test_the_cost_of_an_ensemble_is_measured(first):
+    store, artifacts = first
+    record = read(GateRecord, store, f"{artifacts['publish'].path}/{GATE}")
+    assert record.cost.members == 2 and record.cost.bytes > 1.5 * record.cost.bytes_of_one > 0
+    assert record.cost.row_us > 0 and record.importance
+
+
 def test_a_run_publishes_its_ensemble(first):
     store, artifacts = first
     trained = artifacts["train"]
@@ -113,8 +121,6 @@ def test_a_run_publishes_its_ensemble(first):
     part = ensemble_of(trained.summary)
     assert part.made == 3 and len(members) == 2 and part.ne < part.last_ne
     record = read(GateRecord, store, f"{artifacts['publish'].path}/{GATE}")
-    assert record.cost.members == 2 and record.cost.bytes > 1.5 * record.cost.bytes_of_one > 0
-    assert record.cost.row_us > 0 and record.importance
     assert abs(record.serving.gap) < 0.002  # the version scores as the evaluation did
     version = store.get(artifacts["publish"].summary["model"]["uri"], "publish")
     assert version.summary["members"] == [each.checkpoint for each in members]

@@ -25,6 +25,7 @@ from pipeline.ingest.synthetic import write_tsv
 from pipeline.records import GateRecord, read
 from pipeline.serving.predict import Rejected, score_file, score_sink
 from pipeline.store import Store
+from tests.alone import alone
 from tests.checkpoint import s3
 from tests.commands import nightjar
 from tests.publishing import made
@@ -184,7 +185,8 @@ def test_predict_ends_whole_with_the_rank_that_dies(store: Store, logs: Path, tm
                 path = f"{logs}/*.tsv"
                 score_file(store, "clicks", None, path, lambda each: (sink(each), write(each)), cache_mib=1, ranks=2)
             out.unlink()
-    assert "--ranks 1" in told.value.hint and written
+    scored = len(written)  # a number: of which rows it shows scores depends on when the rank died
+    assert "--ranks 1" in told.value.hint and scored
     assert not list(tmp_path.iterdir())
     assert not [each for each in psutil.Process().children(recursive=True) if each.name() == "nightjar-rank"]
 
@@ -208,7 +210,7 @@ def test_an_error_in_a_rank_is_the_error_of_predict(store: Store, logs: Path, tm
 def test_ranks_read_and_write_an_object_store(store: Store, logs: Path, tmp_path: Path, monkeypatch) -> None:
     """Version, rows and scores in a bucket: the ranks have the version from the process that fetched it."""
     server = pytest.importorskip("moto.server")
-    with s3.served(server) as proxy, s3.bucket(proxy, monkeypatch, "predict") as url:
+    with s3.served(server) as proxy, s3.bucket(proxy, monkeypatch) as url:
         fs = fsspec.filesystem("s3")
         fs.put(store.full("models"), f"{url}/store/models", recursive=True)
         fs.put(str(logs / "mon.tsv"), f"{url}/mon.tsv")
@@ -282,6 +284,7 @@ def test_predict_writes_rejected_rows_to_their_own_file(store: Store, logs: Path
     assert not out.exists() and not rejected.exists()
 
 
+@alone
 def test_however_many_rows_are_rejected_only_the_first_few_stay_in_memory() -> None:
     written: list[int] = []
     rejected = Rejected(lambda file, rejects: written.append(len(rejects)))

@@ -260,9 +260,12 @@ def opened(folder: Path, url: str, path: str, settings: dict) -> None:
 @pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_of_an_object_store_each_host_fetches_a_version_once(endpoint, monkeypatch, tmp_path: Path, hosts: int) -> None:
     """And its ranks read the same files; all give the same scores."""
-    with bucket(endpoint, monkeypatch, "versions") as url:
+    with bucket(endpoint, monkeypatch) as url:
         path = made.write_version(Store(url), "8")
+        endpoint.read.clear()
         spawn(opened, 2 * hosts, tmp_path, url, path, fsspec.config.conf["s3"], local=2)
+    tables = {part: times for part, times in endpoint.read.items() if "/tables/" in part[0]}
+    assert tables and set(tables.values()) == {2 * hosts}  # ``opened`` opens it twice
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2 * hosts)]
     assert found[::2] == found[1::2] and len({each["folder"] for each in found}) == hosts
     assert all(each["logits"] == found[0]["logits"] for each in found)

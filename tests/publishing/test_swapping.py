@@ -18,8 +18,8 @@ A, B, C = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3))
 
 
 @pytest.fixture
-def store(endpoint, monkeypatch, request) -> Iterator[Store]:
-    with bucket(endpoint, monkeypatch, request.node.name) as url:
+def store(endpoint, monkeypatch) -> Iterator[Store]:
+    with bucket(endpoint, monkeypatch) as url:
         made = Store(f"{url}/store")
         for name in (A, B, C):
             plain(made, name)

@@ -32,6 +32,7 @@ def small(**plan: object) -> tuple[Config, PlanInputs]:
     return config, PlanInputs.of(config, replace(schema, rows={"train": 1_000}), profile)
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize("types", [["row_wise"], ["table_wise", "data_parallel"], ["table_row_wise"]], ids="-".join)
 def test_every_row_is_sharded_named_and_dealt_once(types: list[str]) -> None:
     found = dry_run(*small(sharding_types=types), 16)
@@ -81,6 +82,7 @@ def test_extents_that_do_not_tile_a_table_are_named() -> None:
     assert uncovered([], 10, 16) == "columns 0 to 15 are in no file"
 
 
+@pytest.mark.measures
 def test_what_a_rank_hears_of_a_checkpoint_is_the_manifest_alone() -> None:
     """Rank 0 hears every rank's report; the others hear of the files once, however many ranks there are."""
     few, many = (dry_run(*small(sharding_types=["row_wise"]), ranks) for ranks in (4, 16))

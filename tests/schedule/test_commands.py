@@ -75,7 +75,7 @@ def test_a_schedule_of_logs_that_lie_by_day_leaves_the_day_to_its_nights(capsys)
 
 def test_the_second_of_two_launchers_ends_with_8_and_names_the_first(tmp_path: Path, capsys) -> None:
     store = Store(str(tmp_path))
-    with night_lock(store, "clicks", 0.6, "backfill 2026-01-01 to 2026-01-09"):
+    with night_lock(store, "clicks", 6.0, "backfill 2026-01-01 to 2026-01-09"):
         code = cli.main(["nightly", "date=2026-01-10", "publish.model=clicks", f"store={tmp_path}"])
     assert code == 8
     said = capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_what_ends_a_night_before_it_begins_is_posted_and_recorded(tmp_path: Pat
         assert cli.main([*night, "train.lr=fast"]) == 2
         record = store.read_json("runs/clicks-2026-01-10/nightly.json")
         assert (record["outcome"], record["exit_code"]) == ("failed", 2) and "train.lr" in record["message"]
-        with night_lock(store, "clicks", 0.6, "backfill"):
+        with night_lock(store, "clicks", 6.0, "backfill"):
             assert cli.main([*night, "data.synthetic.rows=2000"]) == 8
     assert [(body["outcome"], body["exit_code"]) for body in Hook.bodies] == [("failed", 2), ("failed", 8)]
     assert store.read_json("runs/clicks-2026-01-10/nightly.json") == record  # the other launcher's to write

@@ -20,7 +20,7 @@ SETTINGS = (
     "train.threads_per_rank=1",
     "train.global_batch=256", "train.lr=0.01", "train.sparse_lr=0.2", "train.warmup_steps=5", "train.precision=fp32",
     "train.schedule=linear", "train.decay_ratio=0.3",
-    "gate.max_calibration_error=0.25",  # 22 steps on rows in an order that the folder's name decides
+    "gate.max_calibration_error=0.25",  # 22 steps
     "launch.inline=[ingest,plan,partition,train,evaluate,publish]", "gate.max_psi=null", "gate.replicates=50",
     "gate.max_ne_increase=0.05", "gate.min_baseline_gain=null",  # what 1,400 held-out rows tell; after 22 steps
     "publish.model=clicks", "nightly.wait_minutes=0",

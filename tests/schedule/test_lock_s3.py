@@ -17,8 +17,8 @@ LONG = 600.0  # a request of a lease may take a sixth of its seconds
 
 
 @pytest.fixture
-def store(endpoint, monkeypatch, request) -> Iterator[Store]:
-    with bucket(endpoint, monkeypatch, request.node.name) as url:
+def store(endpoint, monkeypatch) -> Iterator[Store]:
+    with bucket(endpoint, monkeypatch) as url:
         yield Store(url)
 
 

@@ -234,7 +234,7 @@ def test_an_artifact_that_is_being_written_stays(store: Store) -> None:
 
 
 def test_while_a_night_works_nothing_goes_but_looking_is_allowed(store: Store, capsys) -> None:
-    with night_lock(store, "clicks", 0.6, "night 2026-01-06"):
+    with night_lock(store, "clicks", 6.0, "night 2026-01-06"):
         assert main(["store", "gc", "--store", store.url]) == 8
         said = capsys.readouterr()
         assert "model 'clicks' is already being worked on" in said.err and "(night 2026-01-06)" in said.err

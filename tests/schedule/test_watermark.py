@@ -10,6 +10,7 @@ from pipeline.compose import compose
 from pipeline.errors import DataError
 from pipeline.schedule.watermark import wait_for
 from tests.logged import listen
+from tests.waits import TurnedClock
 
 DAY = date(2026, 1, 5)
 
@@ -19,7 +20,7 @@ def wait(folder: Path, minutes: float) -> None:
         "data=csv", "data.name=d", "+data.sparse.a={}", f'data.path="{folder}/{{day}}/*.csv"', f"data.day={DAY}",
         "data.watermark.success=_SUCCESS",
     ])  # fmt: skip
-    wait_for(config.data, DAY, minutes, poll_seconds=0.01)
+    wait_for(config.data, DAY, minutes, poll_seconds=0.01, clock=TurnedClock())
 
 
 def test_it_waits_until_the_day_is_complete_and_says_once_what_is_missing(tmp_path: Path) -> None:

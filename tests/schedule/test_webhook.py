@@ -5,11 +5,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from pipeline.schedule.webhook import deliver
+from tests import servers
 from tests.logged import listen
 
 
@@ -35,12 +36,8 @@ class Hook(BaseHTTPRequestHandler):
 def serving(*codes: int) -> Iterator[str]:
     """URL of a server that answers with ``codes``; what it got is in Hook.bodies."""
     Hook.codes, Hook.bodies = list(codes), []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/hook/secret"
-        server.shutdown()
-        thread.join()
+    with servers.serving(Hook) as url:
+        yield f"{url}/hook/secret"
 
 
 def test_the_verdict_is_posted_as_json() -> None:
@@ -64,7 +61,8 @@ def test_a_failure_is_said_without_the_secret_in_the_url() -> None:
     with serving(503, 503, 503) as url:
         assert not deliver(url, {}, pause=0.0)
     assert len(Hook.bodies) == 3
-    assert not deliver(url, {}, pause=0.0)  # the server is gone
+    with servers.refusing() as url:
+        assert not deliver(f"{url}/hook/secret", {}, pause=0.0)
     assert "the verdict was not delivered to nightly.webhook at 127.0.0.1 in 3 tries: it answered 503" in said[0]
     assert "refused" in said[1]
     assert not any("secret" in text for text in said)

@@ -61,7 +61,8 @@ def overrides(folder: Path) -> list[str]:
 def done(folder: Path) -> Path:
     """The store with one search of this log."""
     result = nightjar("search", *overrides(folder), "search=first")
-    assert result.returncode == 0, result.stderr
+    code = result.returncode
+    assert code == 0, result.stderr
     assert "best.yaml" in result.stdout and "ms (predicted)" in result.stdout
     return folder / "store" / "searches" / "first"
 
@@ -124,6 +125,7 @@ def _killed_in_step(number: int, arguments: list[str]) -> None:
 
 
 # Of 360 steps: after choices were measured twice; and before that, while the weights learn alone.
+@pytest.mark.measures
 @pytest.mark.parametrize("steps", [(275,), pytest.param((20, 275), marks=pytest.mark.slow)], ids=["once", "twice"])
 def test_a_killed_search_goes_on_bit_for_bit(folder: Path, done: Path, steps: tuple[int, ...]) -> None:
     store = folder / f"killed-{len(steps)}"

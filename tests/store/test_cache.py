@@ -48,7 +48,7 @@ def age(folder, cache, source, *numbers):
             os.utime(path, (second, second))
 
 
-def test_a_part_is_fetched_once_by_all_processes_of_a_host(tmp_path):
+def test_a_part_is_fetched_once_by_all_caches_of_a_folder(tmp_path):
     source = Source()
     for _ in range(3):  # of three ranks
         source.part(PartCache(tmp_path, 10**6), 4)
@@ -159,7 +159,7 @@ def test_a_disk_that_refuses_is_told_of_once_and_costs_a_fetch(tmp_path, caplog)
     assert len([each for each in caplog.records if "keeps no more parts" in each.message]) == 1
 
 
-def test_threads_of_several_processes_keep_within_the_limit(tmp_path):
+def test_caches_of_one_folder_keep_within_the_limit(tmp_path):
     limit = 20 * (SIZE + 16)
     sources = [Source(f"xxh3_128:{number}") for number in range(4)]
 

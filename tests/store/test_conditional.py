@@ -28,8 +28,8 @@ fsspec.register_implementation("plain", Plain, clobber=True)
 
 
 @pytest.fixture
-def objects(endpoint: Proxy, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Store]:
-    with bucket(endpoint, monkeypatch, request.node.name) as url:
+def objects(endpoint: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    with bucket(endpoint, monkeypatch) as url:
         yield Store(f"{url}/store")
 
 

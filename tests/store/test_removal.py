@@ -53,6 +53,7 @@ def test_of_a_run_manifests_go_first_and_those_that_rest_on_others_before_these(
     assert not store.exists(RUN)
 
 
+@pytest.mark.measures
 def test_a_forgotten_artifact_keeps_its_files(store: Store) -> None:
     forget(store, INNER[0])
     assert store.find(INNER[0]) is None and store.exists(f"{INNER[0]}/a.json")
@@ -80,7 +81,7 @@ def above(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     elif request.param == "memory":
         yield f"memory://removal-{os.urandom(4).hex()}"
     else:
-        with bucket(request.getfixturevalue("endpoint"), monkeypatch, request.node.name) as url:
+        with bucket(request.getfixturevalue("endpoint"), monkeypatch) as url:
             yield url
 
 
@@ -106,9 +107,9 @@ def test_a_url_with_the_characters_of_a_pattern_is_a_name(above: str) -> None:
 
 
 @pytest.fixture
-def written(endpoint, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Store]:
+def written(endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A store on S3 with one artifact."""
-    with bucket(endpoint, monkeypatch, request.node.name) as url:
+    with bucket(endpoint, monkeypatch) as url:
         store = Store(url)
         with store.draft(RUN, kind="made", key="k", config={}, inputs={}) as draft:
             draft.write_json("a/b.json", {})

@@ -93,6 +93,7 @@ def test_a_short_training_is_not_tried(outcomes):
     assert outcomes["never"][0]["compiled"] is None
 
 
+@pytest.mark.measures
 def test_what_is_slower_compiled_stays_as_it_is_to_the_bit(outcomes):
     for each in outcomes["slower"]:
         assert each["compiled"] is False and len(each["kept"]) == 1
@@ -146,6 +147,7 @@ def test_times_pay_where_they_save_twice_what_compiling_takes():
     assert not Timed(eager_ms=20.0, compiled_ms=30.0, seconds=0.0).pays(10**9)
 
 
+@pytest.mark.measures
 def test_a_trial_leaves_running_means_gradients_and_random_numbers(monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     names = tuple(SparseColumn(name=name, rows=9) for name in "abc")

@@ -10,7 +10,7 @@ import pytest
 from pipeline.config import CheckpointConfig, ClipConfig
 from pipeline.config.hogwild import HogwildConfig
 from pipeline.config.validate import ValidateConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, GuardError
 from pipeline.models.wide_deep import WideDeepConfig
 from pipeline.records import SparseColumn
 from pipeline.store import Store
@@ -109,6 +109,7 @@ def outcome(tmp_path_factory):
     return run
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize(
     "case",
     with_slow(
@@ -138,6 +139,7 @@ def test_a_resumed_training_takes_the_other_batches(outcome):
     assert found["rows"] == TRAIN_ROWS and set(found["seen"]) == {2}
 
 
+@pytest.mark.measures
 def test_looks_at_validation_rows_stop_it(outcome):
     found = outcome("looks")
     part = found["summary"]["train"]["validation"]
@@ -146,9 +148,15 @@ def test_looks_at_validation_rows_stop_it(outcome):
     assert part["ne"] < 1
 
 
+def refused(folder):
+    with pytest.raises(GuardError) as caught:
+        train_case(folder, "bad batch")
+    (folder / "refused.txt").write_text(str(caught.value))
+
+
 def test_an_error_of_a_thread_ends_the_training(tmp_path):
-    with pytest.raises(Exception, match="terminated"):
-        spawn(train_case, 1, tmp_path, "bad batch")
+    spawn(refused, 1, tmp_path)
+    assert "'b'" in (tmp_path / "refused.txt").read_text()
 
 
 REFUSED = {

@@ -99,6 +99,7 @@ def test_waiting_for_data_is_in_no_phase(host: Host) -> None:
     assert clock.figures() == pytest.approx({**dict.fromkeys(PHASES, 0.0), "dense": 20})
 
 
+@pytest.mark.measures
 def test_without_another_one_it_is_the_host_s_own_clock() -> None:
     clock = PhaseClock(CPU)
     for _ in range(FIRST + 1):

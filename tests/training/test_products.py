@@ -19,6 +19,7 @@ def test_the_products_have_the_flop_that_the_planner_charges():
     assert products[Product(1, 128, 2, 16)] == 1  # the first layer's forward pass
 
 
+@pytest.mark.measures
 def test_speed_and_share_follow_from_the_time_of_a_step():
     speed = Speed.measure(CONFIG, INPUTS, 128, None, torch.device("cpu"))
     assert speed.least_seconds > 0

@@ -165,6 +165,7 @@ def test_the_bytes_are_those_of_a_run_in_memory(outcomes, world, name):
         assert found["logits"] != outcomes[world, "ragged ddr" if name == "lanes" else "ddr"][0]["logits"]
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize("world", with_slow((1, 2), (2,)))
 def test_figures_reach_the_records_and_the_log_line(outcomes, world):
     outcome = outcomes[world, "ssd"][0]
@@ -179,6 +180,7 @@ def test_figures_reach_the_records_and_the_log_line(outcomes, world):
     assert "ssd" not in plain_line(plain["records"][-1])
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize(("world", "name"), on_ranks(MESSAGES))
 def test_a_disk_that_fails_is_one_message_on_every_rank(outcomes, world, name):
     kind, message = MESSAGES[name]
@@ -190,7 +192,7 @@ def test_a_disk_that_fails_is_one_message_on_every_rank(outcomes, world, name):
 
 def test_a_killed_run_leaves_no_file(tmp_path):
     make_dataset(tmp_path)
-    assert attempt(tmp_path, tmp_path / "a", 2, {}, Kill(FaultPoint.BATCH, 0, 3), tier="ssd").codes[0] == -9
+    assert attempt(tmp_path, tmp_path / "a", 2, {}, Kill(FaultPoint.BATCH, 0, 3), tier="ssd").killed
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
@@ -201,7 +203,7 @@ def test_a_killed_run_leaves_no_file_and_resumes_to_the_same_bytes(tmp_path):
         make_dataset(root)
     assert attempt(whole, whole / "a", 2, {}).codes == [0, 0]
     for number, kill in enumerate([Kill(FaultPoint.STAGE, 1, 5), Kill(FaultPoint.BATCH, 0, 3)]):
-        assert attempt(killed, killed / f"a{number}", 2, {}, kill, tier="ssd").codes[kill.rank] == -9
+        assert attempt(killed, killed / f"a{number}", 2, {}, kill, tier="ssd").killed
         assert list((killed / "scratch").iterdir()) == []
     assert attempt(killed, killed / "last", 2, {}, tier="ssd").codes == [0, 0]
     expected, found = final(whole), final(killed)

@@ -1,0 +1,69 @@
+"""``tests/figures.py`` and ``benchmarks/luck.py``: which figures they take, and when runs are not alike."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.luck import Run, different_figures, summarise
+from tests.figures import FIGURE, main, read_figures
+
+pytest_plugins = ["pytester"]
+KEY = "0123456789abcdef"
+SHOWN = f"0.98765 == approx(0.98766) and -1e-07 < 2 and 0.5 < 1 and '2026-11-28' and 'v1.234' and '{KEY}'"
+SHOWN += " and 1795827619.987"
+TESTS = """
+import pytest
+
+def test_one(): assert 0.12345 < 1
+
+@pytest.mark.measures
+def test_two(): assert 1.23456 > 1
+
+def test_three():
+    assert 0.5 < 1
+    assert 2.71828 < 2
+"""
+
+
+def test_figures_are_numbers_with_decimals_and_checksums() -> None:
+    assert FIGURE.findall(SHOWN) == ["0.98765", "0.98766", "-1e-07", KEY]
+
+
+def test_what_held_is_written_down_but_for_what_a_test_measures(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    pytester.makeini("[pytest]\nenable_assertion_pass_hook = true\nmarkers = measures")
+    pytester.makepyfile(test_it=TESTS)
+    found = pytester.runpytest_subprocess("-p", "tests.figures", f"--figures={tmp_path}/figures", "-p", "no:xdist")
+    found.assert_outcomes(passed=2, failed=1)
+    assert read_figures(tmp_path / "figures") == {("test_it.py", 3): [["0.12345"]]}
+
+
+def written(path: Path, figures: list[str]) -> str:
+    path.write_text(json.dumps(["a.py::test", 3, figures]) + "\n")
+    return str(path)
+
+
+def test_runs_are_alike_where_all_found_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two, other = (written(tmp_path / name, [value]) for name, value in (("1", "0.25"), ("2", "0.25"), ("3", "1")))
+    assert main([one, two]) == 0 and main([one, two, other]) == 1
+    (tmp_path / "empty").touch()
+    assert [main([]), main([one]), main([one, str(tmp_path / "empty")]), main([one, str(tmp_path / "none")])] == [2] * 4
+    assert "1 assertions differ" in capsys.readouterr().out
+
+
+def test_the_summary_counts_runs_that_failed_and_compares_figures_where_they_were_recorded(tmp_path: Path) -> None:
+    runs = [Run(number, "", number, code=number == 4, figures=number < 4) for number in (1, 2, 3, 4)]
+    for run, value in zip(runs[:3], ("0.25", "0.25", "0.5"), strict=True):
+        written(tmp_path / f"figures-{run.number}.jsonl", [value])
+    first, third, whole = (summarise(runs[:count], tmp_path) for count in (2, 3, 4))
+    assert (first["failed"], first["assertions"], first["assertions_that_differ"]) == (0, 1, 0)
+    assert (third["failed"], third["assertions_that_differ"]) == (0, 1)
+    assert (whole["failed"], whole["assertions_that_differ"], whole["ratio"]) == (1, 1, 0.75)
+    assert different_figures(runs, tmp_path) == {"a.py:3": [[["0.25"]], [["0.25"]], [["0.5"]]]}
+    (tmp_path / "figures-2.jsonl").write_text("")
+    assert summarise(runs[:2], tmp_path)["assertions_that_differ"] == 1, (
+        "a run that recorded nothing is not like others"
+    )
