@@ -54,6 +54,8 @@ NEVER = {("promote", "delete"), ("publish", "delete"), *(("restore", each) for e
 
 
 ON_S3 = [each for each in OPERATIONS if each != "rename"]  # there is none
+# What s3fs reads it allocates itself, where no seam is, and of these acts only what they read takes memory.
+NEVER_ON_S3 = {*NEVER, ("promote", "allocate"), ("nightly", "allocate")}
 
 
 @pytest.mark.parametrize("name", with_slow(BY_NAME, ["promote"]))
@@ -74,4 +76,4 @@ def test_on_s3_all_of_it(endpoint, monkeypatch, name, operation):
     injector = Injector()
     with on_s3(endpoint, monkeypatch, injector) as (store, place):
         met = checked(list(cells(BY_NAME[name], store, place, injector, [operation])))
-    assert met or operation == "thread" or (name, operation) in NEVER, "no fault was met: the seams have moved"
+    assert met or operation == "thread" or (name, operation) in NEVER_ON_S3, "no fault was met: the seams have moved"
