@@ -64,7 +64,7 @@ def test_the_page_shows_everything_and_loads_nothing(store):
     assert "http" not in page and "url(" not in page and "@import" not in page
     text = " ".join(checker.text)
     for expected in ("0.8321", "84.8%", "0.7812", "81,494", "400,000", "table wise", "50,003", "all 2",
-                     "global_batch: 4096", "held-out 0.8321",
+                     "global_batch: 4096", "test 0.8321",
                      "best reachable 0.8021", "1 min 16 s", "planned for laptop"):  # fmt: skip
         assert expected in text
     assert not re.search(r"\bnan\b|\binf\b|None", page)
@@ -92,7 +92,7 @@ def test_a_failed_run_says_why(store):
     error = {"message": "the loss is not finite", "exit_code": 5}
     fill(store, {"run": "demo", "status": "failed", "stages": {}, "error": error}, records=[])
     text = " ".join(checked(page_of(store)).text)
-    assert "What stopped the run" in text and "the loss is not finite (exit code 5)" in text
+    assert "Error" in text and "the loss is not finite (exit code 5)" in text
 
 
 def test_everything_from_the_run_is_escaped():
