@@ -1,7 +1,9 @@
 """Removing: manifests go first, checkpoints that rest on others before these, and what is gone is no error."""
 
 import os
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from pipeline.errors import ArtifactError
 from pipeline.store import Store
-from pipeline.store.removal import age, forget, remove
+from pipeline.store.removal import age, forget, remove, store_time
 from tests.checkpoint.s3 import Fault, bucket
 
 RUN = "runs/r"
@@ -57,7 +59,45 @@ def test_of_a_run_manifests_go_first_and_those_that_rest_on_others_before_these(
 def test_a_forgotten_artifact_keeps_its_files(store: Store) -> None:
     forget(store, INNER[0])
     assert store.find(INNER[0]) is None and store.exists(f"{INNER[0]}/a.json")
-    assert 0 <= age(store, store.full(f"{INNER[0]}/a.json")) < 60
+    assert 0 <= age(store, store.full(f"{INNER[0]}/a.json"), store_time(store)) < 60
+
+
+class Clock:
+    """The clock of an object store, ``ahead`` of this machine's: all that it stamps is by it."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, ahead: timedelta) -> None:
+        real = store.fs.modified
+        monkeypatch.setattr(store.fs, "modified", lambda path: real(path) + ahead)
+
+
+@pytest.mark.measures
+@pytest.mark.parametrize("days", [-40, 0, 40])
+def test_ages_count_by_the_clock_of_an_object_store(store: Store, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+    if store.is_local:
+        assert abs(store_time(store) - time.time()) < 60
+        return
+    Clock(store, monkeypatch, timedelta(days=days))
+    now = store_time(store)
+    assert abs(now - time.time() - 86_400 * days) < 60
+    assert 0 <= age(store, store.full(f"{INNER[0]}/a.json"), now) < 60
+    assert store.names("datasets") == [], "what it was read off is gone"
+
+
+@pytest.mark.measures
+def test_where_the_store_takes_no_object_this_machines_clock_has_to_do(store: Store, monkeypatch) -> None:
+    def refused(*args: object, **more: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(store.fs, "pipe_file", refused)
+    assert abs(store_time(store) - time.time()) < 60
+
+
+def test_a_store_that_does_not_say_when_has_files_of_no_age(store: Store, monkeypatch) -> None:
+    def silent(path: str) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(store.fs, "modified", silent)
+    assert age(store, store.full(f"{INNER[0]}/a.json"), 1e12) == 0.0
 
 
 def test_what_the_store_refuses_to_remove_is_a_message(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
