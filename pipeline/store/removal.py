@@ -6,14 +6,14 @@ import datetime
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.store.files import Files
 from pipeline.store.manifest import MANIFEST
-from pipeline.store.refusals import disk_errors
+from pipeline.store.refusals import disk_errors, reachable
 
 _CLOCKS = "datasets"  # a folder whose leftovers ``store gc`` removes
 
@@ -74,18 +74,23 @@ def store_time(store: Files) -> float:
     """The time by the clock that stamps the files of ``store``, seconds since 1970, and no later than that.
 
     An object store has a clock of its own: the time of a small object says what it shows, which is written and removed
-    again. Where the store takes no such object, this machine's clock has to do.
+    again. Where the store takes no such object, this machine's clock has to do. UnreachableError where the store does
+    not answer.
     """
     if store.is_local:
         return time.time()
     path = f"{_CLOCKS}/.write-clock-{uuid.uuid4().hex[:12]}"  # ``store gc`` removes one that is left
     try:
         store.write_bytes(path, b"clock")
+    except UnreachableError:
+        raise
+    except ArtifactError:
+        return time.time()
+    with reachable(store.url):
         store.fs.invalidate_cache(store.full(path))
         now = written(store, store.full(path))
+    with suppress(ArtifactError), removing(path):
         store.fs.rm_file(store.full(path))
-    except (ArtifactError, OSError):
-        return time.time()
     return now
 
 

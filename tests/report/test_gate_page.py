@@ -20,6 +20,7 @@ from pipeline.records import (
     Slice,
 )
 from pipeline.report.gate import gate_markdown, gate_page
+from pipeline.units import for_chat
 from tests.records.made import figures, gate_record, interval
 
 CHECKS = (
@@ -79,7 +80,7 @@ def test_other_models_warnings_and_what_the_rows_can_tell_are_shown() -> None:
     assert "of NE; the limit is 0.20%, for 520,000 rows" in page and "+1.30%" in page
     for name in ("best of the last versions: v00001-aa", "logistic regression"):
         assert name in page and f"| {name} |" in text
-    assert "| warning | prediction shift |" in text and f"- warning: {words}" in text
+    assert "| warning | prediction shift |" in text and f"- warning: {for_chat(words)}" in text
     ET.fromstring(page[page.index("<main>") : page.index("</main>") + len("</main>")])
     assert "Warnings" not in gate_page(record())
 
@@ -94,7 +95,7 @@ def test_markdown_has_figures_checks_and_slices() -> None:
     text = gate_markdown(record())
     assert text.startswith("# Gate: HOLD\n")
     assert "| NE | 0.7500 [0.7400, 0.7600] | 0.7500 [0.7400, 0.7600] | +0.10% [-0.90%, +1.10%] |" in text
-    assert "| country=<de> | 400 |" in text
+    assert "| country=&lt;de&gt; | 400 |" in text and "<de>" not in text
 
 
 def test_a_verdict_without_figures_still_has_a_page() -> None:

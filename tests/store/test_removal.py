@@ -3,13 +3,16 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from pipeline.checkpoint import retention
 from pipeline.errors import ArtifactError
+from pipeline.publishing import commands
 from pipeline.store import Store
 from pipeline.store.removal import age, forget, remove, store_time
 from tests.checkpoint.s3 import Fault, bucket
@@ -81,6 +84,27 @@ def test_ages_count_by_the_clock_of_an_object_store(store: Store, monkeypatch: p
     assert abs(now - time.time() - 86_400 * days) < 60
     assert 0 <= age(store, store.full(f"{INNER[0]}/a.json"), now) < 60
     assert store.names("datasets") == [], "what it was read off is gone"
+
+
+@pytest.mark.parametrize("days", [-40, 40])
+def test_what_is_written_now_stays_whatever_the_clock_of_the_store_shows(monkeypatch, days: int) -> None:
+    """A version and a checkpoint in the making, and a version that another machine published a moment ago."""
+    store = Store(f"memory://made-{os.urandom(4).hex()}")
+    store.write_bytes("models/m/v00001-00000000/dense.pt2", b"half")
+    store.write_bytes(f"{RUN}/checkpoints/k/step-00000009/a.bin", b"half")
+    with store.draft("models/m/v00002-00000000", kind="publish", key="k", config={}, inputs={}) as draft:
+        draft.commit({})
+    artifact = store.find("models/m/v00002-00000000")
+    assert artifact is not None
+    store.write_manifest(replace(artifact, created=artifact.created + 86_400 * days))
+    Clock(store, monkeypatch, timedelta(days=days))
+    assert commands.collect(store, "m", 0, 3600.0, dry_run=True) == []
+    assert retention.collect(store, None, min_age_seconds=3600.0) == ([], [])
+    assert {each.version for each in commands.collect(store, "m", 0, 0.0, dry_run=True)} == {
+        "v00001-00000000", "v00002-00000000",
+    }  # fmt: skip
+    going, _ = retention.collect(store, None, min_age_seconds=0.0)
+    assert [each.path for each in going] == [f"{RUN}/checkpoints/k/step-00000009"]
 
 
 @pytest.mark.measures
