@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import kubernetes_validate
 import pytest
 
-from pipeline.errors import LaunchError
+from pipeline.errors import LaunchError, LostLeaseError
 from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.batch import IndexedRunner
 from pipeline.launch.kubernetes.manifest import indexed_job
@@ -103,6 +103,16 @@ def test_what_outlasts_the_launcher_keeps_the_policy(objects: dict) -> None:
     ended = {"jobs": [{"metadata": {}, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}],
              "pods": [{"metadata": {}, "status": {"phase": "Succeeded"}}]}  # fmt: skip
     assert run_on(Server(*ALL, **ended))[-1].startswith("delete")
+
+
+def test_a_launcher_that_lost_the_run_leaves_the_policy_to_the_other_one() -> None:
+    server = Server(*ALL)
+    with pytest.raises(LostLeaseError), closed(server, CONFIG, lambda: False):  # type: ignore[arg-type]
+        raise LostLeaseError
+    assert server.asked == [f"create {POLICIES}"]
+    with pytest.raises(LaunchError), closed(server, CONFIG, lambda: False):  # type: ignore[arg-type]
+        raise LaunchError("a stage failed")
+    assert server.asked[-1] == f"delete {POLICIES}/nightjar-x"
 
 
 def test_without_the_right_the_run_goes_on_with_a_warning_unless_another_policy_selects_its_pods() -> None:

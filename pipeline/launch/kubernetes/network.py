@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from pipeline.config import Config
-from pipeline.errors import LaunchError
+from pipeline.errors import LaunchError, LostLeaseError
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError
 from pipeline.launch.kubernetes.names import OURS, RUN_LABEL, STAGE_LABEL, run_label
 from pipeline.launch.kubernetes.rights import NETWORK, allowed
@@ -53,10 +53,14 @@ def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[No
     why = _made(api, policy)
     if why:
         _warn(api, config, why)
+    ours = not why
     try:
         yield
+    except LostLeaseError:
+        ours = False  # another launcher has the run, and its policy
+        raise
     finally:
-        if not why:
+        if ours:
             _remove(api.brisk(BRISK_SECONDS), policy, goes_on)
 
 
