@@ -24,10 +24,18 @@ BACKEND = "loopback"  # as torchrun knows the rendezvous
 PATIENCE_SECONDS = 600  # torchrun's own for its static rendezvous
 
 
+class LoopbackRendezvous(StaticTCPRendezvous):
+    """torchrun's static rendezvous under a name of its own, which torchrun compares with the one it asked for."""
+
+    def get_backend(self) -> str:
+        """The name."""
+        return BACKEND
+
+
 def _rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
     """The static rendezvous of a single agent, at a store that is there already: it makes none of its own."""
     store = loopback_store()
-    handler = StaticTCPRendezvous(LOOPBACK, store.port, 0, 1, parameters.run_id, PATIENCE_SECONDS)
+    handler = LoopbackRendezvous(LOOPBACK, store.port, 0, 1, parameters.run_id, PATIENCE_SECONDS)
     handler._store = store
     return handler
 
