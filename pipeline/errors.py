@@ -6,6 +6,7 @@ command line prints both and exits with ``exit_code``, without a traceback.
 
 from __future__ import annotations
 
+import errno
 import signal
 
 # What an exit code means, for the command line's help.
@@ -77,6 +78,10 @@ class GuardError(NightjarError):
     exit_code = 5
 
 
+class FullScratchError(GuardError):
+    """A disk of scratch files has no space left. The same command goes on once it has."""
+
+
 class GateHeldError(NightjarError):
     """The gate held the model: it is not promoted."""
 
@@ -103,6 +108,10 @@ class DamagedError(ArtifactError):
     def to_json(self) -> dict[str, object]:
         """Plain data, with the file."""
         return {**super().to_json(), "file": self.file}
+
+
+class FullDiskError(ArtifactError):
+    """A disk has no space left. It says nothing about any artifact; the same command goes on once there is some."""
 
 
 class PassingError(ArtifactError):
@@ -145,6 +154,12 @@ def _family(kind: type[NightjarError]) -> dict[str, type[NightjarError]]:
     for below in kind.__subclasses__():
         family |= _family(below)
     return family
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether ``error`` says that a disk has no space left, which is the machine's fault and passes."""
+    by_number = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return by_number or isinstance(error, FullDiskError | FullScratchError)
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -6,7 +6,6 @@ those of finished trainings (their ``final``).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 from pipeline.checkpoint import aside
@@ -14,7 +13,7 @@ from pipeline.checkpoint.index import NAME, committed, entry_of, kept, needed, r
 from pipeline.checkpoint.naming import directories, run_of
 from pipeline.store import MANIFEST, Artifact, Store
 from pipeline.store.references import pins
-from pipeline.store.removal import Removal, age, remove
+from pipeline.store.removal import Removal, age, remove, store_time, written
 
 HELD = "held"  # in a checkpoint's summary: the name of another one that its training may need, or a list of names
 WHOLE, ASIDE, REMAINS = "checkpoint", "set aside", "remains"  # kinds of removals
@@ -38,7 +37,7 @@ def collect(
     ``keep_last``/``keep_every``: instead of what the run was configured with. Remains younger than
     ``min_age_seconds`` may be a checkpoint in the making and stay.
     """
-    named = pins(store)
+    named, now = pins(store), store_time(store)
     going: list[Removal] = []
     staying: list[Removal] = []
     for directory in directories(store, run):
@@ -53,12 +52,12 @@ def collect(
                 size = sum(entry.bytes for entry in artifact.files.values())
                 going.append(Removal(path=artifact.path, bytes=size, reason="outside retention", kind=WHOLE))
         for one in aside.listed(store, directory):
-            removal, reason = _aside(store, one, named, min_age_seconds)
+            removal, reason = _aside(store, one, named, now - min_age_seconds)
             staying += [_kept(one.path, reason)] if reason else []
             going += [] if reason else [removal]
         needs = {f"{directory}/{name}": f"{by} depends on it" for name, by in rested_on(artifacts).items()}
         needs |= {path: f"named by {by}" for path, by in named.items()}
-        for each in _remains(store, directory, artifacts, {each.path for each in going}, min_age_seconds):
+        for each in _remains(store, directory, artifacts, {each.path for each in going}, now, min_age_seconds):
             if each.path in needs:
                 staying.append(_kept(each.path, f"{needs[each.path]}, though its manifest is gone"))
             else:
@@ -90,16 +89,19 @@ def clear(store: Store, directory: str, pinned: Mapping[str, str]) -> list[str]:
     return sorted(stay & set(names))
 
 
-def _aside(store: Store, each: aside.SetAside, named: dict[str, str], min_age: float) -> tuple[Removal, str]:
+def _aside(store: Store, each: aside.SetAside, named: dict[str, str], young: float) -> tuple[Removal, str]:
     """The removal of a checkpoint that a training set aside, and why it stays ("": it goes).
 
-    What something names stays until a whole checkpoint lies in its place again.
+    What something names stays until a whole checkpoint lies in its place again. So does what was set aside after
+    ``young``, by the clock of the store.
     """
     removal = Removal(path=each.path, bytes=aside.size(store, each), reason=f"{ASIDE}: {each.why}", kind=ASIDE)
     if each.former in named and not store.exists(f"{each.former}/{MANIFEST}"):
         return removal, f"{ASIDE}, but {named[each.former]} names {each.former}"
-    young = each.created is not None and time.time() - each.created < min_age
-    return removal, f"{ASIDE} only now" if young else ""
+    if each.created is None:
+        return removal, ""
+    since = each.created if store.is_local else written(store, store.full(f"{each.path}/{aside.RECORD}"))
+    return removal, f"{ASIDE} only now" if since > young else ""
 
 
 def _stay(
@@ -123,7 +125,9 @@ def _stay(
     return {path: f"named by {named[path]}" if path in named else reason for path, reason in stay.items()}
 
 
-def _remains(store: Store, directory: str, artifacts: list[Artifact], going: set[str], min_age: float) -> list[Removal]:
+def _remains(
+    store: Store, directory: str, artifacts: list[Artifact], going: set[str], now: float, min_age: float
+) -> list[Removal]:
     """Directories without a manifest, and files that their checkpoint's manifest does not name."""
     remains = []
     known = {each.path: each for each in artifacts}
@@ -136,12 +140,12 @@ def _remains(store: Store, directory: str, artifacts: list[Artifact], going: set
         if path in known:
             named = {store.full(f"{path}/{file}") for file in (*known[path].files, MANIFEST)}
             extra = {full: info for full, info in files.items() if full not in named}
-            if extra and min(age(store, full) for full in extra) >= min_age:
+            if extra and min(age(store, full, now) for full in extra) >= min_age:
                 reason = "not in the manifest: left by a killed compaction"
                 remains += [_remain(full[len(store.root) + 1 :], info["size"], reason) for full, info in extra.items()]
         elif store.exists(f"{path}/{MANIFEST}"):
             continue  # it does not parse: it stays, and ``collect`` says so
-        elif min((age(store, full) for full in files), default=min_age) >= min_age:
+        elif min((age(store, full, now) for full in files), default=min_age) >= min_age:
             remains.append(_remain(path, sum(info["size"] for info in files.values()), "never committed"))
     return remains
 

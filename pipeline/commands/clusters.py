@@ -38,7 +38,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = LAUNCH, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
     render = _out(
-        _command(commands, "render", _render_launch, "print the jobs of a run's stages as YAML, without a cluster")
+        _command(commands, "render", _render_launch, "print a run's jobs and network policy as YAML, without a cluster")
     )
     add_config_dir(render)
 
@@ -69,6 +69,7 @@ def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.compose import compose
+    from pipeline.launch.kubernetes.network import run_policy
     from pipeline.launch.kubernetes.render import require_cluster, stage_objects
     from pipeline.records.step import run_directory
     from pipeline.stages.steps import steps, with_possible_stages
@@ -78,7 +79,8 @@ def _render_launch(options: argparse.Namespace) -> int:
     require_cluster(config)
     store = Store(config.store)
     url = store.url_of(f"{run_directory(str(config.run))}/config.yaml")
-    return _emit(stage_objects(config, steps(config, store, forced=False), url), options.out)
+    objects = stage_objects(config, steps(config, store, forced=False), url)
+    return _emit([run_policy(config), *objects], options.out)
 
 
 def _render_schedule(options: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.store import Store
 
 
+CodeOf = Callable[[BaseException], int]
 log = logging.getLogger(__name__)
 SWEEPER = "hydra/sweeper=nightjar"  # with -m: a study in place of a grid
 
@@ -111,19 +112,22 @@ def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
     return worst
 
 
-def _one_run(config: Config) -> tuple[int, Result | None]:
+def _one_run(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result | None]:
     """Run ``config``; the exit code (message printed) and the result, None where the run did not end."""
     try:
-        return _alone(config)
+        return _alone(config, code_of)
     except NightjarError as error:
-        return complain(str(error), exit_code_of(error)), None
+        return complain(str(error), code_of(error)), None
 
 
-def one_run(overrides: Sequence[str], config_dir: str | None) -> int:
-    """Run what ``overrides`` say, as ``nightjar run`` does; the exit code. ConfigError where they do not compose."""
+def one_run(overrides: Sequence[str], config_dir: str | None, code_of: CodeOf = exit_code_of) -> int:
+    """Run what ``overrides`` say, as ``nightjar run`` does; the exit code, by ``code_of`` that of an error.
+
+    ConfigError where they do not compose.
+    """
     from pipeline.compose import compose
 
-    return _one_run(compose(overrides, config_dir))[0]
+    return _one_run(compose(overrides, config_dir), code_of)[0]
 
 
 def run_code(config: Config) -> int:
@@ -131,7 +135,7 @@ def run_code(config: Config) -> int:
     return _alone(config)[0]
 
 
-def _alone(config: Config) -> tuple[int, Result | None]:
+def _alone(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result | None]:
     """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
     from pipeline.launch.schedulers import only_launcher
     from pipeline.store import Store
@@ -145,7 +149,7 @@ def _alone(config: Config) -> tuple[int, Result | None]:
     if config.launch.host_index > 0:
         return _follow(config, store), None
     with only_launcher(config, store):
-        return _held_run(config, store)
+        return _held_run(config, store, code_of)
 
 
 def _follow(config: Config, store: Store) -> int:
@@ -164,7 +168,7 @@ def _follow(config: Config, store: Store) -> int:
     return 0
 
 
-def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
+def _held_run(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Result | None]:
     """Run ``config``, which no other launcher runs; as ``_one_run``."""
     from pipeline.launch.chain import Chain, Console, StageError
     from pipeline.launch.result import record_failure
@@ -182,7 +186,7 @@ def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
         steps = prepare(config, store)
     except NightjarError as error:
         record_failure(store, str(config.run), error)
-        return complain(str(error), exit_code_of(error)), None
+        return complain(str(error), code_of(error)), None
     try:
         io = stage_io(config, store, console.columns)
         chain = Chain(
@@ -195,7 +199,7 @@ def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
         _track(config, store, steps)
         with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed
             write_report(store, str(config.run))
-        return failed(error), None
+        return failed(error, code_of), None
     except Interrupted as stop:
         return complain(f"{stop}; the same command continues where it stopped", exit_code_of(stop)), None
     _track(config, store, steps)
@@ -217,10 +221,10 @@ def _track(config: Config, store: Store, steps: Sequence[Step]) -> None:
         record(config, store, steps, read(Result, store, f"{run_directory(str(config.run))}/result.json"))
 
 
-def failed(error: Any) -> int:
-    """Print why the chain stopped; the exit code."""
+def failed(error: Any, code_of: CodeOf = exit_code_of) -> int:
+    """Print why the chain stopped; the exit code, by ``code_of``."""
     log = getattr(error, "log", "")  # of a stage that died in processes of its own
-    return complain(str(error) + (f"\n  log: {log}" if log else ""), exit_code_of(error))
+    return complain(str(error) + (f"\n  log: {log}" if log else ""), code_of(error))
 
 
 def stage_io(config: Config, store: Store, width: int) -> StageIO:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 Removes datasets, runs, plans and towers that nothing kept refers to. It keeps everything a version refers to (models gc
-removes versions), the newest night of every model, active runs, and everything recent. Run it third:
+removes versions), the newest night of every model, active runs, trials of studies that go on, and everything recent.
+Studies and what searches found stay. Run it third:
 
   nightjar models gc clicks --keep 5
   nightjar ckpt gc

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from pipeline.commands.command import Command, add_config_dir
-from pipeline.commands.console import show, tell
+from pipeline.commands.console import complain, show, tell
 from pipeline.commands.run import one_run
 from pipeline.commands.studies import run_study
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, is_full
 from pipeline.logs import add_level
 
 TUNE = """\
@@ -55,9 +55,15 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _trial(options: argparse.Namespace) -> int:
     from pipeline.stages.worker import end_with_parents
+    from pipeline.tuning.processes import trial_code
 
     end_with_parents(options.tuner)
-    return one_run(options.overrides, options.config_dir)
+    try:
+        return one_run(options.overrides, options.config_dir, trial_code)
+    except OSError as error:  # met outside the store's own writes
+        if not is_full(error):
+            raise
+        return complain(f"no space left on the disk: {error}", trial_code(error))
 
 
 def _ls(options: argparse.Namespace) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 import threading
 from collections.abc import Iterator
 
-from pipeline.errors import ArtifactError
+from pipeline.errors import FullDiskError, is_full
 
 
 class Spill:
@@ -33,9 +32,9 @@ class Spill:
                 written = os.pwrite(handle, left, start)
                 left, start = left[written:], start + written
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full(error):
                 raise
-            raise ArtifactError(
+            raise FullDiskError(
                 f"no space left for ingestion's temporary file in {tempfile.gettempdir()}",
                 hint="free space there, or TMPDIR=<a folder with room for the uncompressed logs>",
             ) from None

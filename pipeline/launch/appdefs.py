@@ -1,4 +1,8 @@
-"""Stages as TorchX AppDefs: one role, ``python -m torch.distributed.run`` around ``nightjar worker``."""
+"""Stages as TorchX AppDefs: one role, torchrun around ``nightjar worker``.
+
+On one host torchrun is ``pipeline.launch.agent``, which listens on the loopback alone; several hosts meet by its c10d
+rendezvous.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from torchx.specs import AppDef
 
 MARGIN_SECONDS = 5  # over what a stage needs to end by itself
-ALONE = ["--standalone", "--local-addr", "127.0.0.1"]
+ALONE, MEETING = ["-m", "pipeline.launch.agent"], ["-m", "torch.distributed.run"]
 
 
 def distributed(name: str) -> bool:
@@ -92,7 +96,7 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
     meeting = ALONE if hosts == 1 else _meeting(config, hosts, name, "$(FIRST_POD)", ["--local-addr", "$(POD_IP)"])
     quiet = ["--redirects", ",".join(f"{rank}:1" for rank in range(1, ranks))] if ranks > 1 else []
     return [
-        "python", "-m", "torch.distributed.run", *meeting, "--max-restarts", "0",
+        "python", *meeting, "--max-restarts", "0",
         "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *quiet,
         *_role(stage, config, role), "-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"),
         *level_arguments(),
@@ -100,10 +104,10 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
 
 
 def _meeting(config: Config, hosts: int, name: str, first: str, more: list[str]) -> list[str]:
-    """Arguments of torchrun, ``more`` among them, by which ``hosts`` hosts meet at ``first`` as ``name``."""
+    """Torchrun and its arguments, ``more`` among them, by which ``hosts`` hosts meet at ``first`` as ``name``."""
     seconds = math.ceil(60 * config.launch.rendezvous_minutes)
     return [
-        "--nnodes", str(hosts), "--rdzv-id", name, "--rdzv-backend", "c10d", *more,
+        *MEETING, "--nnodes", str(hosts), "--rdzv-id", name, "--rdzv-backend", "c10d", *more,
         "--rdzv-endpoint", f"{first}:{config.launch.port}",
         "--rdzv-conf", f"join_timeout={seconds},read_timeout={seconds}",
     ]  # fmt: skip
@@ -145,7 +149,7 @@ def _app(name: str, role: str, args: list[str], env: dict[str, str]) -> AppDef:
 
 
 def _torchrun(stage: str, config: Config) -> list[str]:
-    """Arguments of torchrun on this machine. Standard error of ranks other than 0 goes to files; see ``logs.py``."""
+    """Torchrun and its arguments on this machine. Standard error of all ranks but 0 goes to files; see ``logs.py``."""
     ranks = ranks_of(stage, config)
     redirects = ["--redirects", ",".join(f"{rank}:2" for rank in range(1, ranks))] if ranks > 1 else []
     meeting = ALONE
@@ -157,6 +161,5 @@ def _torchrun(stage: str, config: Config) -> list[str]:
         workers = config.hardware.hosts - config.hardware.embedding_hosts
         meeting += _role(stage, config, stage if config.launch.host_index < workers else EMBEDDING)
     return [
-        "-m", "torch.distributed.run", *meeting,
-        "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *redirects,
+        *meeting, "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *redirects,
     ]  # fmt: skip

@@ -19,7 +19,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -27,13 +26,13 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import NoReturn, TextIO
 
+from pipeline.launch.loopback import LOOPBACK, loopback_environment, loopback_store
 from pipeline.launch.signals import ENDING
 
 RANK = "nightjar-rank"  # what ps and top call a forked rank, with its number where there are several
 MEETING = "nightjar-store"
 REFUSED = "refused"  # begins the answer to a request whose ranks the machine does not start
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -151,13 +150,12 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
 
 def _torchruns(rank: int, ranks: int, port: str) -> dict[str, str]:
     """Torchrun's variables (its contract with ``init_process_group``), and that gloo listens on the loopback alone."""
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
-    near = {} if not loopback or "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": loopback}
     places = {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
     sizes = {name: str(ranks) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
     return {
-        **near, **places, **sizes, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": _LOOPBACK,
-        "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+        **loopback_environment(), **places, **sizes, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
     }  # fmt: skip
 
 
@@ -166,12 +164,7 @@ def _keep_store(told: int) -> NoReturn:
     end_with_parent()
     _prctl(_PR_SET_NAME, MEETING.encode())
     try:
-        from torch.distributed import TCPStore
-
-        # By itself it would listen on all interfaces, and it asks nobody who they are.
-        own = socket.create_server((_LOOPBACK, 0), backlog=1024)
-        port = own.getsockname()[1]
-        store = TCPStore(_LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=own.detach())
+        store = loopback_store()
         os.write(told, f"{store.port}\n".encode())
         os.close(told)
         while True:

@@ -49,6 +49,8 @@ def cluster_runner(config: Config, api: Api) -> ClusterRunner:
 def only_launcher(config: Config, store: Store) -> Iterator[None]:
     """Hold the run lock, and on a cluster the run's lease; LaunchError where another launcher holds one of them.
 
+    On a cluster, the run's network policy lasts as long, or as its jobs.
+
     On a cluster also LaunchError, before anything is written, where the API server does not answer, its clock differs
     or a right is missing.
     """
@@ -60,6 +62,7 @@ def only_launcher(config: Config, store: Store) -> Iterator[None]:
         from pipeline.launch.kubernetes.credentials import connect
         from pipeline.launch.kubernetes.lease import held
         from pipeline.launch.kubernetes.names import run_label
+        from pipeline.launch.kubernetes.network import closed
         from pipeline.launch.kubernetes.rights import check_rights
         from pipeline.launch.kubernetes.trial import check_templates
 
@@ -69,5 +72,7 @@ def only_launcher(config: Config, store: Store) -> Iterator[None]:
         check_rights(api, config.launch)
         check_templates(api, config)
         lease = f"nightjar-{run_label(str(config.run), 54)}"
-        with held(api, config.launch.namespace, lease, config.launch.lease_seconds, outage):
+        runner = cluster_runner(config, api)
+        alone = held(api, config.launch.namespace, lease, config.launch.lease_seconds, outage)
+        with alone, closed(api, config, runner.goes_on):
             yield

@@ -9,8 +9,8 @@ from pipeline.errors import ArtifactError, ConfigError, UnreachableError
 from pipeline.publishing.promotion import CURRENT, Current, read_current
 from pipeline.publishing.versions import NAME, find_version, model_lock, model_path, models, version_path
 from pipeline.records import CARD, ListedModel, ListedVersion, ModelCard, RemovedVersion, ShownVersion, read
-from pipeline.store import Artifact, Store
-from pipeline.store.removal import age, forget, remove, written
+from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.store.removal import age, forget, remove, store_time, written
 
 UNFINISHED = "not finished: it is being written, or its writer was killed (models gc removes it then)"
 
@@ -73,10 +73,10 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
         entries = list_versions(store, model).versions
         whole = [each.version for each in entries if not each.problem]
         stay = {*(whole[-keep:] if keep else ()), *(each.version for each in entries if each.serves or each.previous)}
-        gone = []
+        gone, now = [], store_time(store)
         for each in entries:
             path = version_path(model, each.version)
-            if each.version in stay or time.time() - _touched(store, path, each) < min_age_seconds:
+            if each.version in stay or now - _touched(store, path, each) < min_age_seconds:
                 continue
             problem = "never finished" if each.problem == UNFINISHED else each.problem
             reason = problem or f"not among the newest {keep}"
@@ -85,7 +85,7 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
                 forget(store, path)
         for name in store.names(model_path(model)):
             full = store.full(f"{model_path(model)}/{name}")
-            if name.startswith(".write-") and not dry_run and age(store, full) >= min_age_seconds:
+            if name.startswith(".write-") and not dry_run and age(store, full, now) >= min_age_seconds:
                 store.fs.rm_file(full)
     for entry in () if dry_run else gone:  # after the lock, so that a night need not wait while large files are removed
         remove(store, version_path(model, entry.version))
@@ -93,8 +93,11 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
 
 
 def _touched(store: Store, path: str, each: ListedVersion) -> float:
-    """When a version was last written, seconds since 1970; for an unfinished one, the time of its newest file."""
+    """When a version was last written, seconds since 1970; for an unfinished one, the time of its newest file.
+
+    By the clock of an object store, which its publisher's may differ from.
+    """
     if each.created is not None:
-        return each.created
+        return each.created if store.is_local else written(store, store.full(f"{path}/{MANIFEST}"))
     full = store.full(path)
     return max(written(store, file) for file in store.fs.find(full) or [full])

@@ -9,7 +9,9 @@ from pipeline.records.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Removed(Record):
-    """Something that is removed or kept, and why. ``kind``: dataset | plan | towers | run | remains."""
+    """Something that is removed or kept, and why. ``kind``: dataset | plan | towers | run | study |
+    search | unfinished search | remains.
+    """
 
     path: str
     kind: str

@@ -36,14 +36,14 @@ def _looks(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     trained = [(float(r["step"]), float(r["ne_window"])) for r in records if units.known(r.get("ne_window"))]
     step, best = float(looks[-1]["best_step"]), float(looks[-1]["best_ne"])
     said = f"best {units.decimal(best)} after step {units.count(step)}"
-    label = f"NE of validation rows in {len(looks)} looks, {said}; dashed the NE of train rows"
+    label = f"NE of validation rows in {units.plural(len(looks), 'validation')}, {said}; dashed the NE of train rows"
     plot = line_plot(points, x=STEPS, y=Axis(title="NE"), label=label, beside=trained, marked=((step, best), said))
     yield Figure("Validation NE", f"{said}; dashed: train rows", plot)
 
 
 def _ne_lines(scores: Evaluation) -> list[Line]:
-    """Lines at the NE of the held-out rows, and at the best reachable one."""
-    lines = ((scores.ne, "held-out"), (scores.bayes_ne, "best reachable"))
+    """Lines at the NE of the test rows, and at the best reachable one."""
+    lines = ((scores.ne, "test"), (scores.bayes_ne, "best reachable"))
     return [Line(value, f"{name} {units.decimal(value)}") for value, name in lines if units.known(value)]
 
 

@@ -16,7 +16,7 @@ from pipeline.report.text_table import text_table
 MOST_SETTINGS = 40
 CURVES = (
     ("ne_window", "Training NE", "over a window of steps", Axis(title="NE")),
-    ("validation_ne", "Validation NE", "of the looks", Axis(title="NE")),
+    ("validation_ne", "Validation NE", "at each validation", Axis(title="NE")),
     ("samples_per_s", "Speed", "samples per second", Axis(title="samples/s", from_zero=True)),
 )
 
@@ -66,9 +66,9 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         "compare.html", title=f"Nightjar: {' and '.join(names)}", heading=f"{units.plural(len(names), 'run')} compared",
         about=", ".join(names), runs=Table([f"{name[0].upper()}{name[1:]}" for name in head], shown), first=names[0],
         confidence=units.percent(record.confidence, 0),
-        changes=Table(("Run", "Rows*", "NE*", "AUC*", "Calibration*", "Verdict~"), _change_rows(record)),
+        changes=Table(("Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"), _change_rows(record)),
         problems=[f"{each.run}: {each.problem}" for each in record.changes if each.problem],
-        slices=Table(("Run", "Slice", "Value", "Rows*", "Clicks*", "NE*", "Verdict~"), _slice_rows(record)),
+        slices=Table(("Run", "Slice", "Value", "Rows*", "Clicks*", "NE*", "Result~"), _slice_rows(record)),
         curves=_curves(names, curves), stages=Table(("Run", *(f"{name}*" for name in stages)), seconds),
         settings=Table(("Setting", *names), settings),
     )  # fmt: skip
@@ -105,14 +105,16 @@ def _change_text(each: RunChange, record: RunsComparison) -> str:
         f"  AUC         {_signed(own.auc)}",
         f"  calibration {_signed(own.calibration)}",
     ]
-    sure = [part for part in each.slices or () if _verdict(part.change.ne) != "no sure difference"]
+    sure = [part for part in each.slices or () if _verdict(part.change.ne) != "not significant"]
     lines += [
         f"  {part.slice}={part.value} ({units.count(part.rows)} rows): NE {_signed(part.change.ne, percent=True)}, "
         f"{_verdict(part.change.ne)}"
         for part in sure
     ]
     if each.slices:
-        lines.append(f"  {len(each.slices) - len(sure)} of {units.plural(len(each.slices), 'slice')} differ by chance")
+        lines.append(
+            f"  {len(each.slices) - len(sure)} of {units.plural(len(each.slices), 'slice')} are not significant"
+        )
     return "\n".join(lines)
 
 
@@ -154,7 +156,7 @@ def _curves(names: Sequence[str], curves: Mapping[str, Sequence[Mapping[str, Any
 
 def _verdict(ne: Interval) -> str:
     """Which of two models is better in NE; beyond doubt only where the interval leaves out zero."""
-    return "better" if ne.high < 0 else "worse" if ne.low > 0 else "no sure difference"
+    return "better" if ne.high < 0 else "worse" if ne.low > 0 else "not significant"
 
 
 def _signed(value: Interval, percent: bool = False) -> str:

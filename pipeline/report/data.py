@@ -48,7 +48,7 @@ def quarantine_table(quarantine: Mapping[str, Any]) -> Table:
     """Reasons and their rows, the most common first."""
     reasons = list(quarantine["reasons"].items())
     rows = [(reason, units.count(n), units.percent(n / quarantine["rows"])) for reason, n in reasons[:MOST_REASONS]]
-    return Table(("Quarantined because", "Rows*", "Share*"), rows)
+    return Table(("Quarantine reason~", "Rows*", "Share*"), rows)
 
 
 def features_table(data: Mapping[str, Any]) -> Table:
@@ -57,7 +57,7 @@ def features_table(data: Mapping[str, Any]) -> Table:
     kinds = {name: kind for kind in ("dense", "sparse") for name in profile.get(kind, {})}
     order = sorted(kinds, key=lambda name: -drift.get(name, {}).get("psi", 0.0))[:MOST_FEATURES]
     rows = [_feature(name, kinds[name], profile[kinds[name]][name], data) for name in order]
-    return Table(("Feature", "Kind", "Missing*", "Mean*", "Distinct*", "Table rows*", "Moved (PSI)*"), rows)
+    return Table(("Feature", "Kind", "Missing*", "Mean*", "Distinct*", "Table rows*", "Drift (PSI)*"), rows)
 
 
 def _feature(name: str, kind: str, profile: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, ...]:

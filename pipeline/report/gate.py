@@ -15,8 +15,8 @@ FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
 _SLICE = "slice: "
 MOST_FEATURES = 50  # in the table of importance, which begins with the largest
 LEAST_CHANGE = 0.01  # smallest change of coverage that is shown
-# Pill, Markdown and word of an answer, by the index that ``_answer`` returns.
-_ANSWERS = (("failed", "**no**", "no"), ("skipped", "warned", "warned"), ("done", "yes", "yes"))
+# Pill, Markdown and word of a result, by the index that ``_answer`` returns.
+_ANSWERS = (("failed", "**failed**", "failed"), ("skipped", "warning", "warning"), ("done", "passed", "passed"))
 
 
 def gate_page(record: GateRecord) -> str:
@@ -26,7 +26,7 @@ def gate_page(record: GateRecord) -> str:
         "gate.html", title=f"Gate: {verdict} {_model(record)}", files="gate.json", heading=_model(record) or "Gate",
         about=_sentence(record), verdict=pill(verdict, verdict), held=verdict == HOLD, reasons=record.reasons,
         warnings=record.warnings, summary=_cards(record), compared=_compared_models(record),
-        plots=gate_figures(record), questions=_questions(_checks(record)), slices=_slices(record.slices or ()),
+        plots=gate_figures(record), checks=_checks_table(_checks(record)), slices=_slices(record.slices or ()),
         tasks=_tasks(record), importance=_importance(record, record.importance, "Feature"),
         towers=_importance(record, record.tower_importance, "Tower"),
         coverage=_coverage(record),
@@ -52,7 +52,7 @@ def gate_markdown(record: GateRecord) -> str:
     if others := _other_models(record):
         lines += [*_markdown_table(("other model", "NE", "change to the candidate"), others), ""]
     rows = [[_ANSWERS[_answer(check)][1], check.name, check.words] for check in _checks(record)]
-    lines += [*_markdown_table(("passed", "question", "answer"), rows), ""]
+    lines += [*_markdown_table(("result", "check", "details"), rows), ""]
     if record.importance:
         worth = _importance(record, record.importance, "feature")
         lines += [*_markdown_table([name.rstrip("*").lower() for name in worth.head], worth.rows), ""]
@@ -69,8 +69,8 @@ def _model(record: GateRecord) -> str:
 
 def _sentence(record: GateRecord) -> str:
     against = record.incumbent_version
-    beside = f"beside the incumbent {against}" if against else "no incumbent, absolute questions only"
-    return f"{_model(record) or 'candidate'} on {units.count(record.rows)} held-out rows, {beside}"
+    beside = f"beside the incumbent {against}" if against else "no incumbent, absolute checks only"
+    return f"{_model(record) or 'candidate'} on {units.count(record.rows)} test rows, {beside}"
 
 
 def _cards(record: GateRecord) -> list[tuple[str, str, str]]:
@@ -81,15 +81,15 @@ def _cards(record: GateRecord) -> list[tuple[str, str, str]]:
         under = f"incumbent {others[0]}, {others[1].split(' ')[0]}" if others else "no incumbent"
         figures.append((title if title[0].isupper() else title.capitalize(), ours.split(" ")[0], under))
     if power := record.power:
-        figures.append(("Rows can tell", f"{power.resolved:+.2%}", _rows_that_tell(record.rows, power)))
+        figures.append(("Minimum detectable change", f"{power.resolved:+.2%}", _rows_that_tell(record.rows, power)))
     if shift := record.shift:
         figures.append(("Prediction shift", units.decimal(shift.psi, 3), f"PSI; KS {units.decimal(shift.ks, 3)}"))
     if coverage := record.coverage:
         mean = sum(coverage.values()) / len(coverage)
-        figures.append(("Coverage of ids", units.percent(mean), "lookups served by trained rows"))
+        figures.append(("Id coverage", units.percent(mean), "share of lookups with a trained row"))
     if serving := record.serving:
-        said = f"served over trained; largest {units.decimal(serving.largest_difference)}"
-        figures.append(("Serving gap", f"{100 * serving.gap:+.3f}%", said))
+        said = f"change of NE as served; largest difference {units.decimal(serving.largest_difference)}"
+        figures.append(("Training-serving skew", f"{100 * serving.gap:+.3f}%", said))
     if cost := record.cost:
         figures.append(("Ensemble", f"{units.count(cost.members)} members", _cost_words(cost)))
     return figures
@@ -105,8 +105,8 @@ def _cost_words(cost: ServingCost) -> str:
 def _rows_that_tell(rows: int, power: RowsPower) -> str:
     needed, limit = power.rows_needed, f"{power.limit:.2%}"
     if needed is None:
-        return "rise of NE"
-    return f"rise of NE; the limit is {limit}" + (f", for {units.count(needed)} rows" if needed > rows else "")
+        return "of NE"
+    return f"of NE; the limit is {limit}" + (f", for {units.count(needed)} rows" if needed > rows else "")
 
 
 def _interval(values: Interval | None, signed: str = "") -> str:
@@ -145,7 +145,7 @@ def _compared_models(record: GateRecord) -> dict[str, Any] | None:
     compared = record.incumbent is not None
     head = ("Figure", "Candidate*", *(("Incumbent*", "Change*") if compared else ()))
     paired = "; both models are compared on the same resampled rows" if compared else ""
-    title = "Candidate and incumbent on the same rows" if compared else "The candidate on held-out rows"
+    title = "Candidate and incumbent on the same rows" if compared else "The candidate on test rows"
     return {
         "title": title,
         "models": Table(head, _figure_rows(record)),
@@ -178,10 +178,10 @@ def _checks(record: GateRecord) -> list[Check]:
     return sorted(shown, key=_answer)
 
 
-def _questions(checks: Sequence[Check]) -> Table:
+def _checks_table(checks: Sequence[Check]) -> Table:
     answers = [_ANSWERS[_answer(check)] for check in checks]
     rows = [(pill(a[0], a[2]), check.name, check.words) for a, check in zip(answers, checks, strict=True)]
-    return Table(("Passed", "Question", "Answer"), rows)
+    return Table(("Result", "Check", "Details~"), rows)
 
 
 def _compared(slices: Sequence[Slice]) -> bool:
@@ -220,7 +220,7 @@ def _importance(record: GateRecord, worth: Mapping[str, Importance] | None, what
     """The features, or towers, by importance; beside the incumbent's when it was published, by the change."""
     before = (record.former.importance if record.former is not None else None) or {}
     compared = any(name in before for name in worth or ())
-    head = (what, "NE rises by*", *(("When the incumbent was published*", "Change*") if compared else ()))
+    head = (what, "Increase of NE*", *(("Incumbent, when published*", "Change*") if compared else ()))
     changes = {name: each.rise - before[name].rise for name, each in (worth or {}).items() if name in before}
     order = sorted((worth or {}).items(), key=lambda item: -abs(changes.get(item[0], item[1].rise)))
     rows = []

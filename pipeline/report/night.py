@@ -10,14 +10,14 @@ from pipeline.report.page import from_template, pill
 from pipeline.report.tables import stages_bar, stages_table
 
 NIGHT_PAGE, NIGHT_TEXT = "nightly.html", "nightly.md"
-SKIPPED = "Skipped days: this night does not learn from them"
+SKIPPED = "Skipped days: not in the training data of this night"
 _PILL = {"published": "PASS", "held": "HOLD"}
 
 
 def night_page(record: NightRecord) -> str:
     """The page as HTML. Unknown parts are left out."""
     outcome, stages = record.outcome, record.stages or {}
-    why = {"published": "What was overridden", "held": "Why it is held"}.get(outcome, "What stopped it")
+    why = {"published": "Overridden checks", "held": "Reasons for the hold"}.get(outcome, "Error")
     return from_template(
         "night.html", title=f"Night {record.date}: {outcome}", files="nightly.json and result.json",
         heading=f"{record.model}, night of {record.date}", outcome=pill(_PILL.get(outcome, "failed"), outcome),
@@ -39,7 +39,7 @@ def night_markdown(record: NightRecord) -> str:
     if record.skipped:
         lines += [f"## {SKIPPED}", "", *(f"- {line}" for line in record.skipped), ""]
     if record.changed:
-        lines += ["## What changed", "", *(f"- {line}" for line in record.changed), ""]
+        lines += ["## Changes since the base version", "", *(f"- {line}" for line in record.changed), ""]
     if record.seconds:
         lines += ["| stage | time |", "|---|---|"]
         lines += [*(f"| {name} | {units.duration(value)} |" for name, value in record.seconds.items()), ""]
@@ -63,7 +63,7 @@ def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
     """Name, value, a few words."""
     cards = []
     if record.ne is not None:
-        under = f"on {units.count(record.rows_scored)} held-out rows"
+        under = f"on {units.count(record.rows_scored)} test rows"
         cards.append(("NE of the candidate", units.decimal(record.ne), under))
     if record.ne_change is not None:
         change, low, high = record.ne_change
@@ -74,14 +74,14 @@ def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
         cards.append(("Rows", units.count(record.rows), quarantined))
     if seconds := record.seconds:
         longest = max(seconds, key=lambda name: seconds[name])
-        cards.append(("Stages took", units.duration(sum(seconds.values())), f"mostly {longest}"))
+        cards.append(("Duration of the stages", units.duration(sum(seconds.values())), f"mostly {longest}"))
     if record.seconds_waited:
         cards.append(("Waited", units.duration(record.seconds_waited), "for the day's logs"))
     return cards
 
 
 def _links(record: NightRecord) -> list[tuple[str, str]]:
-    links = [("Verdict", record.gate_page), ("Run", f"runs/{record.run}/report.html")]
+    links = [("Gate", record.gate_page), ("Run", f"runs/{record.run}/report.html")]
     if base := record.base:
         links += [("Started from", base.checkpoint), ("Id mappings from", base.dataset)]
     return [(name, path) for name, path in links if path]

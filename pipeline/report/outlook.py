@@ -53,9 +53,9 @@ def title_of(record: Outlook) -> str:
 
 
 def band_words(record: Outlook) -> str:
-    """What a band is."""
+    """What an interval is."""
     return (
-        f"[ ]: a band that holds {record.band:.0%} of outcomes if nights scatter about the trend as they did; a trend "
+        f"[ ]: the {record.band:.0%} prediction interval if nights scatter about the trend as they did; a trend "
         "that changes, a new feature or another market is not in it. Lookups are those of the last night."
     )
 
@@ -83,7 +83,7 @@ def tables_of(record: Outlook) -> tuple[list[str], list[list[str]]]:
          units.count(table.limit)]
         for name, table in growing(record)
     ]  # fmt: skip
-    return ["table", "growth", *(f"night {night}*" for night in shown), f"band, night {last}*", "limit*"], rows
+    return ["table", "growth", *(f"night {night}*" for night in shown), f"interval, night {last}*", "limit*"], rows
 
 
 def gain(table: TableOutlook) -> int:

@@ -59,7 +59,7 @@ def _rows(name: str, table: TableOutlook) -> Figure:
     )
     series = [
         Series("measured", MEASURED, tuple(measured)), Series("trend", TREND, tuple(trend)),
-        Series("upper end of the band", BAND, tuple(high)), Series("lower end of the band", BAND, tuple(low)),
+        Series("upper end of the interval", BAND, tuple(high)), Series("lower end of the interval", BAND, tuple(low)),
     ]  # fmt: skip
     label = f"Rows of {name} over the nights, {units.count(trend[-1][1])} in the end"
     unit = f"rows, measured up to night 0; limit {units.count(table.limit)}"

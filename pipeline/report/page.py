@@ -37,10 +37,17 @@ def from_template(template: str, **values: object) -> str:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("pipeline.report"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    environment.filters["wrapping"] = wrapping
+    return environment
+
+
+def wrapping(name: str) -> Markup:
+    """``name``, which may be the key of a setting, as a heading that may wrap after its dots."""
+    return Markup(".<wbr/>").join(name.split("."))
 
 
 def with_meter(text: str, share: float, least: float = 1.0) -> Markup:

@@ -166,7 +166,7 @@ def _tables(plan: Plan) -> Table:
     largest = plan.tables[order[0]].bytes if order else 1
     cached = any(table.cache_rows for table in plan.tables.values())
     head = ["Table", "Rows × dim*", "Size*", "Tier, kernel", "Sharding, shards"]
-    head += [*(["Cached rows, hits*"] if cached else []), "ms*", "Why~"]
+    head += [*(["Cached rows, hits*"] if cached else []), "Time, ms*", "Reason~"]
     return Table(head, [_table_row(plan, name, largest or 1, cached) for name in order])
 
 

@@ -16,6 +16,11 @@ from pipeline.report.stacked_bars import StackedBars, milliseconds
 from pipeline.report.svg import Axis, Series, series_plot
 
 PREDICTED, LINEAR = 0, 3  # colours
+# The headings of ``worlds_of``, which has shorter ones for a terminal.
+HEAD = (
+    "Ranks*", "Hosts*", "Global batch*", "Samples/s*", "Scaling efficiency*", "Step, ms*", "Memory*", "Bottleneck",
+    "Next bottleneck",
+)  # fmt: skip
 
 
 def scale_page(record: Scale) -> str:
@@ -24,7 +29,7 @@ def scale_page(record: Scale) -> str:
     return from_template(
         "scale.html", title=f"Nightjar: {title_of(record)}", files="the output of --json", heading=title_of(record),
         about="A training on more ranks than this machine has, predicted.", wall=wall_words(record),
-        figures=list(_figures(record, parts)), legend_of=parts, worlds=Table(*worlds_of(record.worlds)),
+        figures=list(_figures(record, parts)), legend_of=parts, worlds=Table(HEAD, worlds_of(record.worlds)[1]),
         problems=problems_of(record.worlds), measured=Table(*figures_of(record.measured)),
         assumed=Table(*figures_of(record.assumed)), rules=list(record.rules),
     )  # fmt: skip

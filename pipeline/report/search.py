@@ -69,7 +69,7 @@ def search_page(record: SearchRecord) -> str:
             ("Predicted step", f"{after.step_ms:.3f} ms", f"{before.step_ms:.3f} ms before"),
             ("Tables", units.size(after.total), f"{units.size(before.total)} before"),
             ("Changed", str(changed), f"of {units.plural(len(record.decisions), 'decision')}"),
-            ("Undecided", str(len(record.undecided)), "choices about as likely as at first"),
+            ("Undecided", str(len(record.undecided)), "decisions without a preferred choice"),
             ("Duration", units.duration(record.seconds), units.plural(record.steps, "step")),
         ],
         cost=Table(("", "Before*", "After*", "Share*"), cost),
@@ -119,13 +119,13 @@ def _drawings(record: SearchRecord, part: str) -> list[Figure]:
 def _course(record: SearchRecord) -> list[Figure]:
     points = record.points
     losses = [
-        Series("rows of the weights", 0, tuple((p.step, p.loss) for p in points)),
-        Series("held rows", 1, tuple((p.step, p.held_loss) for p in points if p.held_loss is not None)),
+        Series("training rows", 0, tuple((p.step, p.loss) for p in points)),
+        Series("validation rows", 1, tuple((p.step, p.held_loss) for p in points if p.held_loss is not None)),
     ]
     cost = [Series("cost", 2, tuple((p.step, p.cost) for p in points if p.cost is not None))]
     temperature = [Series("temperature", 3, tuple((p.step, p.temperature) for p in points))]
     return [
-        Figure("Log loss", "of architectures drawn", _plot(losses, Axis(title="log loss"), "Log loss over the steps")),
+        Figure("Log loss", "sampled architectures", _plot(losses, Axis(title="log loss"), "Log loss over the steps")),
         Figure("Cost term", "as log loss", _plot(cost, Axis(title="log loss"), "Cost term over the steps")),
         Figure("Temperature", "", _plot(temperature, Axis(title="temperature", from_zero=True), "Temperature")),
     ]  # fmt: skip

@@ -69,14 +69,14 @@ def _weights(name: str, example: Mapping[str, Any]) -> Figure:
     rows = [_bar(words, weight, top) for words, weight in shown]
     if len(events) > MOST_EVENTS:
         rows.append(tag("div", f"and {units.plural(len(events) - MOST_EVENTS, 'older event')}", class_="rank"))
-    return Figure(f"What events of {name} weigh", _whose(example), tag("div", *rows, class_="stacked-bars"))
+    return Figure(f"Attention weights of {name}", _whose(example), tag("div", *rows, class_="stacked-bars"))
 
 
 def _whose(example: Mapping[str, Any]) -> str:
     target = example.get("target") or {}
     shown = ", ".join(f"{feature} {value}" for feature, value in target.items())
     of = f" with {shown}" if shown else ""
-    return f"held-out row {units.count(example['row'])}{of}, newest first"
+    return f"test row {units.count(example['row'])}{of}, newest first"
 
 
 def _event(event: Mapping[str, Any]) -> str:

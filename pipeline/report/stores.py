@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from pipeline import units
 from pipeline.records import Removed, RemovedFromStore
 
-_NOUNS = {"dataset": "dataset", "run": "run", "plan": "plan", "towers": "towers artifact", "remains": "leftover"}
+_PLURALS = {
+    "dataset": "datasets", "run": "runs", "plan": "plans", "towers": "towers artifacts", "study": "studies",
+    "search": "searches", "unfinished search": "unfinished searches", "remains": "leftovers",
+}  # fmt: skip
+_SINGULARS = {"towers": "towers artifact", "remains": "leftover"}  # the others are those of the kind
 
 
 def collected(result: RemovedFromStore) -> str:
@@ -29,4 +33,8 @@ def collected(result: RemovedFromStore) -> str:
 def _counted(entries: Sequence[Removed]) -> str:
     """``3 datasets, 2 runs``; "nothing" for none."""
     kinds = Counter(each.kind for each in entries)
-    return ", ".join(units.plural(kinds[kind], noun) for kind, noun in _NOUNS.items() if kinds[kind]) or "nothing"
+    shown = [
+        f"{units.count(kinds[kind])} {_SINGULARS.get(kind, kind) if kinds[kind] == 1 else nouns}"
+        for kind, nouns in _PLURALS.items() if kinds[kind]
+    ]  # fmt: skip
+    return ", ".join(shown) or "nothing"

@@ -16,14 +16,14 @@ from pipeline.report.svg import Axis, Point, scatter_plot
 from pipeline.report.text_table import text_table
 
 NE = Axis(title="validation NE")
-FACTS = ("NE*", "AUC*", "held-out NE*", "held-out AUC*", "step (predicted)*", "tables*", "steps*")
+FACTS = ("NE*", "AUC*", "test NE*", "test AUC*", "step (predicted)*", "tables*", "steps*")
 
 
 def studies_listing(lines: Sequence[StudyLine]) -> str:
     """``nightjar tune ls``: a line a study."""
     if not lines:
         return "no studies"
-    head = ("study", "begun", "trials*", "done*", "ended early*", "failed*", "running*", "best*", "NE*")
+    head = ("study", "begun", "trials*", "done*", "pruned*", "failed*", "running*", "best*", "NE*")
     rows = [
         (
             each.study, time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.created)), str(sum(each.trials.values())),
@@ -43,7 +43,7 @@ def study_text(shown: StudyShown) -> str:
     parts = [text_table(head, rows), _saved(shown)]
     if shown.importance:
         shares = (f"{key} {units.percent(share, 0)}" for key, share in shown.importance.items())
-        parts.append(f"what decides: {', '.join(shares)}")
+        parts.append(f"importance: {', '.join(shares)}")
     if shown.best_trial is not None:
         parts.append(f"best: trial {shown.best}, {' '.join(shown.best_trial.overrides)}")
         parts += [choice(shown)] if choice(shown) else []
@@ -65,7 +65,7 @@ def study_page(shown: StudyShown) -> str:
         best=[] if best is None else best.overrides, saved=_saved(shown),
         choice=choice(shown),
         trials=Table(("Trial*", "State", *(f"{key}*" for key in keys), *FACTS, "Error~"), rows),
-        importance=Table(("Setting", "Share"), shares), space=Table(("Setting", "Searched over~"), spaces),
+        importance=Table(("Setting", "Importance"), shares), space=Table(("Setting", "Range~"), spaces),
         figures_=[each for each in (_history(shown), *_fronts(shown)) if each is not None],
     )  # fmt: skip
 
@@ -129,13 +129,13 @@ def _saved(shown: StudyShown) -> str:
 def _summary(shown: StudyShown) -> list[tuple[str, str, str]]:
     best, states = shown.best_trial, [each.state for each in shown.trials]
     cards = [
-        ("Trials", str(len(states)), f"{states.count(DONE)} done, {states.count(PRUNED)} ended early"),
+        ("Trials", str(len(states)), f"{states.count(DONE)} done, {states.count(PRUNED)} pruned"),
         ("Steps", units.count(shown.steps), f"of {units.count(shown.steps_in_full)} in full"),
     ]
     if best is not None:
         cards = [
             ("Best validation NE", units.decimal(best.ne, 5), f"trial {best.number}"),
-            ("Its held-out AUC", units.decimal(best.test_auc, 5), f"NE {units.decimal(best.test_ne, 5)}"),
+            ("Its test AUC", units.decimal(best.test_auc, 5), f"NE {units.decimal(best.test_ne, 5)}"),
             *cards,
         ]
     return cards
@@ -156,7 +156,7 @@ def _history(shown: StudyShown) -> Figure | None:
         points, joined=best, x=Axis(title="trial", whole=True, from_zero=True), y=NE,
         label=f"Validation NE of {len(points)} trials, and the best so far",
     )  # fmt: skip
-    return Figure("Trials", "validation NE; dashed: the best so far", plot) if points else None
+    return Figure("Optimization history", "validation NE by trial; dashed: the best so far", plot) if points else None
 
 
 def _fronts(shown: StudyShown) -> list[Figure]:

@@ -130,8 +130,8 @@ def _is_plain_value(line: str) -> bool:
 
 
 def tasks_table(scores: Evaluation) -> Table:
-    """Figures of the further tasks on held-out rows."""
-    head = ("Task", "Kind", "Rows*", "NE*", "AUC*", "RMSE*", "Unexplained*", "Calibration*")
+    """Figures of the further tasks on test rows."""
+    head = ("Task", "Kind", "Rows*", "NE*", "AUC*", "RMSE*", "Unexplained variance*", "Calibration*")
     rows = [
         (
             name, each.kind, units.count(each.samples), units.decimal(each.ne, 5), units.decimal(each.auc, 5),

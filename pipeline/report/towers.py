@@ -16,6 +16,7 @@ from pipeline.report.towermap import heat_map, tower_map
 TOWERS_PAGE = "towers.html"
 MOST_FEATURES = 2_000
 WIDTH = 100
+LOADS = {"ms": "Share of time*", "bytes": "Share of memory*"}
 STRATEGIES = {
     "coherent": "features that interact share a tower",
     "diverse": "features that interact are in different towers",
@@ -109,7 +110,7 @@ def _towers(towers: Towers) -> Table:
         shares = (units.percent(share[index]) for share in loads.values())
         count = units.count(len(tower.features))
         rows.append((_swatch(index), rank_words(set(tower.hosts), -1), count, *shares, ", ".join(tower.features)))
-    return Table(("Tower", "Hosts", "Features*", *(f"Of the {name}*" for name in loads), "Which~"), rows)
+    return Table(("Tower", "Hosts", "Features*", *(LOADS[name] for name in loads), "Names~"), rows)
 
 
 def _swatch(tower: int) -> str:
@@ -120,7 +121,7 @@ def _features(towers: Towers, evidence: TowerEvidence) -> Table:
     home = _homes(towers)
     order = sorted(range(len(evidence.features)), key=lambda index: (home[evidence.features[index]], index))
     rows = [_feature_row(index, home[evidence.features[index]], evidence) for index in order[:MOST_FEATURES]]
-    return Table(("Feature", "Tower", "ms*", "Memory*", "Why~"), rows)
+    return Table(("Feature", "Tower", "Time, ms*", "Memory*", "Reason~"), rows)
 
 
 def _feature_row(index: int, tower: int, evidence: TowerEvidence) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""What a store holds, with sizes and ages, from one listing of each of its top folders."""
+"""What a store holds, with sizes and ages, from one listing of each of its top folders.
+
+Times are those of the store's own clock (``store_time``).
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,24 @@ from typing import Any
 from pipeline.errors import ArtifactError
 from pipeline.records import EVENTS, HISTORIES, NIGHT, NightRecord
 from pipeline.records.step import run_directory
+from pipeline.records.study import TRYING, TrialRecord
 from pipeline.store import MANIFEST, Artifact, Store, reachable
 from pipeline.store.references import read_record, unknown
 from pipeline.store.removal import written
 
 DATASET, PLAN, TOWERS, RUN = "dataset", "plan", "towers", "run"
-_KINDS = {"datasets": DATASET, "plans": PLAN, "towers": TOWERS, "runs": RUN}
+STUDY, SEARCH, SEARCHING = "study", "search", "unfinished search"
+_KINDS = {
+    "datasets": DATASET, "plans": PLAN, "towers": TOWERS, "runs": RUN, "studies": STUDY, "searches": SEARCH,
+    "searching": SEARCHING,
+}  # fmt: skip
+_BARE = (RUN, STUDY, SEARCHING)  # kinds of folders that have no manifest
 _ROOMS = (*_KINDS, "nightly")
 _DAY = r"\d{4}-\d\d-\d\d(?:\.\.\d{4}-\d\d-\d\d)?"
 # Only these folders are artifacts. Whatever else somebody keeps in the store stays.
 _FOLDER = re.compile(
-    rf"(datasets/[^/]+/(?:{_DAY}/)?[0-9a-f]{{32}}|(?:plans|towers)/[0-9a-f]{{32}}|runs/[^/]+)(?:/(.*))?"
+    rf"(datasets/[^/]+/(?:{_DAY}/)?[0-9a-f]{{32}}|(?:plans|towers)/[0-9a-f]{{32}}"
+    r"|(?:runs|studies|searches|searching)/[^/]+)(?:/(.*))?"
 )
 _LATE = re.compile(r"late/(\d{4}-\d\d-\d\d)\.parquet")
 
@@ -45,9 +55,10 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A run, or the folder of an artifact.
+    """A run, a study, a search under way, or the folder of an artifact.
 
-    ``written``: time of its newest file. ``created``: the time in its manifest. ``problem``: what is wrong with the
+    ``written``: time of its newest file. ``created``: the time in its manifest; on an object store that of the
+    manifest, because the clock of whoever wrote it may be another one. ``problem``: what is wrong with the
     manifest; "" if nothing is. ``late``: the days for which a dataset keeps rows. ``reach``: the days after a dataset's
     own whose ingestion looks at its events (``data.dedupe.days``, ``data.label.window_days``), or takes them into
     histories (``data.sequences.<name>.history.days``).
@@ -69,8 +80,8 @@ class Folder:
 
     @property
     def whole(self) -> bool:
-        """Whether it has a manifest, even a damaged one. A run needs none."""
-        return self.kind == RUN or self.created is not None or bool(self.problem)
+        """Whether it has a manifest, even a damaged one. Runs, studies and searches under way need none."""
+        return self.kind in _BARE or self.created is not None or bool(self.problem)
 
     @property
     def since(self) -> float:
@@ -80,12 +91,17 @@ class Folder:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What a store holds. ``leftovers``: files of killed writers. ``locked``: runs that a launcher works on."""
+    """What a store holds.
+
+    ``leftovers``: files of killed writers. ``locked``: runs that a launcher works on. ``trials``: runs of trials that
+    have not ended.
+    """
 
     folders: tuple[Folder, ...] = ()
     leftovers: tuple[File, ...] = ()
     nights: tuple[NightRecord, ...] = ()
     locked: frozenset[str] = frozenset()
+    trials: frozenset[str] = frozenset()
 
     @property
     def runs(self) -> list[Folder]:
@@ -107,8 +123,11 @@ def take_stock(store: Store, locked: Iterable[str] = ()) -> Inventory:
         if match is not None and file.is_folder == (match[2] is None):  # an empty folder has only its own time
             by_folder[match[1]].append(file)
     folders = tuple(_folder(store, path, files) for path, files in sorted(by_folder.items()))
+    trials = (trial for each in folders if each.kind == STUDY for trial in _trials(store, each))
     nights = tuple(night for each in folders if each.kind == RUN and (night := _night(store, each.name)) is not None)
-    return Inventory(folders=folders, leftovers=tuple(leftovers), nights=nights, locked=frozenset(locked))
+    return Inventory(
+        folders=folders, leftovers=tuple(leftovers), nights=nights, locked=frozenset(locked), trials=frozenset(trials)
+    )  # fmt: skip
 
 
 def _listed(store: Store, room: str) -> Iterator[File]:
@@ -140,7 +159,8 @@ def _folder(store: Store, path: str, files: list[File]) -> Folder:
         path=path, kind=_KINDS[path.partition("/")[0]], bytes=sum(file.bytes for file in own),
         written=max(file.written for file in own or files),
     )  # fmt: skip
-    if folder.kind == RUN or not any(file.path == f"{path}/{MANIFEST}" for file in own):
+    manifest = next((file for file in own if file.path == f"{path}/{MANIFEST}"), None)
+    if folder.kind in _BARE or manifest is None:
         return folder
     try:
         artifact = store.find(path)
@@ -149,7 +169,8 @@ def _folder(store: Store, path: str, files: list[File]) -> Folder:
     if artifact is None:  # removed since it was listed
         return folder
     late = tuple(match[1] for name in artifact.files if (match := _LATE.fullmatch(name)))
-    return replace(folder, created=artifact.created, late=late, reach=_reach(artifact))
+    created = artifact.created if store.is_local else manifest.written
+    return replace(folder, created=created, late=late, reach=_reach(artifact))
 
 
 def _reach(artifact: Artifact) -> int:
@@ -162,6 +183,21 @@ def _reach(artifact: Artifact) -> int:
         if f"{HISTORIES}/{name}" in folders:
             days.append(1 + int(sequence.get("history", {}).get("days") or 0))  # as of ``HistoryPlan.reach``
     return max(days)
+
+
+def _trials(store: Store, study: Folder) -> Iterator[str]:
+    """The runs of the trials with which ``study`` goes on. ArtifactError if a record of one cannot be read."""
+    folder = f"{study.path}/trials"
+    for name in store.names(folder):
+        if not name.endswith(".json") or name.startswith("."):
+            continue
+        data = read_record(store, f"{folder}/{name}")
+        try:
+            trial = None if data is None else TrialRecord.from_json(data)
+        except ArtifactError as error:
+            raise unknown(store, f"{folder}/{name}", f"cannot be read: {error.message}") from None
+        if trial is not None and trial.state == TRYING:
+            yield trial.run
 
 
 def _night(store: Store, run: str) -> NightRecord | None:

@@ -9,7 +9,8 @@ from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.config.secrets import check_overrides_of_schedule
 from pipeline.errors import ConfigError
-from pipeline.launch.kubernetes.names import launcher_account, stage_account
+from pipeline.launch.kubernetes.names import OURS, launcher_account, stage_account
+from pipeline.launch.kubernetes.network import KIND, VERSION, among
 from pipeline.launch.kubernetes.pods import LAUNCHER, Object, pod_template
 from pipeline.launch.kubernetes.rights import rules
 from pipeline.schedule.dates import ANY_DAY, night_zone, taken
@@ -83,9 +84,7 @@ def access(config: Config) -> list[Object]:
 
 def network_policy(config: Config) -> Object:
     """Pods of stages accept connections from each other alone: of the rendezvous, and of gloo and NCCL on any port."""
-    ours = {"podSelector": {"matchLabels": _labels()}}
-    spec = {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
-    return _object(config, "networking.k8s.io/v1", "NetworkPolicy", config.schedule.name, spec=spec)
+    return _object(config, VERSION, KIND, config.schedule.name, spec=among(OURS))
 
 
 def cron_job(config: Config, overrides: Sequence[str]) -> Object:
@@ -93,7 +92,7 @@ def cron_job(config: Config, overrides: Sequence[str]) -> Object:
     schedule = config.schedule
     inside = [text.replace("$", "$$") for text in overrides if not text.lstrip("+").startswith(OUTSIDE)]
     command = ["python", "-m", "pipeline.cli", "nightly", NIGHT, f"job=$({JOB})", *inside]
-    labels = {**_labels(), "nightjar/schedule": schedule.name}
+    labels = {**OURS, "nightjar/schedule": schedule.name}
     template = pod_template(config, LAUNCHER, command, {"TZ": schedule.time_zone}, labels, LAUNCHER_GRACE_SECONDS)
     of_job = {"name": JOB, "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['job-name']"}}}
     template["spec"]["containers"][0]["env"].insert(0, of_job)
@@ -124,11 +123,7 @@ def cron_job(config: Config, overrides: Sequence[str]) -> Object:
     return _object(config, "batch/v1", "CronJob", schedule.name, spec=spec)
 
 
-def _labels() -> dict[str, str]:
-    return {"app.kubernetes.io/name": "nightjar", "app.kubernetes.io/managed-by": "nightjar"}
-
-
 def _object(config: Config, version: str, kind: str, name: str, **content: object) -> Object:
-    labels = {**_labels(), "nightjar/schedule": config.schedule.name}
+    labels = {**OURS, "nightjar/schedule": config.schedule.name}
     metadata = {"name": name, "namespace": config.launch.namespace, "labels": labels}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}

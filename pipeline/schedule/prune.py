@@ -1,11 +1,12 @@
 """``nightjar store gc``: removes datasets, runs, plans and towers that no version, recent night or young run needs.
 
+Studies and what searches found stay; of them only what killed processes left goes, and searches nobody goes on with.
+
 ``may_go`` decides from what ``take_stock`` and ``needs_of`` found, without a store; ``remove`` carries it out.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,11 +14,11 @@ from datetime import date, timedelta
 
 from pipeline.publishing import promotion, versions
 from pipeline.records import NightRecord, Removed, RemovedFromStore
-from pipeline.schedule.inventory import DATASET, RUN, Folder, Inventory, take_stock
+from pipeline.schedule.inventory import DATASET, RUN, SEARCH, STUDY, Folder, Inventory, take_stock
 from pipeline.schedule.removal import alone, locked_runs, remove
 from pipeline.store import MANIFEST, Store, reachable
 from pipeline.store.references import References, of_run, of_versions
-from pipeline.store.removal import Removal
+from pipeline.store.removal import Removal, store_time
 
 LEFTOVER = "remains"  # the kind, as --json has it
 DAY, HOUR = 86_400.0, 3600.0
@@ -25,6 +26,9 @@ LOCKED_RUN = "a launcher works on it"
 NAMED_BY_VERSION = "a version refers to it"
 NEWEST_NIGHT = "the newest night of its model"
 BASE = "a kept run started from it"
+TRIAL = "a study goes on with it"
+RECORDS = "records of a study stay until somebody removes them"
+FOUND = "what a search found stays until somebody removes it"
 NAMED_BY_RUN = "a kept run refers to it"
 LATE = "keeps rows of days that are not ingested yet"
 AWAITED = "days to come look for its events (data.dedupe.days, data.label.window_days, data.sequences.*.history.days)"
@@ -35,7 +39,7 @@ YOUNG, GRACE = "young", "may still be in the making"
 class Rules:
     """Seconds to keep things because of their age: ``keep`` for artifacts and runs, ``grace`` for leftovers.
 
-    ``now``: seconds since 1970.
+    ``now``: seconds since 1970, by the clock of the store.
     """
 
     keep: float
@@ -59,10 +63,12 @@ class Needs:
 def kept_runs(stock: Inventory, named: Mapping[str, References], rules: Rules) -> dict[str, str]:
     """Runs that stay by themselves: {run: why}.
 
-    These are locked runs, the newest nights of every model, young runs, and runs that versions refer to (``named``).
+    These are locked runs, the newest nights of every model, trials that have not ended, young runs, and runs that
+    versions refer to (``named``).
     """
     stay = {name: NAMED_BY_VERSION for names in named.values() for name in names.runs}
     stay |= {run.name: YOUNG for run in stock.runs if rules.is_young(run.since)}
+    stay |= dict.fromkeys(stock.trials, TRIAL)
     stay |= dict.fromkeys(_newest_nights(stock.nights), NEWEST_NIGHT)
     stay |= dict.fromkeys(stock.locked, LOCKED_RUN)
     return {run.name: stay[run.name] for run in stock.runs if run.name in stay}
@@ -129,6 +135,8 @@ def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules
     """Why ``folder`` stays; "" if it may go."""
     if folder.kind == RUN:
         return needs.runs.get(folder.name, "")
+    if folder.kind == STUDY:
+        return RECORDS
     named = needs.keys.get(folder.name, "")
     if not folder.whole:
         if named:
@@ -136,6 +144,8 @@ def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules
         return GRACE if rules.now - folder.written < rules.grace else ""
     if folder.problem:
         return f"its {MANIFEST} is damaged"
+    if folder.kind == SEARCH:
+        return FOUND
     if named := named or needs.meant.get(folder.name, ""):
         return named
     if rules.is_young(folder.since):
@@ -184,7 +194,7 @@ def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool
     with ExitStack() as stack:
         if not dry_run:
             stack.enter_context(alone(store))
-        rules = Rules(keep=keep_days * DAY, grace=grace_hours * HOUR, now=time.time())
+        rules = Rules(keep=keep_days * DAY, grace=grace_hours * HOUR, now=store_time(store))
         with reachable(store.url):
             for model in versions.models(store):
                 promotion.incumbent(store, model)  # raises if it is missing, because its needs are then unknown

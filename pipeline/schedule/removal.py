@@ -43,9 +43,9 @@ def remove(
 ) -> tuple[list[Removal], list[Removal]]:
     """Remove what ``may_go`` allows; returns what was removed, and what stays because it is in use by now.
 
-    ``since``: when the store was listed, seconds since 1970. Of each artifact the manifest goes first, then
-    ``on_point`` is called, then its folder goes, so half of one never looks whole. Raises ArtifactError if the store
-    refuses.
+    ``since``: when the store was listed, seconds since 1970 by its own clock. Of each artifact the manifest goes first,
+    then ``on_point`` is called, then its folder goes, so half of one never looks whole. Raises ArtifactError if the
+    store refuses.
     """
     gone, left, used, looked = [], [], set[str](), -math.inf
     for entry in sorted(going, key=lambda entry: entry.kind != RUN):
@@ -61,13 +61,13 @@ def remove(
 
 
 def _used(store: Store, since: float) -> set[str]:
-    """Runs that began after ``since``, and the keys that they name.
+    """Runs that began at ``since`` or later, and the keys that they name.
 
     A launcher writes the steps of its run before it checks which of them are committed, and then reads what it found.
     """
     store.fs.invalidate_cache()
     steps = {run: f"{run_directory(run)}/steps.json" for run in store.names("runs")}
-    runs = {run for run, path in steps.items() if store.exists(path) and written(store, store.full(path)) > since}
+    runs = {run for run, path in steps.items() if store.exists(path) and written(store, store.full(path)) >= since}
     named = [of_run(store, run, starts=True) for run in runs]
     return runs.union(*(each.keys | each.meant for each in named))
 

@@ -110,8 +110,8 @@ class Evaluate(Stage):
         return {"eval": lines}
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
-        """How many rows were held out."""
-        return [("Held-out rows", units.count(result.eval.samples if result.eval else None))]
+        """How many rows were scored."""
+        return [("Test rows", units.count(result.eval.samples if result.eval else None))]
 
 
 def _task_line(name: str, part: TaskFigures) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import logging
 import os
 import select
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 from pipeline import logs
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError, LaunchError
+from pipeline.errors import ArtifactError, ConfigError, FullDiskError, LaunchError, is_full
 from pipeline.launch.forkserver import end, end_with_parent, import_for_good
 from pipeline.launch.memory import hold, is_held, plan_of
 from pipeline.launch.places import place_of_role
@@ -130,8 +129,8 @@ def _plain(error: Exception, stage: str) -> Exception:
 
     So is an error that may pass.
     """
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ArtifactError(f"no space left on the disk while running the {stage} stage", hint="free space there")
+    if isinstance(error, OSError) and is_full(error):
+        return FullDiskError(f"no space left on the disk while running the {stage} stage", hint="free space there")
     return explained(error) or error
 
 

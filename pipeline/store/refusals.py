@@ -7,22 +7,22 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.errors import ArtifactError, LaunchError, NightjarError, UnreachableError
+from pipeline.errors import ArtifactError, FullDiskError, LaunchError, NightjarError, UnreachableError, is_full
 
 _REFUSALS = (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 
 
 @contextmanager
 def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") -> Iterator[None]:
-    """Turn a full disk or a refusal into an ArtifactError about ``doing`` ``what``.
+    """Turn a full disk into a FullDiskError, and a refusal into an ArtifactError, about ``doing`` ``what``.
 
     ``option``: how the user chooses another place, for the hint; "" if another place does not help.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise ArtifactError(
+        if is_full(error) or "No space left" in str(error):
+            raise FullDiskError(
                 f"no space left on the store's disk while {doing} {what}",
                 hint=f"free space there, or {option}<another fsspec URL>; no partial output was kept",
             ) from error

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import datetime
 import time
+import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.store.files import Files
 from pipeline.store.manifest import MANIFEST
-from pipeline.store.refusals import disk_errors
+from pipeline.store.refusals import disk_errors, reachable
+
+_CLOCKS = "datasets"  # a folder whose leftovers ``store gc`` removes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +70,45 @@ def remove(store: Files, path: str, between: Callable[[], None] = lambda: None, 
             store.fs.rm(full, recursive=True)
 
 
-def age(store: Files, full: str) -> float:
-    """Seconds since a file was written; 0 if the store does not say."""
-    return time.time() - written(store, full)
+def store_time(store: Files) -> float:
+    """The time by the clock that stamps the files of ``store``, seconds since 1970, and no later than that.
+
+    An object store has a clock of its own: the time of a small object says what it shows, which is written and removed
+    again. Where the store takes no such object, this machine's clock has to do. UnreachableError where the store does
+    not answer.
+    """
+    if store.is_local:
+        return time.time()
+    path = f"{_CLOCKS}/.write-clock-{uuid.uuid4().hex[:12]}"  # ``store gc`` removes one that is left
+    try:
+        store.write_bytes(path, b"clock")
+    except UnreachableError:
+        raise
+    except ArtifactError:
+        return time.time()
+    with reachable(store.url):
+        store.fs.invalidate_cache(store.full(path))
+        now = written(store, store.full(path))
+    with suppress(ArtifactError), removing(path):
+        store.fs.rm_file(store.full(path))
+    return now
+
+
+def age(store: Files, full: str, now: float) -> float:
+    """Seconds from when a file was last written to ``now``, a ``store_time``; 0 if the store does not say."""
+    when = _stamp(store, full)
+    return 0.0 if when is None else now - when
 
 
 def written(store: Files, full: str) -> float:
-    """When a file was last written, seconds since 1970; now if the store does not say."""
+    """When a file was last written by the clock of the store, seconds since 1970; now if the store does not say."""
+    when = _stamp(store, full)
+    return time.time() if when is None else when
+
+
+def _stamp(store: Files, full: str) -> float | None:
     try:
         when = store.fs.modified(full)
     except (NotImplementedError, KeyError, FileNotFoundError):
-        return time.time()
+        return None
     return float((when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp())

@@ -8,9 +8,29 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.errors import FullDiskError, FullScratchError, NightjarError, exit_code_of, is_full
 from pipeline.logs import level_arguments
 
 _SAID = "nightjar: "
+FULL_DISK, _LAST_FULL = 64, 127  # added to the exit code of a trial that found a disk full; the last of these codes
+
+
+def trial_code(error: BaseException) -> int:
+    """The exit code of a trial's process for ``error``: its own, and FULL_DISK more where a disk is full."""
+    if not is_full(error):
+        return exit_code_of(error)
+    return FULL_DISK + (FullDiskError.exit_code if isinstance(error, OSError) else exit_code_of(error))
+
+
+def found_full(code: int) -> bool:
+    """Whether a trial with exit code ``code`` found a disk full."""
+    return FULL_DISK < code <= _LAST_FULL
+
+
+def full_disk(code: int, message: str) -> NightjarError:
+    """The error that ends the study of a trial with exit code ``code``, which found a disk full."""
+    kind = FullScratchError if code - FULL_DISK == FullScratchError.exit_code else FullDiskError
+    return kind(message, hint="free space there; the same command continues the study with this trial")
 
 
 class TrialProcess:

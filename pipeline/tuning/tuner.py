@@ -28,7 +28,7 @@ from pipeline.specs import STAGES
 from pipeline.store import Store
 from pipeline.tuning import kept
 from pipeline.tuning.chance import best_of
-from pipeline.tuning.processes import TrialProcess
+from pipeline.tuning.processes import TrialProcess, found_full, full_disk
 from pipeline.tuning.proposals import FAR, decided, proposal
 from pipeline.tuning.trial import poll_seconds
 
@@ -169,7 +169,12 @@ class Tuner:
         return self._rows[path]
 
     def _end(self, trial: TrialRecord, process: TrialProcess, code: int) -> None:
-        """Take in how the process of ``trial`` ended."""
+        """Take in how the process of ``trial`` ended.
+
+        A full disk ends the study, with its error: it is no fault of the trial, which goes on with the same command.
+        """
+        if trial.state == TRYING and found_full(code):
+            raise full_disk(code, f"trial {trial.number} of study {self.study!r}: {process.error()}")
         result = self._result(trial.run)
         passing = code == LAUNCHING or code > SIGNALLED
         if trial.state == TRYING and passing and trial.attempts + 1 < ATTEMPTS:

@@ -31,7 +31,7 @@ print("of a library")
 
 def test_of_other_ranks_warnings_are_seen_and_all_else_is_in_their_log_file(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
-    command = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+    command = ["-m", "pipeline.launch.agent", "--nproc-per-node", "2"]
     where = ["--redirects", "1:2", "--log-dir", str(tmp_path / "logs")]
     done = subprocess.run(
         [sys.executable, *command, *where, str(tmp_path / "rank.py"), "text"],

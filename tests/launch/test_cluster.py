@@ -23,7 +23,7 @@ from pipeline.launch.kubernetes.batch import IndexedRunner
 from pipeline.launch.kubernetes.jobs import ClusterJob
 from pipeline.launch.kubernetes.lease import held
 from pipeline.launch.kubernetes.render import stage_objects
-from pipeline.launch.kubernetes.rights import allowed, check_rights, rights
+from pipeline.launch.kubernetes.rights import allowed, check_rights, granted
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
 from pipeline.records.step import Step
 from pipeline.schedule.cluster import apply, collection, delete, status, suspend
@@ -44,9 +44,9 @@ INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
 def test_the_launcher_may_do_what_it_needs_and_nothing_else(cluster) -> None:
     api, config = cluster.api(), config_for()
     check_rights(api, config.launch)  # all it needs
-    needed = {(group, resource, verb) for group, resource, verbs in rights(config.launch) for verb in verbs}
+    needed = {(group, resource, verb) for group, resource, verbs in granted(config.launch) for verb in verbs}
     verbs = ("create", "get", "list", "watch", "update", "patch", "delete", "deletecollection")
-    kinds = {(group, resource) for group, resource, _ in rights(config.launch)} | {
+    kinds = {(group, resource) for group, resource, _ in granted(config.launch)} | {
         ("", "secrets"), ("", "configmaps"), ("", "services"), ("", "serviceaccounts"), ("", "pods/exec"),
         ("batch", "jobs"), ("batch", "cronjobs"), ("rbac.authorization.k8s.io", "roles"),
     }  # fmt: skip

@@ -214,7 +214,8 @@ def test_rendering_needs_a_cluster_configuration_and_writes_a_file_for_each_obje
     assert "launch=kubernetes" in capsys.readouterr().err
     settings = [*CLUSTER, "store=s3://b/s"]
     assert cli.main(["launch", "render", *settings, "run=r", "stages=[ingest,plan]"]) == 0
-    jobs = list(yaml.safe_load_all(capsys.readouterr().out))
+    policy, *jobs = yaml.safe_load_all(capsys.readouterr().out)
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= jobs[0]["metadata"]["labels"].items()
     assert [job["metadata"]["labels"]["nightjar/stage"] for job in jobs] == ["ingest", "plan"]
     assert cli.main(["schedule", "render", *settings, "--out", str(tmp_path / "m")]) == 0
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "m").iterdir()) == [

@@ -220,7 +220,7 @@ def test_appdefs_start_the_ranks_of_the_hardware() -> None:
     role = stage_app("train", config, "/s/runs/x/config.yaml", columns=99, launcher=7).roles[0]
     assert role.entrypoint == sys.executable
     text = " ".join(role.args)
-    assert text.startswith("-m torch.distributed.run --standalone")
+    assert text.startswith("-m pipeline.launch.agent --shutdown-timeout ")
     assert "--nproc-per-node 3 --redirects 1:2,2:2 -m pipeline.cli worker train /s/runs/x/config.yaml" in text
     assert "--columns 99 --launcher 7" in text
     assert int(role.env["OMP_NUM_THREADS"]) >= 1

@@ -122,9 +122,9 @@ def test_a_feature_that_is_constant_from_a_day_on_is_first_on_that_nights_page(t
     assert check.warned and f": '{broken}' +0.0000" in check.words
     assert any(broken in words for words in found.warnings)
     text = gate_markdown(found)
-    rows = text[text.index("| feature | ne rises by |") :].splitlines()
+    rows = text[text.index("| feature | increase of ne |") :].splitlines()
     assert rows[2].startswith(f"| {broken} |")
-    assert "What features carry" in gate_page(found)
+    assert "Permutation importance" in gate_page(found)
 
 
 def record_of(store: Store, run: str) -> GateRecord:

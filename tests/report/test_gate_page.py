@@ -20,6 +20,7 @@ from pipeline.records import (
     Slice,
 )
 from pipeline.report.gate import gate_markdown, gate_page
+from pipeline.units import for_chat
 from tests.records.made import figures, gate_record, interval
 
 CHECKS = (
@@ -57,7 +58,7 @@ def test_the_page_is_whole_and_escaped(incumbent: bool) -> None:
     body = page[page.index("<main>") : page.index("</main>") + len("</main>")]
     ET.fromstring(body)
     assert "&lt;de&gt;" in page and "<de>" not in page and "NE is 0.75 &lt;b&gt;" in page
-    assert "Why it is held" in page and 'class="pill HOLD"' in page
+    assert "Reasons for the hold" in page and 'class="pill HOLD"' in page
     assert ("beside the incumbent v00001-cd" in page) is incumbent
     assert ("Change of NE by slice" in page) is incumbent
     assert page.count("<figure>") == (4 if incumbent else 2)
@@ -74,27 +75,27 @@ def test_other_models_warnings_and_what_the_rows_can_tell_are_shown() -> None:
     simple = Beside(ne=interval(0.8), change=interval(-0.06))
     shown = record(best=best, baseline=simple, warnings=(words,), checks=(*CHECKS, warned))
     page, text = gate_page(shown), gate_markdown(shown)
-    assert "Worth a look" in page and "predictions moved &lt;b&gt;" in page and ">warned</span>" in page
-    assert page.index(">no<") < page.index(">warned<") < page.index(">yes<")
-    assert "rise of NE; the limit is 0.20%, for 520,000 rows" in page and "+1.30%" in page
+    assert "Warnings" in page and "predictions moved &lt;b&gt;" in page and ">warning</span>" in page
+    assert page.index(">failed<") < page.index(">warning<") < page.index(">passed<")
+    assert "of NE; the limit is 0.20%, for 520,000 rows" in page and "+1.30%" in page
     for name in ("best of the last versions: v00001-aa", "logistic regression"):
         assert name in page and f"| {name} |" in text
-    assert "| warned | prediction shift |" in text and f"- warning: {words}" in text
+    assert "| warning | prediction shift |" in text and f"- warning: {for_chat(words)}" in text
     ET.fromstring(page[page.index("<main>") : page.index("</main>") + len("</main>")])
-    assert "Worth a look" not in gate_page(record())
+    assert "Warnings" not in gate_page(record())
 
 
 def test_what_failed_comes_first() -> None:
     page, text = gate_page(record()), gate_markdown(record())
-    assert page.index(">no<") < page.index(">yes<")
-    assert text.index("**no**") < text.index("| yes |")
+    assert page.index(">failed<") < page.index(">passed<")
+    assert text.index("**failed**") < text.index("| passed |")
 
 
-def test_markdown_has_figures_questions_and_slices() -> None:
+def test_markdown_has_figures_checks_and_slices() -> None:
     text = gate_markdown(record())
     assert text.startswith("# Gate: HOLD\n")
     assert "| NE | 0.7500 [0.7400, 0.7600] | 0.7500 [0.7400, 0.7600] | +0.10% [-0.90%, +1.10%] |" in text
-    assert "| country=<de> | 400 |" in text
+    assert "| country=&lt;de&gt; | 400 |" in text and "<de>" not in text
 
 
 def test_a_verdict_without_figures_still_has_a_page() -> None:
@@ -105,4 +106,4 @@ def test_a_verdict_without_figures_still_has_a_page() -> None:
 
 def test_what_was_overridden_is_not_shown_as_held() -> None:
     page = gate_page(record(verdict="PASS", forced="launch day", reasons=("forced: launch day", "NE is 0.9")))
-    assert "What was overridden" in page and "forced: launch day" in page and "Why it is held" not in page
+    assert "Overridden checks" in page and "forced: launch day" in page and "Reasons for the hold" not in page

@@ -7,7 +7,7 @@ import uuid
 import pytest
 from made_up_run import make_record
 
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, NightjarError, is_full
 from pipeline.logs import Terminal
 from pipeline.records import Result
 from pipeline.report import Reporter, read_records
@@ -167,8 +167,11 @@ def test_a_full_disk_is_an_artifact_error(store, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store.fs, "open", full)
-    with pytest.raises(ArtifactError, match="no space left on the store's disk while writing runs/demo/metrics.jsonl"):
+    writing = "no space left on the store's disk while writing runs/demo/metrics.jsonl"
+    with pytest.raises(ArtifactError, match=writing) as caught:
         found.interval(make_record(2, 9))
+    told = NightjarError.from_json(caught.value.to_json())  # by a rank to its launcher
+    assert is_full(told) and is_full(caught.value) and not is_full(ArtifactError("x")) and told.exit_code == 7
 
 
 def test_without_records_there_is_nothing_to_read(store):

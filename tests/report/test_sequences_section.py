@@ -29,7 +29,7 @@ def test_the_page_has_lengths_and_the_events_of_a_row_with_the_newest_first():
     for expected in (
         "Events of seen mean 3.2, 99th percentile 6, longest 6", "no events: 25.0% of the train rows",
         "1 to 2 events: 50.0% of the train rows", "5 to 6 events: 10.0% of the train rows",
-        "What events of seen weigh held-out row 1,234 with item <i9>, newest first",
+        "Attention weights of seen test row 1,234 with item <i9>, newest first",
         "the target itself", "i2, c2, 40 seconds before", "i1, c&1, 2 hours before", "-0.250",
     ):  # fmt: skip
         assert expected in text, expected

@@ -30,7 +30,7 @@ def test_a_study_that_has_just_begun_has_a_page() -> None:
 def test_the_text_has_the_best_trial_first_and_says_what_decides() -> None:
     lines = study_text(shown(TRIALS)).splitlines()
     assert [line.split()[0] for line in lines[1:6]] == ["1", "4", "0", "2", "3"]
-    assert "what decides: train.lr 90%" in lines
+    assert "importance: train.lr 90%" in lines
     assert lines[-1] == "best: trial 1, train.lr=0.01 model.embedding_dim=<8>"
 
 

@@ -164,7 +164,7 @@ def test_nights_go_forwards(nights: Nights) -> None:
 def test_the_summary_says_it_on_one_page(nights: Nights) -> None:
     folder = nights.folder / "store" / "runs"
     held = (folder / "clicks-2026-01-03" / "nightly.html").read_text()
-    assert "Why it is held" in held
+    assert "Reasons for the hold" in held
     assert "What to do: " in held and "nightjar models promote clicks" in held
     assert "keeps serving" in held
     text = (folder / "clicks-2026-01-02" / "nightly.md").read_text()

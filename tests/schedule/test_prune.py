@@ -18,6 +18,8 @@ from pipeline.launch.runlock import run_lock
 from pipeline.launch.steps import read_steps, write_steps
 from pipeline.publishing import commands, promotion, versions
 from pipeline.records.step import Step
+from pipeline.records.study import DONE, TRYING, TrialRecord, trial_path
+from pipeline.report import stores
 from pipeline.schedule import prune
 from pipeline.schedule.backfill import last_night
 from pipeline.schedule.base import find_base, run_name
@@ -25,7 +27,7 @@ from pipeline.schedule.inventory import Folder, Inventory, take_stock
 from pipeline.schedule.lock import night_lock
 from pipeline.schedule.removal import remove
 from pipeline.store import Store
-from pipeline.store.removal import Removal
+from pipeline.store.removal import Removal, store_time
 
 FIRST = date(2026, 1, 1)
 PLACES = {"ingest": "datasets/d/{day}/{key}", "plan": "plans/{key}", "partition": "towers/{key}"}
@@ -416,6 +418,72 @@ def test_what_may_go_is_decided_without_a_store() -> None:
     named = prune.Needs(runs={"r": prune.LOCKED_RUN}, keys={}, meant={"a": prune.NAMED_BY_RUN})
     going, staying = prune.may_go(Inventory(folders=(old, run)), named, rules)
     assert going == [] and [each.reason for each in staying] == [prune.LOCKED_RUN, prune.NAMED_BY_RUN]
+
+
+@pytest.mark.parametrize("days", [-40, 40])
+def test_an_object_store_whose_clock_differs_is_pruned_by_that_clock(monkeypatch, days: int) -> None:
+    """Files are as old as the store says, and a run that begins while things go is seen, whatever this clock shows."""
+    store = Store(f"memory://prune-clock-{days}")
+    for number in range(2):
+        night(store, number, "failed")
+    store.write_bytes(f"plans/{79:032x}/plan.json", b"half")
+    real, ahead = store.fs.modified, timedelta(days=days)
+    monkeypatch.setattr(store.fs, "modified", lambda path: real(path) + ahead)
+    assert removed(gc(store)) == set(), "all of it is young"
+    rules = prune.Rules(keep=0.0, grace=0.0, now=store_time(store))
+    found = take_stock(store)
+    assert all(abs(each.since - rules.now) < prune.DAY for each in found.folders)
+    going, _ = prune.may_go(found, prune.needs_of(store, found, {}, rules), rules)
+    write_steps(store, run_of(0), read_steps(store, run_of(0)))  # as every launcher begins
+    gone, left = remove(store, going, rules.now)
+    assert {each.path for each in left} >= everything(0)
+    assert f"plans/{79:032x}" in {each.path for each in gone}
+    assert all(store.exists(path) for path in everything(0))
+
+
+def study(store: Store, name: str, **states: str) -> None:
+    """A study with a trial in each of ``states``, by the run's number."""
+    store.write_json(f"studies/{name}/study.json", {"study": name})
+    for number, (run, state) in enumerate(states.items()):
+        trial = TrialRecord(number=number, run=run, state=state, parameters={}, started=1.0)
+        store.write_json(trial_path(name, number), trial.to_json())
+        store.write_bytes(f"runs/{run}/config.yaml", b"{}")
+
+
+def test_trials_that_a_study_goes_on_with_stay_and_so_do_its_records_and_what_searches_found(store: Store) -> None:
+    study(store, "s", goes_on=TRYING, is_done=DONE)
+    put(store, "searches/found", {"ingest": key_of("ingest", 0)})
+    store.write_bytes("searching/left/search.state", b"x" * 10)
+    for path in ("studies/s/.write-abc", "searches/half/search.json", "searching/x/search.state.partial"):
+        store.write_bytes(path, b"half")
+    age(store, "", 100)
+    result = gc(store)
+    assert kept(result)["runs/goes_on"] == prune.TRIAL and "runs/is_done" in removed(result)
+    assert kept(result)["studies/s"] == prune.RECORDS and kept(result)["searches/found"] == prune.FOUND
+    gone = {"searching/left", "studies/s/.write-abc", "searches/half"}
+    assert gone <= removed(result) and not any(store.exists(path) for path in gone)
+    assert {"searching/x", "searching/x/search.state.partial"} & removed(result)
+    assert store.exists("studies/s/study.json") and store.find("searches/found") is not None
+    said = stores.collected(prune.collect(store, 30.0, 24.0, dry_run=True))
+    assert "1 study, 1 search" in said
+
+
+def test_a_search_under_way_stays_while_it_is_young_or_locked(store: Store) -> None:
+    store.write_bytes("searching/young/search.state", b"x")
+    assert kept(gc(store))["searching/young"] == prune.YOUNG
+    age(store, "", 100)
+    with store.locked("searching/young"):
+        assert kept(gc(store))["searching/young"] == "in use"
+    assert "searching/young" in removed(gc(store))
+
+
+def test_a_study_whose_trials_cannot_be_read_stops_it(store: Store) -> None:
+    study(store, "s", goes_on=TRYING)
+    store.write_bytes(trial_path("s", 0), b"{")
+    age(store, "", 100)
+    with pytest.raises(ArtifactError, match="trials/00000.json"):
+        gc(store)
+    assert store.exists("runs/goes_on/config.yaml") and all(store.exists(path) for path in everything(0))
 
 
 def test_an_object_store_is_pruned_alike() -> None:

@@ -1,15 +1,20 @@
 """Removing: manifests go first, checkpoints that rest on others before these, and what is gone is no error."""
 
 import os
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from pipeline.checkpoint import retention
 from pipeline.errors import ArtifactError
+from pipeline.publishing import commands
 from pipeline.store import Store
-from pipeline.store.removal import age, forget, remove
+from pipeline.store.removal import age, forget, remove, store_time
 from tests.checkpoint.s3 import Fault, bucket
 
 RUN = "runs/r"
@@ -57,7 +62,66 @@ def test_of_a_run_manifests_go_first_and_those_that_rest_on_others_before_these(
 def test_a_forgotten_artifact_keeps_its_files(store: Store) -> None:
     forget(store, INNER[0])
     assert store.find(INNER[0]) is None and store.exists(f"{INNER[0]}/a.json")
-    assert 0 <= age(store, store.full(f"{INNER[0]}/a.json")) < 60
+    assert 0 <= age(store, store.full(f"{INNER[0]}/a.json"), store_time(store)) < 60
+
+
+class Clock:
+    """The clock of an object store, ``ahead`` of this machine's: all that it stamps is by it."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, ahead: timedelta) -> None:
+        real = store.fs.modified
+        monkeypatch.setattr(store.fs, "modified", lambda path: real(path) + ahead)
+
+
+@pytest.mark.measures
+@pytest.mark.parametrize("days", [-40, 0, 40])
+def test_ages_count_by_the_clock_of_an_object_store(store: Store, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+    if store.is_local:
+        assert abs(store_time(store) - time.time()) < 60
+        return
+    Clock(store, monkeypatch, timedelta(days=days))
+    now = store_time(store)
+    assert abs(now - time.time() - 86_400 * days) < 60
+    assert 0 <= age(store, store.full(f"{INNER[0]}/a.json"), now) < 60
+    assert store.names("datasets") == [], "what it was read off is gone"
+
+
+@pytest.mark.parametrize("days", [-40, 40])
+def test_what_is_written_now_stays_whatever_the_clock_of_the_store_shows(monkeypatch, days: int) -> None:
+    """A version and a checkpoint in the making, and a version that another machine published a moment ago."""
+    store = Store(f"memory://made-{os.urandom(4).hex()}")
+    store.write_bytes("models/m/v00001-00000000/dense.pt2", b"half")
+    store.write_bytes(f"{RUN}/checkpoints/k/step-00000009/a.bin", b"half")
+    with store.draft("models/m/v00002-00000000", kind="publish", key="k", config={}, inputs={}) as draft:
+        draft.commit({})
+    artifact = store.find("models/m/v00002-00000000")
+    assert artifact is not None
+    store.write_manifest(replace(artifact, created=artifact.created + 86_400 * days))
+    Clock(store, monkeypatch, timedelta(days=days))
+    assert commands.collect(store, "m", 0, 3600.0, dry_run=True) == []
+    assert retention.collect(store, None, min_age_seconds=3600.0) == ([], [])
+    assert {each.version for each in commands.collect(store, "m", 0, 0.0, dry_run=True)} == {
+        "v00001-00000000", "v00002-00000000",
+    }  # fmt: skip
+    going, _ = retention.collect(store, None, min_age_seconds=0.0)
+    assert [each.path for each in going] == [f"{RUN}/checkpoints/k/step-00000009"]
+
+
+@pytest.mark.measures
+def test_where_the_store_takes_no_object_this_machines_clock_has_to_do(store: Store, monkeypatch) -> None:
+    def refused(*args: object, **more: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(store.fs, "pipe_file", refused)
+    assert abs(store_time(store) - time.time()) < 60
+
+
+def test_a_store_that_does_not_say_when_has_files_of_no_age(store: Store, monkeypatch) -> None:
+    def silent(path: str) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(store.fs, "modified", silent)
+    assert age(store, store.full(f"{INNER[0]}/a.json"), 1e12) == 0.0
 
 
 def test_what_the_store_refuses_to_remove_is_a_message(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,33 @@ def test_a_study_finds_a_best_trial_that_its_file_makes_again_bit_for_bit(tmp_pa
     shown = json.loads(nightjar("tune", "show", "s", "--json", cwd=tmp_path).stdout)
     assert shown["best"] == best.number and len(shown["trials"]) == 3
     assert nightjar("tune", "ls", cwd=tmp_path).stdout.splitlines()[1].startswith("s ")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", place]).returncode:
+        pytest.skip("a small tmpfs can only be mounted by root")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.slow
+def test_a_study_on_a_full_disk_goes_on_once_there_is_space_and_its_trial_has_not_failed(disk: Path) -> None:
+    """The cheaper tests are those of the loop, in ``test_tuner.py``."""
+    command = ["tune", *COMMAND, f"store={disk}/store", "data.synthetic.rows=20000", "tune.trials=1"]
+    full = nightjar(*command, cwd=disk, timeout=600)
+    assert full.returncode == 7, full.stdout + full.stderr
+    assert "no space left" in full.stderr and "the same command continues the study" in full.stderr
+    (left,) = trials(disk)
+    assert left["state"] == TRYING and "error" not in left
+    subprocess.run(["mount", "-o", "remount,size=200m", disk], check=True)
+    again = nightjar(*command, cwd=disk, timeout=600)
+    assert again.returncode == 0, again.stdout + again.stderr
+    (done,) = trials(disk)
+    assert done["state"] == DONE and done["started"] == left["started"]
 
 
 # A tuner that stops, as by Ctrl-Z, once it has taken in a trial's first look: it still has its study.

@@ -1,15 +1,20 @@
 """What the loop of a study does with records that are not as it left them."""
 
+import argparse
 import dataclasses
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
+from pipeline.commands import run, tune
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, LaunchError
-from pipeline.records.study import DONE, PRUNED, TRYING, trial_path
+from pipeline.errors import ArtifactError, FullDiskError, FullScratchError, GuardError, LaunchError
+from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING, trial_path
 from pipeline.store import Store
 from pipeline.tuning import kept
+from pipeline.tuning.processes import FULL_DISK, trial_code
 from pipeline.tuning.tuner import Tuner
 from tests.tuning.studies import ROWS, SPACE, trial
 
@@ -55,3 +60,73 @@ def test_a_trial_that_is_ended_by_its_last_look_after_a_crash_is_told(store: Sto
     monkeypatch.setattr(loop, "_train_rows", lambda run: ROWS)  # of a dataset
     loop.run()
     assert told == [[DONE, DONE, DONE, TRYING], [DONE, DONE, DONE, PRUNED]]
+
+
+class Ended:
+    """The process of a trial, whose exit code is each of ``codes`` in turn; ``killed``: whether the tuner killed it."""
+
+    def __init__(self, *codes: int | None, said: str = "no space left on the store's disk while writing x") -> None:
+        self.codes, self.said, self.killed = list(codes), said, False
+
+    def exit_code(self) -> int | None:
+        return self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
+
+    def error(self) -> str:
+        return self.said
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FullDiskError("full"), FullDiskError), (FullScratchError("full"), FullScratchError),
+        (OSError(errno.ENOSPC, "full"), FullDiskError), (OSError(errno.EDQUOT, "full"), FullDiskError),
+    ],
+)  # fmt: skip
+def test_a_full_disk_ends_the_study_which_goes_on_with_the_trial(store: Store, monkeypatch, error, kind) -> None:
+    ends = [Ended(None, trial_code(error)), Ended(None)]
+    loop = tuner(store, trials=2, parallel=2)
+    monkeypatch.setattr(loop, "_has_inputs", lambda number: True)
+    monkeypatch.setattr(loop, "_launch", lambda trial: loop.processes.update({trial.number: ends[trial.number]}))
+    with pytest.raises(kind, match="trial 0 of study 's': no space left") as caught:
+        loop.run()
+    assert caught.value.exit_code == kind.exit_code and "the same command continues" in caught.value.hint
+    assert ends[1].killed
+    left = kept.trials_of(store, "s")
+    assert [(each.state, each.attempts, each.error) for each in left] == [(TRYING, 0, None)] * 2
+    again, begun = tuner(store, trials=2), []
+    monkeypatch.setattr(again, "_launch", lambda trial: begun.append(trial.number))
+    again._begin(late=False)
+    assert begun == [0]
+
+
+def test_other_errors_of_a_trial_fail_it(store: Store) -> None:
+    loop = tuner(store, trials=1)
+    for number, error in enumerate((ArtifactError("gone"), GuardError("not finite"), OSError(errno.EACCES, "no"))):
+        loop.trials.append(trial(number, state=TRYING))
+        loop._end(loop.trials[number], Ended(trial_code(error), said="gone"), trial_code(error))
+    assert [(each.state, each.exit_code) for each in kept.trials_of(store, "s")] == [
+        (BROKEN, 7),
+        (BROKEN, 5),
+        (BROKEN, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (FullDiskError("no space left"), FULL_DISK + 7), (FullScratchError("no space left"), FULL_DISK + 5),
+        (OSError(errno.ENOSPC, "No space left on device"), FULL_DISK + 7), (ArtifactError("gone"), 7),
+    ],
+)  # fmt: skip
+def test_the_process_of_a_trial_tells_a_full_disk_by_its_exit_code(monkeypatch, capsys, error, code: int) -> None:
+    def fails(*given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run, "_alone", fails)
+    monkeypatch.setattr("pipeline.stages.worker.end_with_parents", lambda tuner: None)
+    options = argparse.Namespace(tuner=os.getpid(), overrides=["run=x"], config_dir=None)
+    assert tune._trial(options) == code
+    assert capsys.readouterr().err.startswith("nightjar: ")

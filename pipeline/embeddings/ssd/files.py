@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.errors import ConfigError, GuardError
+from pipeline.errors import ConfigError, FullScratchError, GuardError
 from pipeline.records.scratch import PAGE
 from pipeline.units import GIB
 
@@ -106,7 +106,8 @@ class ScratchFile:
     def failed(self, error: OSError, task: str) -> GuardError:
         """The GuardError for ``error``; ``task`` ends its sentence "the file cannot be ..."."""
         free = f", {_gib(shutil.disk_usage(self.directory).free)} are free" if error.errno in _FULL else ""
-        return GuardError(
+        kind = FullScratchError if error.errno in _FULL else GuardError
+        return kind(
             f"the scratch file of {self.what} in {self.directory} cannot be {task} ({error.strerror or error}{free})",
             hint=("free space there, or " if error.errno in _FULL else "")
             + "hardware.ssd_paths=[/another/disk]; the same command continues from the last checkpoint",
@@ -124,7 +125,7 @@ def _error(error: OSError, directory: Path, size: int, what: str) -> Exception:
             hint="hardware.ssd_paths=[/path/on/a/local/ssd]",
         )
     free = shutil.disk_usage(directory).free
-    return GuardError(
+    return FullScratchError(
         f"the disk of {directory} is full: {what} needs {_gib(size)}, {_gib(free)} are free",
         hint=f"free space there, or hardware.ssd_paths=[{directory},/another/disk]",
     )

@@ -16,7 +16,7 @@ from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import hosts_of
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError
 from pipeline.launch.kubernetes.diagnosis import Problem, death, is_alive, is_lost, job_problem, pending_problem
-from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, job_name, selector
+from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, RUN_LABEL, job_name, run_label, selector
 from pipeline.launch.kubernetes.podlogs import PodLogs
 from pipeline.launch.kubernetes.room import ASKING_SECONDS, JobRoom, as_room, room_of
 from pipeline.launch.protocol import GivenUpError
@@ -76,6 +76,15 @@ class ClusterRunner(ABC):
     def takes(self, stage: str) -> bool:
         """No: a pod takes longer than an import."""
         return False
+
+    def goes_on(self) -> bool:
+        """Whether a job of the run, or a pod of one, has not ended. The API server is asked once."""
+        api, ours = self.api.brisk(BRISK_SECONDS), f"{RUN_LABEL}={run_label(str(self.config.run))}"
+        jobs = api.get(self.jobs, labelSelector=ours).get("items", [])
+        if any(self.phase_of(job) == "running" and "deletionTimestamp" not in job["metadata"] for job in jobs):
+            return True
+        pods = api.get(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=ours).get("items", [])
+        return any(is_alive(pod) for pod in pods)
 
     def find(self, step: Step) -> ClusterJob | None:
         """The job of ``step`` that runs, submitted by a launcher that is gone.

@@ -10,6 +10,7 @@ from pipeline.launch.appdefs import roles_of
 from pipeline.records.step import Step
 
 LONGEST = 63  # of a DNS label, which a pod's host name is
+OURS = {"app.kubernetes.io/name": "nightjar", "app.kubernetes.io/managed-by": "nightjar"}  # labels of all pods
 RUN_LABEL, STAGE_LABEL, ATTEMPT_LABEL = "nightjar/run", "nightjar/stage", "nightjar/attempt"
 
 
@@ -47,12 +48,7 @@ def run_label(run: str, longest: int = LONGEST) -> str:
 
 def job_labels(config: Config, step: Step, attempt: int) -> dict[str, str]:
     """Labels of a stage's job and pods."""
-    return {
-        "app.kubernetes.io/name": "nightjar",
-        "app.kubernetes.io/managed-by": "nightjar",
-        **selector(config, step),
-        ATTEMPT_LABEL: str(attempt),
-    }
+    return {**OURS, **selector(config, step), ATTEMPT_LABEL: str(attempt)}
 
 
 def selector(config: Config, step: Step) -> dict[str, str]:

@@ -26,19 +26,26 @@ JOBS: dict[str, tuple[Right, ...]] = {
 }
 
 
+# A run goes on without it, with a warning (``network.py``).
+NETWORK: Right = ("networking.k8s.io", "networkpolicies", ("create", "list", "update", "delete"))
 PATCHED: tuple[Right, ...] = (("", "podtemplates", ("create",)),)  # of which none is created: trial.py
 
 
 def rights(launch: LaunchConfig) -> tuple[Right, ...]:
-    """The launcher's rights for jobs of kind ``launch.job``."""
+    """The rights that a launcher cannot do without, for jobs of kind ``launch.job``."""
     return (*JOBS[launch.job], *COMMON, *(PATCHED if launch.pods.patch else ()))
+
+
+def granted(launch: LaunchConfig) -> tuple[Right, ...]:
+    """All rights of the launcher's Role."""
+    return (*rights(launch), NETWORK)
 
 
 def rules(launch: LaunchConfig) -> list[Object]:
     """The rights as the rules of a Role."""
     return [
         {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
-        for group, resource, verbs in rights(launch)
+        for group, resource, verbs in granted(launch)
     ]
 
 

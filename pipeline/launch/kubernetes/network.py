@@ -1,0 +1,141 @@
+"""Who may connect to pods: a network policy with every run, by which they accept connections from each other alone.
+
+Hosts of a stage meet by torchrun's c10d rendezvous, which unpickles what it is sent: whoever reaches ``launch.port``
+runs commands in the pod. Where a policy cannot be made, the launcher looks whether another one selects the pods, and
+warns where none does. Connections to elsewhere (stores, name servers) stay as the cluster has them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from pipeline.config import Config
+from pipeline.errors import LaunchError, LostLeaseError
+from pipeline.launch.kubernetes.api import Api, Object, RefusedError
+from pipeline.launch.kubernetes.names import OURS, RUN_LABEL, STAGE_LABEL, run_label
+from pipeline.launch.kubernetes.rights import NETWORK, allowed
+
+VERSION, KIND = "networking.k8s.io/v1", "NetworkPolicy"
+BRISK_SECONDS = 5.0  # for the answer to what a run asks when it has ended
+log = logging.getLogger(__name__)
+
+
+def among(labels: Mapping[str, str]) -> Object:
+    """The spec of a policy: pods with ``labels`` accept connections from such pods, on any port, and no others."""
+    ours = {"podSelector": {"matchLabels": dict(labels)}}
+    return {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
+
+
+def run_policy(config: Config) -> Object:
+    """The policy of a run's pods."""
+    labels = _labels(config)
+    metadata = {"name": f"nightjar-{run_label(str(config.run), 54)}", "namespace": config.launch.namespace}
+    return {
+        "apiVersion": VERSION,
+        "kind": KIND,
+        "metadata": {**metadata, "labels": labels},
+        "spec": among(labels),
+    }
+
+
+@contextmanager
+def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[None]:
+    """Have the policy of the run while it lasts; a warning where it cannot be and no other one selects the pods.
+
+    Args:
+        api: The API server, which knows the rights of this launcher by now.
+        config: That of the run.
+        goes_on: Whether pods of the run outlast this launcher. They keep the policy, and the next launcher ends it.
+    """
+    policy = run_policy(config)
+    why = _made(api, policy)
+    if why:
+        _warn(api, config, why)
+    ours = not why
+    try:
+        yield
+    except LostLeaseError:
+        ours = False  # another launcher has the run, and its policy
+        raise
+    finally:
+        if ours:
+            _remove(api.brisk(BRISK_SECONDS), policy, goes_on)
+
+
+def selects(policy: Object, labels: Mapping[str, str]) -> bool:
+    """Whether ``policy`` says who may connect to pods with ``labels``."""
+    spec = policy.get("spec") or {}
+    selector = spec.get("podSelector") or {}
+    wanted = selector.get("matchLabels") or {}
+    holds = wanted.items() <= labels.items() and all(
+        _holds(each, labels) for each in selector.get("matchExpressions") or ()
+    )
+    return holds and "Ingress" in (spec.get("policyTypes") or ["Ingress"])
+
+
+def _holds(expression: Object, labels: Mapping[str, str]) -> bool:
+    """Whether ``labels`` fulfil an expression of a selector."""
+    value, values = labels.get(expression["key"]), expression.get("values") or ()
+    answers = {"In": value in values, "NotIn": value not in values, "Exists": value is not None}
+    return answers.get(expression["operator"], value is None)
+
+
+def _labels(config: Config) -> dict[str, str]:
+    return {**OURS, RUN_LABEL: run_label(str(config.run))}
+
+
+def _made(api: Api, policy: Object) -> str:
+    """Make the policy, or set again what an earlier launcher left; returns why it cannot be, "" where it is."""
+    group, resource, verbs = NETWORK
+    namespace, name = policy["metadata"]["namespace"], policy["metadata"]["name"]
+    denied = [verb for verb in verbs if not allowed(api, namespace, group, resource, verb)]
+    if denied:
+        return f"these credentials may not {', '.join(denied)} {resource}.{group}"
+    try:
+        try:
+            api.create(_collection(namespace), policy)
+        except RefusedError as error:
+            if error.status != 409:
+                raise
+            api.replace(f"{_collection(namespace)}/{name}", policy)
+    except RefusedError as error:
+        return error.message
+    return ""
+
+
+def _warn(api: Api, config: Config, why: str) -> None:
+    """Say what the missing policy means, unless others select the pods of all stages."""
+    group, resource, _ = NETWORK
+    found = "these credentials may not list others"
+    if allowed(api, config.launch.namespace, group, resource, "list"):
+        policies = api.get(_collection(config.launch.namespace)).get("items", [])
+        stages = [stage for stage in config.stages if stage not in config.launch.inline]
+        pods = [{**_labels(config), STAGE_LABEL: stage} for stage in stages]
+        if all(any(selects(policy, labels) for policy in policies) for labels in pods):
+            log.info("the run has no network policy of its own (%s); others of the namespace select its pods", why)
+            return
+        found = "no other one of the namespace selects its pods"
+    log.warning(
+        "the run has no network policy (%s), and %s: whoever reaches port %d of its pods can run commands in them. The "
+        "Role of `nightjar schedule render` has the right; `nightjar launch render` shows the policy",
+        why, found, config.launch.port,
+    )  # fmt: skip
+
+
+def _remove(api: Api, policy: Object, goes_on: Callable[[], bool]) -> None:
+    """Delete the policy, unless pods go on; one that stays is named."""
+    namespace, name = policy["metadata"]["namespace"], policy["metadata"]["name"]
+    try:
+        if not goes_on():
+            api.delete(f"{_collection(namespace)}/{name}")
+    except LaunchError as error:
+        log.warning(
+            "network policy %s stays: %s; kubectl --namespace %s delete networkpolicy %s", name, error.message,
+            namespace, name,
+        )  # fmt: skip
+
+
+def _collection(namespace: str) -> str:
+    return f"/apis/{VERSION}/namespaces/{namespace}/networkpolicies"

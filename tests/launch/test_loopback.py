@@ -1,0 +1,68 @@
+"""Ranks of one machine meet on its loopback alone, forked or under torchrun, and nobody's pickles are read."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from pipeline.compose import compose
+from pipeline.launch.appdefs import pod_command, stage_app
+from tests.conftest import ROOT
+from tests.launch.cluster_cases import CLUSTER
+from tests.waits import PATIENCE, until
+
+# Two ranks add up their numbers, say which host and port they met at, and wait.
+RANK = """
+import json, os, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+told = {"total": total.item(), "shared": os.environ["TORCHELASTIC_USE_AGENT_STORE"], "at": os.environ["MASTER_ADDR"]}
+folder = Path(sys.argv[1])
+(folder / f"{dist.get_rank()}.part").write_text(json.dumps(told))
+(folder / f"{dist.get_rank()}.part").rename(folder / f"{dist.get_rank()}.json")
+while not (folder / "end").exists():
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+def listening(process: psutil.Process) -> set[str]:
+    """The addresses on which ``process`` and its children listen."""
+    return {
+        connection.laddr.ip
+        for each in (process, *process.children(recursive=True))
+        for connection in each.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def test_under_torchrun_ranks_of_one_machine_meet_on_its_loopback_alone(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    command = [sys.executable, "-m", "pipeline.launch.agent", "--nproc-per-node", "2", str(tmp_path / "rank.py")]
+    with subprocess.Popen([*command, str(tmp_path)], cwd=ROOT) as agent:
+        try:
+            until(lambda: agent.poll() is not None or len(list(tmp_path.glob("*.json"))) == 2)
+            addresses = listening(psutil.Process(agent.pid))
+            (tmp_path / "end").touch()
+            assert agent.wait(PATIENCE) == 0
+        finally:
+            agent.kill()
+    assert addresses == {"127.0.0.1"}
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert told == [{"total": 3.0, "shared": "True", "at": "127.0.0.1"}] * 2
+
+
+def test_whatever_runs_on_one_host_is_started_so_and_only_several_hosts_meet_by_a_network() -> None:
+    alone = ["-m", "pipeline.launch.agent"]
+    here = compose(["run=x", "hardware.ranks_per_host=2"])
+    assert stage_app("train", here, "/s/runs/x/config.yaml").roles[0].args[:2] == alone
+    config = compose([*CLUSTER, "store=s3://b/s", "run=x", "hardware.hosts=2"])
+    one, two = (pod_command(stage, config, "s3://b/s/runs/x/config.yaml", "job") for stage in ("ingest", "train"))
+    assert one[1:3] == alone and "--rdzv-backend" not in one
+    assert two[1:3] == ["-m", "torch.distributed.run"] and "$(FIRST_POD):29500" in two

@@ -1,0 +1,160 @@
+"""The network policy of a run on a cluster, on made-up API objects: who has it, how long, and what is said without."""
+
+from types import SimpleNamespace
+
+import kubernetes_validate
+import pytest
+
+from pipeline.errors import LaunchError, LostLeaseError
+from pipeline.launch.kubernetes.api import RefusedError
+from pipeline.launch.kubernetes.batch import IndexedRunner
+from pipeline.launch.kubernetes.manifest import indexed_job
+from pipeline.launch.kubernetes.names import job_labels
+from pipeline.launch.kubernetes.network import among, closed, run_policy, selects
+from pipeline.launch.kubernetes.rights import NETWORK, granted, rights
+from pipeline.records.step import Step
+from pipeline.schedule.manifests import network_policy
+from tests.launch.cluster_cases import config_for
+from tests.logged import listen
+
+POLICIES = "/apis/networking.k8s.io/v1/namespaces/training/networkpolicies"
+JOBS, PODS = "/apis/batch/v1/namespaces/training/jobs", "/api/v1/namespaces/training/pods"
+TRAIN = Step(name="train", key="k" * 32, path="a/train")
+CONFIG = config_for("run=x", "hardware.hosts=2", "launch.job=indexed", "stages=[train]")
+
+
+class Server:
+    """An API server that grants ``verbs`` on network policies and holds ``objects`` by their paths."""
+
+    client = SimpleNamespace(close=lambda: None)
+
+    def __init__(self, *verbs: str, **objects: list[dict]) -> None:
+        self.verbs, self.objects, self.asked = verbs, objects, []
+        self.refuses: RefusedError | None = None
+
+    def brisk(self, seconds: float) -> "Server":
+        return self
+
+    def create(self, path: str, body: dict) -> dict:
+        if path.endswith("selfsubjectaccessreviews"):
+            asked = body["spec"]["resourceAttributes"]
+            assert (asked["group"], asked["resource"]) == NETWORK[:2]
+            return {"status": {"allowed": asked["verb"] in self.verbs}}
+        self.asked.append(f"create {path}")
+        if self.refuses is not None:
+            raise self.refuses
+        if any(each["metadata"]["name"] == body["metadata"]["name"] for each in self.objects.get("policies", [])):
+            raise RefusedError(409, "exists")
+        self.objects.setdefault("policies", []).append(body)
+        return body
+
+    def replace(self, path: str, body: dict) -> dict:
+        self.asked.append(f"replace {path}")
+        return body
+
+    def get(self, path: str, labelSelector: str = "") -> dict:  # noqa: N803 (of Kubernetes)
+        kind = {POLICIES: "policies", JOBS: "jobs", PODS: "pods"}[path]
+        assert kind == "policies" or labelSelector == "nightjar/run=x"
+        return {"items": self.objects.get(kind, [])}
+
+    def delete(self, path: str) -> None:
+        self.asked.append(f"delete {path}")
+
+
+ALL = NETWORK[2]
+
+
+def run_on(server: Server) -> list[str]:
+    """Hold the policy of a run on ``server``; returns what was asked of the server."""
+    runner = IndexedRunner(CONFIG, server)  # type: ignore[arg-type]
+    with closed(server, CONFIG, runner.goes_on):  # type: ignore[arg-type]
+        server.asked.append("run")
+    return server.asked
+
+
+def test_the_policy_selects_the_pods_of_the_run_and_lets_only_them_connect() -> None:
+    policy = run_policy(CONFIG)
+    kubernetes_validate.validate(policy, kubernetes_validate.latest_version(), strict=True)
+    labels = indexed_job(CONFIG, TRAIN, "x", 1, ["true"], {})["spec"]["template"]["metadata"]["labels"]
+    assert selects(policy, labels) and labels == job_labels(CONFIG, TRAIN, 1)
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}]
+    assert policy["spec"]["policyTypes"] == ["Ingress"]  # stores and name servers are reached as before
+    other = job_labels(config_for("run=y"), TRAIN, 1)
+    assert not selects(policy, other) and selects(network_policy(CONFIG), other)
+
+
+def test_it_is_there_before_the_run_and_gone_after_it() -> None:
+    name = f"{POLICIES}/nightjar-x"
+    assert run_on(Server(*ALL)) == [f"create {POLICIES}", "run", f"delete {name}"]
+    left = Server(*ALL, policies=[run_policy(CONFIG)])  # by a launcher that was killed
+    assert run_on(left) == [f"create {POLICIES}", f"replace {name}", "run", f"delete {name}"]
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        {"jobs": [{"metadata": {"name": "x-train"}}]},
+        {"pods": [{"metadata": {"name": "x-train-0"}, "status": {"phase": "Running"}}]},
+    ],
+    ids=["a job", "a pod"],
+)
+def test_what_outlasts_the_launcher_keeps_the_policy(objects: dict) -> None:
+    assert run_on(Server(*ALL, **objects)) == [f"create {POLICIES}", "run"]
+    ended = {"jobs": [{"metadata": {}, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}],
+             "pods": [{"metadata": {}, "status": {"phase": "Succeeded"}}]}  # fmt: skip
+    assert run_on(Server(*ALL, **ended))[-1].startswith("delete")
+
+
+def test_a_launcher_that_lost_the_run_leaves_the_policy_to_the_other_one() -> None:
+    server = Server(*ALL)
+    with pytest.raises(LostLeaseError), closed(server, CONFIG, lambda: False):  # type: ignore[arg-type]
+        raise LostLeaseError
+    assert server.asked == [f"create {POLICIES}"]
+    with pytest.raises(LaunchError), closed(server, CONFIG, lambda: False):  # type: ignore[arg-type]
+        raise LaunchError("a stage failed")
+    assert server.asked[-1] == f"delete {POLICIES}/nightjar-x"
+
+
+def test_without_the_right_the_run_goes_on_with_a_warning_unless_another_policy_selects_its_pods() -> None:
+    said = listen()
+    assert run_on(Server("list")) == ["run"]
+    assert "may not create, update, delete networkpolicies.networking.k8s.io" in said[-1]
+    assert "no other one of the namespace selects its pods" in said[-1]
+    assert "port 29500 of its pods can run commands" in said[-1] and "nightjar schedule render" in said[-1]
+    assert run_on(Server()) == ["run"] and "these credentials may not list others" in said[-1]
+    elsewhere = {"spec": {"podSelector": {"matchLabels": {"app": "web"}}}}
+    outwards = {"spec": {"podSelector": {}, "policyTypes": ["Egress"]}}
+    run_on(Server("list", policies=[elsewhere, outwards]))
+    assert "no other one of the namespace selects its pods" in said[-1]
+    run_on(Server("list", policies=[network_policy(CONFIG)]))
+    assert said[-1].endswith("others of the namespace select its pods")
+
+
+def test_a_policy_that_is_refused_or_cannot_be_deleted_is_said_and_ends_no_run(monkeypatch) -> None:
+    said, server = listen(), Server(*ALL)
+    server.refuses = RefusedError(403, "the API server denies it: admission webhook says no")
+    assert run_on(server) == [f"create {POLICIES}", "run"]
+    assert "admission webhook says no" in said[-1]
+
+    def silent(path: str) -> None:
+        raise LaunchError("no answer")
+
+    server = Server(*ALL)
+    monkeypatch.setattr(server, "delete", silent)
+    run_on(server)
+    assert said[-1].endswith("kubectl --namespace training delete networkpolicy nightjar-x") and "no answer" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "holds"),
+    [("In", ["train"], True), ("NotIn", ["train"], False), ("Exists", None, True), ("DoesNotExist", None, False)],
+)
+def test_expressions_of_a_selector_are_understood(operator: str, values: list[str] | None, holds: bool) -> None:
+    expression = {"key": "nightjar/stage", "operator": operator, **({"values": values} if values else {})}
+    policy = {"spec": {"podSelector": {"matchExpressions": [expression]}}}
+    assert selects(policy, {"nightjar/stage": "train"}) is holds
+
+
+def test_the_launchers_role_has_the_right_and_a_run_does_not_need_it() -> None:
+    assert NETWORK in granted(CONFIG.launch) and NETWORK not in rights(CONFIG.launch)
+    assert among({"a": "b"})["podSelector"] == {"matchLabels": {"a": "b"}}
