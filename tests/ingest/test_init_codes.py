@@ -32,7 +32,7 @@ def drawn(kind: str) -> tuple[pl.Series, np.ndarray]:
 @pytest.mark.parametrize("kind", ["codes", "gaps"])
 def test_codes_without_a_name_are_told_by_values_and_label(kind):
     why = why_codes("column_3", *drawn(kind))
-    assert why.startswith("codes, not a quantity: ") and "not alike in their click rate" in why
+    assert why.startswith("codes, not a quantity: ") and "click rates in no order" in why
 
 
 @pytest.mark.parametrize("kind", ["age", "tail"])
@@ -52,3 +52,10 @@ def test_names_of_codes_count_with_consecutive_values(name):
     weekday, clicks = pl.Series(np.arange(ROWS) % 7, dtype=pl.Float64), np.arange(ROWS) // 7 % 2
     assert '"weekday" in its name' in why_codes(name, weekday, clicks)
     assert why_codes("column_3", weekday, clicks) == "", "values alone are too little"
+
+
+def test_weekends_of_their_own_click_rate_leave_a_weekday_a_code():
+    rng = np.random.default_rng(3)
+    weekday = rng.integers(1, 8, ROWS)
+    clicks = (rng.random(ROWS) < np.where(weekday > 5, 0.6, 0.2)).astype(np.int64)
+    assert why_codes("weekday", pl.Series(weekday).cast(pl.Float64), clicks)
