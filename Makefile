@@ -196,7 +196,7 @@ bench-thirty-nights: install ## thirty nights on a real API server, a fault ever
 	@.venv/bin/python -m tests.controlplane.thirty_nights
 
 .PHONY: bench-init
-bench-init: install ## AUC with the schemas of nightjar init beside hand-written ones, on six logs
+bench-init: install ## AUC with the schemas of nightjar init beside hand-written ones, on eleven logs
 	@.venv/bin/python -m benchmarks.init
 
 bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one

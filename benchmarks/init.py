@@ -1,7 +1,8 @@
 """``make bench-init``: AUC with the schema that ``nightjar init`` writes, beside that with a hand-written one.
 
 The logs: the census (Adult) without and with a header line, Criteo's sample, flights, and a generated log with lists,
-weights, maps and vectors as Parquet and as JSON lines. The guessed schema runs as it was written; both see the same
+weights, maps and vectors as Parquet and as JSON lines, and five logs of codes (``code_logs``), of which the share of
+columns that are typed as by a human is printed too. The guessed schema runs as it was written; both see the same
 rows with the same model, and are judged by the same held-out rows: a fifth by hash, of flights the last tenth of the
 days. ``ratio``: the smallest of all AUCs by guess over those by hand. A log that is not there is left out.
 """
@@ -24,6 +25,7 @@ import polars as pl
 import yaml
 
 from benchmarks import flights
+from benchmarks.code_logs import code_logs
 from benchmarks.common import finish
 from pipeline import cli
 from pipeline.compose import compose
@@ -50,6 +52,7 @@ class Log:
     hand: list[str]
     shared: list[str]
     folded: list[str] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)  # of columns, as a human types them
 
 
 def main() -> None:
@@ -61,6 +64,7 @@ def main() -> None:
     given = options.parse_args()
     warnings.simplefilter("ignore")
     areas: dict[str, dict[str, float]] = {}
+    typed: dict[str, float] = {}
     for log in _logs(given.rows):
         if given.logs and log.name not in given.logs:
             continue
@@ -71,9 +75,12 @@ def main() -> None:
         print(
             f"{log.name:16} by hand {hand:.5f}  by init {guess:.5f}  {guess - hand:+.5f} ± {deviation:.5f}", flush=True
         )
+        if log.kinds:
+            typed[log.name] = round(_typed_alike(log), 4)
+            print(f"{log.name:16} {typed[log.name]:.1%} of the columns typed as by hand", flush=True)
     ratios = [each["init"] / each["hand"] for each in areas.values()]
     worst = min((each["init"] - each["hand"] for each in areas.values()), default=0.0)
-    finish("init", min(ratios, default=None), worst=worst, seeds=given.seeds, auc=areas)
+    finish("init", min(ratios, default=None), worst=worst, seeds=given.seeds, auc=areas, typed=typed)
 
 
 def _logs(rows: int) -> list[Log]:
@@ -104,6 +111,8 @@ def _logs(rows: int) -> list[Log]:
         logs.append(Log("flights", lambda folder, seed: source, by_hand, rest, split))
     made = mixed(rows)
     generated = [*MODEL, "train.global_batch=256", "train.epochs=2", "train.warmup_steps=50"]
+    codes = code_logs(rows, SHARED / "adult.data")
+    logs += [Log(each.name, _frame(each.rows, "parquet"), each.hand, generated, kinds=each.kinds) for each in codes]
     return [*logs, Log("mixed_parquet", _frame(made, "parquet"), ["data=parquet", *MIXED], generated),
             Log("mixed_jsonl", _frame(made, "jsonl"), ["data=jsonl", *MIXED], generated)]  # fmt: skip
 
@@ -201,6 +210,20 @@ def _pair(log: Log, seed: int) -> tuple[float, float]:
             _area(folder, "hand", [*log.hand, "data.name=hand", *shared]),
             _area(folder, "guess", ["-cd", f"{place}/my", "data=guessed", *shared, *_columns(folder)]),
         )
+
+
+def _typed_alike(log: Log) -> float:
+    """Share of the columns of ``log`` that the drafted schema types as a human does."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        _do(["init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{place}/my"])
+        schema = yaml.safe_load((folder / "my/data/guessed.yaml").read_text())
+    guessed = {
+        (settings or {}).get("column", name): kind
+        for kind in ("sparse", "dense")  # a number that is looked up too is dense
+        for name, settings in (schema[kind] or {}).items()
+    }
+    return sum(guessed.get(column) == kind for column, kind in log.kinds.items()) / len(log.kinds)
 
 
 def _columns(folder: Path) -> list[str]:

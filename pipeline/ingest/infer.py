@@ -14,6 +14,7 @@ from pipeline.config.data import ChecksConfig
 from pipeline.config.features import MOST_ROWS, TAKEN_NAMES
 from pipeline.errors import DataError
 from pipeline.evaluation.metrics import grouped_auc
+from pipeline.ingest.codes import why_codes
 from pipeline.ingest.columns import (
     BINS,
     NUMERIC_SHARE,
@@ -293,6 +294,8 @@ class _Facts:
             return [self._several(column, name)]
         area = self.area_by_id(column)
         number = column.is_numeric and not (column.is_whole and _ID_NAMES.search(column.name))
+        if number and (codes := why_codes(column.name, column.numbers, self.clicks)):
+            number, seen = False, f"{seen}; {codes}"
         by_number = self.area_by_number(column) if number else 0.5
         if max(area, by_number) > ChecksConfig().leak_auc:
             why = f"it alone predicts the label with AUC {max(area, by_number):.4f}: known only after the click?"
