@@ -55,11 +55,13 @@ class SplitConfig:
 
     by: str = setting(
         "hash",
-        choices=("hash", "day", "hours"),
-        doc="hash: by the content of a row. day: the last days are the test set. hours: the last hours of `data.day` "
-        "(for a range, of its last day) are; this needs `data.timestamp`.",
+        choices=("hash", "day", "hours", "time"),
+        doc="hash: by the content of a row. time: the last rows by time are the test set. day: the last days are. "
+        "hours: the last hours of `data.day` (for a range, of its last day) are; this needs `data.timestamp`.",
     )
-    test_share: float = setting(0.2, low=0.0, high=0.9, doc="With `by=hash`, the share of rows in the test set.")
+    test_share: float = setting(
+        0.2, low=0.0, high=0.9, doc="With `by=hash` or `by=time`, the share of rows in the test set."
+    )
     test_days: int = setting(1, low=1, doc="With `by=day`, the number of last days in the test set.")
     test_hours: int = setting(2, low=1, high=23, doc="With `by=hours`, the number of last hours in the test set.")
     validation_share: float = setting(
@@ -71,6 +73,11 @@ class SplitConfig:
         0, low=0, high=22, quiet=True,
         doc="With `by=hours`, the hours before the test hours whose rows are looked at in this way; 0: none.",
     )  # fmt: skip
+    gap_hours: float = setting(
+        0.0, low=0.0, quiet=True,
+        doc="With `by=time`, the hours before the first test row whose rows are left out, so that nothing in training "
+        "is as close to the test rows as what a model sees before it serves.",
+    )  # fmt: skip
 
     @property
     def validates(self) -> bool:
@@ -78,7 +85,17 @@ class SplitConfig:
         return self.validation_share > 0 or self.validation_hours > 0
 
     def check(self, path: str) -> None:
-        """Validation rows are a share or some hours, and hours are for both sets or for none."""
+        """Validation rows are a share or some hours, and hours are for both sets or for none; a gap is one in time."""
+        if self.gap_hours and self.by != "time":
+            raise ConfigError(
+                f"{path}.gap_hours is {self.gap_hours:g}, but {path}.by={self.by} does not split by time",
+                hint=f"{path}.by=time, or {path}.gap_hours=0",
+            )
+        if self.by == "time" and not self.test_share:
+            raise ConfigError(
+                f"{path}.by is 'time', but {path}.test_share=0 leaves no rows to test on",
+                hint=f"{path}.test_share=0.2, or {path}.by=hash for training on all rows",
+            )
         if not self.validation_hours:
             return
         if self.validation_share:
@@ -554,7 +571,23 @@ class DataConfig:
                 hint=f"'{path}.path=\"logs/{{day}}/*.tsv\"', or {path}.day_column=<column>",
             )
 
+    def _check_split_by_time(self, path: str) -> None:
+        if not self._knows_days:
+            raise ConfigError(
+                f"{path}.split.by is 'time', but neither {path}.timestamp nor {path}.day_column names a column",
+                hint=f"{path}.timestamp=<column with the time of a row>, or {path}.split.by=hash",
+            )
+        tells = self.timestamp or self.hour_column or self.format == "synthetic"
+        if self.day is not None and ".." not in self.day and not tells:
+            raise ConfigError(
+                f"{path}.split.by is 'time', but the rows of {path}.day={self.day}, which is one day, tell no time",
+                hint=f"{path}.timestamp=<column with the time of a row>, or a range: "
+                f"{path}.day=2026-01-01..2026-01-08",
+            )
+
     def _check_split(self, path: str) -> None:
+        if self.split.by == "time":
+            self._check_split_by_time(path)
         if self.split.by == "day" and self.day is not None and ".." not in self.day:
             raise ConfigError(
                 f"{path}.split.by is 'day', but {path}.day={self.day} is one day, which cannot be split by day",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pipeline.evaluation.metrics import entropy_of_rate, sigmoid, split_by_class
 from pipeline.records import Interval
@@ -19,6 +19,10 @@ from pipeline.records import Interval
 FIGURES = ("ne", "auc", "calibration")
 # Columns of a block's sums.
 SUMS = ("rows", "clicks", "loss", "predicted", "above", "below")
+# Of the intervals of an evaluation: what the gate's are by default.
+CONFIDENCE, REPLICATES, BLOCKS = 0.95, 400, 1000
+# Rows of the rarer class: with fewer, replicates often draw none of them, and their spread says little.
+FEWEST = 30
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,30 @@ def _figures(totals: NDArray[np.float64], auc: float) -> dict[str, NDArray[np.fl
             "auc": above / clicks + below / (rows - clicks) - auc,
             "calibration": predicted / clicks,
         }
+
+
+def evaluation_intervals(
+    labels: ArrayLike, logits: NDArray[np.floating], weights: NDArray[np.floating] | None = None
+) -> dict[str, tuple[float, float]]:
+    """Return the ends of the 95 % intervals of a model's NE and AUC.
+
+    Args:
+        labels: 0 or 1 of each row, [n], in the order of the log: rows that follow each other are drawn together.
+        logits: Of the same rows, [n].
+        weights: How many rows each row counts as, [n]; None: one.
+
+    Returns:
+        ``ne_interval`` and ``auc_interval``; nothing where one of the classes has fewer than ``FEWEST`` rows.
+    """
+    clicked = np.asarray(labels) == 1
+    counted = clicked if weights is None else clicked[weights > 0]
+    if min(counted.sum(), len(counted) - counted.sum()) < FEWEST:
+        return {}
+    blocks, count = block_of_rows(len(clicked), BLOCKS), min(BLOCKS, len(clicked))
+    sums = block_sums(clicked, logits, blocks, count, None if weights is None else weights.astype(np.float64))
+    drawn = resample(sums, poisson_weights(REPLICATES, count, seed=0))
+    ne, auc = drawn["ne"].interval(CONFIDENCE), drawn["auc"].interval(CONFIDENCE)
+    return {"ne_interval": (max(ne.low, 0.0), ne.high), "auc_interval": (max(auc.low, 0.0), min(auc.high, 1.0))}
 
 
 def ratio(ours: Resampled, theirs: Resampled) -> Resampled:

@@ -12,7 +12,7 @@ from pipeline.ingest.quality import Verdict, beyond
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.sampling import COUNTS_FOR, OF_CLICKS
 from pipeline.ingest.tasks import typed
-from pipeline.ingest.times import test_hours_from
+from pipeline.ingest.times import test_hours_from, time_text
 from pipeline.records import BY_LOGIT, ROW_WEIGHT, VALIDATION
 
 
@@ -22,7 +22,7 @@ def check_day(
     """Raise DataError unless there is something to train on; ``quarantined``, ``repeated``: rows of ``day``."""
     where = data.path or "the synthetic log"
     rows, clicks = fit.rows, fit.positives["train"]
-    kept = sum(rows.values())
+    kept = sum(rows.values()) + fit.gap.rows
     seen = kept + quarantined
     told = data.has_file_per_day and data.connector is None  # files were counted before they were read
     if day is not None and not told and seen + repeated < data.watermark.min_rows:
@@ -38,7 +38,7 @@ def check_day(
             hint=mend(kind, data),
         )
     _check_share(quarantine, data, quarantined, seen)
-    if fit.test:
+    if fit.test or (day in data.days[1:] and _ends_train(fit)):
         return
     if not rows["train"]:
         raise _no_train_rows(fit, data)
@@ -106,8 +106,19 @@ def _check_tasks(fit: Fit) -> None:
             )
 
 
+def _ends_train(fit: Fit) -> bool:
+    """Whether a split by time takes rows of a day from training: what the rest lacks, the days before it have."""
+    return fit.cut is not None and fit.tested.rows + fit.gap.rows > 0
+
+
 def _no_train_rows(fit: Fit, data: DataConfig) -> DataError:
     split = data.split
+    if fit.cut is not None:
+        return DataError(
+            f"none of {sum(fit.rows.values()) + fit.gap.rows:,} rows can be trained on: the train rows of a split by "
+            f"time end at {time_text(fit.cut.train_until)}",
+            hint="data.split.gap_hours=<fewer>, data.split.test_share=<smaller>, or data.split.by=hash",
+        )
     why, hint = {
         "hash": ("", "data.split.test_share=0.2, or more rows"),
         "day": (f" (there are {len(fit.days)} days, the last {split.test_days} test)", "data.split.by=hash"),

@@ -21,6 +21,7 @@ from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sampling import thinned
 from pipeline.ingest.sources import Block
 from pipeline.ingest.spec import CAME_CLICKED, DAY, EVENT, EVENT_CHECK, DataSpec
+from pipeline.ingest.times import Cut
 from pipeline.ingest.transform import State, lossy, raw_numbers, transform, unseen_ids, with_vocabulary
 from pipeline.native.columns import narrowed
 from pipeline.records import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
@@ -31,6 +32,7 @@ TEST = "test"  # column of typed rows: which are test rows, where that is known 
 KEPT = "kept"  # column of typed rows: which stay if they are train rows
 Packed = bytes | np.ndarray  # typed rows, wherever they lie
 _HEAD = 64  # bytes of that length: Arrow's columns are read where they lie, at multiples of as many
+GAP = "gap"  # column of typed rows: which a split by time leaves out
 LOOKED_AT = "looked_at"  # column of typed rows: which are validation rows if they are no test rows
 
 
@@ -38,13 +40,18 @@ LOOKED_AT = "looked_at"  # column of typed rows: which are validation rows if th
 class CountJob:
     """Pass 1: the schema, the day that is wanted, and whether all rows are test rows or none (None: by row).
 
-    ``by_place``: the hash split goes by a row's file and number.
+    ``by_place``: the hash split goes by a row's file and number. ``cut``: of a split by time.
     """
 
     spec: DataSpec
     rule: DayRule | None = None
     test: bool | None = None
     by_place: bool = False
+    cut: Cut | None = None
+
+    def fit(self) -> Fit:
+        """What counts the rows; empty."""
+        return Fit(self.spec, self.test, by_place=self.by_place, cut=self.cut)
 
 
 @dataclass(frozen=True)
@@ -92,12 +99,12 @@ def count(block: Block, job: CountJob) -> tuple[Counted, Fit, bytes]:
     raw = block.read()
     height, parsed = raw.frame.height, parse(raw.frame, raw.lines, job.spec, job.rule)
     raw = replace(raw, frame=raw.frame.clear())  # its rows are typed: they need not stay in memory
-    fit, typed = Fit(job.spec, job.test, by_place=job.by_place), b""
+    fit, typed = job.fit(), b""
     if parsed.frame.height:
         coded = coded_ids(parsed.frame, job.spec)
         places = place_hashes(raw.place or raw.file, parsed.lines) if job.by_place else None
         parts = fit.add(parsed.frame, coded, places)
-        marks = [(TEST, parts.test), (LOOKED_AT, parts.validation), (KEPT, parts.kept)]
+        marks = [(TEST, parts.test), (LOOKED_AT, parts.validation), (KEPT, parts.kept), (GAP, parts.left_out)]
         columns = [mark.alias(name) for name, mark in marks if mark is not None]
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
     rows = height + len(raw.rejects)
@@ -161,7 +168,11 @@ def _is_test(frame: pl.DataFrame, first_test_day: int) -> pl.Series:
 
 
 def _is_train(frame: pl.DataFrame, test: pl.Series) -> pl.Series:
-    return ~(test | frame[LOOKED_AT]) if LOOKED_AT in frame.columns else ~test
+    train = ~test
+    for others in (LOOKED_AT, GAP):
+        if others in frame.columns:
+            train = train & ~frame[others]
+    return train
 
 
 def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:

@@ -152,7 +152,7 @@ class LocalEngine(Engine):
         """Pass 1; typed rows go to a temporary file."""
         self.spill.clear()
         self.numbers = []
-        self._fit = fit = Fit(job.spec, job.test, by_place=job.by_place)
+        self._fit = fit = job.fit()
         parts = self._numbering.start([part for source in sources for part in self.parts(source)])
 
         def work(block: Block) -> tuple[Counted, Fit, int | None]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from pipeline.config import SamplingConfig
+from pipeline.config import SamplingConfig, SplitConfig
 from pipeline.ingest.event_keys import hashed
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import Rejected
@@ -30,8 +30,11 @@ def narrow(spec: DataSpec) -> DataSpec:
     """What is read of a row to find its event: label, key and day."""
     wanted = {spec.label, spec.event_key, spec.day_column, spec.timestamp}
     columns = {name: override for name, override in spec.columns.items() if name in wanted}
-    return replace(spec, dense=(), sparse=(), tasks=(), row_weight=None, sampling=SamplingConfig(), hour_column=None,
-                   true_probability=False, columns=columns, sequences=(), row_time=None, histories=())  # fmt: skip
+    return replace(
+        spec, dense=(), sparse=(), tasks=(), row_weight=None, sampling=SamplingConfig(), hour_column=None,
+        true_probability=False, columns=columns, sequences=(), row_time=None, histories=(), split=SplitConfig(),
+        split_time=None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pipeline.ingest.sampling import kept, sums
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.tasks import typed
-from pipeline.ingest.times import HOUR, test_hours_from
+from pipeline.ingest.times import HOUR, Cut, test_hours_from
 from pipeline.ingest.vectors import lengths_of, moments_of
 from pipeline.records import LABEL, ROW_WEIGHT, VALIDATION
 from pipeline.specs.id_mapping import Counts, IdCounts
@@ -159,12 +159,14 @@ class Partial:
 class Parts:
     """Which rows of a block are test rows (None: not known yet), and which of the others are validation rows.
 
-    ``kept``: the rows that stay if they are train rows; None: all.
+    ``kept``: the rows that stay if they are train rows; None: all. ``left_out``: rows of the gap before the test rows;
+    None: none are.
     """
 
     test: pl.Series | None
     validation: pl.Series | None = None
     kept: pl.Series | None = None
+    left_out: pl.Series | None = None
 
 
 @dataclass
@@ -197,18 +199,22 @@ class Fit:
     """The split and what was counted of its train rows.
 
     ``test``: that all rows are test rows, or none, where whole days are ingested one after the other; None where that
-    depends on the row. ``by_place``: the hash split goes by a row's file and number, not by its content.
+    depends on the row. ``by_place``: the hash split goes by a row's file and number, not by its content. ``cut``: of a
+    split by time; ``gap``: rows that it leaves out.
     """
 
-    def __init__(self, spec: DataSpec, test: bool | None = None, *, by_place: bool = False) -> None:
+    def __init__(
+        self, spec: DataSpec, test: bool | None = None, *, by_place: bool = False, cut: Cut | None = None
+    ) -> None:
         self.spec = spec
         self.by_place = by_place
+        self.cut = cut
         self.contents = Contents()
         self.split: SplitConfig = spec.split
         self.test = test
         self.train = Partial(spec)
         self.days: dict[int, _Day] = {}
-        self.validation, self.tested = Tally(), Tally()
+        self.validation, self.tested, self.gap = Tally(), Tally(), Tally()
 
     def add(self, frame: pl.DataFrame, coded: dict[str, Coded], places: np.ndarray | None = None) -> Parts:
         """Count a block of typed rows; returns which of them are train rows.
@@ -228,14 +234,19 @@ class Fit:
             else pl.Series([self.test]).new_from_index(0, frame.height)
         )
         labels = frame[LABEL]
+        left_out = None if self.cut is None else self.cut.is_left_out(frame)
         self.tested.add(labels.filter(test))
+        rest = ~test
+        if left_out is not None:
+            self.gap.add(labels.filter(left_out))
+            rest = rest & ~left_out
         if looked_at is not None:
-            looked_at = looked_at & ~test
+            looked_at = looked_at & rest
             self.validation.add(labels.filter(looked_at))
+            rest = rest & ~looked_at
         if not self.test:
-            train = ~test if looked_at is None else ~(test | looked_at)
-            self.train.add(frame, coded, train.to_numpy())
-        return Parts(test, looked_at, stay)
+            self.train.add(frame, coded, rest.to_numpy())
+        return Parts(test, looked_at, stay, left_out)
 
     def _hashes(self, frame: pl.DataFrame, places: np.ndarray | None) -> np.ndarray | None:
         """The hash of each row that the split goes by; None where it needs none."""
@@ -254,6 +265,8 @@ class Fit:
         return self.spec.sampling.negatives is not None
 
     def _test_rows(self, frame: pl.DataFrame, hashes: np.ndarray | None) -> pl.Series:
+        if self.cut is not None:
+            return self.cut.is_test(frame)
         if self.split.by == "hours":
             return frame[HOUR] >= test_hours_from(self.split.test_hours)
         assert hashes is not None
@@ -316,6 +329,7 @@ class Fit:
         self._settle()
         self.validation.merge(other.validation)
         self.tested.merge(other.tested)
+        self.gap.merge(other.gap)
         self.contents.merge(other.contents)
 
     def shares(self, count: int) -> list[Fit]:
@@ -325,7 +339,7 @@ class Fit:
             for fit, part in zip(fits, held.train.shares(count), strict=True):
                 fit.days[day] = _Day(part, held.validation if fit is fits[0] else Tally())
         for fit in fits[1:]:
-            fit.validation, fit.tested, fit.contents = Tally(), Tally(), Contents()
+            fit.validation, fit.tested, fit.gap, fit.contents = Tally(), Tally(), Tally(), Contents()
         return fits
 
     def without_counts(self) -> Fit:
@@ -343,6 +357,11 @@ class Fit:
     def first_test_day(self) -> int:
         """Where the split is by row's day: rows of it and later ones are test rows, once all blocks were added."""
         return min(self.days, default=0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is anything to fit: the last days of a range that is split by time may have no train rows."""
+        return not self.test and (self.cut is None or self.train.rows > 0)
 
     @property
     def rows(self) -> dict[str, int]:

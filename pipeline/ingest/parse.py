@@ -3,11 +3,12 @@
 A pure function of the frame and the schema. Typed columns: ``label`` (Float32), ``dense:<name>`` (Float64,
 null = missing; of a vector Array(Float32)), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing),
 ``id:<name>`` (the raw strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32),
-``true_probability``, and what ``tasks`` and ``event_columns`` add.
+``split_time`` (Int64, seconds since 1970), ``true_probability``, and what ``tasks`` and ``event_columns`` add.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,11 +20,12 @@ from pipeline.ingest.event_keys import event_columns
 from pipeline.ingest.ids import check_ids, ids_of
 from pipeline.ingest.rejects import Reject, Rejected, shown
 from pipeline.ingest.sampling import read_rates
-from pipeline.ingest.spec import CLICKED_LATER, DAY, DataSpec, DenseSpec
+from pipeline.ingest.spec import CLICKED_LATER, DAY, SPLIT_TIME, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
-from pipeline.ingest.times import day_of, hour_of, whole_hour_of
+from pipeline.ingest.times import HOUR, day_of, hour_of, seconds_of_rows, whole_hour_of
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
 from pipeline.ingest.vectors import vector_of
+from pipeline.ingest.zones import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from pipeline.records import LABEL, TRUE_PROBABILITY
 
 
@@ -99,6 +101,8 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         hours, text = raw[spec.hour_column], texts.get(spec.hour_column)
         whole = spec.whole_hours
         columns.append(whole_hour_of(hours, text, rejected) if whole else hour_of(hours, text, rejected, zone, form))
+    if spec.split.by == "time":
+        columns.append(_split_times(raw, texts, columns, spec, rule))
     if spec.true_probability:
         columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
     frame = pl.DataFrame([*columns, *events])
@@ -109,6 +113,23 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
     if rejected.bad.any():
         frame, lines = frame.filter(pl.Series(~rejected.bad)), lines[~rejected.bad]
     return Parsed(frame, lines, sorted(rejected.rejects, key=lambda reject: reject.line), kept, dropped)
+
+
+def _split_times(
+    raw: pl.DataFrame, texts: dict[str, pl.Series], columns: Sequence[pl.Series], spec: DataSpec, rule: DayRule | None
+) -> pl.Series:
+    """The time that each row is split by, in seconds since 1970: its own, else when its hour or its day begins."""
+    known = {each.name: each.cast(pl.Int64) for each in columns if each.name in (DAY, HOUR)}
+    of_file = 0 if rule is None else rule.day
+    day = known.get(DAY, pl.Series([of_file], dtype=pl.Int64).new_from_index(0, raw.height))
+    time = day * SECONDS_PER_DAY
+    if HOUR in known:
+        time += known[HOUR] * SECONDS_PER_HOUR
+    column = spec.split_time
+    if column is not None:
+        own = seconds_of_rows(raw[column], texts.get(column), spec.time_zone, spec.time_format)
+        time = own.fill_null(time)
+    return time.alias(SPLIT_TIME)
 
 
 def _other_days(

@@ -40,7 +40,7 @@ class Answers:
 
 def count_part(part: Source, job: CountJob, ranges: int) -> tuple[Any, ...]:
     """Pass 1 of a part: what the driver hears, the typed rows of its blocks, and what was counted, by range."""
-    fit, heard, typed = Fit(job.spec, job.test, by_place=job.by_place), list[Counted](), list[np.ndarray]()
+    fit, heard, typed = job.fit(), list[Counted](), list[np.ndarray]()
     for block in part.blocks():
         counted, partial, rows = count(block, job)
         fit.merge(partial)
@@ -64,7 +64,7 @@ class Merger:
 
     def begin(self, job: CountJob) -> None:
         """Count a day, or the whole log."""
-        self.day = Fit(job.spec, job.test, by_place=job.by_place)
+        self.day = job.fit()
 
     def merge(self, share: Fit) -> None:
         """Take in what was counted of this range."""

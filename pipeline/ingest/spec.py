@@ -31,6 +31,7 @@ DAY = "day"
 EVENT, EVENT_CHECK = "event:key", "event:check"  # columns of typed rows: two hashes of an event's key
 CAME_CLICKED = "event:clicked"  # column of typed rows: the label by the dataset's own logs, whatever came later
 CLICKED_LATER = "clicked later"  # column of raw rows: the click is in other rows of these logs (1), later ones (2)
+SPLIT_TIME = "split_time"  # column of typed rows: the time by which they are split, in seconds since 1970
 TIME = "time"  # column of synthetic logs: seconds since the day from which they count days
 CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 
@@ -201,6 +202,7 @@ class DataSpec:
     column that tells events apart. ``sequences``: their columns are in ``sparse``; ``row_time``: the raw column with
     the time that their events must lie before. ``histories``: raw columns of sequences that are built from the log.
     ``decimal``: the sign before the decimals of numbers in text; ``time_format``: how times are written there.
+    ``split_time``: the raw column whose times the rows are split by; None where they are split otherwise, or by days.
     """
 
     label: str
@@ -227,6 +229,7 @@ class DataSpec:
     histories: tuple[HistoryPlan, ...] = ()
     decimal: str = "."
     time_format: str | None = None
+    split_time: str | None = None
 
     @property
     def owners(self) -> tuple[SparseSpec, ...]:
@@ -249,7 +252,7 @@ class DataSpec:
         if "" not in self.missing or self.number_is_missing or self.decimal != ".":
             return frozenset()
         read = {self.label, self.day_column, self.timestamp, self.hour_column, self.row_weight, self.sampling.column}
-        read |= {self.event_key}
+        read |= {self.event_key, self.split_time}
         read |= {task.column for task in self.tasks}
         read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
         read |= {feature.weights for feature in self.sparse}
@@ -313,19 +316,22 @@ def data_spec(data: DataConfig) -> DataSpec:
     )  # fmt: skip
     day = data.day_column or (DAY if synthetic else None)
     told = data.hour_column or data.timestamp or (TIME if synthetic else None)
-    hour = told if data.split.by == "hours" else None
     row_time = data.timestamp or (TIME if synthetic else None)
+    by_time = data.split.by == "time"
+    hour = told if data.split.by == "hours" else data.hour_column if by_time and row_time is None else None
     histories = tuple(_history(data, name, row_time or "") for name, each in data.sequences.items() if each.built)
     spec = DataSpec(
         label=data.label.column, positive=data.label.positive, negative=data.label.negative,
         dense=dense, sparse=(*sparse, *events), day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
-        split=data.split, columns=_with_events(_columns(data, dense, sparse, day, hour), sequences, histories),
+        split=data.split, columns=_with_events(
+            _columns(data, dense, sparse, day, hour, row_time if by_time else None), sequences, histories
+        ),
         hour_column=hour, tasks=tasks, sequences=sequences,
         row_time=row_time if any(each.time for each in sequences) else None, histories=histories,
         whole_hours=data.hour_column is not None, row_weight=data.weight, time_zone=data.time_zone,
         sampling=data.sampling, event_key=data.dedupe.key, decimal=data.decimal,
-        time_format=data.time_format,
+        time_format=data.time_format, split_time=row_time if by_time else None,
     )  # fmt: skip
     _check_names(spec)
     return spec
@@ -437,8 +443,9 @@ def _with_events(
 
 
 def _columns(
-    data: DataConfig, dense: Sequence[DenseSpec], sparse: Sequence[SparseSpec], day: str | None, hour: str | None
-) -> dict[str, str]:
+    data: DataConfig, dense: Sequence[DenseSpec], sparse: Sequence[SparseSpec], day: str | None, hour: str | None,
+    time: str | None,
+) -> dict[str, str]:  # fmt: skip
     columns = {data.label.column: "data.label.column"}
     for group, features in (("dense", dense), ("sparse", sparse)):
         for feature in features:
@@ -454,6 +461,8 @@ def _columns(
         columns.setdefault(data.timestamp, "data.timestamp")
     if hour:
         columns.setdefault(hour, "data.hour_column" if data.hour_column else "data.timestamp")
+    if time:
+        columns.setdefault(time, "data.timestamp")
     for name, task in data.tasks.items():
         columns.setdefault(task.column or name, f"data.tasks.{name}.column")
     if data.weight:

@@ -38,6 +38,8 @@ from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.sources import FrameSource, Source, answering
 from pipeline.ingest.spec import DataSpec, data_spec
 from pipeline.ingest.state import continued_state, dataset_schema, transforms_json
+from pipeline.ingest.time_split import find_cut
+from pipeline.ingest.times import Cut
 from pipeline.ingest.transform import State
 from pipeline.records import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
 from pipeline.specs import Snapshot
@@ -147,6 +149,7 @@ class _Run:
         self.by_place: list[str] = []
         self.repeats: FoundRepeats | None = None
         self.histories: BuiltHistories | None = None
+        self.cut: Cut | None = None
         self.kept_events = history.Digest()
         self.again: dict[int, int] = {}
         self.replaces = days.replaced(draft.store, data, draft.key)
@@ -174,6 +177,8 @@ class _Run:
         quarantined = self.quarantine.rows
         if self.spec.event_key is not None and self.repeats is None:
             self.repeats = find_repeats(self.engine, self.data, self.draft.store, self.spec, self._log_sources)
+        if self.data.split.by == "time" and self.cut is None:
+            self.cut = self._find_cut()
         if self.spec.histories and self.histories is None:
             self.histories = build_histories(
                 self.engine, self.data, self.draft, self.spec, self._events_sources, self.settings.compression
@@ -181,7 +186,7 @@ class _Run:
         fit = self._first_pass(day, f"{shown}pass 1 of 2")
         repeated = self.repeats.judged.repeated.get(number or 0, 0) if self.repeats is not None else 0
         check_day(fit, self.quarantine, self.data, day, self.quarantine.rows - quarantined, repeated)
-        if not fit.test:
+        if fit.fits:
             self.engine.leaks(self.alone, fit.first_test_day)
             fitting = FittingDay(
                 day=number, first_day=first, features=self.spec.sparse, seed=self.seed,
@@ -205,10 +210,20 @@ class _Run:
         continued = bool(self.days) or self.data.mapping_from is not None
         self.engine.write_mappings(self.draft, self.spec, self.state, self.settings.compression, continued=continued)
 
+    def _find_cut(self) -> Cut:
+        """Where a split by time cuts the log."""
+        cut = find_cut(
+            self.engine, self.data, self.spec, self._events_sources, lambda day: day_rule(self.data, day, self.days)
+        )
+        told = cut.to_json()
+        gap = "" if cut.train_until == cut.test_from else f", train rows those before {told['train_until']}"
+        log.info("split by time: test rows are those from %s on%s", told["test_from"], gap)
+        return cut
+
     def _is_test(self, day: date | None) -> bool | None:
         """Whether all rows of ``day`` are test rows, or none; None where that depends on the row."""
         split = self.data.split
-        if day is None or split.by == "hash":
+        if day is None or split.by in ("hash", "time"):
             return None
         if split.by == "hours":
             return None if day == self.days[-1] else False
@@ -216,7 +231,7 @@ class _Run:
 
     def _first_pass(self, day: date | None, what: str) -> Fit:
         """Count the logs of ``day``; a second time if they show that the split must go by place."""
-        job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day))
+        job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day), cut=self.cut)
         sources, meter = self._sources(day), _Meter(what, self.now)
         for counted in self.engine.count(sources, job):
             self.quarantine.add(counted.file, counted.rejects)
@@ -323,12 +338,13 @@ class _Run:
                 name, f"{self.state.sparse[name].rows:,}", f"{count:,}",
             )  # fmt: skip
         repeated = self.repeats.judged if self.repeats is not None else None
-        seen = sum(rows.values()) + self.quarantine.rows + sum(late.values())
+        seen = sum(rows.values()) + self.total.gap.rows + self.quarantine.rows + sum(late.values())
         seen += sum(repeated.repeated.values()) if repeated is not None else 0
         return {
             "rows": seen, "rows_train": written["train"], "rows_test": rows["test"],
             **({"rows_left_out": left_out} if data.sampling.negatives is not None else {}),
             **({"rows_validation": rows[VALIDATION]} if VALIDATION in rows else {}),
+            **({"split_time": self.cut.to_json(), "rows_gap": self.total.gap.rows} if self.cut is not None else {}),
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
             "reasons": dict(self.quarantine.kinds.most_common(3)), "split_by_place": self.by_place,
             "rows_replaced": replaced,
@@ -376,7 +392,7 @@ class _Run:
             log.warning("%s", line)
         if checked.held:
             raise held(checked, self.data)
-        rows = self.quarantine.rows + sum(self.total.rows.values())
+        rows = self.quarantine.rows + sum(self.total.rows.values()) + self.total.gap.rows
         quarantine = {
             "rows": self.quarantine.rows, "share": self.quarantine.rows / rows,
             "reasons": dict(self.quarantine.kinds.most_common()),

@@ -246,7 +246,8 @@ def source_of(data: DataConfig, seed: int, day: date | None, block_mib: int) -> 
     """The log that ``data.synthetic`` asks for; DataError where the schema asks for other columns."""
     config = data.synthetic
     require_columns(data_spec(data), columns_of(config), "the synthetic log", header=False)
-    return SyntheticSource(config, seed, day, block_mib, data.split.by == "hours" or config.users > 0)
+    timed = data.split.by in ("hours", "time") or config.users > 0
+    return SyntheticSource(config, seed, day, block_mib, timed)
 
 
 def write_tsv(config: SyntheticConfig, seed: int, url: str, day: date | None = None) -> int:

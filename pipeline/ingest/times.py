@@ -1,11 +1,14 @@
-"""The day and the hour of a row, read from numbers, dates, timestamps or text."""
+"""The day, the hour and the time of a row, read from numbers, dates, timestamps or text; a split by time."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import polars as pl
 
 from pipeline.ingest.rejects import Rejected, shown
-from pipeline.ingest.spec import DAY
+from pipeline.ingest.spec import DAY, SPLIT_TIME
 from pipeline.ingest.values import nulls
 from pipeline.ingest.zones import (
     HOURS_PER_DAY,
@@ -13,6 +16,7 @@ from pipeline.ingest.zones import (
     SECONDS_PER_HOUR,
     hours_of,
     instants,
+    seconds_as_written,
     seconds_of,
     standard,
 )
@@ -67,6 +71,51 @@ def whole_hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected)
         values.name,
     )  # fmt: skip
     return number.set(wrong, 0.0).cast(pl.Int32).alias(HOUR)
+
+
+def seconds_of_rows(
+    values: pl.Series, text: pl.Series | None, zone: str | None = None, form: str | None = None
+) -> pl.Series:
+    """The time (Int64, whole seconds since 1970) of each of ``values``; null for what tells no time of the day.
+
+    As it is written, whatever offset follows, as the row's day is; with ``zone`` the point in time that is meant.
+    """
+    if text is None:  # of a list
+        text = nulls(pl.String, len(values))
+    text = standard(values, text, form)
+    if zone is not None:
+        return instants(values, text, zone).dt.timestamp("ms") // 1000
+    return seconds_as_written(values, text)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Train rows are those before ``train_until``, test rows those from ``test_from`` on, in seconds since 1970.
+
+    Rows between the two are left out.
+    """
+
+    train_until: int
+    test_from: int
+
+    def is_test(self, frame: pl.DataFrame) -> pl.Series:
+        """Which of the typed rows are test rows."""
+        return frame[SPLIT_TIME] >= self.test_from
+
+    def is_left_out(self, frame: pl.DataFrame) -> pl.Series | None:
+        """Which of the typed rows lie in the gap; None where there is none."""
+        if self.train_until == self.test_from:
+            return None
+        return (frame[SPLIT_TIME] >= self.train_until) & (frame[SPLIT_TIME] < self.test_from)
+
+    def to_json(self) -> dict[str, str]:
+        """The two times as text: by the clock of the rows, or of UTC where ``data.time_zone`` is set."""
+        return {"train_until": time_text(self.train_until), "test_from": time_text(self.test_from)}
+
+
+def time_text(seconds: int) -> str:
+    """A time in seconds since 1970 as YYYY-MM-DD HH:MM:SS."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def test_hours_from(test_hours: int) -> int:

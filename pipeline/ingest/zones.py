@@ -71,21 +71,41 @@ def instants(values: pl.Series, text: pl.Series, zone: str, *, numbers: bool = T
     return _of_text(text, zone, numbers=numbers).alias(values.name)
 
 
-def _of_text(text: pl.Series, zone: str, *, numbers: bool) -> pl.Series:
-    frame = pl.DataFrame({"text": text})
-    parts = [pl.col("text").str.extract(_TEXT, group) for group in (1, 2, 3, 4)]
+def seconds_as_written(values: pl.Series, text: pl.Series) -> pl.Series:
+    """Each value as whole seconds (Int64) since 1970 by the clock it shows, whatever offset follows; null: tells none.
+
+    Of timestamps with a zone by UTC's clock, as their days are.
+    """
+    if isinstance(values.dtype, pl.Datetime):
+        times = values if values.dtype.time_zone is None else values.dt.convert_time_zone("UTC")
+    else:
+        column = pl.col("text")
+        times = pl.DataFrame({"text": text}).select(pl.coalesce(_counted(column), _clock(column)).alias("time"))["time"]
+    return times.dt.timestamp("ms") // 1000
+
+
+def _clock(text: pl.Expr) -> pl.Expr:
+    """The date and the time of the day that ``text`` begins with, Datetime without a zone; null: there are none."""
+    parts = [text.str.extract(_TEXT, group) for group in (1, 2, 3, 4)]
     clock = pl.sum_horizontal(
         parts[place].cast(pl.Int64).fill_null(0) * size for place, size in ((1, SECONDS_PER_HOUR), (2, 60), (3, 1))
     )
-    written = parts[0].str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("us")) + pl.duration(seconds=clock)
+    return parts[0].str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("us")) + pl.duration(seconds=clock)
+
+
+def _counted(text: pl.Expr) -> pl.Expr:
+    """The time that a number counts from 1970, Datetime without a zone; null for other text, and for eight digits."""
+    number = pl.when(text.str.len_bytes() != 8).then(text.cast(pl.Float64, strict=False))
+    return (seconds_of(number) * 1e6).cast(pl.Int64, strict=False).cast(pl.Datetime("us"))
+
+
+def _of_text(text: pl.Series, zone: str, *, numbers: bool) -> pl.Series:
+    frame, written = pl.DataFrame({"text": text}), _clock(pl.col("text"))
     offset = pl.col("text").str.extract(_OFFSET)
     minutes = offset.str.slice(1, 2).cast(pl.Int64, strict=False) * 60
     minutes += offset.str.slice(3).str.strip_chars(":").cast(pl.Int64, strict=False).fill_null(0)
     east = pl.when(offset == "Z").then(0).when(offset.str.starts_with("-")).then(-minutes).otherwise(minutes)
-    number = pl.when(pl.lit(numbers) & (pl.col("text").str.len_bytes() != 8)).then(
-        pl.col("text").cast(pl.Float64, strict=False)
-    )
-    counted = (seconds_of(number) * 1e6).cast(pl.Int64, strict=False).cast(pl.Datetime("us"))
+    counted = pl.when(pl.lit(numbers)).then(_counted(pl.col("text")))
     exact = pl.coalesce(counted, written - pl.duration(minutes=east)).dt.replace_time_zone("UTC")
     times = frame.select(exact=exact.dt.convert_time_zone(zone), written=written)
     return times["exact"].zip_with(times["exact"].is_not_null(), _localised(times["written"], zone))

@@ -44,7 +44,8 @@ def main(arguments: list[str]) -> None:
     """Run torchrun with ``arguments`` and this rendezvous."""
     rendezvous_handler_registry.register(BACKEND, _rendezvous)
     os.environ.update(loopback_environment())
-    torchrun(["--rdzv-backend", BACKEND, "--local-addr", LOOPBACK, *arguments])
+    meeting = ["--rdzv-backend", BACKEND, "--rdzv-endpoint", LOOPBACK]  # without an endpoint, torchrun warns
+    torchrun([*meeting, "--local-addr", LOOPBACK, *arguments])
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ class IngestPart(Record):
     rows_train: int | None = absent()
     rows_test: int | None = absent()
     rows_validation: int | None = absent()
+    rows_gap: int | None = absent()
+    split_time: dict[str, str] | None = absent()
     rows_quarantined: int | None = absent()
     rows_left_out: int | None = absent()
     rows_repeated: int | None = absent()
@@ -243,17 +245,21 @@ class Evaluation(Record):
     """``metrics.json``, and ``eval`` of a result: figures on the held-out rows.
 
     ``bayes_ne``: NE of a model that knows the probabilities the labels were drawn from. ``tasks``: figures of the tasks
-    besides the main one.
+    besides the main one. ``clicks``: rows with a positive label. ``ne_interval``, ``auc_interval``: the ends of 95 %
+    intervals; absent where the rows are too few for one.
     """
 
     FILE: ClassVar[str] = "metrics.json"
 
     samples: int | None = absent()
+    clicks: int | None = absent()
     ne: float | None = absent()
     auc: float | None = absent()
     logloss: float | None = absent()
     calibration: float | None = absent()
     bayes_ne: float | None = absent()
+    ne_interval: tuple[float, float] | None = absent()
+    auc_interval: tuple[float, float] | None = absent()
     tasks: dict[str, TaskFigures] | None = absent()
 
 

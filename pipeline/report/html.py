@@ -29,7 +29,7 @@ from pipeline.report.phases import phases_table
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
 from pipeline.report.sequences import sequence_figures
-from pipeline.report.summary import error_text, hosts_lines, reachable_gain
+from pipeline.report.summary import doubts, error_text, hosts_lines, reachable_gain
 from pipeline.report.tables import config_excerpt, plan_table, plan_words, stages_bar, stages_table, tasks_table
 from pipeline.report.towers import TOWERS_PAGE
 from pipeline.specs import STAGES
@@ -126,8 +126,8 @@ def render(data: ReportData) -> str:
     return from_template(
         "report.html", title=f"Nightjar run {result.run}", files="result.json and metrics.jsonl",
         run=result.run, status=pill(status, status), about=_about(data, status), error=_error(result.error),
-        summary=_figures(result), gate=_gate(result, data.gate_page), stages=stages_table(stages),
-        stages_bar=stages_bar(stages), data=_data(result.ingest, data.data),
+        summary=_figures(result), doubts=doubts(scores), gate=_gate(result, data.gate_page),
+        stages=stages_table(stages), stages_bar=stages_bar(stages), data=_data(result.ingest, data.data),
         tasks=tasks_table(scores),
         sequences=sequence_figures((result.ingest or IngestPart()).sequences or {}, data.attention),
         plots=run_figures(data.records, scores, data.reliability), phases=phases_table(train),
@@ -193,10 +193,11 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
     figures: list[tuple[str, str, str]] = []
     if scores is not None:
         best, gain = units.decimal(scores.bayes_ne), reachable_gain(scores)
-        figures.append(("NE", units.decimal(scores.ne), "normalised entropy, 1 is the base rate"))
+        figures.append(("NE", units.decimal(scores.ne), f"{_ends(scores.ne_interval)}1 is the base rate"))
         if gain is not None:
             figures.append(("Reachable gain", units.percent(gain), f"the best reachable NE is {best}"))
-        figures.append(("AUC", units.decimal(scores.auc), f"log loss {units.decimal(scores.logloss)}"))
+        loss = f"{_ends(scores.auc_interval)}log loss {units.decimal(scores.logloss)}"
+        figures.append(("AUC", units.decimal(scores.auc), loss))
         figures.append(("Calibration", units.decimal(scores.calibration, 3), "predicted / observed clicks"))
     if train is not None:
         wait = f"{units.percent(train.data_wait_share)} waiting for data"
@@ -207,6 +208,11 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
     done = sum(stage.status == "done" for stage in stages.values())
     figures.append(("Duration", units.duration(result.seconds), f"{done} of {len(stages)} stages ran"))
     return figures
+
+
+def _ends(interval: tuple[float, float] | None) -> str:
+    """A 95 % interval in words, before what follows; "" where there is none."""
+    return "" if interval is None else f"{' to '.join(units.decimal(end) for end in interval)} (95%); "
 
 
 def _details(result: Result) -> list[tuple[str, str]]:

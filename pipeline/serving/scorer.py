@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipeline.config import DataConfig, DedupeConfig, SamplingConfig
+from pipeline.config import DataConfig, DedupeConfig, SamplingConfig, SplitConfig
 from pipeline.config.data import connector_at
 from pipeline.config.sequences import given_sequences
 from pipeline.errors import ArtifactError
@@ -152,7 +152,9 @@ def _spec(data: DataConfig, labelled: bool) -> DataSpec:
 
     Histories that ingestion built must come with the row, as lists of structs.
     """
-    data = dataclasses.replace(data, dedupe=DedupeConfig(), sequences=given_sequences(data.sequences))
+    data = dataclasses.replace(
+        data, dedupe=DedupeConfig(), split=SplitConfig(), sequences=given_sequences(data.sequences)
+    )
     spec = data_spec(data if labelled else dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig()))
     unused = ("data.day_column", "data.timestamp", "data.hour_column", *(() if labelled else ("data.label.column",)))
     columns = {name: option for name, option in spec.columns.items() if option not in unused or name == spec.row_time}

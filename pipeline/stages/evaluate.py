@@ -43,6 +43,7 @@ class Evaluate(Stage):
         import numpy as np
 
         from pipeline.evaluation import evaluate, reliability
+        from pipeline.evaluation.bootstrap import evaluation_intervals
         from pipeline.evaluation.tasks import evaluate_tasks
         from pipeline.stages.attention import ATTENTION, attention_json
         from pipeline.stages.judging import LOGITS
@@ -68,6 +69,8 @@ class Evaluate(Stage):
         figures: dict[str, Any] = evaluate(
             predictions.labels, main, predictions.true_probability, predictions.weights
         )  # fmt: skip
+        figures["clicks"] = int((predictions.labels == 1).sum())
+        figures |= evaluation_intervals(predictions.labels, main, predictions.weights)
         if predictions.tasks:
             tasks = read_dataset(store, inputs["ingest"])[0].tasks
             others = evaluate_tasks(tasks, predictions.tasks, predictions.logits, predictions.weights)
@@ -88,7 +91,7 @@ class Evaluate(Stage):
 
     def lines(self, result: Result) -> dict[str, list[str]]:
         """The metrics, and how near they are to the best that can be reached."""
-        from pipeline.report.summary import reachable_gain
+        from pipeline.report.summary import doubts, reachable_gain
 
         part = result.eval
         if part is None:
@@ -96,7 +99,9 @@ class Evaluate(Stage):
         lines = [
             f"NE {units.decimal(part.ne, 5)}   AUC {units.decimal(part.auc, 5)}   "
             f"log loss {units.decimal(part.logloss, 5)}   calibration {units.decimal(part.calibration)}",
+            *_interval_lines(part),
             f"on {units.count(part.samples)} held-out rows",
+            *(f"warning: {line}" for line in doubts(part)),
         ]
         lines += [_task_line(name, each) for name, each in (part.tasks or {}).items()]
         if units.known(part.ne) and part.ne > 1:
@@ -112,6 +117,14 @@ class Evaluate(Stage):
     def facts(self, result: Result) -> list[tuple[str, str]]:
         """How many rows were scored."""
         return [("Test rows", units.count(result.eval.samples if result.eval else None))]
+
+
+def _interval_lines(part: Evaluation) -> list[str]:
+    """The 95 % intervals, where there are some."""
+    if part.ne_interval is None or part.auc_interval is None:
+        return []
+    ne, auc = (" to ".join(units.decimal(end, 5) for end in each) for each in (part.ne_interval, part.auc_interval))
+    return [f"95% intervals: NE {ne}, AUC {auc}"]
 
 
 def _task_line(name: str, part: TaskFigures) -> str:

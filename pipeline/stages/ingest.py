@@ -86,7 +86,7 @@ class Ingest(Stage):
         use("data.sequences", "*.history.by *.history.days *.history.where *.history.lag_minutes", when=_logs),
         use("data.sparse_defaults", "mapping rows min_count when_full evict_after_days", when=_logs),
         use("data.sparse_defaults", "separator weight_separator", when=_logs),
-        use("data.split", "by test_share test_days test_hours validation_share validation_hours", when=_logs),
+        use("data.split", "by test_share test_days test_hours validation_share validation_hours gap_hours", when=_logs),
         use("data.synthetic", "rows days ids_per_feature zipf base_rate dense_effect", when=_synthetic),
         use("data.synthetic", "first_order_effect pairwise_effect pairs latent_dim drift", when=_synthetic),
         use("data.synthetic", "blocks first_day new_ids popularity_drift id_groups hourly", when=_synthetic),
@@ -142,6 +142,7 @@ class Ingest(Stage):
             f"{units.count(part.rows)} rows, {units.count(part.rows_quarantined)} of them in quarantine",
             f"{units.size(part.bytes_in)} read, {units.count(part.rows_per_s)} rows/s",
             f"of {part.snapshot}" if part.snapshot else "",
+            _by_time(part),
             f"quarantined: {reasons}" if reasons else "",
             f"{units.count(part.rows_left_out)} rows without a click left out of training"
             if part.rows_left_out
@@ -160,6 +161,15 @@ class Ingest(Stage):
         """Bytes read, and the rate."""
         part = result.ingest or IngestPart()
         return [("Raw bytes read", units.size(part.bytes_in)), ("Ingestion, rows/s", units.count(part.rows_per_s))]
+
+
+def _by_time(part: IngestPart) -> str:
+    """Where a split by time cuts the log."""
+    if part.split_time is None:
+        return ""
+    until, since = part.split_time["train_until"], part.split_time["test_from"]
+    gap = "" if until == since else f", trained on rows before {until} ({units.count(part.rows_gap)} rows in between)"
+    return f"tested on rows from {since} on{gap}"
 
 
 def _sequence(name: str, profile: SequenceProfile) -> str:

@@ -230,11 +230,11 @@ def _look_facts(part: ValidationPart | None) -> list[tuple[str, str]]:
         return []
     return [
         ("Validation rows", units.count(part.rows)),
-        ("Looks at them", units.count(part.looks)),
-        ("Best look after step", units.count(part.best_step)),
+        ("Validations", units.count(part.looks)),
+        ("Best after step", units.count(part.best_step)),
         ("Best validation NE", units.decimal(part.ne, 5)),
         ("Learning rates lowered", units.count(part.lr_drops)),
-        ("Time for looks", units.duration(part.seconds)),
+        ("Time for validation", units.duration(part.seconds)),
     ]
 
 

@@ -81,7 +81,8 @@ def store_time(store: Files) -> float:
         return time.time()
     path = f"{_CLOCKS}/.write-clock-{uuid.uuid4().hex[:12]}"  # ``store gc`` removes one that is left
     try:
-        store.write_bytes(path, b"clock")
+        with reachable(store.url):
+            store.write_bytes(path, b"clock")
     except UnreachableError:
         raise
     except ArtifactError:

@@ -61,7 +61,7 @@ def run_ingest(tmp_path):
             artifact = draft.commit(summary)
         store.verify(artifact)
         kept = summary["rows_train"] + summary.get("rows_validation", 0) + summary["rows_test"]
-        kept += summary.get("rows_left_out", 0) + summary.get("rows_repeated", 0)
+        kept += summary.get("rows_left_out", 0) + summary.get("rows_repeated", 0) + summary.get("rows_gap", 0)
         assert summary["rows"] == kept + summary["rows_quarantined"]
         return Dataset(store, artifact, summary, messages)
 

@@ -207,16 +207,13 @@ def test_one_rank_that_is_told_to_stop_saves_its_steps_and_goes_on_later(tmp_pat
 
 def test_ranks_of_this_machine_meet_on_its_loopback_alone(tmp_path: Path) -> None:
     with started(TOGETHER) as server:
-        files = [f"{tmp_path}/{rank}.err" for rank in range(2)]
-        server.stdin.write(Request(["wait"], f"{tmp_path}/out", files, {}).line())
-        server.stdin.flush()
-        ranks = [int(server.stdout.readline()) for _ in range(2)]
-        until(lambda: (tmp_path / "out").exists() and (tmp_path / "out").read_text().count("\n") == 2)
-        every = [*ranks, *(child.pid for child in psutil.Process(server.pid).children(recursive=True))]
+        asked(server, "wait", tmp_path, 2)
+        written = tmp_path / "wait.out"
+        until(lambda: written.exists() and written.read_text())
         listening = {
             connection.laddr.ip
-            for process in set(every)
-            for connection in psutil.Process(process).net_connections("inet")
+            for process in psutil.Process(server.pid).children()
+            for connection in process.net_connections("inet")
             if connection.status == psutil.CONN_LISTEN
         }
     assert listening == {"127.0.0.1"}

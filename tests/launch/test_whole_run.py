@@ -84,7 +84,7 @@ def test_measured_phases_and_memory_are_in_result_and_report(store: Path, run: s
     assert min(part["measured_ms"] for part in train["phases"].values()) >= 0
     assert train["step"]["measured_ms"] > 0 < train["memory"]["measured_bytes"]
     page = (store / "runs" / run / "report.html").read_text()
-    assert "<h2>Predicted and measured</h2>" in page
+    assert "<h2>Step time and memory, predicted and measured</h2>" in page
     assert f"{train['phases']['dense']['measured_ms']:.3f} ms" in page
 
 

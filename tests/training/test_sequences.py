@@ -171,7 +171,7 @@ def test_the_report_shows_lengths_and_what_events_weigh_by_their_names(runs):
     assert ages == sorted(ages, reverse=True)
     assert set(attention["searches"]["events"][0]["names"]) == {"word", "item", "other"}
     page = (runs / "store" / "runs" / "one" / "report.html").read_text()
-    assert "What events of history weigh" in page and "Events of searches" in page
+    assert "Attention weights of history" in page and "Events of searches" in page
 
 
 def test_the_gate_judges_by_the_number_of_events(runs):

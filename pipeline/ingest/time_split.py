@@ -1,0 +1,154 @@
+"""The split by time (``data.split.by=time``): where the test rows begin, found by a pass over the times of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+
+import numpy as np
+import polars as pl
+
+from pipeline.config import DataConfig
+from pipeline.errors import DataError
+from pipeline.ingest import events
+from pipeline.ingest.days import day_number
+from pipeline.ingest.engines import Engine
+from pipeline.ingest.parse import DayRule, parse
+from pipeline.ingest.sources import Block, Source
+from pipeline.ingest.spec import DAY, SPLIT_TIME, DataSpec
+from pipeline.ingest.times import Cut, time_text
+from pipeline.ingest.zones import SECONDS_PER_HOUR
+
+MOST_TIMES = 1 << 21  # that are told apart: with 16 bytes each, 32 MiB
+Sources = Callable[[date | None, DataSpec], Sequence[Source]]
+
+
+class TimeCounts:
+    """How many rows there are at each time, exact in whatever order they are added.
+
+    Times are rounded down to a ``step``, of seconds, which doubles where more than ``most`` would have to be told
+    apart. A step that is too small for some of the rows is so for all, so the last one does not depend on their order.
+    """
+
+    def __init__(self, most: int = MOST_TIMES) -> None:
+        self.step = 1
+        self._most = most
+        self._counts = pl.DataFrame(schema={SPLIT_TIME: pl.Int64, "rows": pl.UInt32})
+        self._added: list[pl.DataFrame] = []
+
+    def add(self, counts: pl.DataFrame) -> None:
+        """Take in ``counts``: times (``split_time``) and how many ``rows`` are of each."""
+        self._added.append(counts)
+        # As many as there are: so each is added up a few times, however many blocks a log has.
+        if sum(each.height for each in self._added) > max(self._counts.height, self._most // 8):
+            self._add_up()
+
+    def _add_up(self) -> None:
+        counts = pl.concat([self._counts, *self._added])
+        self._added = []
+        while True:
+            rounded = (pl.col(SPLIT_TIME) // self.step * self.step).alias(SPLIT_TIME)
+            counts = counts.group_by(rounded).agg(pl.col("rows").sum())
+            if counts.height <= self._most:
+                break
+            self.step *= 2
+        self._counts = counts
+
+    def sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        """The times in order, in seconds, and the rows of each (both int64)."""
+        self._add_up()
+        counts = self._counts.sort(SPLIT_TIME)
+        return counts[SPLIT_TIME].to_numpy(), counts["rows"].cast(pl.Int64).to_numpy()
+
+
+@dataclass(frozen=True)
+class CountTimes:
+    """Counts the rows of a block by time. ``named``: the first and last day that are wanted, where rows carry a day."""
+
+    spec: DataSpec
+    rule: DayRule | None = None
+    named: tuple[int, int] | None = None
+
+    def __call__(self, block: Block) -> pl.DataFrame:
+        """Columns ``split_time`` and ``rows``, of the rows whose label and time parse."""
+        raw = block.read()
+        frame = parse(raw.frame.select(list(self.spec.columns)), raw.lines, self.spec, self.rule).frame
+        if self.named is not None and DAY in frame.columns:
+            frame = frame.filter(pl.col(DAY).is_between(*self.named))
+        return frame.group_by(SPLIT_TIME).agg(pl.len().cast(pl.UInt32).alias("rows"))
+
+
+def narrow(spec: DataSpec) -> DataSpec:
+    """What is read of a row to find its time: label, time, day and hour."""
+    own = replace(events.narrow(spec), event_key=None)
+    wanted = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.split_time}
+    columns = {name: override for name, override in spec.columns.items() if name in wanted}
+    return replace(
+        own, columns=columns, split=spec.split, split_time=spec.split_time, hour_column=spec.hour_column
+    )
+
+
+def find_cut(
+    engine: Engine, data: DataConfig, spec: DataSpec, sources: Sources, rule: Callable[[date], DayRule | None]
+) -> Cut:
+    """Read the times of the rows of ``data``, and cut them into train and test rows.
+
+    Args:
+        engine: Reads the blocks.
+        data: Its ``split`` says the share of the test rows, and the gap before them.
+        spec: The schema of the log.
+        sources: Of a day, or of the whole log, as pass 1 reads them.
+        rule: For the rows of other days in the logs of a day.
+
+    Returns:
+        The cut whose share of test rows is nearest to the one that is asked for: rows of one time stay together.
+
+    Raises:
+        DataError: All rows are of one time, or none lies before the gap.
+    """
+    counts, wanted = TimeCounts(), narrow(spec)
+    if data.days and (data.has_file_per_day or data.format == "synthetic"):
+        for day in data.days:
+            _count(engine, sources(day, wanted), CountTimes(wanted, rule(day)), counts)
+    else:
+        named = (day_number(data.days[0]), day_number(data.days[-1])) if data.days else None
+        _count(engine, sources(next(iter(data.days), None), wanted), CountTimes(wanted, named=named), counts)
+    times, rows = counts.sorted()
+    return cut_of(times, rows, data)
+
+
+def _count(engine: Engine, sources: Sequence[Source], work: CountTimes, counts: TimeCounts) -> None:
+    parts = [part for source in sources for part in engine.parts(source)]
+    for _, counted in engine.look(parts, work):
+        counts.add(counted)
+
+
+def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> Cut:
+    """The cut of a log with so many ``rows`` at each of ``times`` (in order); DataError where nothing is left to train.
+
+    Of two cuts that are equally near to ``data.split.test_share`` the later one.
+    """
+    where, split = data.path or "the synthetic log", data.split
+    if not len(times):
+        raise DataError(
+            f"{where} holds no rows with a label and a time, expected at least one",
+            hint="data.path=<logs that are not empty>, data.timestamp=<the column with the time of a row>",
+        )
+    if len(times) == 1:
+        raise DataError(
+            f"all {rows[0]:,} rows of {where} are of one time, {time_text(int(times[0]))}, which cannot be split by time",
+            hint="data.timestamp=<the column with the time of a row>, or data.split.by=hash",
+        )
+    wanted = round(split.test_share * int(rows.sum()))
+    later = rows[::-1].cumsum()[::-1][1:]  # rows from each time on, but for the first one
+    place = len(later) - int(np.argmin(np.abs(later - wanted)[::-1]))
+    test_from = int(times[place])
+    train_until = test_from - round(split.gap_hours * SECONDS_PER_HOUR)
+    if times[0] >= train_until:
+        raise DataError(
+            f"data.split.gap_hours={split.gap_hours:g} leaves no train rows: {where} begins at "
+            f"{time_text(int(times[0]))}, and its test rows at {time_text(test_from)}",
+            hint="data.split.gap_hours=<fewer>, or data.split.test_share=<smaller>",
+        )
+    return Cut(train_until, test_from)

@@ -1,0 +1,72 @@
+"""Intervals beside the figures of an evaluation, and the warning where the rows cannot tell."""
+
+import math
+
+import numpy as np
+import pytest
+
+from pipeline.evaluation import evaluate
+from pipeline.evaluation.bootstrap import FEWEST, evaluation_intervals
+from pipeline.records import Evaluation
+from pipeline.report.summary import doubts
+
+
+def drawn(rows: int, seed: int, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and logits of a model that knows the log odds, which are normal with that ``spread``."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(-1.0, spread, rows)
+    return (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(np.int8), logits.astype(np.float32)
+
+
+def test_the_figures_of_many_rows_lie_in_most_intervals_of_few():
+    many = evaluate(*drawn(2_000_000, seed=0))
+    held = {"ne_interval": 0, "auc_interval": 0}
+    for seed in range(1, 101):
+        for name, (low, high) in evaluation_intervals(*drawn(1_000, seed)).items():
+            held[name] += low < many[name.removesuffix("_interval")] < high
+    # Of 100 intervals of 95 %, fewer than 88 hold with a probability of 3 in 1,000.
+    assert min(held.values()) >= 88
+
+
+def test_more_rows_narrow_the_interval_as_their_root():
+    low, high = (np.ptp(evaluation_intervals(*drawn(rows, 3))["ne_interval"]) for rows in (2_000, 200_000))
+    assert low / high == pytest.approx(10, rel=0.3)
+
+
+def test_rows_that_count_as_none_change_nothing_but_the_blocks():
+    labels, logits = drawn(5_000, 1)
+    weights = np.ones(10_000, np.float32)
+    weights[5_000:] = 0
+    twice = evaluation_intervals(np.tile(labels, 2), np.tile(logits, 2), weights)
+    once = evaluation_intervals(labels, logits)
+    for name, ends in once.items():
+        assert twice[name] == pytest.approx(ends, abs=0.01)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_class_of_few_rows_allows_no_interval(label):
+    labels = np.full(1_000, 1 - label, np.int8)
+    labels[: FEWEST - 1] = label
+    logits = np.linspace(-1, 1, 1_000, dtype=np.float32)
+    assert evaluation_intervals(labels, logits) == {}
+    labels[FEWEST - 1] = label
+    ends = evaluation_intervals(labels, logits)
+    assert all(0 <= low < high and math.isfinite(high) for low, high in ends.values())
+    assert ends["auc_interval"][1] <= 1
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"samples": 3, "clicks": 1, "ne": 0.2, "auc": 1.0}, "too few"),
+        ({"samples": 900, "clicks": 300, "ne": 0.99, "ne_interval": (0.97, 1.01)}, "may be 1"),
+        ({"samples": 900, "clicks": 300, "ne": 0.9, "ne_interval": (0.88, 0.92)}, None),
+        ({"samples": 900, "clicks": 300, "ne": 1.1, "ne_interval": (1.0, 1.2)}, None),  # its own lines say so
+        ({"samples": 900, "ne": 0.9}, None),  # of an earlier release
+        ({}, None),
+    ],
+)
+def test_rows_that_cannot_tell_are_a_warning_with_what_to_do(figures, said):
+    lines = doubts(Evaluation(**figures))
+    assert len(lines) == (said is not None)
+    assert all(said in text and "data.split.test_share" in text for text in lines)
