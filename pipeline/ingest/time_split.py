@@ -137,7 +137,7 @@ def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> Cut:
         )
     if len(times) == 1:
         raise DataError(
-            f"all {rows[0]:,} rows of {where} are of one time, {time_text(int(times[0]))}, which cannot be split by time",
+            f"all {rows[0]:,} rows of {where} are of one time, {time_text(int(times[0]))}: they cannot be split by it",
             hint="data.timestamp=<the column with the time of a row>, or data.split.by=hash",
         )
     wanted = round(split.test_share * int(rows.sum()))
