@@ -19,7 +19,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
 	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives bench-calibration bench-pages \
-	bench-ensembles
+	bench-ensembles bench-days
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -178,6 +178,9 @@ bench-search: install ## planted widths and interactions that nightjar search fi
 
 bench-widths: install ## test NE of widths by frequency at half the bytes, against one width (10 minutes)
 	@.venv/bin/python -m benchmarks.widths
+
+bench-days: install ## ingestion of rows over 4,000 days, split by day and with histories, against two days (3 minutes)
+	@.venv/bin/python -m benchmarks.days
 
 bench-busy: install ## training under a cgroup's quota against pinned CPUs, and beside busy loops (10 minutes)
 	@.venv/bin/python -m benchmarks.busy
