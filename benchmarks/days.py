@@ -65,8 +65,8 @@ def timed(log: str, store: str) -> float:
     config = compose([
         "data=parquet", f"data.path={log}", "data.name=days", "data.timestamp=time", "data.split.by=day",
         "+data.dense.x={}", "+data.sparse={item: {}, kind: {}, user: {}}", "data.checks.leak=off",
-        "+data.sequences.seen={features: {item: {table: item}}, max_length: 20, history: {by: user, days: null}}",
-        "stages=[ingest]",
+        "+data.sequences.seen={features: {item: {table: item}}, target: item, max_length: 20, history: {by: user}}",
+        "data.sequences.seen.history.days=null", "stages=[ingest]",
     ])  # fmt: skip
     began = time.perf_counter()
     with Store(store).draft("datasets/days/k", kind="ingest", key="k", config={}, inputs={}) as draft:

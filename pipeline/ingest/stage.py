@@ -210,11 +210,13 @@ class _Run:
         continued = bool(self.days) or self.data.mapping_from is not None
         self.engine.write_mappings(self.draft, self.spec, self.state, self.settings.compression, continued=continued)
 
-    def _find_cut(self) -> Cut:
-        """Where a split by time cuts the log."""
+    def _find_cut(self) -> Cut | None:
+        """Where a split by time cuts the log; None where it has no rows."""
         cut = find_cut(
             self.engine, self.data, self.spec, self._events_sources, lambda day: day_rule(self.data, day, self.days)
         )
+        if cut is None:
+            return None
         told = cut.to_json()
         gap = "" if cut.train_until == cut.test_from else f", train rows those before {told['train_until']}"
         log.info("split by time: test rows are those from %s on%s", told["test_from"], gap)

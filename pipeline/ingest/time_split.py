@@ -64,7 +64,10 @@ class TimeCounts:
 
 @dataclass(frozen=True)
 class CountTimes:
-    """Counts the rows of a block by time. ``named``: the first and last day that are wanted, where rows carry a day."""
+    """Counts the rows of a block by time. ``named``: the first and last day that are wanted, where rows carry a day.
+
+    Rows that come in files of a day before theirs, as ``rule`` allows, count as well.
+    """
 
     spec: DataSpec
     rule: DayRule | None = None
@@ -73,7 +76,10 @@ class CountTimes:
     def __call__(self, block: Block) -> pl.DataFrame:
         """Columns ``split_time`` and ``rows``, of the rows whose label and time parse."""
         raw = block.read()
-        frame = parse(raw.frame.select(list(self.spec.columns)), raw.lines, self.spec, self.rule).frame
+        parsed = parse(raw.frame.select(list(self.spec.columns)), raw.lines, self.spec, self.rule)
+        others = parsed.other_days.values()
+        early = [parse(rows, np.zeros(rows.height, np.int64), self.spec).frame for rows in others]
+        frame = pl.concat([parsed.frame, *early])
         if self.named is not None and DAY in frame.columns:
             frame = frame.filter(pl.col(DAY).is_between(*self.named))
         return frame.group_by(SPLIT_TIME).agg(pl.len().cast(pl.UInt32).alias("rows"))
@@ -84,14 +90,12 @@ def narrow(spec: DataSpec) -> DataSpec:
     own = replace(events.narrow(spec), event_key=None)
     wanted = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.split_time}
     columns = {name: override for name, override in spec.columns.items() if name in wanted}
-    return replace(
-        own, columns=columns, split=spec.split, split_time=spec.split_time, hour_column=spec.hour_column
-    )
+    return replace(own, columns=columns, split=spec.split, split_time=spec.split_time, hour_column=spec.hour_column)
 
 
 def find_cut(
     engine: Engine, data: DataConfig, spec: DataSpec, sources: Sources, rule: Callable[[date], DayRule | None]
-) -> Cut:
+) -> Cut | None:
     """Read the times of the rows of ``data``, and cut them into train and test rows.
 
     Args:
@@ -102,20 +106,21 @@ def find_cut(
         rule: For the rows of other days in the logs of a day.
 
     Returns:
-        The cut whose share of test rows is nearest to the one that is asked for: rows of one time stay together.
+        The cut whose share of test rows is nearest to the one that is asked for: rows of one time stay together. None
+        where no row has a label and a time, of which the pass that counts the rows says why.
 
     Raises:
         DataError: All rows are of one time, or none lies before the gap.
     """
     counts, wanted = TimeCounts(), narrow(spec)
+    named = (day_number(data.days[0]), day_number(data.days[-1])) if data.days else None
     if data.days and (data.has_file_per_day or data.format == "synthetic"):
         for day in data.days:
-            _count(engine, sources(day, wanted), CountTimes(wanted, rule(day)), counts)
+            _count(engine, sources(day, wanted), CountTimes(wanted, rule(day), named), counts)
     else:
-        named = (day_number(data.days[0]), day_number(data.days[-1])) if data.days else None
         _count(engine, sources(next(iter(data.days), None), wanted), CountTimes(wanted, named=named), counts)
     times, rows = counts.sorted()
-    return cut_of(times, rows, data)
+    return cut_of(times, rows, data) if len(times) else None
 
 
 def _count(engine: Engine, sources: Sequence[Source], work: CountTimes, counts: TimeCounts) -> None:
@@ -130,11 +135,6 @@ def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> Cut:
     Of two cuts that are equally near to ``data.split.test_share`` the later one.
     """
     where, split = data.path or "the synthetic log", data.split
-    if not len(times):
-        raise DataError(
-            f"{where} holds no rows with a label and a time, expected at least one",
-            hint="data.path=<logs that are not empty>, data.timestamp=<the column with the time of a row>",
-        )
     if len(times) == 1:
         raise DataError(
             f"all {rows[0]:,} rows of {where} are of one time, {time_text(int(times[0]))}: they cannot be split by it",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
+import numpy as np
 import polars as pl
 
 from pipeline.ingest.rejects import Rejected, shown
@@ -114,8 +114,8 @@ class Cut:
 
 
 def time_text(seconds: int) -> str:
-    """A time in seconds since 1970 as YYYY-MM-DD HH:MM:SS."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """A time in seconds since 1970 as YYYY-MM-DD HH:MM:SS, whatever its year."""
+    return str(np.datetime64(seconds, "s")).replace("T", " ")
 
 
 def test_hours_from(test_hours: int) -> int:

@@ -105,8 +105,8 @@ def _of_text(text: pl.Series, zone: str, *, numbers: bool) -> pl.Series:
     minutes = offset.str.slice(1, 2).cast(pl.Int64, strict=False) * 60
     minutes += offset.str.slice(3).str.strip_chars(":").cast(pl.Int64, strict=False).fill_null(0)
     east = pl.when(offset == "Z").then(0).when(offset.str.starts_with("-")).then(-minutes).otherwise(minutes)
-    counted = pl.when(pl.lit(numbers)).then(_counted(pl.col("text")))
-    exact = pl.coalesce(counted, written - pl.duration(minutes=east)).dt.replace_time_zone("UTC")
+    counted = [_counted(pl.col("text"))] if numbers else []
+    exact = pl.coalesce([*counted, written - pl.duration(minutes=east)]).dt.replace_time_zone("UTC")
     times = frame.select(exact=exact.dt.convert_time_zone(zone), written=written)
     return times["exact"].zip_with(times["exact"].is_not_null(), _localised(times["written"], zone))
 

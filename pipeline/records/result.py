@@ -52,7 +52,8 @@ class IngestPart(Record):
     without a click, by ``data.sampling``; ``rows_repeated``: of events that came before. By day, ``rows_relabelled``:
     rows of these logs whose click came later, and ``rows_corrected``: earlier days' rows, trained on once more.
     ``labels_until``: the last day whose clicks are in; ``labels_final``: the day after which none is waited for.
-    ``sequences``: the lengths of the train rows' sequences.
+    ``sequences``: the lengths of the train rows' sequences. ``split_time``: where a split by time cuts; ``rows_gap``:
+    those between its train and its test rows.
     """
 
     rows: int | None = absent()

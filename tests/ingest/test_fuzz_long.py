@@ -8,7 +8,7 @@ import random
 import pytest
 
 from pipeline.config import ChecksConfig, DenseFeature, LabelConfig, SparseFeature, SplitConfig
-from pipeline.config.sequences import EventColumn, SequenceConfig
+from pipeline.config.sequences import EventColumn, SequenceConfig, SequenceModel
 from pipeline.errors import DataError
 from pipeline.ingest.file_source import BLOCK_UNIT
 
@@ -45,7 +45,7 @@ def config_for(path, kind: str):
     text = {} if kind == "jsonl" else {
         "separator": {"csv": ",", "tsv": "\\t"}[kind], "header": False, "columns": list(NAMES),
     }  # fmt: skip
-    return csv_config(
+    config = csv_config(
         path, format="jsonl" if kind == "jsonl" else "csv", timestamp="at", label=LabelConfig(),
         checks=ChecksConfig(leak="off"), split=SplitConfig(test_share=0.3), **text,
         dense={
@@ -59,6 +59,8 @@ def config_for(path, kind: str):
         },
         sequences={"seen": SequenceConfig(features={"item": EventColumn(column="seen")}, max_length=3, separator="|")},
     )  # fmt: skip
+    config.model.sequences["seen"] = SequenceModel(block="sum")
+    return config
 
 
 def good_line(kind: str, number: int) -> bytes:
@@ -96,12 +98,14 @@ def test_lines_that_are_anything_cost_a_line_each(run_ingest, tmp_path, monkeypa
         path = tmp_path / f"{kind}-{seed}-{number}.log"
         path.write_bytes(b"\n".join(lines) + b"\n")
         monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", rng.choice([64, 257, BLOCK_UNIT]))
+        quotes = kind != "jsonl" and any(line.count(b'"') % 2 for line in lines)
         try:
             dataset = run_ingest(config_for(path, kind))
         except DataError as error:  # of the file as a whole, such as NUL bytes of another encoding
+            if quotes and "train rows" in str(error):
+                continue  # too few lines are left to train on
             pytest.fail(f"{path}: {error} {error.hint}")
         rows = dataset.all_rows.height
-        quotes = kind == "csv" and any(line.count(b'"') % 2 for line in lines)
         assert rows + dataset.summary["rows_quarantined"] == dataset.summary["rows"] <= len(lines), path
         assert rows >= GOOD or quotes, path  # a quote that is left open takes the lines up to the next one
         assert quotes or dataset.summary["rows"] == len(lines), path

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipeline.config import Config, DataConfig, DedupeConfig, SparseFeature, SplitConfig
+from pipeline.config import Config, DataConfig, DedupeConfig, HardwareConfig, SparseFeature, SplitConfig
 from pipeline.config.checks import check
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.engines import LocalEngine
@@ -112,6 +112,17 @@ def test_a_range_is_cut_within_a_day_and_days_after_the_cut_are_test_days(run_in
     assert sorted(dataset.split("test")["day"].unique()) == [20_457, 20_458]
 
 
+def test_rows_that_come_a_day_early_count_among_those_of_their_own_day(run_ingest, tmp_path):
+    """The last four hours are in the first day's file, too: 20 of 52 rows are those of the last 16 hours."""
+    for day, first in ((1, 0), (2, 24)):
+        lines = [line(hour * HOUR) for hour in range(first, first + 24)]
+        write_day(tmp_path, f"2026-01-0{day}", lines + [line(hour * HOUR) for hour in range(44, 48)] * (day == 1))
+    path = f"{tmp_path}/{{day}}/*.csv"
+    dataset = run_ingest(config_of(path, by_time(20 / 52), day="2026-01-01..2026-01-02", late="own_day"))
+    assert dataset.schema.rows == {"train": 32, "test": 20}
+    assert dataset.summary["split_time"]["test_from"] == "2026-01-02 08:00:00"
+
+
 def test_a_range_of_a_log_in_one_file_leaves_other_days_out_of_the_share(run_ingest, tmp_path):
     path = write_log(tmp_path / "log.csv", range(0, 10 * 24 * HOUR, HOUR))
     dataset = run_ingest(config_of(path, day="2026-01-03..2026-01-06"))
@@ -140,20 +151,17 @@ def test_repeated_rows_do_not_count(run_ingest, tmp_path):
 
 
 def test_a_synthetic_log_is_split_by_the_time_of_its_rows(run_ingest):
-    config = Config(stages=["ingest"])
-    synthetic = dataclasses.replace(config.data.synthetic, rows=4000, days=4)
-    data = dataclasses.replace(
-        config.data, format="synthetic", synthetic=synthetic, sparse={"C1": SparseFeature()}, split=by_time(0.1)
-    )
-    dataset = run_ingest(dataclasses.replace(config, data=data))
-    assert dataset.schema.rows["test"] == pytest.approx(400, abs=2)
+    data = DataConfig(name="s", format="synthetic", sparse={"C1": SparseFeature()}, split=by_time(0.1))
+    data.synthetic.rows, data.synthetic.days = 4000, 4
+    dataset = run_ingest(Config(stages=["ingest"], data=data, hardware=HardwareConfig(name="x")))
+    assert dataset.schema.rows == {"train": 3600, "test": 400}
     assert dataset.split("test")["day"].min() == dataset.split("train")["day"].max() == 3
 
 
 TIMES = {
     "text": ["2026-01-01 22:10:00", "2026-01-01T05:00:00Z", "2026-01-02"],
     "seconds": ["1767305400", "1767243600.75", "20260102"],
-    "nanoseconds": ["1767305400000000001", "1767243600999999999", "20260102"],
+    "nanoseconds": ["1767305400000000001", "1767243600999000000", "20260102"],
 }
 
 
@@ -198,7 +206,8 @@ def data_of(split: SplitConfig) -> DataConfig:
     [
         ([1, 1, 1, 1, 1], 0.2, 4),
         ([1, 1, 1, 1, 1], 0.5, 3),  # 2 or 3 of 5 are as near: the later cut
-        ([5, 1, 1, 1, 2], 0.45, 1),
+        ([5, 1, 1, 1, 2], 0.4, 2),  # 4 of 10
+        ([5, 1, 1, 1, 2], 0.5, 1),
         ([1, 9], 0.2, 1),  # nearest is all that can be
         ([9, 1], 0.9, 1),  # the first time is never a test row
     ],
@@ -228,8 +237,9 @@ def test_a_log_of_one_time_or_within_the_gap_is_refused(run_ingest, tmp_path):
         run_ingest(config_of(path, by_time(gap_hours=9)))
     assert "data.split.gap_hours=" in error.value.hint
     path.write_text("label,x,c,t\n1,1,a,noon\n")
-    with pytest.raises(DataError, match="no rows with a label and a time"):
+    with pytest.raises(DataError, match="none of the 1 rows .*: t is no day") as error:
         run_ingest(config_of(path))
+    assert "data.timestamp=" in error.value.hint
 
 
 @pytest.mark.parametrize(

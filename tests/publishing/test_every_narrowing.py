@@ -35,14 +35,12 @@ NIGHTS = {
     "sparse.*.rows": ([f"{TAGS}.rows=4"], 0),
     "sparse.*.min_count": ([f"{TAGS}.min_count=740"], 0),
     "sparse.*.when_full": ([f"{TAGS}.rows=4", f"{TAGS}.when_full=keep"], 0),
-    "sparse.*.evict_after_days": ([f"{TAGS}.evict_after_days=1"], 2),  # of a log by the day alone
+    "sparse.*.evict_after_days": ([f"{TAGS}.evict_after_days=1"], 0),  # nothing: of a log by the day alone
     "sparse.*.mapping": ([f"{TAGS}.mapping=hash", f"{TAGS}.rows=5"], 0),
     "sparse.*.separator": ([f"{TAGS}.separator=null"], 0),
     "sparse.*.weight_separator": (["data.sparse.kinds.weight_separator=null"], 0),
     "sparse.*.weights": (["data.sparse.words.weights=null"], 0),
-    "sparse.*.holds": (
-        [f"data.sparse.words.{each}" for each in ("separator=null", "weights=null", "holds=one")], 0
-    ),
+    "sparse.*.holds": ([f"data.sparse.words.{each}" for each in ("separator=null", "weights=null", "holds=one")], 0),
     "sparse.*.cross": (["data.sparse.pair.cross=[site,day]"], 0),
     "sparse.*.cross_bins": (["+data.sparse.pair.cross_bins={level: [2]}"], 0),
     "sparse.*.bins": (["data.sparse.amount.bins=2"], 0),
@@ -52,7 +50,7 @@ NIGHTS = {
     "sparse_defaults.rows": (["data.sparse_defaults.rows=4"], 0),
     "sparse_defaults.min_count": (["data.sparse_defaults.min_count=740"], 0),
     "sparse_defaults.when_full": (["data.sparse_defaults.rows=4", "data.sparse_defaults.when_full=keep"], 0),
-    "sparse_defaults.evict_after_days": (["data.sparse_defaults.evict_after_days=1"], 2),
+    "sparse_defaults.evict_after_days": (["data.sparse_defaults.evict_after_days=1"], 0),
     "sparse_defaults.mapping": (["data.sparse_defaults.mapping=hash", "data.sparse_defaults.rows=5"], 0),
     "sparse_defaults.separator": (["data.sparse_defaults.separator='1'"], 0),
     "sparse_defaults.weight_separator": (["data.sparse_defaults.weight_separator=t"], 0),
@@ -63,7 +61,6 @@ NIGHTS = {
     "sequences.*.time": ([f"{SEEN}.time=null"], 0),
     "sequences.*.age_bins": ([f"{SEEN}.age_bins=2"], 0),
     "sequences.*.separator": ([f"{SEEN}.separator=','"], 3),
-    "sequences.*.features.*.column": ([f"{SEEN}.features.item.column=other"], 0),
     "sequences.*.features.*.table": ([f"{SEEN}.features.item.table=site"], 0),
     "sequences.*.features.*.rows": ([f"{SEEN}.features.item.rows=4"], 0),
     "sequences.*.features.*.min_count": ([f"{SEEN}.features.item.min_count=1140"], 0),
@@ -77,12 +74,12 @@ def log(tmp_path_factory) -> Path:
     """Rows whose every column matters, two days of them."""
     rng, rows = np.random.default_rng(0), 3000
     weight = np.array([1.0, -1.0, 0.7, -0.7, 0.5, -0.5, 0.2, -0.2])
-    tags, seen, other = (rng.integers(0, 8, (rows, width)) for width in (4, 6, 6))
+    tags, seen = (rng.integers(0, 8, (rows, width)) for width in (4, 6))
     kinds, words = rng.integers(0, 8, (rows, 2)), rng.integers(0, 8, (rows, 2))
     heavy, heard = rng.choice([0.5, 1.0, 2.0], (rows, 2)), rng.choice([0.5, 1.0, 2.0], (rows, 2))
     price, amount, place = rng.random(rows), rng.random(rows), rng.random((rows, 2))
     site, twin, level = (rng.integers(0, 4, rows) for _ in range(3))
-    odds = weight[tags].sum(1) + 0.4 * weight[seen].sum(1) + 0.2 * weight[other].sum(1) + 4 * (price - 0.5)
+    odds = weight[tags].sum(1) + 0.4 * weight[seen].sum(1) + 4 * (price - 0.5)
     odds += (weight[kinds] * heavy).sum(1) + (weight[words] * heard).sum(1) + 2 * (place[:, 0] - place[:, 1])
     odds += 0.3 * site - 0.3 * twin + weight[(site + level) % 8] + 3 * (amount - 0.5) ** 2
     at = 1_760_000_000 + 60 * np.arange(rows)
@@ -99,7 +96,7 @@ def log(tmp_path_factory) -> Path:
             for row in zip(kinds, heavy, strict=True)
         ],
         "words": joined("w", words), "heard": joined("", heard), "site": [f"s{each}" for each in site],
-        "twin": [f"s{each}" for each in twin], "level": level, "shown": joined("i", seen), "other": joined("o", other),
+        "twin": [f"s{each}" for each in twin], "level": level, "shown": joined("i", seen),
         "when": joined("", at[:, None] - ages), "at": at, "day": np.arange(rows) // (rows // 2),
     })  # fmt: skip
     frame.write_csv(path := tmp_path_factory.mktemp("narrowings") / "log.csv")

@@ -120,16 +120,17 @@ HELD = """
     missing strip decimal dense.*.width dense.*.separator sparse.*.mapping sparse_defaults.mapping sparse.*.separator
     sparse_defaults.separator sparse.*.weight_separator sparse_defaults.weight_separator sparse.*.weights sparse.*.holds
     sparse.*.cross sparse.*.cross_bins sparse.*.bins sparse.*.bins_by sparse.*.integer sparse.*.table
-    sequences.*.max_length sequences.*.time sequences.*.age_bins sequences.*.separator sequences.*.features.*.column
-    sequences.*.features.*.table sequences.*.features.*.rows sequences.*.features.*.min_count
-    sequences.*.history.by sequences.*.history.days sequences.*.history.where sequences.*.history.lag_minutes
+    sequences.*.max_length sequences.*.time sequences.*.age_bins sequences.*.separator sequences.*.features.*.table
+    sequences.*.features.*.rows sequences.*.features.*.min_count sequences.*.history.by sequences.*.history.days
+    sequences.*.history.where sequences.*.history.lag_minutes
 """
 # It says which rows there are, how a file is read, what a label is, where a column lies: the same for both versions.
 OF_ROWS = """
     name format path options snapshot messages separator quote header columns weight timestamp day_column hour_column
     time_zone time_format day late late_days mapping_from max_quarantine_share dense_features dense.*.column
-    dense.*.min dense.*.max dense.*.required sparse.*.column sparse.*.required sequences.*.target sequences.*.leaks
-    label.* tasks.* sampling.* dedupe.* watermark.* checks.* split.* synthetic.* tables.* table_defaults.*
+    dense.*.min dense.*.max dense.*.required sparse.*.column sparse.*.required sequences.*.features.*.column
+    sequences.*.target sequences.*.leaks label.* tasks.* sampling.* dedupe.* watermark.* checks.* split.* synthetic.*
+    tables.* table_defaults.*
 """
 
 
