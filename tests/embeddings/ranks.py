@@ -1,17 +1,20 @@
 """Real gloo ranks for tests, forked from a server that has imported TorchRec once: a rank starts in milliseconds."""
 
+import contextlib
 import dataclasses
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import sys
 import traceback
+from pathlib import Path
 
 import torch
 import torch.multiprocessing as mp
 
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 from pipeline.specs import TABLE_OPTIMIZERS
-from tests.waits import no_waits
+from tests.waits import no_waits, until
 
 # What the fork server imports before it forks: seconds, paid once for all tests of a session. Nothing that imports
 # Polars, which has threads.
@@ -20,6 +23,9 @@ multiprocessing.set_forkserver_preload([
     "pipeline.report", "pipeline.launch.chain", "pipeline.stages.promoting", "torch.export._trace", "pytest",
     "psutil", "tests.shared_cores", "tests.composed", "tests.frozen",
 ])  # fmt: skip
+# Now: it imports from the folder that it is started in, and a test may change that, or the environment.
+with contextlib.chdir(Path(__file__).parents[2]):
+    multiprocessing.forkserver.ensure_running()
 
 ROWS = {"b": 23, "a": 10, "long": 41}
 DIM = 8
@@ -107,6 +113,7 @@ def join_ranks(rank, world, local, folder):
 
 
 def _rank(rank, world, local, folder, function, args):
+    assert "tests.frozen" in sys.modules, "the fork server has not imported what it should: see set_forkserver_preload"
     join_ranks(rank, world, local, folder)
     try:
         with no_waits():
@@ -122,6 +129,11 @@ def spawn(function, world, folder, *args, local=None):
     """Run ``function(folder, *args)`` on ``world`` gloo ranks, ``local`` of them on each pretended host."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rendezvous").unlink(missing_ok=True)
-    mp.start_processes(
-        _rank, args=(world, local or world, folder, function, args), nprocs=world, start_method="forkserver"
+    ranks = mp.start_processes(
+        _rank, args=(world, local or world, folder, function, args), nprocs=world, join=False, start_method="forkserver"
     )
+    try:
+        until(lambda: ranks.join(timeout=1.0), lambda: f"of {world} ranks that run {function.__name__}")
+    finally:
+        for process in ranks.processes:
+            process.kill()

@@ -1,9 +1,7 @@
 """Which version serves: promote, roll back, collect; atomic under kill -9; messages for what cannot be."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -217,11 +215,13 @@ def test_kill_9_at_any_moment_leaves_a_version_that_is_whole(store: Store, root:
             [sys.executable, "-c", FOREVER, store.url, A, B, C], cwd=root, stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
-        for _ in range(killed_after):
-            assert process.stdout.readline().strip() in (A, B, C)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        try:
+            for _ in range(killed_after):
+                assert process.stdout.readline().strip() in (A, B, C)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
         record = json.loads(Path(store.full("models/m/current.json")).read_text())
         assert record["version"] in (A, B, C) and record["version"] == record["line"][-1]
         assert promotion.incumbent(store, "m") is not None
