@@ -213,7 +213,7 @@ def select(root: Path, changed: Iterable[str]) -> list[str]:
 
 
 def main() -> int:
-    """Print the chosen files, or run pytest on them in the place of this process; the exit code is pytest's."""
+    """Print the chosen files, or run pytest on them; the exit code is pytest's."""
     parser = argparse.ArgumentParser(prog="python -m tests.changed", description=__doc__.splitlines()[0])
     parser.allow_abbrev = False
     parser.add_argument("--list", action="store_true", help="print the files, run nothing")

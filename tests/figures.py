@@ -23,7 +23,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 
@@ -34,9 +33,10 @@ for finder in sys.meta_path:
         finder._must_rewrite = {name for name in finder._must_rewrite if name.startswith("tests")}
 
 # Not within a word, a path, a version or a time of day. Three decimals and more, or an exponent: fewer are bounds and
-# settings. Ten digits before them are seconds since 1970. Sixteen hex digits and more are checksums and keys.
+# settings. Ten digits before them are seconds since 1970. Sixteen hex digits and more, one of them a letter, are
+# checksums and keys: without one, they may be nanoseconds.
 NUMBER = r"(?<![\w./:-])-?(?!\d{10}\.)(?:\d+\.\d{3,}(?:e[+-]?\d+)?|\d+(?:\.\d+)?e[+-]?\d+)(?![\w./:])"
-FIGURE = re.compile(NUMBER + r"|\b[0-9a-f]{16,}\b")
+FIGURE = re.compile(NUMBER + r"|\b(?=\d*[a-f])[0-9a-f]{16,}\b")
 # Functions that compare their first two arguments, by module: pytest shows nothing of them, or the first values alone.
 COMPARING = (
     ("torch", "equal"),
@@ -92,7 +92,9 @@ def place_of(item: pytest.Item, number: int) -> str:
 
     Which test of a file comes first, and so runs what they share, follows from the order.
     """
-    code = getattr(inspect.unwrap(getattr(item, "function", place_of)), "__code__", None)
+    function = getattr(item, "function", place_of)
+    function = getattr(getattr(function, "hypothesis", None), "inner_test", function)  # its own has other lines
+    code = getattr(inspect.unwrap(function), "__code__", None)
     lines = [line for *_, line in code.co_lines() if line] if code is not None else []
     own = lines and min(lines) <= number <= max(lines)
     return item.nodeid if own else item.nodeid.partition("::")[0]
@@ -108,13 +110,15 @@ def checksum(value: Any) -> str:
 
 def parts(value: Any) -> Iterator[bytes]:
     """Yield the bytes of ``value``: of an array its type, shape and elements."""
+    # Imported by then, and not before tests/conftest.py has said on how many cores.
+    np, torch = sys.modules["numpy"], sys.modules["torch"]
     if isinstance(value, Mapping):
         for name in value:
             yield repr(name).encode()
             yield from parts(value[name])
-    elif hasattr(value, "detach"):  # a tensor
+    elif isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta:
         yield f"{value.dtype}{tuple(value.shape)}".encode()
-        yield value.detach().cpu().contiguous().view(-1).view(sys.modules["torch"].uint8).numpy().tobytes()
+        yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     elif isinstance(value, np.ndarray) and value.dtype != object:
         yield f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes()
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):

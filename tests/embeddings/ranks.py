@@ -1,13 +1,10 @@
 """Real gloo ranks for tests, forked from a server that has imported TorchRec once: a rank starts in milliseconds."""
 
-import contextlib
 import dataclasses
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import sys
 import traceback
-from pathlib import Path
 
 import torch
 import torch.multiprocessing as mp
@@ -17,15 +14,12 @@ from pipeline.specs import TABLE_OPTIMIZERS
 from tests.waits import no_waits, until
 
 # What the fork server imports before it forks: seconds, paid once for all tests of a session. Nothing that imports
-# Polars, which has threads.
+# Polars, which has threads. It imports this module as well, so tests/conftest.py starts it: here, each would start one.
 multiprocessing.set_forkserver_preload([
     "pipeline.training.loop", "tests.embeddings.cases", "pipeline.cli", "pipeline.commands.run", "pipeline.compose",
     "pipeline.report", "pipeline.launch.chain", "pipeline.stages.promoting", "torch.export._trace", "pytest",
     "psutil", "tests.shared_cores", "tests.composed", "tests.frozen",
 ])  # fmt: skip
-# Now: it imports from the folder that it is started in, and a test may change that, or the environment.
-with contextlib.chdir(Path(__file__).parents[2]):
-    multiprocessing.forkserver.ensure_running()
 
 ROWS = {"b": 23, "a": 10, "long": 41}
 DIM = 8

@@ -11,7 +11,7 @@ from tests.figures import FIGURE, main, read_figures
 pytest_plugins = ["pytester"]
 KEY = "0123456789abcdef"
 SHOWN = f"0.98765 == approx(0.98766) and -1e-07 < 2 and 0.5 < 1 and '2026-11-28' and 'v1.234' and '{KEY}'"
-SHOWN += " and 1795827619.987"
+SHOWN += " and 1795827619.987 and 1795827619987123456"
 TESTS = """
 import pytest
 
@@ -69,16 +69,18 @@ def test_what_functions_compare_is_written_down_by_test(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     pytester.makeini("[pytest]\nenable_assertion_pass_hook = true")
     pytester.makepyfile(test_it=COMPARED)
-    found = pytester.runpytest_subprocess("-p", "tests.figures", f"--figures={tmp_path}/figures", "-p", "no:xdist")
+    found = pytester.runpytest_subprocess(
+        "-p", "tests.figures", f"--figures={tmp_path}/figures", "-p", "no:xdist", "-v"
+    )
     found.assert_outcomes(passed=3)
     figures = read_figures(tmp_path / "figures")
     tests = (f"test_it.py::test_values[{value}]" for value in (1.5, 2.5))
-    one, other = ({line: figures[test, line] for line in (13, 14, 15)} for test in tests)
+    one, other = ({line: figures[test, line] for line in (12, 13, 14)} for test in tests)
     assert [len(each) for each in one.values()] == [2, 1, 1]
-    assert all(len(set(pair)) == 1 for pair in (*one[13], *one[14]))
-    assert one[13] != other[13] and one[14] != other[14] and one[15] != other[15]
-    assert len(figures["test_it.py", 8]) == 2
-    assert figures["test_it.py::test_digest", 18] == [["0123456789abcdef" * 4] * 2]
+    assert all(len(set(pair)) == 1 for pair in (*one[12], *one[13]))
+    assert all(one[line] != other[line] for line in one)
+    assert len(figures["test_it.py", 7]) == 2
+    assert figures["test_it.py::test_digest", 17] == [["0123456789abcdef" * 4]]  # shown once, as what is equal
 
 
 def written(path: Path, figures: list[str]) -> str:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import tests.embeddings.ranks  # noqa: F401 (it says what the fork server imports)
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
@@ -214,6 +215,7 @@ def test_kill_9_at_any_moment_leaves_a_version_that_is_whole(store: Store) -> No
         heard, told = context.Pipe(duplex=False)
         process = context.Process(target=_promote_without_end, args=(store.url, (A, B, C), told))
         process.start()
+        told.close()  # or a process that ends by itself would be waited for
         try:
             for _ in range(killed_after):
                 assert heard.poll(PATIENCE) and heard.recv() in (A, B, C)
