@@ -48,8 +48,9 @@ demo: install ## install, then run the main job: synthetic clicks in, an evaluat
 WORKERS = $(shell .venv/bin/python -c "from pipeline.cpus import available_cpus; print(max(2, available_cpus()))")
 
 # A file of tests stays in one process: many train once for all of their tests, and work that is stolen from a file would
-# train a second time. Files with slow tests begin first (tests/conftest.py).
-SPREAD = --dist loadfile --no-loadscope-reorder
+# train a second time. Files with slow tests begin first (tests/conftest.py). A test that ends its process ends the run:
+# xdist would give what is left of its file, that test first, to process after process.
+SPREAD = --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # More of pytest's options, such as OPTIONS="--random-order".
 OPTIONS =
 # What make test runs: the cheapest proof of each promise (CONTRIBUTING.md, "Checks").
@@ -59,8 +60,9 @@ test: install ## install, then test every promise at its cheapest level
 	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "$(CHEAPEST)" $(OPTIONS)
 
 # Images have targets of their own: they need root, buildah, debootstrap and a network.
+# One process more than CPUs: clusters come first, and wait half an hour for their pods.
 test-all: install ## every test this machine can run: all grids, walks of the docs, clusters, nights
-	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "not image" $(OPTIONS)
+	@.venv/bin/python -m pytest -n $$(($(WORKERS) + 1)) $(SPREAD) -m "not image" $(OPTIONS)
 
 .PHONY: bench-luck
 bench-luck: install ## make test ten times in random order, five times beside busy loops (two hours)
@@ -92,18 +94,21 @@ mutants: install ## small faults in seven modules, one at a time: which of them 
 	@.venv/bin/pip install -q "cosmic-ray>=8.4"
 	@.venv/bin/python -m tests.mutants -m "$(CHEAPEST)" --sample $(MUTANTS) $(MUTANTS_OPTIONS)
 
+# A build may take longer than other tests (pyproject.toml); each of its commands has a limit of its own.
+UNLIMITED = -o faulthandler_timeout=0
+
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
-	@.venv/bin/python -m pytest -m "not cuda_image" tests/project/test_image.py
+	@.venv/bin/python -m pytest $(UNLIMITED) -m "not cuda_image" tests/project/test_image.py
 
 .PHONY: test-image-cuda
 test-image-cuda: install ## build the image for CUDA, too, and run doctor in it (20 minutes, 30 GB of disk)
-	@.venv/bin/python -m pytest -m cuda_image tests/project/test_image.py
+	@.venv/bin/python -m pytest $(UNLIMITED) -m cuda_image tests/project/test_image.py
 
 docs: install ## write docs/configuration.md from the declarations of the settings
 	@.venv/bin/nightjar explain --markdown > docs/configuration.md
 
 lint: install ## ruff and mypy
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy --num-workers auto
 
 bench-scaling: install ## samples/s on 1, 2 and 4 ranks of one thread each
 	@.venv/bin/python -m benchmarks.scaling

@@ -12,17 +12,17 @@ from tests.hung import end_with_stacks, write_stacks_on_abort
 from tests.waits import PATIENCE
 
 
-def alone(check: Callable[[], None]) -> Callable[[], None]:
-    """Run the test ``check``, which takes no fixtures, in a process of its own.
+def alone(check: Callable[..., None]) -> Callable[..., None]:
+    """Run the test ``check`` in a process of its own, which gets copies of its fixtures: paths and other plain values.
 
     What Python's, Arrow's and Polars' allocators keep or give back there, and what libraries are set to, does not
     depend on the tests before.
     """
 
     @wraps(check)
-    def run() -> None:
+    def run(**fixtures: object) -> None:
         process = multiprocessing.get_context("forkserver").Process(
-            target=_call, args=(check.__module__, check.__qualname__)
+            target=_call, args=(check.__module__, check.__qualname__, fixtures)
         )
         process.start()
         process.join(PATIENCE)
@@ -35,10 +35,10 @@ def alone(check: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def _call(module: str, name: str) -> None:
+def _call(module: str, name: str, fixtures: dict[str, object]) -> None:
     write_stacks_on_abort()
     try:
-        getattr(importlib.import_module(module), name).__wrapped__()
+        getattr(importlib.import_module(module), name).__wrapped__(**fixtures)
     except BaseException:
         traceback.print_exc(file=sys.stderr)
         raise SystemExit(1) from None

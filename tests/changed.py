@@ -6,10 +6,12 @@ Changed is what differs from the merge base with ``main``: commits, edits that a
 
 - A module of ``TREES`` selects the tests that import it, directly or through others, inside functions too.
 - Another file of these folders (a C source, a template, recorded data) stands for the modules of its folder.
-- A page, a YAML of ``conf/`` or any other file selects the tests that have its name in quotes, or that of a folder it
-  lies in; ``conf/`` selects ``tests/config/`` as well.
+- A YAML of ``conf/`` stands for ``pipeline.compose``, which reads it.
+- A page or any other file selects the tests that have its name in quotes, or that of a folder it lies in.
 - A ``conftest.py`` selects all tests of its folder, and one of ``EVERYTHING`` all there are.
 - Any change selects ``tests/project/``, whose tests look at all files.
+
+Slow tests are run too where it is their own file that changed.
 
 Names in strings are not followed: a registry that loads ``pipeline.models`` by its name leads nowhere. So this is for
 the time between two edits, and ``make test`` decides.
@@ -19,18 +21,20 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 TREES = ("pipeline/", "components/", "benchmarks/", "tests/")
-EVERYTHING = ("pyproject.toml", "requirements/")
+EVERYTHING = ("pyproject.toml", "requirements/", "conf/hardware/laptop.yaml")  # tests/conftest.py copies the last
+COMPOSE = "pipeline/compose/__init__.py"
+SLOW = "slow and not image"
+PASSED, NO_TESTS = 0, 5  # exit codes of pytest
 
 
 def git(root: Path, *arguments: str) -> list[str]:
@@ -74,22 +78,60 @@ def imported_names(tree: ast.AST, path: str) -> set[str]:
     return names
 
 
-def fixture_imports(tree: ast.Module, path: str) -> dict[str, set[str]]:
-    """Return what the fixtures of a ``conftest.py`` import, by the names that tests ask for them with."""
-    found: dict[str, set[str]] = {}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            found[node.name] = imported_names(node, path)
-        elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: imported_names(node, path) for alias in node.names}
-    return found
+class Fixtures:
+    """What the names of a ``conftest.py`` stand for.
+
+    Attributes:
+        folder: Whose tests get its fixtures without an import, with a slash at the end.
+        automatic: The names of fixtures that tests get unasked.
+    """
+
+    def __init__(self, path: str, tree: ast.Module) -> None:
+        self.folder = path.removesuffix("conftest.py")
+        self.automatic = {each.name for each in tree.body if isinstance(each, ast.FunctionDef) and is_automatic(each)}
+        self._imports: dict[str, set[str]] = defaultdict(set)
+        self._uses: dict[str, set[str]] = defaultdict(set)
+        for node in tree.body:
+            for name in bound_names(node):
+                self._imports[name] |= imported_names(node, path)
+                self._uses[name] |= used_names(node)
+
+    def follow(self, names: set[str]) -> set[str]:
+        """Return what ``names`` import, and add to them those that they use in turn."""
+        found: set[str] = set()
+        left = [*names]
+        while left:
+            name = left.pop()
+            found |= self._imports[name]
+            new = self._uses[name] - names
+            names |= new
+            left += new
+        return found
 
 
-def parameters(tree: ast.AST) -> Iterator[str]:
-    """Yield the names of all parameters of functions: those of tests and fixtures ask for fixtures."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.arg):
-            yield node.arg
+def is_automatic(function: ast.FunctionDef) -> bool:
+    """Whether ``function`` is a fixture with ``autouse``."""
+    calls = [each for each in function.decorator_list if isinstance(each, ast.Call)]
+    return any(keyword.arg == "autouse" for call in calls for keyword in call.keywords)
+
+
+def bound_names(node: ast.stmt) -> list[str]:
+    """Return the names that a statement of a module gives to what it makes or imports."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+    return [each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
+
+
+def used_names(tree: ast.AST) -> set[str]:
+    """Return the names that code uses, parameters among them."""
+    return {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)} | parameters(tree)
+
+
+def parameters(tree: ast.AST) -> set[str]:
+    """Return the names of all parameters of functions: those of tests and fixtures ask for fixtures."""
+    return {each.arg for each in ast.walk(tree) if isinstance(each, ast.arg)}
 
 
 def is_test(path: str) -> bool:
@@ -108,14 +150,17 @@ class Sources:
         files = (path for tree in TREES for path in sorted((root / tree).glob("**/*.py")))
         self.texts = {path.relative_to(root).as_posix(): path.read_text() for path in files}
         trees = {path: ast.parse(text, path) for path, text in self.texts.items()}
-        fixtures = {path: fixture_imports(tree, path) for path, tree in trees.items() if path.endswith("conftest.py")}
+        fixtures = [Fixtures(path, tree) for path, tree in trees.items() if path.endswith("conftest.py")]
+        inner_first = sorted(fixtures, key=lambda each: -len(each.folder))
         self._importers: dict[str, set[str]] = defaultdict(set)
         for path, tree in trees.items():
             names = imported_names(tree, path)
-            # Pytest hands fixtures over without an import.
-            for conftest, imported in fixtures.items():
-                if path.startswith(conftest.removesuffix("conftest.py")):
-                    names.update(*(imported.get(parameter, ()) for parameter in parameters(tree)))
+            # Pytest hands fixtures over without an import; those of a folder may ask for those of folders around it.
+            asked = parameters(tree)
+            for each in inner_first:
+                if path.startswith(each.folder):
+                    asked |= each.automatic
+                    names |= each.follow(asked)
             for name in names:
                 self._importers[name].add(path)
 
@@ -157,7 +202,7 @@ def select(root: Path, changed: Iterable[str]) -> list[str]:
         elif path.startswith("tests/") and path.endswith("conftest.py"):
             folders.add(path.removesuffix("conftest.py"))
         elif path.startswith("conf/"):
-            folders.add("tests/config/")
+            modules.add(COMPOSE)
         if not path.startswith(TREES) or path.endswith(".md"):
             selected |= sources.readers(path)
         else:
@@ -168,14 +213,15 @@ def select(root: Path, changed: Iterable[str]) -> list[str]:
 
 
 def main() -> int:
-    """Print the chosen files, or run pytest on them in the place of this process; the exit code is pytest's."""
+    """Print the chosen files, or run pytest on them; the exit code is pytest's."""
     parser = argparse.ArgumentParser(prog="python -m tests.changed", description=__doc__.splitlines()[0])
     parser.allow_abbrev = False
     parser.add_argument("--list", action="store_true", help="print the files, run nothing")
     parser.add_argument("--since", default="main", metavar="BRANCH", help="where changes are counted from (main)")
     options, others = parser.parse_known_args()
     try:
-        chosen = select(ROOT, changed_files(ROOT, options.since))
+        changed = changed_files(ROOT, options.since)
+        chosen = select(ROOT, changed)
     except RuntimeError as error:
         print(f"{error}; --since=<a branch or commit> counts from there", file=sys.stderr)
         return 2
@@ -184,9 +230,19 @@ def main() -> int:
     elif not chosen:
         print(f"nothing changed since {options.since}")
     else:
-        os.chdir(ROOT)
-        os.execv(sys.executable, [sys.executable, "-m", "pytest", *others, *chosen])
+        return run(others, chosen, changed)
     return 0
+
+
+def run(arguments: list[str], chosen: list[str], changed: Iterable[str]) -> int:
+    """Run pytest on ``chosen``, then on the slow tests of those that ``changed`` themselves; returns its exit code."""
+    command = [sys.executable, "-m", "pytest", *arguments]
+    code = subprocess.run([*command, *chosen], cwd=ROOT).returncode
+    if code not in (PASSED, NO_TESTS) or not (own := sorted(set(chosen) & set(changed))):
+        return code
+    print(f"slow tests of what changed: {' '.join(own)}", flush=True)
+    slow = subprocess.run([*command, "-m", SLOW, *own], cwd=ROOT).returncode
+    return code if slow == NO_TESTS else slow
 
 
 if __name__ == "__main__":

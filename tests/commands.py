@@ -15,14 +15,14 @@ from tests.warm_server import warm_servers
 ROOT = Path(__file__).parents[1]
 
 
-def nightjar(*arguments: str, cwd: Path = ROOT, timeout: float = 1200) -> CompletedProcess[str]:
+def nightjar(*arguments: str, cwd: Path = ROOT, timeout: float = 900) -> CompletedProcess[str]:
     """Run the command line to its end; exit code and output are those that a shell would see."""
     (done,) = nightjar_in_turn([arguments], cwd=cwd, timeout=timeout)
     return done
 
 
 def nightjar_in_turn(
-    commands: Sequence[Sequence[str]], cwd: Path = ROOT, timeout: float = 1200
+    commands: Sequence[Sequence[str]], cwd: Path = ROOT, timeout: float = 900
 ) -> list[CompletedProcess[str]]:
     """Run several command lines, one after the other, in one process; one that ends its process is the last.
 

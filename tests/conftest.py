@@ -1,8 +1,10 @@
 """What all tests share: where the real data lies, and the line that says what to look at."""
 
 import atexit
+import contextlib
 import gc
 import logging
+import multiprocessing.forkserver
 import os
 import shutil
 import sys
@@ -84,6 +86,14 @@ def endpoint() -> "Iterator[Proxy]":
     pytest.importorskip("s3fs", reason="s3fs is not installed")
     with served(pytest.importorskip("moto.server", reason="moto is not installed")) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server() -> None:
+    """It imports from the folder that it is started in, and keeps the environment: before a test changes either."""
+    if "tests.embeddings.ranks" in sys.modules:  # which says what it imports
+        with contextlib.chdir(ROOT):
+            multiprocessing.forkserver.ensure_running()
 
 
 @pytest.fixture(autouse=True)

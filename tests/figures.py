@@ -4,18 +4,24 @@
     python -m tests.figures FILE FILE ...
 
 A line of FILE is one ``assert`` that held: its test, its line, and the numbers with decimals and the checksums that
-pytest shows of it. What a rank or a library's function compares in itself is not among them. Tests with the marker
-``measures`` are left out: their figures are times, or follow from which of several threads was first. Several processes
-write to one file.
+pytest shows of it, or one call of ``COMPARING`` in a test: its line, and checksums of what was compared. What a rank
+compares is not among them. Tests with the marker ``measures`` are left out: their figures are times, or follow from
+which of several threads was first. Several processes write to one file.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import inspect
 import json
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
@@ -27,24 +33,99 @@ for finder in sys.meta_path:
         finder._must_rewrite = {name for name in finder._must_rewrite if name.startswith("tests")}
 
 # Not within a word, a path, a version or a time of day. Three decimals and more, or an exponent: fewer are bounds and
-# settings. Ten digits before them are seconds since 1970. Sixteen hex digits and more are checksums and keys.
+# settings. Ten digits before them are seconds since 1970. Sixteen hex digits and more, one of them a letter, are
+# checksums and keys: without one, they may be nanoseconds.
 NUMBER = r"(?<![\w./:-])-?(?!\d{10}\.)(?:\d+\.\d{3,}(?:e[+-]?\d+)?|\d+(?:\.\d+)?e[+-]?\d+)(?![\w./:])"
-FIGURE = re.compile(NUMBER + r"|\b(?:[0-9a-f]{32}|[0-9a-f]{16})\b")
+FIGURE = re.compile(NUMBER + r"|\b(?=\d*[a-f])[0-9a-f]{16,}\b")
+# Functions that compare their first two arguments, by module: pytest shows nothing of them, or the first values alone.
+COMPARING = (
+    ("torch", "equal"),
+    ("torch.testing", "assert_close"),
+    ("numpy", "array_equal"),
+    ("numpy.testing", "assert_allclose"),
+    ("numpy.testing", "assert_array_equal"),
+)
 
 
 class Recorder:
-    """Appends what held to ``file``."""
+    """Appends what held to ``file``; ``tests``: the folders whose calls of ``COMPARING`` count."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, tests: Sequence[Path]) -> None:
+        self._file, self._tests = file, tuple(map(str, tests))
+        self._item: pytest.Item | None = None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Know which test runs."""
+        self._item = item
+        result = yield
+        self._item = None
+        return result
 
     def pytest_assertion_pass(self, item: pytest.Item, lineno: int, expl: str) -> None:
         """Write the figures of one assertion, if it has any."""
-        figures = FIGURE.findall(expl)
+        self._write(item, lineno, FIGURE.findall(expl))
+
+    def compared(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function``, which from now on writes checksums of its first two arguments when a test calls it."""
+
+        @wraps(function)
+        def compare(*arguments: Any, **named: Any) -> Any:
+            result = function(*arguments, **named)
+            caller = sys._getframe(1)
+            if self._item is not None and caller.f_code.co_filename.startswith(self._tests):
+                values = [*arguments, *named.values()][:2]
+                self._write(self._item, caller.f_lineno, [checksum(each) for each in values])
+            return result
+
+        return compare
+
+    def _write(self, item: pytest.Item, number: int, figures: list[str]) -> None:
         if figures and item.get_closest_marker("measures") is None:
-            line = json.dumps([item.nodeid, lineno, figures])
+            line = json.dumps([place_of(item, number), number, figures])
             with self._file.open("ab", buffering=0) as sink:  # one write: lines of several processes do not mix
                 sink.write(f"{line}\n".encode())
+
+
+def place_of(item: pytest.Item, number: int) -> str:
+    """Return the id of the test that line ``number`` belongs to; its file where the line is another function's.
+
+    Which test of a file comes first, and so runs what they share, follows from the order.
+    """
+    function = getattr(item, "function", place_of)
+    function = getattr(getattr(function, "hypothesis", None), "inner_test", function)  # its own has other lines
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    lines = [line for *_, line in code.co_lines() if line] if code is not None else []
+    own = lines and min(lines) <= number <= max(lines)
+    return item.nodeid if own else item.nodeid.partition("::")[0]
+
+
+def checksum(value: Any) -> str:
+    """Return a checksum of arrays and tensors, of several in a mapping or a sequence, or of the text of all else."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts(value):
+        found.update(part)
+    return found.hexdigest()
+
+
+def parts(value: Any) -> Iterator[bytes]:
+    """Yield the bytes of ``value``: of an array its type, shape and elements."""
+    # Imported by then, and not before tests/conftest.py has said on how many cores.
+    np, torch = sys.modules["numpy"], sys.modules["torch"]
+    if isinstance(value, Mapping):
+        for name in value:
+            yield repr(name).encode()
+            yield from parts(value[name])
+    elif isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta:
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield f"{value.dtype}{value.shape}".encode() + np.ascontiguousarray(value).tobytes()
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for each in value:
+            yield from parts(each)
+    else:
+        yield str(value).encode()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,18 +135,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Record where a file is named."""
     if file := config.getoption("--figures"):
-        config.pluginmanager.register(Recorder(Path(file).absolute()))
+        tests = [config.rootpath / each for each in config.getini("testpaths")]
+        recorder = Recorder(Path(file).absolute(), tests or [config.rootpath])
+        config.pluginmanager.register(recorder)
+        for name, function in COMPARING:
+            module = importlib.import_module(name)
+            setattr(module, function, recorder.compared(getattr(module, function)))
 
 
 def read_figures(file: Path) -> dict[tuple[str, int], list[list[str]]]:
-    """Return the figures of a run by file and line of the tests, sorted; none without a file.
-
-    Which test of a file comes first, and so meets what they share, follows from the order.
-    """
+    """Return the figures of a run by ``place_of`` and line of the tests, sorted; none without a file."""
     found: dict[tuple[str, int], list[list[str]]] = defaultdict(list)
     for line in file.read_text().splitlines() if file.exists() else ():
         test, number, figures = json.loads(line)
-        found[test.partition("::")[0], number].append(figures)
+        found[test, number].append(figures)
     return {place: sorted(figures) for place, figures in found.items()}
 
 

@@ -22,7 +22,7 @@ def end_with_stacks(pid: int) -> str:
     """End the process ``pid`` and what it started; returns each one's command, what it waited for, and its errors."""
     root = psutil.Process(pid)
     every = [root, *root.children(recursive=True)]
-    found = [f"{each.pid} {each.status()} in {_waits_for(each.pid)}: {' '.join(each.cmdline())}" for each in every]
+    found = [_described(each) for each in every]
     streams = dict.fromkeys(path for each in every if (path := _errors_of(each.pid)) is not None)
     for number in (signal.SIGSTOP, signal.SIGABRT):  # or the first one's end would end the others
         for each in reversed(every):
@@ -34,6 +34,12 @@ def end_with_stacks(pid: int) -> str:
     for each in every:
         _send(each, signal.SIGKILL)
     return "\n".join([*found, *(f"--- {path}\n{path.read_text(errors='replace')[-TAIL:]}" for path in streams)])
+
+
+def _described(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return f"{process.pid} {process.status()} in {_waits_for(process.pid)}: {' '.join(process.cmdline())}"
+    return f"{process.pid} has ended meanwhile"
 
 
 def _wait_for_end(process: psutil.Process) -> None:

@@ -307,8 +307,7 @@ class Copy:
         if code is None:
             return f"more than {timeout:.0f} s"
         lines = log.read_text(errors="replace").splitlines()
-        said = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
-        return said[0].split(" - ")[0] if said else f"exit code {code}: {lines[-1] if lines else ''}"
+        return first_failure(lines) or f"exit code {code}: {lines[-1] if lines else ''}"
 
     def killer(self, files: Collection[str], timeout: float | None = None) -> str:
         """Return the test of ``files`` that fails, twice: one that fails by luck alone finds nothing. "" for none."""
@@ -319,6 +318,17 @@ class Copy:
                 return failure
             print(f"{failure} failed once and then passed: it is left out", flush=True)
             left_out += ["--deselect", failure]
+
+
+def first_failure(lines: list[str]) -> str:
+    """Return the first test that pytest's summary, among the ``lines`` of its output, says has failed; "" for none.
+
+    Lines that tests log, which are shown before it, begin with ERROR too.
+    """
+    heads = [number for number, line in enumerate(lines) if "short test summary info" in line]
+    told = lines[heads[-1] :] if heads else []
+    said = [line.split(" ", 1)[1] for line in told if line.startswith(("FAILED ", "ERROR ")) and "::" in line]
+    return said[0].split(" - ")[0] if said else ""
 
 
 class Bench:

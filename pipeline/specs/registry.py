@@ -90,11 +90,13 @@ class Registry(Generic[T]):
         former, origins, state = self._loaded(), self._origins, Registry.state
         self._specs = {**former, **{spec.name: spec for spec in specs}}
         self._origins = {**origins, **{spec.name: ADDED for spec in specs}}
-        Registry.state = next(_states)
+        own = Registry.state = next(_states)
         try:
             yield
         finally:
-            self._specs, self._origins, Registry.state = former, origins, state
+            self._specs, self._origins = former, origins
+            # Contexts that overlap, and end in the order in which they began, leave choices that are new.
+            Registry.state = state if Registry.state == own else next(_states)
 
     def package(self, name: str) -> str:
         """The package and version that adds the choice ``name``; "" for a built-in one."""

@@ -11,7 +11,7 @@ from pipeline.compose import ROOT, _resolve, compose, from_yaml, hydra_session, 
 from pipeline.compose import overrides as complaints
 from pipeline.compose.trees import _files, _kept, compose_lines
 from pipeline.errors import ConfigError
-from pipeline.specs import SEARCH_PARTS
+from pipeline.specs import MODELS, SEARCH_PARTS
 
 CASES = [
     [],
@@ -77,6 +77,29 @@ def test_a_choice_that_is_added_later_is_one() -> None:
     with SEARCH_PARTS.added(own):
         assert "own_part" in compose([]).search.parts
     assert "own_part" not in compose([]).search.parts
+
+
+def test_a_tree_from_before_a_choice_was_added_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, composed = copy.copy(SEARCH_PARTS.get("mlps")), []
+    own.name = "own_part"
+    compose([])
+    monkeypatch.setattr(trees, "compose_lines", lambda *given: composed.append(given) or compose_lines(*given))
+    with SEARCH_PARTS.added(own):
+        compose([])
+    compose([])
+    assert len(composed) == 1, "with the added choice alone"
+
+
+def test_choices_that_go_in_the_order_in_which_they_came_are_gone() -> None:
+    part, model = copy.copy(SEARCH_PARTS.get("mlps")), copy.copy(MODELS.get("dlrm"))
+    part.name, model.name = "own_part", "own_model"
+    first, second = SEARCH_PARTS.added(part), MODELS.added(model)
+    for begun in (first, second):
+        begun.__enter__()
+        assert "own_part" in compose([]).search.parts
+    for ended in (first, second):
+        ended.__exit__(None, None, None)
+        assert "own_part" not in compose([]).search.parts
 
 
 def test_a_wrong_value_is_told_as_before() -> None:

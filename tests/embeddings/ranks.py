@@ -11,10 +11,10 @@ import torch.multiprocessing as mp
 
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 from pipeline.specs import TABLE_OPTIMIZERS
-from tests.waits import no_waits
+from tests.waits import no_waits, until
 
 # What the fork server imports before it forks: seconds, paid once for all tests of a session. Nothing that imports
-# Polars, which has threads.
+# Polars, which has threads. It imports this module as well, so tests/conftest.py starts it: here, each would start one.
 multiprocessing.set_forkserver_preload([
     "pipeline.training.loop", "tests.embeddings.cases", "pipeline.cli", "pipeline.commands.run", "pipeline.compose",
     "pipeline.report", "pipeline.launch.chain", "pipeline.stages.promoting", "torch.export._trace", "pytest",
@@ -107,6 +107,7 @@ def join_ranks(rank, world, local, folder):
 
 
 def _rank(rank, world, local, folder, function, args):
+    assert "tests.frozen" in sys.modules, "the fork server has not imported what it should: see set_forkserver_preload"
     join_ranks(rank, world, local, folder)
     try:
         with no_waits():
@@ -122,6 +123,11 @@ def spawn(function, world, folder, *args, local=None):
     """Run ``function(folder, *args)`` on ``world`` gloo ranks, ``local`` of them on each pretended host."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rendezvous").unlink(missing_ok=True)
-    mp.start_processes(
-        _rank, args=(world, local or world, folder, function, args), nprocs=world, start_method="forkserver"
+    ranks = mp.start_processes(
+        _rank, args=(world, local or world, folder, function, args), nprocs=world, join=False, start_method="forkserver"
     )
+    try:
+        until(lambda: ranks.join(timeout=1.0), lambda: f"of {world} ranks that run {function.__name__}")
+    finally:
+        for process in ranks.processes:
+            process.kill()

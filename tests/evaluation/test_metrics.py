@@ -1,5 +1,6 @@
 """Metrics against brute force, against their algebra, and over every permutation of the rows."""
 
+import gc
 import math
 import sys
 
@@ -143,11 +144,14 @@ def steps_of(function, *arguments):
         return count
 
     former = sys.gettrace()
+    gc.collect()
+    gc.disable()  # a collection would run what earlier tests left, whose instructions count as well
     sys.settrace(count)
     try:
         return function(*arguments), steps[0]
     finally:
         sys.settrace(former)
+        gc.enable()
 
 
 def test_ten_million_rows_take_a_few_steps_a_block_so_seconds():

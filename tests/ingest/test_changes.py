@@ -84,7 +84,7 @@ def test_two_processes_do_not_write_one_artifact(tmp_path):
         assert (tmp_path / "datasets/d/k/a.json").exists()  # the other one's
     finally:
         done.set()
-        other.join()
+        other.join(PATIENCE)
     assert not (tmp_path / "datasets/d/k").exists()
     with store.draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}) as draft:
         draft.commit({})
@@ -122,7 +122,7 @@ def test_a_dataset_made_again_by_a_process_that_is_killed_is_absent_until_the_ne
         former = draft.commit({})
     other = multiprocessing.get_context("forkserver").Process(target=_killed, args=(str(tmp_path),))
     other.start()
-    other.join()
+    other.join(PATIENCE)
     assert store.find("datasets/d/k") is None
     with pytest.raises(ArtifactError, match="no committed artifact"):
         store.get("datasets/d/k", "ingest")

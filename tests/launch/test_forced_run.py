@@ -14,7 +14,7 @@ from pipeline.store import Store
 from tests.commands import nightjar
 from tests.conftest import ROOT
 from tests.launch.test_launched import environment
-from tests.waits import until
+from tests.waits import PATIENCE, until
 
 # A rank stands still once its first checkpoint is committed, and no later one does.
 HANGING = """
@@ -77,9 +77,12 @@ def test_a_further_attempt_of_a_forced_training_goes_on_from_its_own_checkpoints
     again = command(tmp_path / "store", "force=true", "stages=[train]", "checkpoint.every_steps=10")
     env = environment(tmp_path, HANGING.format(mark=tmp_path / "hangs"))
     launcher = subprocess.Popen(again, cwd=ROOT, stdout=out, stderr=out, env=env)
-    until(lambda: (tmp_path / "hangs").exists() or launcher.poll() is not None)
-    kill_rank(launcher)
-    assert launcher.wait() == 0, (tmp_path / "out").read_text()
+    try:
+        until(lambda: (tmp_path / "hangs").exists() or launcher.poll() is not None)
+        kill_rank(launcher)
+        assert launcher.wait(PATIENCE) == 0, (tmp_path / "out").read_text()
+    finally:
+        launcher.kill()
     said = (tmp_path / "out").read_text()
     assert "attempt 1 of 2" in said  # the attempt before it left a checkpoint
     assert re.search(rf"resumed from {directory}\.2/step-\d+ after step \d+", said)

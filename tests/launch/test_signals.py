@@ -64,7 +64,9 @@ def test_stopped_and_bereaved_runs_go_on_and_end_bit_for_bit_alike(tmp_path: Pat
     launcher = start(tmp_path, "stormy")
     output = wait_for_steps(launcher, 5)
     while not list(tmp_path.glob("runs/stormy/checkpoints/*/*/manifest.json")):
-        output += launcher.stdout.readline()
+        line = launcher.stdout.readline()
+        assert line, output  # or it has ended
+        output += line
     victim, peer = rank_of(launcher, 1), rank_of(launcher, 0)
     os.kill(victim.pid, signal.SIGKILL)
     output += launcher.communicate(timeout=PATIENCE)[0]

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -107,10 +106,12 @@ def killed(tmp_path_factory) -> Path:
         [sys.executable, "-m", "pipeline.cli", "run", TWO, *KILLED, f"store={place}"], cwd=ROOT,
         stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(temporary)},
     )  # fmt: skip
-    until(lambda: committed_steps(place) or launcher.poll() is not None)
-    children = psutil.Process(launcher.pid).children(recursive=True)
-    launcher.send_signal(signal.SIGKILL)
-    launcher.wait()
+    try:
+        until(lambda: committed_steps(place) or launcher.poll() is not None)
+        children = psutil.Process(launcher.pid).children(recursive=True)
+    finally:
+        launcher.kill()
+        launcher.wait()
     psutil.wait_procs(children, timeout=PATIENCE)  # what is copied from now on does not change
     return place
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pipeline.models.layers import BatchNorm, mlp
+from tests.waits import PATIENCE
 
 
 def values(rows: int = 12, width: int = 3) -> torch.Tensor:
@@ -51,7 +52,7 @@ def test_few_rows_stay_finite(rows):
 
 def test_parts_of_a_batch_that_combine_their_sums_are_the_batch():
     """Two threads stand for two ranks; each hands its sums over and takes the total."""
-    meet, sums = threading.Barrier(2), [None, None]
+    meet, sums = threading.Barrier(2, timeout=PATIENCE), [None, None]
 
     def part(rank: int, norm: BatchNorm, given: torch.Tensor, outputs: list) -> None:
         def combine(own: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,8 @@ FILES = {
     "pyproject.toml": "",
     "README.md": "",
     "conf/train.yaml": "lr: 1",
+    "conf/hardware/laptop.yaml": "",
+    "pipeline/compose/__init__.py": "",
     "docs/guide.md": "",
     "pipeline/__init__.py": "",
     "pipeline/native/__init__.py": "",
@@ -30,11 +32,27 @@ FILES = {
     "tests/conftest.py": "from tests.helper import world\ndef store():\n    import pipeline.work.named",
     "tests/config/test_config.py": "",
     "tests/project/test_project.py": "",
-    "tests/room/conftest.py": "",
+    "tests/room/conftest.py": """
+import pipeline.work.upward
+from pipeline.work import chain
+
+def helper():
+    return chain.value
+
+@pytest.fixture
+def made(store):
+    return helper()
+
+@pytest.fixture(autouse=True)
+def _unasked():
+    from pipeline.work import relative
+""",
     "tests/room/golden.json": "{}",
     **{f"tests/work/test_{name}.py": f"import pipeline.work.{name}" for name in ("absolute", "module", "relative")},
     **{f"tests/work/test_{name}.py": f"import pipeline.work.{name}" for name in ("upward", "late", "chain", "named")},
     "tests/work/test_orphan.py": "import pipeline.work.gone",
+    "tests/work/test_composed.py": "from pipeline.compose import compose",
+    "tests/room/test_made.py": "def test_it(made): ...",
     "tests/room/test_fixture.py": "def test_it(store): ...",
     "tests/room/test_reader.py": "PAGE = ROOT / 'docs/guide.md'",
     "tests/other/test_imported.py": "def test_it(world): ...",
@@ -43,7 +61,8 @@ BASE = [f"tests/work/test_{name}.py" for name in ("absolute", "chain", "late", "
 
 
 # Of fixtures that import the module named, in a function or through what they were imported from.
-ASK_FOR_FIXTURES = ["tests/other/test_imported.py", "tests/room/test_fixture.py"]
+ASK_FOR_FIXTURES = ["tests/other/test_imported.py", "tests/room/test_fixture.py", "tests/room/test_made.py"]
+ROOM = [f"tests/room/test_{name}.py" for name in ("fixture", "made", "reader")]  # they get a fixture unasked
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +76,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # Changed file -> the tests that it selects besides tests/project/.
 SELECTED = {
-    "pipeline/work/base.py": BASE,
-    "pipeline/work/late.py": ["tests/work/test_chain.py", "tests/work/test_late.py"],
+    "pipeline/work/base.py": [*ROOM, *BASE],
+    "pipeline/work/late.py": ["tests/room/test_made.py", "tests/work/test_chain.py", "tests/work/test_late.py"],
+    "pipeline/work/relative.py": [*ROOM, "tests/work/test_relative.py"],
     "pipeline/work/gone.py": ["tests/work/test_orphan.py"],
     "pipeline/work/named.py": [*ASK_FOR_FIXTURES, "tests/work/test_named.py"],
     "pipeline/native/rows.c": ["tests/work/test_upward.py"],
     "pipeline/native/README.md": [],
     "tests/work/test_named.py": ["tests/work/test_named.py"],
-    "tests/room/golden.json": ["tests/room/test_fixture.py", "tests/room/test_reader.py"],
-    "tests/room/conftest.py": ["tests/room/test_fixture.py", "tests/room/test_reader.py"],
+    "tests/room/golden.json": ROOM,
+    "tests/room/conftest.py": ROOM,
     "docs/guide.md": ["tests/room/test_reader.py"],
-    "conf/train.yaml": ["tests/config/test_config.py"],
+    "conf/train.yaml": ["tests/work/test_composed.py"],
     "README.md": [],
 }
 
@@ -77,7 +97,10 @@ def test_a_change_selects_what_imports_or_reads_it(root: Path, changed: str) -> 
     assert select(root, [changed]) == sorted([*SELECTED[changed], "tests/project/test_project.py"])
 
 
-@pytest.mark.parametrize("changed", ["pyproject.toml", "requirements/cpu.txt", "tests/conftest.py"])
+ALL = ["pyproject.toml", "requirements/cpu.txt", "tests/conftest.py", "conf/hardware/laptop.yaml"]
+
+
+@pytest.mark.parametrize("changed", ALL)
 def test_what_all_tests_stand_on_selects_all(root: Path, changed: str) -> None:
     assert select(root, [changed]) == sorted(name for name in FILES if "/test_" in name)
 

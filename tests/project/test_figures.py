@@ -11,7 +11,7 @@ from tests.figures import FIGURE, main, read_figures
 pytest_plugins = ["pytester"]
 KEY = "0123456789abcdef"
 SHOWN = f"0.98765 == approx(0.98766) and -1e-07 < 2 and 0.5 < 1 and '2026-11-28' and 'v1.234' and '{KEY}'"
-SHOWN += " and 1795827619.987"
+SHOWN += " and 1795827619.987 and 1795827619987123456"
 TESTS = """
 import pytest
 
@@ -38,7 +38,49 @@ def test_what_held_is_written_down_but_for_what_a_test_measures(
     pytester.makepyfile(test_it=TESTS)
     found = pytester.runpytest_subprocess("-p", "tests.figures", f"--figures={tmp_path}/figures", "-p", "no:xdist")
     found.assert_outcomes(passed=2, failed=1)
-    assert read_figures(tmp_path / "figures") == {("test_it.py", 3): [["0.12345"]]}
+    assert read_figures(tmp_path / "figures") == {("test_it.py::test_one", 3): [["0.12345"]]}
+
+
+COMPARED = """
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+def alike(one, other):
+    assert abs(one - other) < 0.12345
+
+@pytest.mark.parametrize("value", [1.5, 2.5])
+def test_values(value):
+    alike(value, value)
+    assert all(torch.equal(each, each + 0) for each in (torch.full((3,), value), torch.ones(2, dtype=torch.bfloat16)))
+    torch.testing.assert_close({"a": torch.tensor(value)}, {"a": torch.tensor(value)})
+    assert_allclose([value], np.array([value]))
+
+def test_digest():
+    assert "0123456789abcdef" * 4 == "0123456789abcdef" * 4
+"""
+
+
+def test_what_functions_compare_is_written_down_by_test(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``torch.equal`` twice a test, each with two checksums that are equal, and others in the other test."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    pytester.makeini("[pytest]\nenable_assertion_pass_hook = true")
+    pytester.makepyfile(test_it=COMPARED)
+    found = pytester.runpytest_subprocess(
+        "-p", "tests.figures", f"--figures={tmp_path}/figures", "-p", "no:xdist", "-v"
+    )
+    found.assert_outcomes(passed=3)
+    figures = read_figures(tmp_path / "figures")
+    tests = (f"test_it.py::test_values[{value}]" for value in (1.5, 2.5))
+    one, other = ({line: figures[test, line] for line in (12, 13, 14)} for test in tests)
+    assert [len(each) for each in one.values()] == [2, 1, 1]
+    assert all(len(set(pair)) == 1 for pair in (*one[12], *one[13]))
+    assert all(one[line] != other[line] for line in one)
+    assert len(figures["test_it.py", 7]) == 2
+    assert figures["test_it.py::test_digest", 17] == [["0123456789abcdef" * 4]]  # shown once, as what is equal
 
 
 def written(path: Path, figures: list[str]) -> str:
@@ -62,7 +104,7 @@ def test_the_summary_counts_runs_that_failed_and_compares_figures_where_they_wer
     assert (first["failed"], first["assertions"], first["assertions_that_differ"]) == (0, 1, 0)
     assert (third["failed"], third["assertions_that_differ"]) == (0, 1)
     assert (whole["failed"], whole["assertions_that_differ"], whole["ratio"]) == (1, 1, 0.75)
-    assert different_figures(runs, tmp_path) == {"a.py:3": [[["0.25"]], [["0.25"]], [["0.5"]]]}
+    assert different_figures(runs, tmp_path) == {"a.py::test:3": [[["0.25"]], [["0.25"]], [["0.5"]]]}
     (tmp_path / "figures-2.jsonl").write_text("")
     assert summarise(runs[:2], tmp_path)["assertions_that_differ"] == 1, (
         "a run that recorded nothing is not like others"

@@ -21,11 +21,13 @@ def tested(number: int | None, other: float = 2) -> int | None:
     return sorted(values, key=5, strict=True)
 """
 TESTS = """
+import logging
 from pathlib import Path
 from pipeline.store.made import two
 
 def test_luck():
     seen = Path("seen")
+    logging.getLogger().error("shown before the summary where this test fails")
     assert seen.exists() or seen.touch()
 
 def test_one(): assert two() > 1

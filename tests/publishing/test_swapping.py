@@ -13,6 +13,7 @@ from pipeline.publishing import promotion
 from pipeline.store import Store
 from tests.checkpoint.s3 import Fault, bucket
 from tests.publishing.made import plain
+from tests.waits import PATIENCE
 
 A, B, C = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3))
 
@@ -150,14 +151,18 @@ def test_two_processes_that_race_lose_no_entry(store: Store, endpoint, root: Pat
         )
         for own, names in (("one", (A, B)), ("two", (B, A)))
     ]  # fmt: skip
-    for racer in racers:
-        assert racer.stdout.readline() == "ready\n"
-    for racer in racers:
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    for racer in racers:
-        racer.communicate()
-        assert racer.returncode == 0
+    try:
+        for racer in racers:
+            assert racer.stdout.readline() == "ready\n"
+        for racer in racers:
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        for racer in racers:
+            racer.communicate(timeout=PATIENCE)
+            assert racer.returncode == 0
+    finally:
+        for racer in racers:
+            racer.kill()
     store.fs.invalidate_cache()
     record = store.read_json("models/m/current.json")
     line: list[str] = []

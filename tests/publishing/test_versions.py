@@ -1,16 +1,17 @@
 """Which version serves: promote, roll back, collect; atomic under kill -9; messages for what cannot be."""
 
 import json
-import os
+import multiprocessing
 import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import tests.embeddings.ranks  # noqa: F401 (it says what the fork server imports)
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
@@ -19,6 +20,7 @@ from pipeline.stages.promoting import _require_same_incumbent, publish
 from pipeline.store import Store
 from tests.publishing.made import plain
 from tests.records.made import gate_record
+from tests.waits import PATIENCE
 
 A, B, C, D = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3, 4))
 
@@ -226,31 +228,30 @@ def test_two_writers_at_once_is_a_message(store: Store) -> None:
         promote(store, B)
 
 
-FOREVER = """
-import sys
-from pipeline.store import Store
-from pipeline.publishing import commands, promotion, versions
-store = Store(sys.argv[1])
-while True:
-    for name in sys.argv[2:]:
-        promotion.promote(store, "m", name, by="publish")
-        print(name, flush=True)
-"""
+def _promote_without_end(url: str, names: Sequence[str], told: Connection) -> None:
+    store = Store(url)
+    while True:
+        for name in names:
+            promotion.promote(store, "m", name, by="publish")
+            told.send(name)
 
 
-def test_kill_9_at_any_moment_leaves_a_version_that_is_whole(store: Store, root: Path) -> None:
+def test_kill_9_at_any_moment_leaves_a_version_that_is_whole(store: Store) -> None:
     """A process promotes without end and is killed after a few promotions, in the midst of the next one."""
     promote(store, A)
+    context = multiprocessing.get_context("forkserver")
     for killed_after in (1, 2, 5, 11, 23):
-        process = subprocess.Popen(
-            [sys.executable, "-c", FOREVER, store.url, A, B, C], cwd=root, stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        for _ in range(killed_after):
-            assert process.stdout.readline().strip() in (A, B, C)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        heard, told = context.Pipe(duplex=False)
+        process = context.Process(target=_promote_without_end, args=(store.url, (A, B, C), told))
+        process.start()
+        told.close()  # or a process that ends by itself would be waited for
+        try:
+            for _ in range(killed_after):
+                assert heard.poll(PATIENCE) and heard.recv() in (A, B, C)
+        finally:
+            process.kill()
+            process.join(PATIENCE)
+        assert process.exitcode == -signal.SIGKILL
         record = json.loads(Path(store.full("models/m/current.json")).read_text())
         assert record["version"] in (A, B, C) and record["version"] == record["line"][-1]
         assert promotion.incumbent(store, "m") is not None

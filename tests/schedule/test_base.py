@@ -19,6 +19,7 @@ from pipeline.schedule.manifests import schedule_config
 from pipeline.schedule.nightly import read_record, run_night
 from pipeline.store import Store
 from tests.schedule.test_webhook import Hook, serving
+from tests.waits import PATIENCE
 
 
 def publish(store: Store, number: int, again: int = 0) -> str:
@@ -134,12 +135,12 @@ def test_a_night_that_cannot_begin_is_told_and_recorded(tmp_path: Path, capsys: 
 
     with HTTPServer(("127.0.0.1", 0), Hook) as server:
         for code, words in ((2, "nights run forward in time"), (7, "does not say which version serves")):
-            thread = threading.Thread(target=server.handle_request)
+            thread = threading.Thread(target=server.handle_request, daemon=True)
             thread.start()
             url = f"nightly.webhook=http://127.0.0.1:{server.server_port}/secret"
             config = compose(["publish.model=clicks", "data.day=2026-01-01", url])
             record = run_night(config, store, date(2026, 1, 1), lambda config: 0, 0.0)
-            thread.join()
+            thread.join(PATIENCE)
             assert (record.outcome, record.exit_code) == ("failed", code)
             error = capsys.readouterr().err
             assert error.startswith("nightjar: ") and words in error and "hint" in error

@@ -1,5 +1,6 @@
 """``nightjar nightly`` and ``nightjar backfill``: mistakes, and two launchers at once."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ import yaml
 from pipeline import cli
 from pipeline.schedule.lock import night_lock
 from pipeline.store import Store
+from pipeline.store.lease import CHECKS
 from tests.schedule.test_webhook import Hook, serving
+from tests.waits import TurnedClock
 
+LEASE_SECONDS = 60.0
 SCHEDULED = ["launch=kubernetes", f"launch.pods.image=r/nightjar@sha256:{'ab' * 32}", "store=s3://b/s"]
 MISTAKES = [
     (["nightly", "date=tomorrow"], "date is 'tomorrow', expected YYYY-MM-DD, yesterday or today"),
@@ -73,9 +77,17 @@ def test_a_schedule_of_logs_that_lie_by_day_leaves_the_day_to_its_nights(capsys)
     assert not any("data.day" in part for part in command)
 
 
-def test_the_second_of_two_launchers_ends_with_8_and_names_the_first(tmp_path: Path, capsys) -> None:
+@pytest.fixture
+def renewing(monkeypatch: pytest.MonkeyPatch) -> AbstractContextManager[None]:
+    """Within: time passes whenever the two threads of a lease and who waits for its renewal have nothing to do."""
+    clock = TurnedClock(runs=False)
+    clock.stand_in(monkeypatch)
+    return clock.turning(LEASE_SECONDS / CHECKS, lambda: clock.waiting() == 3)
+
+
+def test_the_second_of_two_launchers_ends_with_8_and_names_the_first(tmp_path: Path, capsys, renewing) -> None:
     store = Store(str(tmp_path))
-    with night_lock(store, "clicks", 6.0, "backfill 2026-01-01 to 2026-01-09"):
+    with night_lock(store, "clicks", LEASE_SECONDS, "backfill 2026-01-01 to 2026-01-09"), renewing:
         code = cli.main(["nightly", "date=2026-01-10", "publish.model=clicks", f"store={tmp_path}"])
     assert code == 8
     said = capsys.readouterr().err
@@ -98,7 +110,7 @@ def test_a_schedule_leaves_the_shells_kubeconfig_out_and_warns_of_an_hour_that_a
     assert capsys.readouterr().err == ""
 
 
-def test_what_ends_a_night_before_it_begins_is_posted_and_recorded(tmp_path: Path, capsys) -> None:
+def test_what_ends_a_night_before_it_begins_is_posted_and_recorded(tmp_path: Path, capsys, renewing) -> None:
     """A wrong setting, and another launcher on the model; a date with a verdict would keep it."""
     store = Store(str(tmp_path / "s"))
     store.write_bytes("README", b"a store that exists")
@@ -107,7 +119,7 @@ def test_what_ends_a_night_before_it_begins_is_posted_and_recorded(tmp_path: Pat
         assert cli.main([*night, "train.lr=fast"]) == 2
         record = store.read_json("runs/clicks-2026-01-10/nightly.json")
         assert (record["outcome"], record["exit_code"]) == ("failed", 2) and "train.lr" in record["message"]
-        with night_lock(store, "clicks", 6.0, "backfill"):
+        with night_lock(store, "clicks", LEASE_SECONDS, "backfill"), renewing:
             assert cli.main([*night, "data.synthetic.rows=2000"]) == 8
     assert [(body["outcome"], body["exit_code"]) for body in Hook.bodies] == [("failed", 2), ("failed", 8)]
     assert store.read_json("runs/clicks-2026-01-10/nightly.json") == record  # the other launcher's to write

@@ -224,6 +224,12 @@ def test_a_holder_that_cannot_renew_stands_still_and_goes_on_if_the_lease_is_sti
     lease, steps, counts, held_early = Hanging(), [], [], []
 
     def act() -> None:
+        try:
+            look_twice()
+        finally:
+            lease.answered.set()
+
+    def look_twice() -> None:
         until(lambda: lease.turned.waiting() == 2)  # both of its threads
         lease.turned.turn(4.9 * CHECK)
         until(lambda: lease.turned.waiting() == 1)  # one renews in vain, the other has looked
@@ -233,7 +239,6 @@ def test_a_holder_that_cannot_renew_stands_still_and_goes_on_if_the_lease_is_sti
         for _ in range(2):
             until(lambda asked=lease.checks: lease.checks > asked + 1)
             counts.append(len(steps))
-        lease.answered.set()
 
     threading.Thread(target=act).start()
     with handled(), lease.held():

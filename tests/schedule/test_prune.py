@@ -27,7 +27,9 @@ from pipeline.schedule.inventory import Folder, Inventory, take_stock
 from pipeline.schedule.lock import night_lock
 from pipeline.schedule.removal import remove
 from pipeline.store import Store
+from pipeline.store.lease import CHECKS
 from pipeline.store.removal import Removal, store_time
+from tests.waits import TurnedClock
 
 FIRST = date(2026, 1, 1)
 PLACES = {"ingest": "datasets/d/{day}/{key}", "plan": "plans/{key}", "partition": "towers/{key}"}
@@ -235,8 +237,11 @@ def test_an_artifact_that_is_being_written_stays(store: Store) -> None:
     assert path_of("plan", 0) not in removed(result) and path_of("plan", 0) in removed(gc(store))
 
 
-def test_while_a_night_works_nothing_goes_but_looking_is_allowed(store: Store, capsys) -> None:
-    with night_lock(store, "clicks", 6.0, "night 2026-01-06"):
+def test_while_a_night_works_nothing_goes_but_looking_is_allowed(store: Store, capsys, monkeypatch) -> None:
+    clock = TurnedClock(runs=False)
+    clock.stand_in(monkeypatch)
+    renewing = clock.turning(60.0 / CHECKS, lambda: clock.waiting() == 3)
+    with night_lock(store, "clicks", 60.0, "night 2026-01-06"), renewing:
         assert main(["store", "gc", "--store", store.url]) == 8
         said = capsys.readouterr()
         assert "model 'clicks' is already being worked on" in said.err and "(night 2026-01-06)" in said.err

@@ -12,6 +12,7 @@ import pytest
 from pipeline.schedule.webhook import deliver
 from tests import servers
 from tests.logged import listen
+from tests.waits import PATIENCE
 
 
 class Hook(BaseHTTPRequestHandler):
@@ -97,8 +98,8 @@ def test_a_server_that_speaks_no_http_is_only_a_warning() -> None:
                 peer.sendall(b"hello\r\n\r\n")
                 peer.close()
 
-        thread = threading.Thread(target=babble)
+        thread = threading.Thread(target=babble, daemon=True)
         thread.start()
         assert not deliver(f"http://127.0.0.1:{server.getsockname()[1]}/secret", {}, pause=0.0)
-        thread.join()
+        thread.join(PATIENCE)
     assert "in 3 tries" in said[0]

@@ -31,6 +31,7 @@ from pipeline.store import Artifact, Store
 from pipeline.training.memory import status_bytes
 from pipeline.training.parquet import SplitReader
 from tests.commands import nightjar
+from tests.waits import PATIENCE
 
 ROWS = 12_000
 
@@ -133,7 +134,7 @@ def test_a_killed_search_goes_on_bit_for_bit(folder: Path, done: Path, steps: tu
     for number in steps:
         process = multiprocessing.get_context("forkserver").Process(target=_killed_in_step, args=(number, command))
         process.start()
-        process.join()
+        process.join(PATIENCE)
         assert process.exitcode == -signal.SIGKILL
         assert (store / "searching/first/search.state").exists() and not (store / "searches/first").exists()
     last = nightjar(*command)

@@ -222,13 +222,13 @@ def test_a_gateway_that_hangs_does_not_delay_the_end_of_a_run(tmp_path, monkeypa
                 clock.turn(seconds)
                 over.wait(PATIENCE)
 
-        thread = threading.Thread(target=let_time_pass)
+        thread = threading.Thread(target=let_time_pass, daemon=True)
         thread.start()
         with suppress(KeyboardInterrupt), followed(config, store, clock):
             if error is not None:
                 raise error
         over.set()
-        thread.join()
+        thread.join(PATIENCE)
     assert "prometheus: not told of the end of this run in time" in said
 
 

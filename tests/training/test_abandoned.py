@@ -1,14 +1,12 @@
 """A training that a guard stops leaves no thread that writes a checkpoint: a process cannot end well beside one."""
 
-import json
-import multiprocessing
 import threading
 from pathlib import Path
 
-import tests.embeddings.ranks  # noqa: F401 (it says what the fork server imports)
 from pipeline.checkpoint import job
 from pipeline.checkpoint.flight import Flight
 from pipeline.cli import main
+from tests.alone import alone
 from tests.waits import PATIENCE
 
 SETTINGS = [
@@ -20,8 +18,10 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def stopped_by_a_guard(folder: Path) -> None:
-    """Train beside a disk that is slow until somebody waits for it: a training that ends finds it writing."""
+@alone
+def test_a_guard_that_stops_a_training_waits_for_the_checkpoint_in_flight(tmp_path: Path) -> None:
+    # It waits for ``grace_seconds`` at most, for a thread that takes what other programs leave of the cores: on a busy
+    # machine that is long. The disk is slow until somebody waits for it: a training that ends finds it writing.
     written, abandon, waits = job._write_dense, Flight.abandon, threading.Event()
 
     def slow(*arguments):
@@ -32,18 +32,7 @@ def stopped_by_a_guard(folder: Path) -> None:
         waits.set()
         abandon(flight, seconds)
 
-    job._write_dense, Flight.abandon = slow, abandoned
-    code = main(["run", f"store={folder}/store", *SETTINGS])
-    writing = any(thread.name == "nightjar-checkpoint" for thread in threading.enumerate())
-    (folder / "ended").write_text(json.dumps([code, writing]))
-
-
-def test_a_guard_that_stops_a_training_waits_for_the_checkpoint_in_flight(tmp_path: Path) -> None:
-    # It waits for ``grace_seconds`` at most, for a thread that takes what other programs leave of the cores: on a busy
-    # machine that is long.
-    process = multiprocessing.get_context("forkserver").Process(target=stopped_by_a_guard, args=(tmp_path,))
-    process.start()
-    process.join(PATIENCE)
-    assert process.exitcode == 0
-    assert json.loads((tmp_path / "ended").read_text()) == [5, False]
+    job._write_dense, Flight.abandon = slow, abandoned  # of this process, which ends with the test
+    assert main(["run", f"store={tmp_path}/store", *SETTINGS]) == 5
+    assert "nightjar-checkpoint" not in {thread.name for thread in threading.enumerate()}
     assert list((tmp_path / "store/runs/e/checkpoints").glob("*/step-00000006/manifest.json"))

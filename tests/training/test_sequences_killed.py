@@ -15,6 +15,7 @@ import torch
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.store import Store
 from tests.commands import nightjar_in_turn
+from tests.waits import PATIENCE
 
 pytestmark = pytest.mark.slow
 SCHEMA = """
@@ -104,7 +105,7 @@ def kill(store: Path, number: int, where: str, count: int) -> None:
     given = day_of(store, number), store.parent, where, count
     process = multiprocessing.get_context("forkserver").Process(target=killed_main, args=given)
     process.start()
-    process.join(1200)
+    process.join(PATIENCE)
     assert process.exitcode == -signal.SIGKILL, f"not killed at {where}: {process.exitcode}"
 
 

@@ -168,8 +168,10 @@ def test_a_killed_training_ends_with_the_same_bits(runs):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = subprocess.Popen(command, cwd=runs, env=environment, stdout=subprocess.DEVNULL)
     checkpoints = runs / "store" / "runs" / "killed" / "checkpoints"
-    until(lambda: started.poll() is not None or list(checkpoints.glob("*/*/manifest.json")))
-    started.send_signal(signal.SIGKILL)
+    try:
+        until(lambda: started.poll() is not None or list(checkpoints.glob("*/*/manifest.json")))
+    finally:
+        started.kill()
     assert started.wait() == -signal.SIGKILL
     again = nightjar("run", *BASE, *RULES, INLINE, "run=killed", cwd=runs)
     assert again.returncode == 0, again.stderr

@@ -126,7 +126,7 @@ def trials(folder: Path) -> list[dict]:
 @pytest.mark.slow
 def test_a_study_finds_a_best_trial_that_its_file_makes_again_bit_for_bit(tmp_path) -> None:
     sweep = ["run", "-m", "hydra/sweeper=nightjar", *COMMAND, "tune.trials=3"]
-    done = nightjar(*sweep, cwd=tmp_path, timeout=1200)
+    done = nightjar(*sweep, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     store = Store(str(tmp_path / "store"))
     known = kept.trials_of(store, "s")
@@ -215,7 +215,7 @@ def test_a_study_that_is_killed_loses_and_doubles_nothing(tmp_path) -> None:
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     before = {each["number"]: each for each in trials(tmp_path)}
-    again = nightjar("tune", *COMMAND, "tune.trials=3", cwd=tmp_path, timeout=1200)
+    again = nightjar("tune", *COMMAND, "tune.trials=3", cwd=tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     known = trials(tmp_path)
     assert [each["number"] for each in known] == [0, 1, 2]
