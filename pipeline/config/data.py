@@ -581,8 +581,7 @@ class DataConfig:
         if self.day is not None and ".." not in self.day and not tells:
             raise ConfigError(
                 f"{path}.split.by is 'time', but the rows of {path}.day={self.day}, which is one day, tell no time",
-                hint=f"{path}.timestamp=<column with the time of a row>, or a range: "
-                f"{path}.day=2026-01-01..2026-01-08",
+                hint=f"{path}.timestamp=<column with the time of a row>, or a range: {path}.day=2026-01-01..2026-01-08",
             )
 
     def _check_split(self, path: str) -> None:

@@ -318,6 +318,7 @@ def data_spec(data: DataConfig) -> DataSpec:
     told = data.hour_column or data.timestamp or (TIME if synthetic else None)
     row_time = data.timestamp or (TIME if synthetic else None)
     by_time = data.split.by == "time"
+    timed = any(each.time for each in sequences)
     hour = told if data.split.by == "hours" else data.hour_column if by_time and row_time is None else None
     histories = tuple(_history(data, name, row_time or "") for name, each in data.sequences.items() if each.built)
     spec = DataSpec(
@@ -325,10 +326,10 @@ def data_spec(data: DataConfig) -> DataSpec:
         dense=dense, sparse=(*sparse, *events), day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
         split=data.split, columns=_with_events(
-            _columns(data, dense, sparse, day, hour, row_time if by_time else None), sequences, histories
+            _columns(data, dense, sparse, day, hour, row_time if by_time or timed else None), sequences, histories
         ),
         hour_column=hour, tasks=tasks, sequences=sequences,
-        row_time=row_time if any(each.time for each in sequences) else None, histories=histories,
+        row_time=row_time if timed else None, histories=histories,
         whole_hours=data.hour_column is not None, row_weight=data.weight, time_zone=data.time_zone,
         sampling=data.sampling, event_key=data.dedupe.key, decimal=data.decimal,
         time_format=data.time_format, split_time=row_time if by_time else None,

@@ -19,7 +19,7 @@ FEATURES = [
     "data.timestamp=at", "+data.dense.place={width: 2, separator: ';', transform: none}",
     "+data.sparse.kinds={separator: ' ', weight_separator: ':'}", "+data.sparse.twin={table: site}",
     "+data.sparse.words={holds: list, separator: ' ', weights: heard}", "+data.sparse.pair={cross: [site, level]}",
-    "+data.sparse.amount={bins: 20}", "data.sequences.seen.time=when",
+    "+data.sparse.amount={bins: 20}", "data.sequences.seen.time=when", "train.epochs=4",
 ]  # fmt: skip
 CURRENT = "models/m/current.json"
 TAGS, SITE, SEEN = "data.sparse.tags", "data.sparse.site", "data.sequences.seen"
