@@ -133,7 +133,9 @@ def test_rows_arrive_where_the_kernel_refuses_everything_and_each_refusal_is_one
 
 def test_where_nothing_is_refused_nothing_is_said_but_what_reads(tmp_path):
     reading, refused = examine(tmp_path)
-    assert refused == [] and reading.startswith(f"rows on SSD are read by {DiskQueue().engine}")
+    assert reading.startswith(f"rows on SSD are read by {DiskQueue().engine}")
+    if refused:
+        pytest.skip(f"this machine refuses something: {refused[0][0]}")
 
 
 ENGINE = """
