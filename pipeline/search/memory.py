@@ -22,11 +22,10 @@ def table_bytes(space: Space, dim: int) -> int:
 
 
 def require_memory(space: Space, room: int | None = None) -> None:
-    """PlanError where the tables of the super-net do not fit into memory.
+    """Raise PlanError where the tables of the super-net do not fit into ``room`` bytes of memory.
 
-    ``room``: bytes, by default what this process may still use on this machine.
-
-    The dense part and a batch are small beside tables that come near it, and are not counted.
+    By default that is what this process may still use on this machine. The dense part and a batch are small beside
+    tables that come near it, and are not counted.
     """
     dim, rows = space.config.model.embedding_dim, sum(table.rows for table in space.schema.tables)
     if room is None:
