@@ -65,7 +65,7 @@ test-all: install ## every test this machine can run: all grids, walks of the do
 	@.venv/bin/python -m pytest -n $$(($(WORKERS) + 1)) $(SPREAD) -m "not image" $(OPTIONS)
 
 .PHONY: bench-luck
-bench-luck: install ## make test ten times in random order, five times beside busy loops (two hours)
+bench-luck: install ## make test ten times in random order, five times beside busy loops (150 minutes)
 	@.venv/bin/python -m benchmarks.luck
 
 test-changed: install ## the tests of make test that import or read what changed since main

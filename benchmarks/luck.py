@@ -6,7 +6,7 @@ The head of this checkout is cloned anew for each of the first ``--clones`` runs
 Every run takes the tests in another random order, whose seed is printed. It repeats the order within each file; which
 files shared a process, in which order, says the run's output. Busy runs share the machine with two processes that
 never wait. In the runs of fresh clones the figures that tests compare are recorded (``tests/figures.py``), which takes
-a part of a minute, and must be the same in all of them; all runs must pass and skip as many tests. The last line is one
+more than a minute, and must be the same in all of them; all runs must pass and skip as many tests. The last line is one
 JSON object, which FILE has after every run. The exit code is 1 where a run failed, or runs are not alike.
 """
 

@@ -23,6 +23,7 @@ _MOUNTS = Path("/proc/self/mounts")
 _OWN = Path("/proc/self/cgroup")
 _NAME = "nightjar-ranks"
 _LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
+_SWAP = {1: "memory.memsw.limit_in_bytes", 2: "memory.swap.max"}
 _USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _PEAK = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}
 _EVENTS = {1: "memory.oom_control", 2: "memory.events"}
@@ -46,6 +47,8 @@ class MemoryCgroup:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
             raise
+        with contextlib.suppress(OSError):  # a kernel that does not count swap has no such file
+            self._write(_SWAP[self._version], limit if self._version == 1 else 0)  # version 1 counts both together
 
     def add(self, pid: int) -> None:
         """Move process ``pid`` into the group; its memory from then on counts."""

@@ -21,13 +21,15 @@ def table_bytes(space: Space, dim: int) -> int:
     return COPIES * VALUE * values * sum(table.rows for table in space.schema.tables)
 
 
-def require_memory(space: Space, usable: int | None = None) -> None:
-    """PlanError where the tables of the super-net do not fit into memory. ``usable``: bytes, by default the machine's.
+def require_memory(space: Space, room: int | None = None) -> None:
+    """Raise PlanError where the tables of the super-net do not fit into ``room`` bytes of memory.
 
-    The dense part and a batch are small beside tables that come near it, and are not counted.
+    By default that is what this process may still use on this machine. The dense part and a batch are small beside
+    tables that come near it, and are not counted.
     """
     dim, rows = space.config.model.embedding_dim, sum(table.rows for table in space.schema.tables)
-    room = (usable_memory() if usable is None else usable) - status_bytes("VmRSS")
+    if room is None:
+        room = usable_memory() - status_bytes("VmRSS")
     if (needed := table_bytes(space, dim)) <= room:
         return
     fitting = next((width for width in range(dim - dim % 4, 3, -4) if table_bytes(space, width) <= room), None)

@@ -179,29 +179,34 @@ def test_a_file_that_changes_while_its_row_groups_are_read_makes_no_dataset(tmp_
 
 
 class Numbers(Source):
-    """Blocks of one number each; the ``slow`` one waits until another part was read."""
+    """Blocks of one number each, read only once ``wait`` is set."""
 
     decodes = True
 
-    def __init__(self, values: list[int], wait: threading.Event | None = None, tell: threading.Event | None = None):
-        self.values, self.wait, self.tell = values, wait, tell
+    def __init__(self, values: list[int], wait: threading.Event | None = None):
+        self.values, self.wait = values, wait
 
     def blocks(self):
         for value in self.values:
             if self.wait is not None and not self.wait.wait(PATIENCE):
                 raise TimeoutError
-            if self.tell is not None:
-                self.tell.set()
             yield RawBlock(frame=pl.DataFrame(), file=str(value), lines=np.zeros(0))
 
 
 def test_a_part_that_is_slow_to_read_holds_nobody_up():
-    event = threading.Event()
-    parts = [Numbers([1, 2], wait=event), Numbers([3, 4], tell=event), Numbers([]), Numbers([5])]
+    worked = threading.Event()
     taken: list[int] = []
-    made = dealt(parts, lambda block: int(block.file), lambda value: (taken.append(value), value)[1], 4)
+
+    def work(value: int) -> int:
+        taken.append(value)
+        if value == 3:
+            worked.set()
+        return value
+
+    parts = [Numbers([1, 2], wait=worked), Numbers([3, 4]), Numbers([]), Numbers([5])]
+    made = dealt(parts, lambda block: int(block.file), work, 4)
     assert list(made) == [(0, 1), (0, 2), (1, 3), (1, 4), (3, 5)]
-    assert sorted(taken) == [1, 2, 3, 4, 5] and taken[0] != 1
+    assert sorted(taken) == [1, 2, 3, 4, 5] and taken.index(3) < taken.index(1)
 
 
 @pytest.mark.parametrize("workers", [1, 4])

@@ -98,11 +98,11 @@ def trained(tmp_path_factory) -> dict[int, Together]:
 @pytest.mark.parametrize("name", NAMES)
 def test_one_and_two_ranks_reach_the_same_figures(trained, name: str) -> None:
     one, two = trained[1][name], trained[2][name]
-    assert two["ne"] == pytest.approx(one["ne"], rel=1e-3)
+    assert two["ne"] == pytest.approx(one["ne"], rel=1e-6)
     for task, figures in one["figures"].items():
         for figure in {"ne", "rmse"} & figures.keys():
-            assert two["figures"][task][figure] == pytest.approx(figures[figure], rel=1e-3)
-    np.testing.assert_allclose(two["logits"], one["logits"], atol=2e-3)
+            assert two["figures"][task][figure] == pytest.approx(figures[figure], rel=1e-6)
+    np.testing.assert_allclose(two["logits"], one["logits"], atol=1e-5)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -124,8 +124,8 @@ def test_progress_has_the_figures_of_every_task(trained) -> None:
         assert all(value > 0 for figures in progress["tasks"].values() for value in figures.values())
         assert trained[world]["row weights"]["whole progress"]["tasks"] is None
     one, two = (trained[world]["weighted tasks"]["whole progress"] for world in WORLDS)
-    assert two["ne_window"] == pytest.approx(one["ne_window"], rel=1e-3)
-    assert two["tasks"]["buy"]["ne"] == pytest.approx(one["tasks"]["buy"]["ne"], rel=1e-3)
+    assert two["ne_window"] == pytest.approx(one["ne_window"], rel=1e-6)
+    assert two["tasks"]["buy"]["ne"] == pytest.approx(one["tasks"]["buy"]["ne"], rel=1e-6)
 
 
 @pytest.mark.slow

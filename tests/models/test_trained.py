@@ -76,14 +76,14 @@ def trained(tmp_path_factory) -> dict[int, Together]:
 @pytest.mark.parametrize("name", NAMES)
 def test_one_and_two_ranks_reach_the_same_ne(trained, name: str) -> None:
     one, two = trained[1][name], trained[2][name]
-    assert two["ne"] == pytest.approx(one["ne"], rel=0.02 if CASES[name][0].dropout else 1e-3)
+    assert two["ne"] == pytest.approx(one["ne"], rel=0.02 if CASES[name][0].dropout else 1e-5)
 
 
 @pytest.mark.parametrize(
     "name", with_slow([name for name in CASES if CASES[name][0].dropout == 0], ["dlrm", "batch norm"])
 )
 def test_the_two_agree_in_every_logit(trained, name: str) -> None:
-    np.testing.assert_allclose(trained[2][name]["logits"], trained[1][name]["logits"], atol=2e-3)
+    np.testing.assert_allclose(trained[2][name]["logits"], trained[1][name]["logits"], atol=1e-4)
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import changed as module
 from tests.changed import changed_files, select
 
 FILES = {
@@ -107,6 +108,17 @@ def test_what_all_tests_stand_on_selects_all(root: Path, changed: str) -> None:
 
 def test_nothing_changed_selects_nothing(root: Path) -> None:
     assert select(root, []) == []
+
+
+def test_slow_tests_run_where_their_own_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow one fails, so the exit code says whether it ran."""
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    marked = "import pytest\ndef test_it(): ...\n@pytest.mark.slow\ndef test_slow(): assert False\n"
+    (tmp_path / "test_marked.py").write_text(marked)
+    (tmp_path / "test_quick.py").write_text("def test_it(): ...\n")
+    options, chosen = ["-q", "-p", "no:xdist", "-m", "not slow"], ["test_marked.py", "test_quick.py"]
+    assert module.run(options, chosen, ["test_quick.py", "pipeline/gone.py"]) == 0
+    assert module.run(options, chosen, ["test_marked.py"]) == 1
 
 
 def test_changes_are_commits_edits_and_new_files_since_the_branch_began(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``tests/figures.py`` and ``benchmarks/luck.py``: which figures they take, and when runs are not alike."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,25 @@ def test_figures_are_numbers_with_decimals_and_checksums() -> None:
     assert FIGURE.findall(SHOWN) == ["0.98765", "0.98766", "-1e-07", KEY]
 
 
-def test_what_held_is_written_down_but_for_what_a_test_measures(
+@pytest.fixture
+def record(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Callable[..., dict[tuple[str, int], list[list[str]]]]:
+    """Run the tests of a text, which must end as ``outcomes`` say; returns the figures that were recorded."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     pytester.makeini("[pytest]\nenable_assertion_pass_hook = true\nmarkers = measures")
-    pytester.makepyfile(test_it=TESTS)
-    found = pytester.runpytest_subprocess("-p", "tests.figures", f"--figures={tmp_path}/figures", "-p", "no:xdist")
-    found.assert_outcomes(passed=2, failed=1)
-    assert read_figures(tmp_path / "figures") == {("test_it.py::test_one", 3): [["0.12345"]]}
+
+    def run(text: str, **outcomes: int) -> dict[tuple[str, int], list[list[str]]]:
+        pytester.makepyfile(test_it=text)
+        options = ("-v", "-p", "tests.figures", f"--figures={tmp_path}/figures", "-p", "no:xdist")
+        pytester.runpytest_subprocess(*options).assert_outcomes(**outcomes)
+        return read_figures(tmp_path / "figures")
+
+    return run
+
+
+def test_what_held_is_written_down_but_for_what_a_test_measures(record) -> None:
+    assert record(TESTS, passed=2, failed=1) == {("test_it.py::test_one", 3): [["0.12345"]]}
 
 
 COMPARED = """
@@ -62,18 +73,9 @@ def test_digest():
 """
 
 
-def test_what_functions_compare_is_written_down_by_test(
-    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_functions_compare_is_written_down_by_test(record) -> None:
     """``torch.equal`` twice a test, each with two checksums that are equal, and others in the other test."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    pytester.makeini("[pytest]\nenable_assertion_pass_hook = true")
-    pytester.makepyfile(test_it=COMPARED)
-    found = pytester.runpytest_subprocess(
-        "-p", "tests.figures", f"--figures={tmp_path}/figures", "-p", "no:xdist", "-v"
-    )
-    found.assert_outcomes(passed=3)
-    figures = read_figures(tmp_path / "figures")
+    figures = record(COMPARED, passed=3)
     tests = (f"test_it.py::test_values[{value}]" for value in (1.5, 2.5))
     one, other = ({line: figures[test, line] for line in (12, 13, 14)} for test in tests)
     assert [len(each) for each in one.values()] == [2, 1, 1]

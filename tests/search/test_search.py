@@ -28,7 +28,6 @@ from pipeline.stages.read import read_dataset
 from pipeline.stages.run import settled
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
-from pipeline.training.memory import status_bytes
 from pipeline.training.parquet import SplitReader
 from tests.commands import nightjar
 from tests.waits import PATIENCE
@@ -175,9 +174,9 @@ def test_tables_that_do_not_fit_are_refused_before_the_search(folder: Path, done
     needed = table_bytes(space, 8)
     rows = sum(table.rows for table in space.schema.tables)
     assert needed == 2 * rows * (8 + 1) * 4  # rowwise adagrad: a value for each row
-    require_memory(space, usable=needed + status_bytes("VmRSS") + (1 << 20))
+    require_memory(space, room=needed)
     with pytest.raises(PlanError, match=r"at their full width of 8.*but this machine has") as caught:
-        require_memory(space, usable=needed - 1)
+        require_memory(space, room=needed - 1)
     assert "data.sparse_defaults.min_count" in str(caught.value.hint)
 
 

@@ -174,7 +174,7 @@ def test_figures_reach_the_records_and_the_log_line(outcomes, world):
     outcome = outcomes[world, "ssd"][0]
     record, figures = outcome["records"][-1], outcome["summary"]["train"]
     assert 0 < record["ssd_hit_rate"] <= 1 and 0 <= outcome["records"][0]["ssd_prefetch_coverage"] <= 1
-    assert record["pss_bytes"] > 50e6 and figures["peak_pss_bytes"] >= record["pss_bytes"]
+    assert record["pss_bytes"] > 0 and figures["peak_pss_bytes"] >= record["pss_bytes"]
     # So few rows never fill a segment of the log; tests/embeddings/test_ssd.py has logs that do.
     assert {"ssd_faults", "ssd_read_bytes", "ssd_written_bytes"} <= set(figures["ssd"])
     assert " ssd hit " in plain_line(record)

@@ -274,10 +274,10 @@ def test_no_gradient_is_laid_out_otherwise_than_ddp_expects(outcomes):
 @pytest.mark.parametrize("name", with_slow(["plain", "data_parallel", "mixed", "ragged", "bf16", "clipped"], ONE_RANK))
 def test_one_and_two_ranks_agree(outcomes, name):
     one, two = good(outcomes, 1, name), good(outcomes, 2, name)
-    assert one["ne"] == pytest.approx(two["ne"], rel=1e-3)
+    assert one["ne"] == pytest.approx(two["ne"], rel=1e-3 if name == "bf16" else 1e-6)
     # oneDNN rounds each rank's gradients of weights to bf16, and later steps build on the difference.
     if name != "bf16" or gradients_in_float32():
-        assert np.allclose(one["logits"], two["logits"], atol=1e-3)
+        assert np.allclose(one["logits"], two["logits"], atol=1e-3 if name == "bf16" else 1e-5)
     names = [*outcomes[2, name][1]]
     assert "ne" not in names
 
@@ -304,8 +304,8 @@ def test_a_resumed_run_ends_where_the_whole_one_does(outcomes, world):
 def test_both_pipelines_and_shardings_train_the_same(outcomes, world):
     plain = good(outcomes, world, "plain")
     assert good(outcomes, world, "base")["digests"] == plain["digests"]
-    assert good(outcomes, world, "data_parallel")["ne"] == pytest.approx(plain["ne"], rel=1e-3)
-    assert good(outcomes, world, "mixed")["ne"] == pytest.approx(plain["ne"], rel=1e-3)
+    assert good(outcomes, world, "data_parallel")["ne"] == pytest.approx(plain["ne"], rel=1e-6)
+    assert good(outcomes, world, "mixed")["ne"] == pytest.approx(plain["ne"], rel=1e-6)
     assert good(outcomes, world, "bf16")["ne"] == pytest.approx(plain["ne"], rel=2e-2)
 
 
