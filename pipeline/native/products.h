@@ -11,12 +11,19 @@ typedef struct {
     int odd; /* whether the last cell has one bf16 only */
 } Operands;
 
+/* A float, or two bf16, at any address: bf16 rows of an odd width begin between floats. */
+INLINE float pair_at(const char *place) {
+    float pair;
+    memcpy(&pair, place, sizeof pair);
+    return pair;
+}
+
 /* Add to the sums of a tile. */
 INLINE void multiply(const Operands *o, __m512 sums[ROWS][VECS], const int vecs, const int bf16) {
     const char *a0 = o->a[0], *a1 = o->a[1], *a2 = o->a[2], *a3 = o->a[3], *a4 = o->a[4], *a5 = o->a[5], *a6 = o->a[6],
                *a7 = o->a[7], *b = o->b;
     int64_t at = 0, step = o->a_step;
-#define CELL(r) _mm512_set1_ps(*(const float *)(a##r + at))
+#define CELL(r) _mm512_set1_ps(pair_at(a##r + at))
 #define ODD(r) _mm512_castsi512_ps(_mm512_set1_epi32(*(const uint16_t *)(a##r + at)))
 #define STEP(r, cell, v)                                                                            \
     if (v < vecs)                                                                                   \

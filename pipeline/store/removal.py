@@ -73,11 +73,11 @@ def remove(store: Files, path: str, between: Callable[[], None] = lambda: None, 
 def store_time(store: Files) -> float:
     """The time by the clock that stamps the files of ``store``, seconds since 1970, and no later than that.
 
-    An object store has a clock of its own: the time of a small object says what it shows, which is written and removed
-    again. Where the store takes no such object, this machine's clock has to do. UnreachableError where the store does
-    not answer.
+    An object store and a file server have clocks of their own, and a disk's stamps follow one that ticks some hundred
+    times a second. The time of a small file says what it shows; the file is written and removed again. Where the store
+    takes none, this machine's clock has to do. UnreachableError where the store does not answer.
     """
-    if store.is_local:
+    if store.is_local and not store.exists(_CLOCKS):  # nor is there anything to compare with
         return time.time()
     path = f"{_CLOCKS}/.write-clock-{uuid.uuid4().hex[:12]}"  # ``store gc`` removes one that is left
     try:
