@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import ArtifactError, ConfigError, LaunchError, PassingError
-from pipeline.publishing.versions import model_lock, model_path, require_whole, version_path
+from pipeline.errors import ArtifactError, ConfigError, DamagedError, LaunchError, PassingError
+from pipeline.publishing.versions import model_lock, model_path, number_of, require_whole, version_path
 from pipeline.records import Promotion
 from pipeline.store import Artifact, Store
 from pipeline.store.conditional import Seen, SwappedError, look, swap
@@ -99,14 +99,48 @@ def incumbent(store: Store, model: str) -> Artifact | None:
     return artifact
 
 
-def withdrawal(current: Current, version: str) -> Promotion | None:
-    """Return the rollback that took ``version`` out of service; None if there was none, or it served again later."""
+def withdrawal(store: Store, current: Current, version: str, training: str) -> Promotion | None:
+    """Return what took ``version``, or another version of the same training, out of service.
+
+    Args:
+        store: Where the versions are.
+        current: What serves, with the log of changes.
+        version: The version that a stage wants to promote.
+        training: The key of the training that it was made from.
+
+    Returns:
+        The latest rollback, or promotion of an earlier version by hand, that ended the service of one of them. None if
+        there was none, or if somebody let one of them serve again since.
+    """
+    trained = {entry.version: entry.training for entry in current.log if entry.training}
+
+    def is_of_it(other: str) -> bool:
+        return (trained.get(other) or _training_of(store, current.model, other)) == training
+
     for entry in reversed(current.log):
         if entry.version == version:
             return None
-        if entry.by == "rollback" and entry.instead_of == version:
+        if entry.by == "publish":
+            continue  # a stage neither takes a version back nor lets a withdrawn one serve again
+        former = entry.instead_of
+        if former and _goes_back(entry, former) and (former == version or is_of_it(former)):
             return entry
+        if is_of_it(entry.version):
+            return None
     return None
+
+
+def _goes_back(entry: Promotion, former: str) -> bool:
+    return entry.by == "rollback" or number_of(entry.version) < number_of(former)
+
+
+def _training_of(store: Store, model: str, version: str) -> str | None:
+    """The key of the training behind a version whose log entry does not tell it; None if the version is gone."""
+    try:
+        artifact = store.find(version_path(model, version))
+    except DamagedError:
+        return None
+    return None if artifact is None else artifact.inputs.get("train")
 
 
 def promote(
@@ -130,7 +164,8 @@ def promote(
             if whole.summary.get("verdict") == "HOLD" and not reason.strip():
                 raise _needs_reason(model, version)
             try:
-                return _swap(store, seen, current, (*current.line, version), _entry(mine, current, by, version, reason))
+                entry = _entry(mine, current, by, whole, reason)
+                return _swap(store, seen, current, (*current.line, version), entry)
             except SwappedError:
                 continue  # another process promoted or rolled back: check everything again
         raise _changed(store, model, f"{_TRIES} times")
@@ -158,8 +193,8 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
                 hint=f"nightjar models ls {model} shows the versions; nightjar models promote {model} <version> "
                 "--reason '...' lets one of them serve",
             )
-        require_whole(store, model, current.previous, tables=False)
-        entry = _entry(mine, current, "rollback", current.previous, reason)
+        previous = require_whole(store, model, current.previous, tables=False)
+        entry = _entry(mine, current, "rollback", previous, reason)
         try:
             return _swap(store, seen, current, current.line[:-1], entry)
         except SwappedError as other:
@@ -178,9 +213,10 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
             ) from error
 
 
-def _entry(mine: str, current: Current, by: str, version: str, reason: str) -> Promotion:
+def _entry(mine: str, current: Current, by: str, served: Artifact, reason: str) -> Promotion:
     return Promotion(
-        version=version, instead_of=current.version, by=by, reason=reason, at=time.time(), id=mine
+        version=served.path.rpartition("/")[2], instead_of=current.version, by=by, reason=reason, at=time.time(),
+        id=mine, training=served.inputs.get("train"),
     )  # fmt: skip
 
 

@@ -31,6 +31,12 @@ def new_version(store: Store, model: str, key: str) -> str:
     return f"v{max(numbers, default=0) + 1:05d}-{key[:8]}"
 
 
+def number_of(version: str) -> int:
+    """The number in a version's name, which rises with each one made; 0 for another name."""
+    match = NAME.fullmatch(version)
+    return int(match[1]) if match else 0
+
+
 def made_by(store: Store, model: str, key: str) -> Artifact | None:
     """The newest committed version with artifact key ``key``; None if there is none."""
     for name in reversed(store.names(model_path(model))):

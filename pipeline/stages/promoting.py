@@ -60,24 +60,33 @@ def covered_incumbent(config: Config, store: Store, train_key: str) -> str | Non
 def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft) -> Any:
     """Write, judge and promote a version of ``step``; the stage's summary, its gate report in ``draft``. On rank 0.
 
-    A version that is held stays in the store without being promoted, and so does one that somebody rolled back after
-    an earlier try of the stage promoted it and died. Raises ArtifactError for damaged inputs or a
-    damaged incumbent.
+    A version that is held stays in the store without being promoted, and so does one whose training served before and
+    was taken out of service by somebody. Raises ArtifactError for damaged inputs or a damaged incumbent.
     """
     model, version = config.model_name, version_of(config, store, step, inputs)
     assert version is not None, "rank 0 commits it"
-    record = _held_if_withdrawn(store, model, read(GateRecord, store, f"{version.path}/{GATE}"))
-    write_report(draft, record)
+    training, judged_as = inputs["train"].key, read(GateRecord, store, f"{version.path}/{GATE}")
+    record = judged_as
+
+    def check() -> None:
+        _require_not_withdrawn(store, model, training, judged_as)
+        _require_same_incumbent(config, store, training, judged_as)
+
+    if record.verdict == PASS:
+        try:
+            _require_not_withdrawn(store, model, training, record)
+            write_report(draft, record)
+            promotion.promote(store, model, record.version, by="publish", reason=record.forced or "", check=check)
+        except _WithdrawnError as withdrawn:
+            record = dataclasses.replace(record, verdict=HOLD, reasons=(str(withdrawn),))
+    if record.verdict != PASS:
+        write_report(draft, record)
     gate: dict[str, Any] = {"verdict": record.verdict, "reasons": [*record.reasons]}
     gate |= {"forced": record.forced} if record.forced else {}
     gate |= {"warnings": [*record.warnings]} if record.warnings else {}
     gate |= {"max_ne_increase": record.power.instead} if record.power and record.power.instead else {}
     summary: dict[str, Any] = {"gate": {**gate, "version": record.version, "incumbent": record.incumbent_version}}
     if record.verdict == PASS:
-        promotion.promote(
-            store, model, record.version, by="publish", reason=record.forced or "",
-            check=lambda: _require_same_incumbent(config, store, inputs["train"].key, record),
-        )  # fmt: skip
         summary["model"] = {"name": model, "version": record.version, "uri": version.path}
     return summary
 
@@ -101,15 +110,22 @@ def version_of(config: Config, store: Store, step: Step, inputs: dict[str, Artif
     return store.get(path, "publish") if this_rank() == 0 else None
 
 
-def _held_if_withdrawn(store: Store, model: str, record: GateRecord) -> GateRecord:
-    """The record of a version that passed, as a hold where it served already and was rolled back."""
-    undone = promotion.withdrawal(promotion.read_current(store, model), record.version)
-    if undone is None or record.verdict != PASS:
-        return record
+class _WithdrawnError(Exception):
+    """Somebody took this training out of service; the message is the reason to hold its version."""
+
+
+def _require_not_withdrawn(store: Store, model: str, training: str, record: GateRecord) -> None:
+    """_WithdrawnError where a version of this training served and was taken out of service by somebody."""
+    undone = promotion.withdrawal(store, promotion.read_current(store, model), record.version, training)
+    if undone is None:
+        return
+    served = "it" if undone.instead_of == record.version else f"{undone.instead_of}, of the same training,"
+    how = "was rolled back" if undone.by == "rollback" else f"was replaced by {undone.version}"
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(undone.at))
     why = f" ({undone.reason})" if undone.reason else ""
-    reason = f"it served and was rolled back on {when}{why}; only nightjar models promote lets it serve again"
-    return dataclasses.replace(record, verdict=HOLD, reasons=(reason,))
+    raise _WithdrawnError(
+        f"{served} served and {how} on {when}{why}; only nightjar models promote lets this training serve again"
+    )
 
 
 def _require_same_incumbent(config: Config, store: Store, train_key: str, record: GateRecord) -> None:

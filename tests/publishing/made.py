@@ -90,9 +90,10 @@ def rows(count: int, seed: int = 0):
     return rng.normal(0, 1, (count, 2)).astype(np.float32), ids
 
 
-def plain(store, version, *, verdict: str = "PASS", size: int = 3, key: str = "k" * 32, **summary):
-    """A version with one small file, for tests of promoting and the like."""
-    with store.draft(version_path("m", version), kind="model", key=key, config={}, inputs={}) as draft:
+def plain(store, version, *, verdict: str = "PASS", size: int = 3, key: str = "k" * 32, train: str = "", **summary):
+    """A version with one small file, of the training with key ``train``, for tests of promoting and the like."""
+    inputs = {"train": train} if train else {}
+    with store.draft(version_path("m", version), kind="model", key=key, config={}, inputs=inputs) as draft:
         with draft.open("tables/a.rows") as sink:
             sink.write(b"x" * size)
         return draft.commit({"version": version, "verdict": verdict, **summary})

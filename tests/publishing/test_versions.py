@@ -16,6 +16,7 @@ from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.publishing import commands, promotion, versions
+from pipeline.stages import promoting
 from pipeline.stages.promoting import _require_same_incumbent, publish
 from pipeline.store import Store
 from tests.publishing.made import plain
@@ -191,32 +192,113 @@ def test_a_verdict_beside_another_incumbent_is_not_published(store: Store) -> No
     assert f"nightjar models promote m {C}" in caught.value.hint
 
 
-def test_a_stage_never_promotes_again_what_was_rolled_back(store: Store) -> None:
-    """It promoted a version and died before its own artifact was committed; somebody rolled back; it runs again."""
-    config = compose(["publish.model=m"])
-    key = "d" * 32
-    plain(store, "v00004-dddddddd", key=key, incumbent=B)
-    record = gate_record(version="v00004-dddddddd", incumbent_version=B, model="m")
-    store.write_json("models/m/v00004-dddddddd/gate.json", record.to_json())
-    inputs = {"train": SimpleNamespace(key="t")}
+class Publishing:
+    """The publish stage of one training, called "t", on versions that are judged already."""
 
-    def run() -> dict:
-        with store.draft("publish/x", kind="publish", key="x", config={}, inputs={}) as draft:
-            summary = publish(config, store, SimpleNamespace(key=key), inputs, draft)
-            assert store.read_json("publish/x/gate.json")["verdict"] == summary["gate"]["verdict"]
+    def __init__(self, store: Store):
+        self.store, self.config = store, compose(["publish.model=m"])
+
+    def judged(self, version: str, key: str, incumbent: str | None) -> None:
+        """A version of the training, which passed beside ``incumbent``."""
+        plain(self.store, version, key=key, incumbent=incumbent, train="t")
+        record = gate_record(version=version, incumbent_version=incumbent, model="m")
+        self.store.write_json(f"models/m/{version}/gate.json", record.to_json())
+
+    def run(self, key: str) -> dict:
+        """The stage's summary."""
+        inputs = {"train": SimpleNamespace(key="t")}
+        with self.store.draft("publish/x", kind="publish", key="x", config={}, inputs={}) as draft:
+            summary = publish(self.config, self.store, SimpleNamespace(key=key), inputs, draft)
+            assert self.store.read_json("publish/x/gate.json")["verdict"] == summary["gate"]["verdict"]
             return summary
 
+    def held(self, key: str) -> str:
+        """The only reason why the stage holds the version; what serves stays as it is."""
+        before = self.store.read_json("models/m/current.json")
+        summary = self.run(key)
+        assert "model" not in summary and summary["gate"]["verdict"] == "HOLD"
+        assert self.store.read_json("models/m/current.json") == before
+        (reason,) = summary["gate"]["reasons"]
+        return str(reason)
+
+
+V4, V5, KEY, OTHER_KEY = "v00004-dddddddd", "v00005-eeeeeeee", "d" * 32, "e" * 32
+
+
+@pytest.fixture
+def publishing(store: Store) -> Publishing:
+    """A and B served, then V4, which the stage promoted before it died; its own artifact was not committed."""
+    made = Publishing(store)
     promote(store, A, B)
-    assert run()["model"]["version"] == "v00004-dddddddd"
+    made.judged(V4, KEY, B)
+    assert made.run(KEY)["model"]["version"] == V4
+    return made
+
+
+def test_a_stage_never_promotes_again_what_was_rolled_back(store: Store, publishing: Publishing) -> None:
     promotion.roll_back(store, "m", "complaints")
-    before = store.read_json("models/m/current.json")
-    summary = run()
-    assert "model" not in summary and summary["gate"]["verdict"] == "HOLD"
-    (reason,) = summary["gate"]["reasons"]
-    assert "was rolled back on" in reason and "(complaints)" in reason
-    assert store.read_json("models/m/current.json") == before
-    promotion.promote(store, "m", "v00004-dddddddd", by="promote", reason="it was the page")
-    assert run()["gate"]["verdict"] == "PASS"
+    reason = publishing.held(KEY)
+    assert reason.startswith("it served and was rolled back on") and "(complaints)" in reason
+    promotion.promote(store, "m", V4, by="promote", reason="it was the page")
+    assert publishing.run(KEY)["gate"]["verdict"] == "PASS"
+
+
+def test_a_stage_never_promotes_a_training_that_was_rolled_back_as_another_version(
+    store: Store, publishing: Publishing
+) -> None:
+    """After a second step back another version serves, so the stage has another key and writes another version."""
+    promotion.roll_back(store, "m", "complaints")
+    promotion.roll_back(store, "m", "more complaints")
+    publishing.judged(V5, OTHER_KEY, A)
+    assert f"{V4}, of the same training, served and was rolled back on" in publishing.held(OTHER_KEY)
+    promotion.promote(store, "m", V4, by="promote", reason="it was the page")
+    promote(store, A)  # a stage judged something else and let it serve: nobody took V4 back
+    assert promotion.withdrawal(store, promotion.read_current(store, "m"), V5, "t") is None
+
+
+def test_a_training_stays_rolled_back_when_its_version_was_removed(store: Store, publishing: Publishing) -> None:
+    promotion.roll_back(store, "m")
+    promotion.roll_back(store, "m")
+    shutil.rmtree(store.full(f"models/m/{V4}"))
+    publishing.judged(V5, OTHER_KEY, A)
+    assert "of the same training" in publishing.held(OTHER_KEY)
+
+
+def test_a_log_of_an_earlier_release_does_not_name_trainings(store: Store, publishing: Publishing) -> None:
+    promotion.roll_back(store, "m")
+    promotion.roll_back(store, "m")
+    record = store.read_json("models/m/current.json")
+    for entry in record["log"]:
+        entry.pop("training", None)
+    store.write_json("models/m/current.json", record)
+    publishing.judged(V5, OTHER_KEY, A)
+    assert "of the same training" in publishing.held(OTHER_KEY)
+
+
+def test_serving_an_earlier_version_by_hand_is_going_back(store: Store, publishing: Publishing) -> None:
+    promotion.promote(store, "m", B, by="promote", reason="v4 is wrong")
+    assert f"it served and was replaced by {B} on" in publishing.held(KEY)
+
+
+def test_serving_a_later_version_by_hand_is_not_going_back(store: Store, publishing: Publishing) -> None:
+    plain(store, V5)
+    promotion.promote(store, "m", V5, by="promote", reason="held for PSI")
+    assert promotion.withdrawal(store, promotion.read_current(store, "m"), V4, "t") is None
+
+
+def test_a_rollback_while_the_report_is_written_is_kept(store: Store, publishing: Publishing, monkeypatch) -> None:
+    """After the stage has looked at what serves, and before it locks the model."""
+    real, between = promoting.write_report, iter([lambda: promotion.roll_back(store, "m", "complaints")])
+
+    def write_report(*given) -> None:
+        for act in between:
+            act()
+        real(*given)
+
+    monkeypatch.setattr(promoting, "write_report", write_report)
+    summary = publishing.run(KEY)
+    assert summary["gate"]["verdict"] == "HOLD" and "(complaints)" in summary["gate"]["reasons"][0]
+    assert promotion.read_current(store, "m").line == (A, B)
 
 
 def test_two_writers_at_once_is_a_message(store: Store) -> None:
