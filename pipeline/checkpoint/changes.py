@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.checkpoint.meaning import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSED, SAFE, SPARSE, ids_changes
 from pipeline.config import CheckpointConfig, DataConfig
+from pipeline.config.checkpoint import is_allowed
 from pipeline.config.fields import default_of, setting_of
 from pipeline.config.recorded import config_changes
 from pipeline.config.renamed import with_new_names
@@ -63,7 +64,7 @@ def check_changes(
             kind, text = classify(path, checkpoint.init_tables_only), f"{path} {_was(path, old, new)}"
         if kind == REFUSED:
             refused[path] = (old, text)
-        elif kind == ALLOW and not _is_allowed(path, checkpoint.allow):
+        elif kind == ALLOW and not is_allowed(path, checkpoint.allow):
             unknown[path] = (old, text)
         elif kind == ALLOW:
             lines.append(f"allowed: {text}")
@@ -182,11 +183,6 @@ def _has_vocab(data: DataConfig) -> bool:
     return bool(data.event_tables) or any(
         ID_MAPPINGS.get(feature.mapping or default).vocabulary for feature in data.sparse.values()
     )
-
-
-def _is_allowed(path: str, allow: list[str]) -> bool:
-    """Whether ``allow`` names the setting or a group it lies in."""
-    return any(path == name or path.startswith(f"{name}.") for name in allow)
 
 
 def _text(value: Any) -> str:

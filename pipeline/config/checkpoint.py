@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
 
 CODINGS = ("auto", "mixed", "2", "3", "4", "8", "fp16", "fp32")
+DATA = "data"  # the group of settings that say how logs are read
+
+
+def is_allowed(path: str, allow: Collection[str]) -> bool:
+    """Whether ``allow``, as of ``checkpoint.allow``, names the setting ``path`` or a group it lies in."""
+    return any(path == name or path.startswith(f"{name}.") for name in allow)
 
 
 @dataclass(kw_only=True)
@@ -96,13 +103,16 @@ class CheckpointConfig:
     allow: list[str] = setting(
         factory=list,
         doc="Settings that may differ from those of `init_from` although that changes the training; dataset stands "
-        "for another dataset.",
+        "for another dataset. Of a column, such as data.sparse.site.column, it says that the log renamed it; the gate "
+        "then compares with a version that reads the former one.",
     )
 
     def check_start(self, path: str = "checkpoint") -> None:
         """Raise ConfigError for what belongs to ``init_from`` without it. A night's is known later."""
-        for name in ("init_tables_only", "allow", "rename"):
-            if self.init_from is None and getattr(self, name):
+        of_training = [name for name in self.allow if not is_allowed(name, [DATA])]  # those of data are for the gate, too
+        given = {"init_tables_only": self.init_tables_only, "allow": of_training, "rename": self.rename}
+        for name, value in given.items():
+            if self.init_from is None and value:
                 raise ConfigError(
                     f"{path}.{name} is set, but {path}.init_from is null, so there is no checkpoint to start from",
                     hint=f"{path}.init_from=<run>",

@@ -34,6 +34,7 @@ CLICKED_LATER = "clicked later"  # column of raw rows: the click is in other row
 SPLIT_TIME = "split_time"  # column of typed rows: the time by which they are split, in seconds since 1970
 TIME = "time"  # column of synthetic logs: seconds since the day from which they count days
 CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+QUOTE = '"'  # the default of ``data.quote``, for formats without quotes, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,12 @@ class DenseSpec:
     def standardised(self) -> bool:
         """Whether mean and standard deviation of the train rows are taken out."""
         return self.transform.endswith("standardise")
+
+    @property
+    def zero_is_missing(self) -> bool:
+        """Whether a value of 0 in the dataset may be the number zero or a missing value."""
+        reached = not self.clip or self.clip[0] <= 0 <= self.clip[1]
+        return self.transform in ("none", "log1p") and reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +209,7 @@ class DataSpec:
     column that tells events apart. ``sequences``: their columns are in ``sparse``; ``row_time``: the raw column with
     the time that their events must lie before. ``histories``: raw columns of sequences that are built from the log.
     ``decimal``: the sign before the decimals of numbers in text; ``time_format``: how times are written there.
+    ``quote``: what may surround a field of CSV; None: nothing.
     ``split_time``: the raw column whose times the rows are split by; None where they are split otherwise, or by days.
     """
 
@@ -230,6 +238,7 @@ class DataSpec:
     decimal: str = "."
     time_format: str | None = None
     split_time: str | None = None
+    quote: str | None = QUOTE
 
     @property
     def owners(self) -> tuple[SparseSpec, ...]:
@@ -333,6 +342,7 @@ def data_spec(data: DataConfig) -> DataSpec:
         whole_hours=data.hour_column is not None, row_weight=data.weight, time_zone=data.time_zone,
         sampling=data.sampling, event_key=data.dedupe.key, decimal=data.decimal,
         time_format=data.time_format, split_time=row_time if by_time else None,
+        quote=data.quote if "csv" in (data.format, data.messages) else QUOTE,
     )  # fmt: skip
     _check_names(spec)
     return spec

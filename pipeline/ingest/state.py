@@ -140,13 +140,15 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
     label = {"column": spec.label, "positive": spec.positive, "negative": spec.negative}
     sequences = {"sequences": _sequences_json(spec)} if spec.sequences else {}
     decimal = {"decimal": spec.decimal} if spec.decimal != "." else {}
-    return {"label": label, "missing": list(spec.missing), "strip": spec.strip, **decimal, "dense": dense,
-            "sparse": sparse, "raw": lossy(spec, state), "unseen": with_vocabulary(state), **sequences}  # fmt: skip
+    return {"label": label, "missing": list(spec.missing), "strip": spec.strip, "quote": spec.quote, **decimal,
+            "dense": dense, "sparse": sparse, "raw": lossy(spec, state), "unseen": with_vocabulary(state), **sequences}  # fmt: skip
 
 
 def _sequences_json(spec: DataSpec) -> dict[str, Any]:
     """What parsing needs of the sequences beside their features, and how those that are built were built."""
-    built = {plan.name: {name: getattr(plan, name) for name in _HISTORY} for plan in spec.histories}
+    built = {
+        plan.name: {**{name: getattr(plan, name) for name in _HISTORY}, "of": dict(plan.of)} for plan in spec.histories
+    }
     return {
         "row_time": spec.row_time, "time_zone": spec.time_zone,
         **({} if spec.time_format is None else {"time_format": spec.time_format}),
@@ -155,7 +157,7 @@ def _sequences_json(spec: DataSpec) -> dict[str, Any]:
                 "columns": {name: asdict(source) for name, source in each.columns.items()},
                 "time": None if each.time is None else asdict(each.time),
                 "max_length": each.max_length, "age_bins": each.age_bins, "drop_leaks": each.drop_leaks,
-                **({"history": built[each.name]} if each.name in built else {}),
+                "history": built.get(each.name),  # None: the log had it; earlier releases did not say
             }
             for each in spec.sequences
         },

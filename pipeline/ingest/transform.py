@@ -87,9 +87,12 @@ def transform(
 
 
 def lossy(spec: DataSpec, state: State) -> list[str]:
-    """The features, dense ones first, whose values do not tell the number: those of bins, and clipped ones."""
-    clipped = {f.name for f in spec.dense if f.clip and not f.vector}
-    dense = [name for name, each in state.dense.items() if each.bounds is not None or name in clipped]
+    """The features, dense ones first, whose values do not tell the number.
+
+    Those of bins, clipped ones, and those whose 0 is a number and a missing value.
+    """
+    unclear = {f.name for f in spec.dense if (f.clip or f.zero_is_missing) and not f.vector}
+    dense = [name for name, each in state.dense.items() if each.bounds is not None or name in unclear]
     return [*dense, *(name for name, each in state.sparse.items() if each.bounds is not None)]
 
 
@@ -98,7 +101,7 @@ def raw_numbers(frame: pl.DataFrame, chosen: pl.Series, spec: DataSpec, state: S
 
     NaN is a missing one.
 
-    The gate scores a model by them that was fitted to other bounds, or clips less.
+    The gate scores a model by them that was fitted to other bounds, clips less, or tells zeros from missing values.
     """
     sparse = {f.name for f in spec.sparse}
     columns = []

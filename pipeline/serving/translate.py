@@ -3,14 +3,14 @@
 Today's rows hold row numbers of today's mapping. A model that was trained on another dataset has another mapping. Both
 use the same 64-bit hash of an id, which leads from row to row. All ids without a row today share row 1, and the other
 model may have rows for them: the dataset keeps their hashes for its held-out rows. A percentile or a bin does not
-determine the number it came from, and neither does a clipped number: these are computed from the raw numbers, which the
-dataset also keeps. Where today's settings cut off what the other model would see, and the dataset does not keep it, the
-model cannot be judged as it serves, and ``NotComparableError`` says which setting it is.
+determine the number it came from. Neither does a clipped number, or a 0 that may be a missing value. These are computed
+from the raw numbers, which the dataset also keeps. Where the rows do not show what the other model would see
+(``comparable``), it cannot be judged as it serves, and ``NotComparableError`` says which setting it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from pipeline.ingest.spec import DenseSpec
 from pipeline.ingest.state import dense_transform, unreadable_sequence
 from pipeline.ingest.transform import DenseTransform, dense_column
 from pipeline.records import RESERVED_ROWS, TRANSFORMS, UNSEEN_ROW, vector_columns
+from pipeline.serving.comparable import differences
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import FittedMapping, IdMapping
 from pipeline.store import Store
@@ -32,8 +33,9 @@ from pipeline.store import Store
 _FREE = {"column", "rows", "vocab", "mapping", "spread", "required", "max_ids"}
 # Settings of a sparse feature that a record has only where they are set.
 _QUIET = {"holds", "weights", "cross_bins", "sequence"}
-# What all values go through before they are looked at, and what stands for a setting that a record does not have.
-_READING: dict[str, Any] = {"missing": [], "strip": False, "decimal": "."}
+# Of the record of a dense feature, what its values follow from.
+_FITTED = ("transform", "clip", "mean", "std", "missing", "bounds")
+_MERGED = "does not tell a zero from a missing value"
 
 
 class NotComparableError(Exception):
@@ -58,15 +60,16 @@ class Scale:
         column = pl.Series(f"dense:{self.feature.name}", numbers.astype(np.float64), nan_to_null=True)
         return dense_column(column.to_frame(), self.feature, self.fitted).to_numpy()
 
-    def numbers(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
+    def numbers(self, values: NDArray[np.floating], *, bounds: bool = False) -> NDArray[np.float64]:
         """Raw numbers [n] of ``values`` [n] in this scale, which is none of bins; NaN: missing.
 
-        In a standardised scale a 0 is a missing value (or the mean itself, which is as good).
+        In a standardised scale a 0 is a missing value (or the mean itself, which is as good). ``bounds``: they are
+        bounds of bins, of which none is missing.
         """
         raw = values.astype(np.float64) * self.fitted.std + self.fitted.mean
         if self.feature.logarithmic:
             raw = np.sign(raw) * np.expm1(np.abs(raw))
-        return raw if np.isnan(self.fitted.missing) else np.where(values == 0, np.nan, raw)
+        return raw if bounds or np.isnan(self.fitted.missing) else np.where(values == 0, np.nan, raw)
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class DenseTranslation:
             return self.then.values(values)
         then, bounds = self.then, self.then.fitted.bounds
         if bounds is not None:  # through the same roundings as the values, so that equal numbers stay equal
-            rounded = self.now.numbers(self.now.values(bounds))
+            rounded = self.now.numbers(self.now.values(bounds), bounds=True)
             then = replace(then, fitted=replace(then.fitted, bounds=rounded))
         return then.values(self.now.numbers(values))
 
@@ -152,10 +155,18 @@ class Translation:
         return ids if change is None else change.apply(ids, unseen)
 
 
-def translation(store: Store, dataset: str, version: str) -> Translation:
-    """From the dataset at path ``dataset`` to the features of the version at path ``version``.
+def translation(store: Store, dataset: str, version: str, allow: Collection[str] = ()) -> Translation:
+    """Return how rows of a dataset become those that a version would have got.
 
-    Raises NotComparableError where a feature is missing, its ids cannot be translated, or a sequence cannot be read.
+    Args:
+        store: Where both are.
+        dataset: Path of the dataset.
+        version: Path of the version.
+        allow: ``checkpoint.allow``: settings that differ because the log changed, not what is read from it.
+
+    Raises:
+        NotComparableError: A feature is missing, its ids cannot be translated, or the rows do not show what the version
+            would see.
     """
     now, then = (store.read_json(f"{path}/{TRANSFORMS}") for path in (dataset, version))
     raw, unseen = frozenset(now.get("raw", ())), frozenset(now.get("unseen", ()))
@@ -163,12 +174,9 @@ def translation(store: Store, dataset: str, version: str) -> Translation:
         for name in then[group]:
             if name not in now[group]:
                 raise NotComparableError(f"it needs feature {name!r}, which the dataset does not have")
-    if problem := unreadable_sequence(now, then) or _cut_sequence(now, then):
+    differing = differences(store, dataset, version, now, then, allow)
+    if problem := unreadable_sequence(now, then) or next(differing, ""):
         raise NotComparableError(problem)
-    for setting, default in _READING.items():
-        today, other = now.get(setting, default), then.get(setting, default)
-        if today != other and (setting != "missing" or set(today) != set(other)):
-            raise NotComparableError(f"data.{setting} is {today!r} in the dataset, {other!r} in the model")
     return Translation(
         {
             column: change
@@ -200,26 +208,6 @@ def _longest(name: str, now: dict[str, Any], then: dict[str, Any]) -> int | None
     return None if today == other or other is None else other * ID_MAPPINGS.get(then["mapping"]).rows_per_id
 
 
-def _cut_sequence(now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
-    """Which sequence has other events in the dataset than the model would read; "" for none."""
-    groups = now.get("sequences", {}).get("groups", {})
-    for name, own in then.get("sequences", {}).get("groups", {}).items():
-        given = groups[name]
-        if given["max_length"] < own["max_length"]:
-            return (
-                f"sequence {name!r} has up to {given['max_length']} events in the dataset, "
-                f"{own['max_length']} in the model"
-            )
-        today, other = given.get("history"), own.get("history")
-        for setting in other or () if today else ():  # records of earlier releases do not say
-            if today[setting] != other[setting]:
-                return (
-                    f"history.{setting} of sequence {name!r} is {today[setting]!r} in the dataset, "
-                    f"{other[setting]!r} in the model"
-                )
-    return ""
-
-
 def _dense_columns(
     name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]
 ) -> dict[str, DenseTranslation | None]:
@@ -230,6 +218,8 @@ def _dense_columns(
         raise NotComparableError(f"feature {name!r} has width {today} in the dataset, {width} in the model")
     if width > 1 and _clips_more(now["clip"], then["clip"]):
         raise NotComparableError(f"feature {name!r}, a vector, is clipped to {now['clip']} in the dataset")
+    if width > 1 and _merges(name, now, then):
+        raise NotComparableError(f"feature {name!r}, a vector, {_MERGED} in the dataset")
     change = _dense(name, now, then, kept)
     if change is not None and "unit" in (now["transform"], then["transform"]):
         raise NotComparableError(
@@ -239,14 +229,22 @@ def _dense_columns(
 
 
 def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> DenseTranslation | None:
-    if now | {"column": ""} == then | {"column": ""}:
+    if all(now.get(each) == then.get(each) for each in _FITTED):
         return None
     ranked, clipped = now["transform"] in BINNINGS, _clips_more(now["clip"], then["clip"])
+    merged = _merges(name, now, then)
     if ranked:
         _require_raw(name, f"has other bounds of {now['transform']}", kept)
     if clipped:
         _require_raw(name, f"is clipped to {now['clip']}", kept)
-    return DenseTranslation(Scale.of(name, now), Scale.of(name, then), ranked or clipped)
+    if merged:
+        _require_raw(name, _MERGED, kept)
+    return DenseTranslation(Scale.of(name, now), Scale.of(name, then), ranked or clipped or merged)
+
+
+def _merges(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
+    """Whether zeros and missing values have one value in the scale ``now``, and different ones in ``then``."""
+    return Scale.of(name, now).feature.zero_is_missing and not Scale.of(name, then).feature.zero_is_missing
 
 
 def _clips_more(now: Sequence[float], then: Sequence[float]) -> bool:

@@ -176,7 +176,7 @@ def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumben
 
         def other(version: str) -> Any:
             place = versions.version_path(config.model_name, version)
-            moved = translated(store, dataset.path, place)
+            moved = translated(store, dataset.path, place, config.checkpoint.allow)
             return stack.enter_context(open_version(store, place, memory)), moved
 
         candidate = stack.enter_context(open_version(store, path, memory, calibrate=False))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config import Config
+from pipeline.config.checkpoint import DATA, is_allowed
 from pipeline.errors import GateHeldError
 from pipeline.records import HOLD, GatePart, ModelPart, Record, Result
 from pipeline.records.step import Step
@@ -26,11 +27,14 @@ class Publish(Stage):
         use("gate", "*"),
         use("publish", "model", named=True),
         use("publish", "quantise calibrator.*"),
+        use("checkpoint", "allow", named=True),
     )
 
     def key_settings(self, config: Config) -> dict[str, Any]:
-        """The settings, and the name of the model."""
-        return super().key_settings(config) | {"model": config.model_name}
+        """The settings, the name of the model, and what the log renamed, which the gate takes into account."""
+        renamed = sorted(name for name in config.checkpoint.allow if is_allowed(name, [DATA]))
+        settings = super().key_settings(config) | {"model": config.model_name}
+        return settings | ({"checkpoint": {"allow": renamed}} if renamed else {})
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
         """The version that the candidate is compared with."""

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,13 +173,13 @@ def _version_here(store: Store, path: str) -> Iterator[Path]:
         yield Path(folders[host])
 
 
-def translated(store: Store, dataset: str, version: str) -> Translation:
+def translated(store: Store, dataset: str, version: str, allow: Collection[str] = ()) -> Translation:
     """``translation``; NotComparableError on all ranks where one of them finds a reason."""
     made = list[Translation]()
 
     def read() -> str | None:
         try:
-            made.append(translation(store, dataset, version))
+            made.append(translation(store, dataset, version, allow))
         except NotComparableError as error:
             return str(error)
         return None

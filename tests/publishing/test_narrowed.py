@@ -32,6 +32,7 @@ NARROWER = {
     "data.sequences.seen.max_length=2": False,
     "data.missing=['',s1]": False,
     "data.strip=true": False,
+    "data.quote=null": False,
 }
 
 
@@ -99,6 +100,31 @@ def test_a_night_that_sees_less_is_judged_as_the_version_serves_or_held(
     assert any("cannot be scored on these rows" in reason for reason in gate.reasons)
 
 
+def test_a_column_that_the_log_renamed_is_judged_if_somebody_says_so(log: Path, store: Store, first, tmp_path) -> None:
+    """A verdict that was found without the permission does not stand."""
+    renamed, setting = tmp_path / "log.csv", "data.dense.price.column"
+    renamed.write_text(log.read_text().replace("price", "cost", 1))
+    changes = [f"{setting}=cost", "seed=3", "gate.max_ne_increase=0"]
+    code, gate = night(renamed, store, "renamed", *changes)
+    assert code == 6 and gate.incumbent is None
+    assert gate.not_comparable is not None and f"checkpoint.allow=[{setting}]" in gate.not_comparable
+    code, gate = night(renamed, store, "renamed", *changes, f"checkpoint.allow=[{setting}]")
+    assert code == 6 and gate.incumbent is not None
+    assert gate.incumbent.ne.point == pytest.approx(first, abs=1e-6)
+
+
+def test_quotes_that_become_part_of_the_ids_hold_the_night(tmp_path: Path, log: Path) -> None:
+    """Every id is then another one, which a candidate learns and the version that serves has never seen."""
+    place, quoted = Store(str(tmp_path / "store")), tmp_path / "log.csv"
+    pl.read_csv(log).write_csv(quoted, quote_style="non_numeric")
+    header, _, rows = quoted.read_text().partition("\n")
+    quoted.write_text(header.replace('"', "") + "\n" + rows)
+    code, _ = night(quoted, place, "first")
+    assert code == 0
+    code, gate = night(quoted, place, "plain", "data.quote=null")
+    assert code == 6 and gate.not_comparable is not None and "data.quote is None" in gate.not_comparable
+
+
 @pytest.mark.parametrize("wider", ["data.sparse.tags.max_ids=9"])
 def test_a_night_that_sees_more_cuts_for_the_version_what_it_would_cut(log: Path, tmp_path: Path, wider: str) -> None:
     place = Store(str(tmp_path))
@@ -113,24 +139,27 @@ def test_a_night_that_sees_more_cuts_for_the_version_what_it_would_cut(log: Path
 # It may change what a model sees of a row; rows keep what was cut off, or the version cannot be compared.
 JUDGED_AS_IT_SERVES = """
     dense_transform dense.*.transform dense.*.clip dense.*.bins sparse.*.max_ids sparse.*.rows sparse.*.min_count
-    sparse.*.when_full sparse.*.evict_after_days sparse_defaults.rows sparse_defaults.min_count
-    sparse_defaults.when_full sparse_defaults.evict_after_days
+    sparse.*.when_full sparse.*.evict_after_days sparse.*.bins sparse.*.bins_by sparse_defaults.rows
+    sparse_defaults.min_count sparse_defaults.when_full sparse_defaults.evict_after_days
+    sequences.*.features.*.rows sequences.*.features.*.min_count
 """
+# The rows do not show what the version would see of them. Columns, the clock and the label: unless checkpoint.allow
+# names the setting, because the log changed. Limits: where they put rows into quarantine.
 HELD = """
-    missing strip decimal dense.*.width dense.*.separator sparse.*.mapping sparse_defaults.mapping sparse.*.separator
-    sparse_defaults.separator sparse.*.weight_separator sparse_defaults.weight_separator sparse.*.weights sparse.*.holds
-    sparse.*.cross sparse.*.cross_bins sparse.*.bins sparse.*.bins_by sparse.*.integer sparse.*.table
-    sequences.*.max_length sequences.*.time sequences.*.age_bins sequences.*.separator sequences.*.features.*.table
-    sequences.*.features.*.rows sequences.*.features.*.min_count sequences.*.history.by sequences.*.history.days
-    sequences.*.history.where sequences.*.history.lag_minutes
+    missing strip decimal quote dense.*.width dense.*.column sparse.*.column sparse.*.mapping sparse_defaults.mapping
+    sparse.*.separator sparse_defaults.separator sparse.*.weight_separator sparse_defaults.weight_separator
+    sparse.*.weights sparse.*.holds sparse.*.cross sparse.*.cross_bins sparse.*.integer sparse.*.table
+    sequences.*.max_length sequences.*.time sequences.*.age_bins sequences.*.separator sequences.*.features.*.column
+    sequences.*.features.*.table sequences.*.history.by sequences.*.history.days sequences.*.history.where
+    sequences.*.history.lag_minutes timestamp time_zone time_format label.column label.positive label.negative
+    dense.*.min dense.*.max dense.*.required sparse.*.required sequences.*.leaks
 """
-# It says which rows there are, how a file is read, what a label is, where a column lies: the same for both versions.
+# It says which rows there are and how a file is read: the same for both versions. Text that another separator cuts into
+# the numbers of a vector is refused.
 OF_ROWS = """
-    name format path options snapshot messages separator quote header columns weight timestamp day_column hour_column
-    time_zone time_format day late late_days mapping_from max_quarantine_share dense_features dense.*.column
-    dense.*.min dense.*.max dense.*.required sparse.*.column sparse.*.required sequences.*.features.*.column
-    sequences.*.target sequences.*.leaks label.* tasks.* sampling.* dedupe.* watermark.* checks.* split.* synthetic.*
-    tables.* table_defaults.*
+    name format path options snapshot messages separator header columns weight day_column hour_column day late late_days
+    mapping_from max_quarantine_share dense_features dense.*.separator sequences.*.target label.* tasks.* sampling.*
+    dedupe.* watermark.* checks.* split.* synthetic.* tables.* table_defaults.*
 """
 
 

@@ -11,7 +11,7 @@ from pipeline.compose import compose
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.stage import ingest
 from pipeline.records import LABEL
-from pipeline.serving.translate import NotComparableError, translation
+from pipeline.serving.translate import NotComparableError, Scale, translation
 from pipeline.store import Store
 from pipeline.training.parquet import Ragged, SplitReader
 
@@ -38,6 +38,14 @@ def put(store: Store, path: str, x=None, a=None, hashes=(11, 22, 33), features=N
     pq.write_table(table, folder / "a.parquet")
 
 
+BUILT = {"by": "user", "days": 30, "where": None, "lag_minutes": 0.0}
+
+
+def with_sequence(**changes):
+    group = {"columns": {}, "time": {"column": "history", "field": "at"}, "max_length": 20, "age_bins": 64}
+    return {"dense": {}, "sparse": {}, "sequences": {"groups": {"history": {**group, **changes}}}}
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path))
@@ -46,8 +54,45 @@ def store(tmp_path: Path) -> Store:
 def test_the_same_transforms_change_nothing(store: Store) -> None:
     put(store, "now")
     put(store, "then", x=dense(column="renamed"))
-    change = translation(store, "now", "then")
+    change = translation(store, "now", "then", ["data.dense.x.column"])
     assert change.dense == {"x": None} and change.sparse == {"a": None}
+
+
+def with_columns(group: str, name: str, column: str) -> dict:
+    """Features of which one is read from ``column``."""
+    features: dict = {"dense": {"x": dense()}, "sparse": {"a": sparse(column="a")}}
+    features[group][name] |= {"column": column}
+    return features
+
+
+def built(**changes) -> dict:
+    return with_sequence(history=BUILT | changes)
+
+
+COLUMNS = [
+    (with_columns("dense", "x", "amount"), with_columns("dense", "x", "price"), "data.dense.x.column"),
+    (with_columns("sparse", "a", "twin"), with_columns("sparse", "a", "site"), "data.sparse.a.column"),
+    (
+        with_sequence(columns={"history__item": {"column": "seen", "field": "item"}}),
+        with_sequence(columns={"history__item": {"column": "seen", "field": "ad"}}),
+        "data.sequences.history.features.item.column",
+    ),
+    (with_sequence(), with_sequence(time={"column": "history", "field": "sent"}), "data.sequences.history.time"),
+    (built(of={"item": "ad"}), built(of={"item": "page"}), "data.sequences.history.features.item.column"),
+    (built(by="session"), built(), "data.sequences.history.history.by"),
+    (built(where="buy"), built(where="click"), "data.sequences.history.history.where"),
+]
+
+
+@pytest.mark.parametrize(("now", "then", "setting"), COLUMNS, ids=[each[2] for each in COLUMNS])
+def test_another_column_is_no_rename_unless_somebody_says_so(store: Store, now: dict, then: dict, setting: str) -> None:
+    put(store, "now", features=now)
+    put(store, "then", features=then)
+    with pytest.raises(NotComparableError, match=rf"if the log renamed it, checkpoint.allow=\[{setting}\] says so"):
+        translation(store, "now", "then")
+    assert translation(store, "now", "then", [setting]) == translation(store, "then", "then")
+    with pytest.raises(NotComparableError):
+        translation(store, "now", "then", [f"{setting}s", "data.dense.other"])
 
 
 def test_ids_keep_their_identity_not_their_row(store: Store) -> None:
@@ -120,6 +165,7 @@ def test_dense_values_change_their_scale(store: Store, now: dict, then: dict) ->
         ({"strip": True}, {}, "data.strip is True in the dataset, False in the model"),
         ({"decimal": ","}, {}, "data.decimal is ',' in the dataset, '.' in the model"),
         ({"x": dense("percentile", bounds=[1.0])}, {}, "feature 'x' has other bounds of percentile in the dataset"),
+        ({"x": dense() | {"width": 2}}, {}, "feature 'x' has width 2 in the dataset, 1 in the model"),
     ],
 )
 def test_what_cannot_be_translated_is_said_by_feature(store: Store, now: dict, then: dict, words: str) -> None:
@@ -141,20 +187,62 @@ def test_what_another_model_cuts_off_is_cut_off_for_it(store: Store) -> None:
     assert cut.weights is not None and cut.weights.tolist() == [0, 0.1, 0.3, 0.4, 0.5]
 
 
+NONE, LOG = dense("none", 0, 1), dense("log1p", 0, 1)
+
+
+@pytest.mark.parametrize("now", [NONE, LOG])
+@pytest.mark.parametrize(
+    "then",
+    [
+        dense(),
+        dense("standardise", 5, 2),
+        dense("percentile", bounds=[0.0, 1.0, 4.0]),
+        NONE | {"clip": [1, 9]},
+        dense("max_norm", 0, 1) | {"missing": None},
+    ],
+)
+def test_a_zero_is_no_missing_value_to_a_model_that_tells_them_apart(store: Store, now: dict, then: dict) -> None:
+    put(store, "now", x=now)
+    put(store, "then", x=then)
+    with pytest.raises(NotComparableError, match="feature 'x' does not tell a zero from a missing value"):
+        translation(store, "now", "then")
+    put(store, "kept", x=now, raw=["x"])
+    change = translation(store, "kept", "then")
+    assert change.raw == ["x"]
+    zero, missing = change.values("x", np.array([0.0, np.nan]))
+    own = Scale.of("x", then).values(np.array([0.0, np.nan]))
+    assert zero == own[0] and (missing == own[1] or np.isnan([missing, own[1]]).all())
+
+
+def test_a_vector_of_which_a_zero_may_be_missing_is_not_scaled(store: Store) -> None:
+    put(store, "now", x=NONE | {"width": 2})
+    put(store, "then", x=dense("standardise") | {"width": 2})
+    with pytest.raises(NotComparableError, match="feature 'x', a vector, does not tell a zero from a missing value"):
+        translation(store, "now", "then")
+
+
+def test_a_bound_at_todays_mean_is_a_number(store: Store) -> None:
+    """In today's scale it is 0, the value of a missing number; bounds with a missing one are in no order."""
+    then = dense("percentile", bounds=[0.0, 1.0, 4.0])
+    put(store, "now", x=dense("standardise", 1.0, 2.0))
+    put(store, "then", x=then)
+    moved = translation(store, "now", "then").values("x", np.array([-1.0, 0.25, 3.0], np.float32))
+    assert moved.tolist() == Scale.of("x", then).values(np.array([-1.0, 1.5, 7.0])).tolist()
+
+
+def test_limits_of_values_are_no_other_scale(store: Store) -> None:
+    """Its bits would change by rounding, there and back."""
+    put(store, "now", x=dense() | {"min": None, "max": 50.0, "required": False})
+    put(store, "then", x=dense() | {"min": 0.0, "max": 9.0, "required": True})
+    assert translation(store, "now", "then").dense == {"x": None}
+
+
 def test_a_number_that_is_clipped_more_today_is_taken_as_it_came(store: Store) -> None:
     put(store, "now", x=dense("none", 0, 1) | {"clip": [0, 9]}, raw=["x"])
     put(store, "then", x=dense("none", 0, 1))
     change = translation(store, "now", "then")
     assert change.raw == ["x"]
     assert change.values("x", np.array([-3.0, 4.0, 40.0, np.nan])).tolist() == [-3, 4, 40, 0]
-
-
-BUILT = {"by": "user", "days": 30, "where": None, "lag_minutes": 0.0}
-
-
-def with_sequence(**changes):
-    group = {"columns": {}, "time": {"column": "history", "field": "at"}, "max_length": 20, "age_bins": 64}
-    return {"dense": {}, "sparse": {}, "sequences": {"groups": {"history": {**group, **changes}}}}
 
 
 @pytest.mark.parametrize(
@@ -167,6 +255,8 @@ def with_sequence(**changes):
         (with_sequence(history=BUILT | {"days": 7}), "history.days of sequence 'history' is 7 in the dataset, 30 in"),
         (with_sequence(history=BUILT | {"where": "click"}), "history.where of sequence 'history' is 'click' in"),
         (with_sequence(history=BUILT | {"lag_minutes": 5.0}), "history.lag_minutes of sequence 'history' is 5.0 in"),
+        (with_sequence(history=None), "history.by of sequence 'history' is None in the dataset, 'user' in the model"),
+        (with_sequence(), "history.by of sequence 'history' is None in the dataset, 'user' in the model"),
     ],
 )
 def test_sequences_that_a_model_cannot_read_are_said(store: Store, now: dict, words: str) -> None:
@@ -177,11 +267,115 @@ def test_sequences_that_a_model_cannot_read_are_said(store: Store, now: dict, wo
         translation(store, "now", "then")
 
 
-@pytest.mark.parametrize("now", [with_sequence(), with_sequence(time=None), with_sequence(history=BUILT)])
-def test_sequences_of_the_same_length_are_read_as_they_are(store: Store, now: dict) -> None:
+@pytest.mark.parametrize("now", [with_sequence(), with_sequence(time=None), with_sequence(history=None)])
+@pytest.mark.parametrize("then", [with_sequence(), with_sequence(history=None)])
+def test_sequences_of_the_same_length_are_read_as_they_are(store: Store, now: dict, then: dict) -> None:
     put(store, "now", features=now)
-    put(store, "then", features=with_sequence())
+    put(store, "then", features=then)
     assert translation(store, "now", "then").sparse == {}
+
+
+def test_a_sequence_that_the_log_has_is_not_one_that_was_built(store: Store) -> None:
+    put(store, "now", features=with_sequence(history=BUILT))
+    put(store, "then", features=with_sequence(history=None))
+    with pytest.raises(NotComparableError, match="history.by of sequence 'history' is 'user' in the dataset, None in"):
+        translation(store, "now", "then")
+
+
+def test_of_earlier_releases_the_settings_say_how_a_sequence_was_built(store: Store) -> None:
+    """A record without ``history``: the version has its configuration beside it, the dataset in its manifest."""
+    settings = {"data": {"sequences": {"history": {"history": BUILT}}}}
+    for path in ("now", "then"):
+        with store.draft(path, kind="dataset", key=path, config=settings, inputs={}) as draft:
+            draft.commit({})
+        put(store, path, features=with_sequence())
+    store.write_bytes("then/config.yaml", b"data: {sequences: {history: {history: {by: user, days: 7}}}}")
+    with pytest.raises(NotComparableError, match="history.days of sequence 'history' is 30 in the dataset, 7 in the"):
+        translation(store, "now", "then")
+    put(store, "newer", features=with_sequence(history=BUILT | {"days": 14}))
+    with pytest.raises(NotComparableError, match="history.days of sequence 'history' is 14 in the dataset, 7 in the"):
+        translation(store, "newer", "then")
+    assert translation(store, "now", "now").sparse == {}
+
+
+CLOCK = {"row_time": "at", "time_zone": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        ({"row_time": "served_at"}, "data.timestamp"),
+        ({"time_zone": "Asia/Tokyo"}, "data.time_zone"),
+        ({"time_format": "%d.%m.%Y"}, "data.time_format"),
+    ],
+)
+def test_ages_by_another_clock_are_not_those_of_the_model(store: Store, change: dict, setting: str) -> None:
+    for path, clock in (("now", CLOCK | change), ("then", CLOCK)):
+        features = with_sequence()
+        features["sequences"] |= clock
+        put(store, path, features=features)
+    with pytest.raises(NotComparableError, match=f"{setting}, by which the ages of events are counted, is"):
+        translation(store, "now", "then")
+    assert translation(store, "now", "then", [setting]).sparse == {}
+
+
+def test_without_ages_no_clock_matters(store: Store) -> None:
+    for path, row_time in (("now", "served_at"), ("then", "at")):
+        features = with_sequence(time=None)
+        features["sequences"] |= CLOCK | {"row_time": row_time}
+        put(store, path, features=features)
+    assert translation(store, "now", "then").sparse == {}
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "words"),
+    [
+        ({"max": 10.0}, {}, "data.dense.x.max is 10.0 in the dataset, None in the model"),
+        ({"max": 10.0}, {"max": 20.0}, "data.dense.x.max is 10.0 in the dataset, 20.0 in the model"),
+        ({"min": 0.0}, {"min": -1.0}, "data.dense.x.min is 0.0"),
+        ({"required": True}, {"required": False}, "data.dense.x.required is True"),
+    ],
+)
+def test_rows_that_only_the_model_would_score_must_be_there(store: Store, now: dict, then: dict, words: str) -> None:
+    """Rows in quarantine are not judged: neither on the candidate, which refuses them, nor on the one that serves."""
+    put(store, "now", x=dense() | now)
+    put(store, "then", x=dense() | then)
+    with pytest.raises(NotComparableError, match=f"{words}.*rows that the model would score are in quarantine"):
+        translation(store, "now", "then")
+    assert translation(store, "then", "now").dense == {"x": None}, "they are there for a model that refuses some"
+    store.write_json("now/quality.json", {"quarantine": {"columns": {"y": 3}}})
+    assert translation(store, "now", "then").dense == {"x": None}, "the limit refused no row"
+    store.write_json("now/quality.json", {"quarantine": {"columns": {"x": 1}}})
+    with pytest.raises(NotComparableError, match=words):
+        translation(store, "now", "then")
+
+
+def test_rows_with_late_events_that_only_the_model_would_score_must_be_there(store: Store) -> None:
+    put(store, "now", features=with_sequence(drop_leaks=False))
+    put(store, "then", features=with_sequence(drop_leaks=True))
+    with pytest.raises(NotComparableError, match="data.sequences.history.leaks is quarantine in the dataset, drop in"):
+        translation(store, "now", "then")
+    assert translation(store, "then", "now").sparse == {}
+
+
+def test_a_label_of_another_column_judges_nobody(store: Store) -> None:
+    label = {"column": "click", "positive": "1", "negative": "0"}
+    put(store, "now", label=label | {"column": "buy"})
+    put(store, "then", label=label)
+    with pytest.raises(NotComparableError, match="data.label.column is 'buy' in the dataset, 'click' in the model"):
+        translation(store, "now", "then")
+    assert translation(store, "now", "then", ["data.label.column"]).dense == {"x": None}
+
+
+def test_of_earlier_releases_the_settings_say_what_a_quote_is(store: Store) -> None:
+    put(store, "now", quote=None)
+    put(store, "then")
+    with pytest.raises(NotComparableError, match="data.quote is None in the dataset, '\"' in the model"):
+        translation(store, "now", "then")
+    store.write_bytes("then/config.yaml", b"data: {format: csv, quote: null}")
+    assert translation(store, "now", "then").dense == {"x": None}
+    store.write_bytes("then/config.yaml", b"data: {format: parquet, quote: null}")
+    assert translation(store, "now", "then", ["data.quote"]).dense == {"x": None}
 
 
 def test_ids_without_a_row_today_keep_theirs_in_the_other_model(store: Store) -> None:
