@@ -21,7 +21,7 @@ FIGURES = ("ne", "auc", "calibration")
 SUMS = ("rows", "clicks", "loss", "predicted", "above", "below")
 # Of the intervals of an evaluation: what the gate's are by default.
 CONFIDENCE, REPLICATES, BLOCKS = 0.95, 400, 1000
-# Rows of the rarer class: with fewer, replicates often draw none of them, and their spread says little.
+# Blocks with rows of the rarer class: with fewer, replicates often draw none of them, and their spread says little.
 FEWEST = 30
 
 
@@ -145,16 +145,20 @@ def evaluation_intervals(
         weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
-        ``ne_interval`` and ``auc_interval``; nothing where one of the classes has fewer than ``FEWEST`` rows.
+        ``ne_interval`` and ``auc_interval``; nothing where rows of one class lie in fewer than ``FEWEST``
+        of the blocks that are drawn, because they are few or follow each other.
     """
     clicked = np.asarray(labels) == 1
-    counted = clicked if weights is None else clicked[weights > 0]
-    if min(counted.sum(), len(counted) - counted.sum()) < FEWEST:
-        return {}
+    counted = np.ones(len(clicked), np.bool_) if weights is None else np.asarray(weights) > 0
     blocks, count = block_of_rows(len(clicked), BLOCKS), min(BLOCKS, len(clicked))
+    for own in (counted & clicked, counted & ~clicked):
+        if np.count_nonzero(np.bincount(blocks[own], minlength=count)) < FEWEST:
+            return {}
     sums = block_sums(clicked, logits, blocks, count, None if weights is None else weights.astype(np.float64))
     drawn = resample(sums, poisson_weights(REPLICATES, count, seed=0))
     ne, auc = drawn["ne"].interval(CONFIDENCE), drawn["auc"].interval(CONFIDENCE)
+    if not np.isfinite([ne.low, ne.high, auc.low, auc.high]).all():
+        return {}
     return {"ne_interval": (max(ne.low, 0.0), ne.high), "auc_interval": (max(auc.low, 0.0), min(auc.high, 1.0))}
 
 

@@ -48,7 +48,7 @@ def doubts(figures: Evaluation) -> list[str]:
     if figures.ne_interval is None:
         others = units.count(figures.samples - figures.clicks)
         few = f"{units.count(figures.clicks)} test rows with a click and {others} without"
-        return [f"{few} are too few to tell how good the model is; {more}"]
+        return [f"{few} are too few, or lie too close together, to tell how good the model is; {more}"]
     if figures.ne <= 1 <= figures.ne_interval[1]:
         return [f"NE may be 1, as of a model that predicts the click rate for every row; {more}"]
     return []

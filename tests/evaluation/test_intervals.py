@@ -55,6 +55,20 @@ def test_a_class_of_few_rows_allows_no_interval(label):
     assert ends["auc_interval"][1] <= 1
 
 
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_class_that_lies_in_few_blocks_allows_no_interval(label):
+    """A log in the order of sessions or labels: replicates draw blocks, and many would draw none of these rows."""
+    labels = np.full(100_000, 1 - label, np.int8)
+    labels[500:540] = label
+    logits = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
+    assert evaluation_intervals(labels, logits) == {}
+    labels[:: 100_000 // FEWEST] = label
+    ends = evaluation_intervals(labels, logits)
+    assert ends and all(math.isfinite(low) and low < high for low, high in ends.values())
+    (line,) = doubts(Evaluation(samples=100_000, clicks=40, ne=0.9))
+    assert "lie too close together" in line
+
+
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
