@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -31,8 +32,9 @@ GPU_FIGURES = {
 class Kept:
     """What is kept: the ``machine`` that was measured, the ``day`` (ISO), the ``seconds`` it took, and the figures.
 
-    ``revision``: how often it was measured again by order, which plans follow. ``loaded``: other programs were at work
-    meanwhile, so it is measured again once they are not.
+    ``revision``: 0 for the first measurement, which plans do not name; of one by order a mark of its figures, the same
+    wherever they are kept. ``loaded``: other programs were at work meanwhile, so it is measured again once they are not,
+    and has the next revision.
     """
 
     machine: dict[str, Any]
@@ -52,8 +54,10 @@ def with_figures(config: Config) -> Config:
     if not names:
         return config
     kept = find_kept(config)
-    if kept is None or (kept.loaded and not is_busy()):
-        kept = _measured(config, 0 if kept is None else kept.revision)
+    if kept is None:
+        kept = _measured(config, 0)
+    elif kept.loaded and not _was_busy():
+        kept = _measured(config, kept.revision + 1)
     figures: dict[str, Any] = {name: kept.figures[name] for name in names if name in kept.figures}
     return replace(config, hardware=replace(config.hardware, **figures))
 
@@ -75,15 +79,38 @@ def measure_again(config: Config) -> Kept:
     """
     from pipeline.calibration.quick import quick_figures
 
-    began, former, loaded = time.perf_counter(), find_kept(config), is_busy()
-    revision = 1 if former is None else former.revision + 1
-    return keep(config, quick_figures(config), time.perf_counter() - began, revision, loaded=loaded)
+    began, loaded = time.perf_counter(), is_busy()
+    figures = _rounded(quick_figures(config))
+    return keep(config, figures, time.perf_counter() - began, _mark(figures), loaded=loaded)
 
 
 def calibration_revision(config: Config) -> int:
-    """How often the figures that ``config`` uses were measured again by order; 0 where it uses none that are kept."""
-    kept = find_kept(config) if config.hardware.measured else None
-    return 0 if kept is None else kept.revision
+    """Return the revision of the figures that a plan made now would use; 0 where it uses none that are kept."""
+    if not config.hardware.measured:
+        return 0
+    busy, kept = _was_busy(), find_kept(config)
+    if kept is None:
+        return 0
+    return kept.revision + (kept.loaded and not busy)
+
+
+@functools.cache
+def _was_busy() -> bool:
+    """Whether other programs were at work when this process asked first, before its own stages loaded the machine.
+
+    A plan and its key have the same answer.
+    """
+    return is_busy()
+
+
+def _mark(figures: dict[str, float]) -> int:
+    """A number that stands for ``figures``, above 0."""
+    text = json.dumps(figures, sort_keys=True)
+    return 1 + int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
+
+
+def _rounded(figures: dict[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.3g}") for name, value in figures.items()}
 
 
 def _is_sound(kept: Kept) -> bool:
@@ -101,7 +128,7 @@ def _is_figure(name: str, value: object) -> bool:
 
 def keep(config: Config, figures: dict[str, float], seconds: float, revision: int = 0, *, loaded: bool = False) -> Kept:
     """Keep ``figures`` for later plans; where the folder cannot be written, they serve this one only."""
-    rounded = {name: float(f"{value:.3g}") for name, value in figures.items()}
+    rounded = _rounded(figures)
     kept = Kept(
         machine=identity(config), day=time.strftime("%Y-%m-%d"), seconds=round(seconds, 1), figures=rounded,
         revision=revision, loaded=loaded,
@@ -134,7 +161,7 @@ def _key(config: Config) -> str:
 def _measured(config: Config, revision: int) -> Kept:
     from pipeline.calibration.quick import quick_figures
 
-    began, loaded = time.perf_counter(), is_busy()
+    began, loaded = time.perf_counter(), _was_busy()
     try:
         figures = quick_figures(config)
     except (NightjarError, RuntimeError, OSError) as error:

@@ -50,7 +50,7 @@ class PlanStage(Stage):
     )
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
-        """How often this machine was measured again by order, where its measured figures count."""
+        """Which measurement of this machine it was, where its measured figures count; the first one is not named."""
         from pipeline.calibration.kept import calibration_revision
 
         revision = calibration_revision(config)

@@ -55,9 +55,11 @@ def test_a_revision_gives_another_key_to_the_stage_and_to_what_reads_it(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = compose(["run=r", "stages=[ingest,plan,partition,train,evaluate,publish]"])
-    before = made(config, tmp_path)
-    assert not any("code" in step.config for step in before.values())
-    monkeypatch.setattr(type(STAGES.get(stage)), "revision", 1)
+    before, revision = made(config, tmp_path), STAGES.get(stage).revision
+    for name, step in before.items():
+        own = STAGES.get(name).revision
+        assert step.config.get("code") == ({"revision": own} if own else None)
+    monkeypatch.setattr(type(STAGES.get(stage)), "revision", revision + 1)
     after = made(config, tmp_path)
     moved = [name for name in before if before[name].key != after[name].key]
     assert moved == [name for name in before if name == stage or stage in _above(before, name)]
@@ -81,6 +83,36 @@ def test_a_machine_that_is_measured_again_is_planned_for_again(tmp_path: Path, m
         assert kept.measure_again(config).figures == {"lookup_ns": lookup_ns}
         keys.append(made(config, tmp_path)["plan"].key)
     assert keys[0] == keys[1] and len(set(keys)) == 3
+
+
+def test_figures_measured_again_after_the_cache_was_lost_are_planned_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new container has an empty cache. Equal figures are one plan, wherever they were measured."""
+    config, keys = compose(["run=r", "hardware=auto"]), []
+    monkeypatch.setattr(kept, "is_busy", lambda: False)
+    for home, lookup_ns in (("a", 2.0), ("b", 3.0), ("c", 2.0)):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / home))
+        monkeypatch.setattr("pipeline.calibration.quick.quick_figures", lambda config, ns=lookup_ns: {"lookup_ns": ns})
+        kept.measure_again(config)
+        keys.append(made(config, tmp_path)["plan"].key)
+    assert keys[0] != keys[1] and keys[0] == keys[2]
+
+
+def test_figures_of_a_loaded_machine_are_planned_with_until_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key of a plan that is made in this process is the one that the next process finds."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config, keys = compose(["run=r", "hardware=auto"]), []
+    for busy, lookup_ns in ((True, 9.0), (True, 8.0), (False, 2.0), (False, 3.0)):
+        monkeypatch.setattr(kept, "_was_busy", lambda busy=busy: busy)
+        monkeypatch.setattr("pipeline.calibration.quick.quick_figures", lambda config, ns=lookup_ns: {"lookup_ns": ns})
+        keys.append(made(config, tmp_path)["plan"].key)
+        found = kept.with_figures(config).hardware.lookup_ns
+        assert found == (9.0 if busy else 2.0)
+    assert keys[0] == keys[1] != keys[2] == keys[3]
+    assert made(config, tmp_path)["plan"].key == keys[2]
 
 
 def test_hardware_that_names_its_figures_is_not_measured_again() -> None:
