@@ -23,6 +23,9 @@ class Publish(Stage):
     by_default = False
     needs_rows = True
     distributed = True
+    # 1: the version that serves is judged on what it would see, or the model is held. Verdicts of before are not taken
+    # for such ones.
+    revision = 1
     settings = (
         use("gate", "*"),
         use("publish", "model", named=True),
