@@ -125,10 +125,15 @@ class Bytes(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed(Record):
-    """Where a session of training went on from."""
+    """Where a session of training went on from.
+
+    ``planned``: steps planned when the first ones were taken, where a training of today's length would have taken these
+    with other learning rates.
+    """
 
     step: int
     samples: int
+    planned: int | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)

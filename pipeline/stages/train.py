@@ -284,8 +284,9 @@ def _trained(part: TrainPart) -> list[str]:
     if not resumed or not units.known(samples) or not units.known(steps):
         return [f"{whole}, {time}"]
     session = units.plural(steps - resumed.step, "step")
+    rates = f", with the rates of {units.count(resumed.planned)} planned steps until then" if resumed.planned else ""
     return [
-        f"{whole} in all, resumed after step {units.count(resumed.step)}",
+        f"{whole} in all, resumed after step {units.count(resumed.step)}{rates}",
         f"this session: {units.count(samples - resumed.samples)} samples in {session}, {time}",
     ]
 

@@ -36,6 +36,7 @@ from pipeline.training.length import (
     coding_of,
     length_line,
     planned_before,
+    rates_differ,
     same_coding,
 )
 from pipeline.training.level import set_level, unset_level
@@ -51,6 +52,7 @@ from pipeline.training.trainer import Trainer
 # In the schedule's record: the parameters are averages, the weights that train their state.
 AVERAGED = "averaged"
 LEVEL = "level"  # in the schedule's record, by parameter: values with which training goes on, without the level
+PLANNED = "planned"  # in the schedule's record: steps planned before, where those taken had other rates for that
 SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_ratio", "min_lr_factor")
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ class Checkpoints:
         self.order = order  # of this training, which keeps the order that it began with
         self.levelled: SplitReader | None = None  # rows by which the level of what is published is set; None: it is not
         self.ends_early = False  # resumed where the training now ends, which was not its end before
+        self.planned: int | None = None  # steps planned before, where those taken had other rates for that
         self._place, self._dataset = directory, inputs["dataset"]
 
     @property
@@ -127,9 +130,19 @@ class Checkpoints:
                 log.info("the validation rows had stopped it there; it stays so")
             elif line := length_line(self.settings.train, then, state.step, total, rows, self.trainer.optimizers.cycle):
                 log.info("%s", line)
-        if stopped or planned_before(self.settings.train, then, rows) == total == state.step:
+        before, self.planned = planned_before(self.settings.train, then, rows), state.schedule.get(PLANNED)
+        cycle = self.trainer.optimizers.cycle
+        if self.planned is None and rates_differ(self.settings.train, before, total, state.step, cycle):
+            self.planned = before
+        if stopped or before == total == state.step:
             self._end_as_asked(state, then)
             return
+        if self.levelled is not None and before == state.step and LEVEL not in state.schedule and dist.get_rank() == 0:
+            log.warning(
+                "%s, the end of a training, is of an earlier release: training goes on from the last bias that was set "
+                "for what was published, not from the one that was trained; force=true trains from the start",
+                self.final,
+            )
         self.ends_early = state.step == total
         self._train_on(state)
         if (average := self.trainer.optimizers.average) is not None:
@@ -286,6 +299,8 @@ class Checkpoints:
             average.swap()
         if former:
             schedule[LEVEL] = former
+        if self.planned is not None:
+            schedule[PLANNED] = self.planned
         state = TrainState(
             step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
             windows=self.meter.state(), towers=self.trainer.tower_features, order=self.trainer.feature_order,

@@ -69,6 +69,24 @@ def check_average(train: TrainConfig, then: Mapping[str, Any], step: int, total:
     )
 
 
+def rates_differ(train: TrainConfig, before: int, total: int, step: int, cycle: int | None = None) -> bool:
+    """Return whether the steps taken would have had other learning rates if ``total`` steps had been planned.
+
+    Args:
+        before: steps that were planned when they were taken.
+        total: steps planned now.
+        step: steps taken.
+        cycle: steps after which the schedule begins anew, whatever the length; None: it spans all.
+    """
+    if before == total or not step or cycle is not None:
+        return False
+    last = step - 1
+    return (
+        warmup_steps(train, before) != warmup_steps(train, total)
+        or lr_factor(train, last, before) != lr_factor(train, last, total)
+    )
+
+
 def length_line(
     train: TrainConfig, then: Mapping[str, Any], step: int, total: int, rows: int, cycle: int | None = None
 ) -> str:

@@ -457,6 +457,8 @@ class _Run:
             figures["validation"] = self.looks.summary()
         if self.first:
             figures["resumed"] = {"step": self.first, "samples": self._samples(self.first)}
+            if self.saver.planned is not None:
+                figures["resumed"]["planned"] = self.saver.planned
         if self.rows:
             names = (field.name for field in fields(LinkBytes))
             figures["bytes_per_sample"] = {n: v / self.rows for n, v in zip(names, self.sent, strict=True)}

@@ -2,8 +2,7 @@
 
 ``golden_keys.json`` was made by the code at commit 9b5f519. It is never made again: a key that changes here throws away
 every artifact that users made with that configuration. A stage's ``revision`` does so on purpose, and keys are compared
-without it. Where a setting is renamed, the overrides below follow, and its
-name in keys stays.
+without it. Where a setting is renamed, the overrides below follow, and its name in keys stays.
 """
 
 import json

@@ -17,6 +17,7 @@ from pipeline.training.length import (
     coding_of,
     length_line,
     planned_before,
+    rates_differ,
     same_coding,
 )
 from tests.commands import nightjar, nightjar_in_turn
@@ -152,6 +153,21 @@ def test_the_hint_for_a_training_that_is_too_long_names_what_it_was_planned_with
 
 def test_nothing_is_said_where_the_length_is_the_same() -> None:
     assert length_line(TrainConfig(max_steps=40, global_batch=10), recorded(), 9, 10, 100) == ""
+
+
+@pytest.mark.parametrize(
+    ("train", "differ"),
+    [
+        (TrainConfig(warmup_steps=2, schedule="constant"), False),
+        (TrainConfig(warmup_steps=2, schedule="linear", decay_ratio=1.0), True),
+        (TrainConfig(warmup_steps="auto", schedule="constant"), True),
+        (TrainConfig(warmup_steps=2, schedule="linear", decay_ratio=0.1), False),
+    ],
+)
+def test_a_length_decides_the_rates_of_steps_that_are_taken(train: TrainConfig, differ: bool) -> None:
+    assert rates_differ(train, 200, 100, 50) is differ
+    assert not rates_differ(train, 100, 100, 50) and not rates_differ(train, 200, 100, 0)
+    assert not rates_differ(train, 200, 100, 50, cycle=25)
 
 
 def test_rates_are_said_as_shares_that_can_be_read() -> None:

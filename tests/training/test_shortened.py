@@ -12,7 +12,7 @@ from pipeline.config.validate import ValidateConfig
 from pipeline.errors import ConfigError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training import loop
+from pipeline.training import checkpoints, loop
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.stopping import Stopping
 from tests.embeddings.ranks import plan_for, spawn
@@ -36,8 +36,13 @@ def only_the_first_look_is_good(self, look, best):
     return False
 
 
-def trained(folder, name, steps, *, sampled="", **changes):
+def trained(folder, name, steps, **changes):
     """Train to ``steps`` with a checkpoint in the middle; returns the last checkpoint's path."""
+    return session(folder, name, steps, **changes)["final"]
+
+
+def session(folder, name, steps, *, sampled="", **changes):
+    """As ``trained``; returns the figures."""
     store = Store(str(folder))
     if not (folder / "datasets").exists():
         validation = 80 if {"validate", "snapshots"} & changes.keys() else 0
@@ -47,7 +52,7 @@ def trained(folder, name, steps, *, sampled="", **changes):
     options = {"epochs": 3, "max_steps": steps, "lr": 0.02, "warmup_steps": 1, **changes}
     settings = config(1, global_batch=200, guard={"collapse": False}, checkpoint=checkpoint, **options)
     place = f"runs/r/checkpoints/{name}"
-    return loop.train(TrainingSettings.of(settings), store, dataset, plan, place, name, lambda record: None)["final"]
+    return loop.train(TrainingSettings.of(settings), store, dataset, plan, place, name, lambda record: None)
 
 
 def content(folder, path):
@@ -125,3 +130,40 @@ def snapshots_again(folder):
 
 def test_a_cycle_begins_with_the_same_weights_whether_or_not_training_was_interrupted(tmp_path):
     spawn(snapshots_again, 1, tmp_path)
+
+
+def falling(folder):
+    first = session(folder, "k", LONG, schedule="linear")
+    shutil.rmtree(folder / first["final"])
+    assert "resumed" not in first["train"]
+    shortened = session(folder, "k", SHORT, schedule="linear")
+    assert shortened["train"]["resumed"]["planned"] == LONG
+    assert "resumed" not in session(folder, "straight", SHORT, schedule="linear")["train"]
+    longer = session(folder, "straight", LONG, schedule="linear")
+    assert longer["train"]["resumed"]["planned"] == SHORT
+    constant = trained(folder, "constant", LONG)
+    shutil.rmtree(folder / constant)
+    assert "planned" not in session(folder, "constant", SHORT)["train"]["resumed"]
+
+
+def test_a_length_that_decided_the_rates_is_recorded(tmp_path):
+    """Its key is that of a training which was planned so, and which has other bits."""
+    spawn(falling, 1, tmp_path)
+
+
+def longer_than_a_former_end(folder):
+    said = []
+    checkpoints.log.warning = lambda text, *given: said.append(text % given)
+    trained(folder, "new", SHORT, sampled="logit")
+    trained(folder, "new", LONG, sampled="logit")
+    assert not any("of an earlier release" in line for line in said)
+    checkpoints.LEVEL = "not yet known"
+    end = trained(folder, "old", SHORT, sampled="logit")
+    checkpoints.LEVEL = "level"
+    trained(folder, "old", LONG, sampled="logit")
+    (line,) = [line for line in said if "of an earlier release" in line]
+    assert line.startswith(end)
+
+
+def test_going_on_from_an_end_that_an_earlier_release_shifted_is_a_warning(tmp_path):
+    spawn(longer_than_a_former_end, 1, tmp_path)
