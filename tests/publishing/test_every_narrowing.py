@@ -20,53 +20,71 @@ FEATURES = [
     "+data.sparse.kinds={separator: ' ', weight_separator: ':'}", "+data.sparse.twin={table: site}",
     "+data.sparse.words={holds: list, separator: ' ', weights: heard}", "+data.sparse.pair={cross: [site, level]}",
     "+data.sparse.amount={bins: 20}", "data.sequences.seen.time=when", "train.epochs=4",
+    "+data.sparse.rank={column: level}", "+data.dense.count={transform: log1p_standardise}",
 ]  # fmt: skip
 CURRENT = "models/m/current.json"
-TAGS, SITE, SEEN = "data.sparse.tags", "data.sparse.site", "data.sequences.seen"
-# What a night changes of each setting, and the exit code: 0 or 6 where it trains (see the test), else of its error.
-NIGHTS = {
-    "dense_transform": (["data.dense.price.transform=null", "data.dense_transform=percentile"], 0),
-    "dense.*.transform": (["data.dense.price.transform=log1p"], 0),
-    "dense.*.clip": (["data.dense.price.clip=[0.5,0.6]"], 0),
-    "dense.*.bins": (["data.dense.price.transform=percentile", "data.dense.price.bins=2"], 0),
-    "dense.*.width": (["data.dense.place.width=1"], 3),
-    "dense.*.separator": (["data.dense.place.separator=','"], 3),
-    "sparse.*.max_ids": ([f"{TAGS}.max_ids=2"], 0),
-    "sparse.*.rows": ([f"{TAGS}.rows=4"], 0),
-    "sparse.*.min_count": ([f"{TAGS}.min_count=740"], 0),
-    "sparse.*.when_full": ([f"{TAGS}.rows=4", f"{TAGS}.when_full=keep"], 0),
-    "sparse.*.evict_after_days": ([f"{TAGS}.evict_after_days=1"], 0),  # nothing: of a log by the day alone
-    "sparse.*.mapping": ([f"{TAGS}.mapping=hash", f"{TAGS}.rows=5"], 0),
-    "sparse.*.separator": ([f"{TAGS}.separator=null"], 0),
-    "sparse.*.weight_separator": (["data.sparse.kinds.weight_separator=null"], 0),
-    "sparse.*.weights": (["data.sparse.words.weights=null"], 0),
-    "sparse.*.holds": ([f"data.sparse.words.{each}" for each in ("separator=null", "weights=null", "holds=one")], 0),
-    "sparse.*.cross": (["data.sparse.pair.cross=[site,day]"], 0),
-    "sparse.*.cross_bins": (["+data.sparse.pair.cross_bins={level: [2]}"], 0),
-    "sparse.*.bins": (["data.sparse.amount.bins=2"], 0),
-    "sparse.*.bins_by": (["data.sparse.amount.bins_by=mdl"], 0),
-    "sparse.*.integer": ([f"{SITE}.integer=true"], 3),
-    "sparse.*.table": (["data.sparse.twin.table=null"], 0),
-    "sparse_defaults.rows": (["data.sparse_defaults.rows=4"], 0),
-    "sparse_defaults.min_count": (["data.sparse_defaults.min_count=740"], 0),
-    "sparse_defaults.when_full": (["data.sparse_defaults.rows=4", "data.sparse_defaults.when_full=keep"], 0),
-    "sparse_defaults.evict_after_days": (["data.sparse_defaults.evict_after_days=1"], 0),
-    "sparse_defaults.mapping": (["data.sparse_defaults.mapping=hash", "data.sparse_defaults.rows=5"], 0),
-    "sparse_defaults.separator": (["data.sparse_defaults.separator='1'"], 0),
-    "sparse_defaults.weight_separator": (["data.sparse_defaults.weight_separator=t"], 0),
-    "missing": (["data.missing=['',s1]"], 0),
-    "strip": (["data.strip=true"], 0),
-    "decimal": (["data.decimal=','"], 3),
-    "sequences.*.max_length": ([f"{SEEN}.max_length=2"], 0),
-    "sequences.*.time": ([f"{SEEN}.time=null"], 0),
-    "sequences.*.age_bins": ([f"{SEEN}.age_bins=2"], 0),
-    "sequences.*.separator": ([f"{SEEN}.separator=','"], 3),
-    "sequences.*.features.*.table": ([f"{SEEN}.features.item.table=site"], 0),
-    "sequences.*.features.*.rows": ([f"{SEEN}.features.item.rows=4"], 0),
-    "sequences.*.features.*.min_count": ([f"{SEEN}.features.item.min_count=1140"], 0),
-}
-# Of sequences that are built from the log, which this one holds: tests/publishing/test_translate.py.
-BUILT = {f"sequences.*.history.{name}" for name in ("by", "days", "where", "lag_minutes")}
+TAGS, SITE, SEEN, WORDS = "data.sparse.tags", "data.sparse.site", "data.sequences.seen", "data.sparse.words"
+# What becomes of the version that serves: its NE is the one it was published with, or the gate holds the night.
+JUDGED, HOLDS = "judged", "held"
+# Of each setting what a night changes, and what becomes of the version; a number is the exit code of a night that does
+# not get as far as the gate.
+NIGHTS: list[tuple[str, str | int, list[str]]] = [
+    ("dense_transform", JUDGED, ["data.dense.price.transform=null", "data.dense_transform=percentile"]),
+    ("dense.*.transform", JUDGED, ["data.dense.price.transform=log1p"]),
+    ("dense.*.transform", JUDGED, ["data.dense.count.transform=log1p"]),  # its zeros are no missing values
+    ("dense.*.transform", JUDGED, ["data.dense.count.transform=none"]),
+    ("dense.*.clip", JUDGED, ["data.dense.price.clip=[0.5,0.6]"]),
+    ("dense.*.bins", JUDGED, ["data.dense.price.transform=percentile", "data.dense.price.bins=2"]),
+    ("dense.*.width", 3, ["data.dense.place.width=1"]),
+    ("dense.*.column", HOLDS, ["data.dense.price.column=amount"]),
+    ("dense.*.min", HOLDS, ["data.dense.price.min=0.05"]),
+    ("dense.*.min", JUDGED, ["data.dense.price.min=-1"]),  # which refuses no row
+    ("dense.*.max", HOLDS, ["data.dense.price.max=0.95"]),
+    ("sparse.*.max_ids", HOLDS, [f"{TAGS}.max_ids=2"]),
+    ("sparse.*.rows", JUDGED, [f"{TAGS}.rows=4"]),
+    ("sparse.*.min_count", JUDGED, [f"{TAGS}.min_count=740"]),
+    ("sparse.*.when_full", JUDGED, [f"{TAGS}.rows=4", f"{TAGS}.when_full=keep"]),
+    ("sparse.*.evict_after_days", JUDGED, [f"{TAGS}.evict_after_days=1"]),  # nothing: of a log by the day alone
+    ("sparse.*.column", HOLDS, [f"{SITE}.column=twin"]),
+    ("sparse.*.mapping", HOLDS, [f"{TAGS}.mapping=hash", f"{TAGS}.rows=5"]),
+    ("sparse.*.separator", HOLDS, [f"{TAGS}.separator=null"]),
+    ("sparse.*.weight_separator", HOLDS, ["data.sparse.kinds.weight_separator=null"]),
+    ("sparse.*.weights", HOLDS, ["data.sparse.words.weights=null"]),
+    ("sparse.*.holds", HOLDS, [f"{WORDS}.separator=null", f"{WORDS}.weights=null", f"{WORDS}.holds=one"]),
+    ("sparse.*.cross", HOLDS, ["data.sparse.pair.cross=[site,day]"]),
+    ("sparse.*.cross_bins", HOLDS, ["+data.sparse.pair.cross_bins={level: [2]}"]),
+    ("sparse.*.bins", JUDGED, ["data.sparse.amount.bins=2"]),
+    ("sparse.*.bins_by", JUDGED, ["data.sparse.amount.bins_by=mdl"]),
+    ("sparse.*.integer", HOLDS, ["data.sparse.rank.integer=true"]),
+    ("sparse.*.table", HOLDS, ["data.sparse.twin.table=null"]),
+    ("sparse_defaults.rows", JUDGED, ["data.sparse_defaults.rows=4"]),
+    ("sparse_defaults.min_count", JUDGED, ["data.sparse_defaults.min_count=740"]),
+    ("sparse_defaults.when_full", JUDGED, ["data.sparse_defaults.rows=4", "data.sparse_defaults.when_full=keep"]),
+    ("sparse_defaults.evict_after_days", JUDGED, ["data.sparse_defaults.evict_after_days=1"]),
+    ("sparse_defaults.mapping", HOLDS, ["data.sparse_defaults.mapping=hash", "data.sparse_defaults.rows=5"]),
+    ("sparse_defaults.separator", HOLDS, ["data.sparse_defaults.separator='1'"]),
+    ("sparse_defaults.weight_separator", HOLDS, ["data.sparse_defaults.weight_separator=t"]),
+    ("missing", HOLDS, ["data.missing=['',s1]"]),
+    ("strip", HOLDS, ["data.strip=true"]),
+    ("quote", HOLDS, ["data.quote=null"]),
+    ("decimal", 3, ["data.decimal=','"]),
+    ("timestamp", HOLDS, ["data.timestamp=served"]),
+    ("label.column", HOLDS, ["data.label.column=bought"]),
+    ("label.positive", HOLDS, ["data.label.positive=0", "data.label.negative=1"]),
+    ("label.negative", HOLDS, ["data.label.positive=0", "data.label.negative=1"]),
+    ("sequences.*.max_length", HOLDS, [f"{SEEN}.max_length=2"]),
+    ("sequences.*.time", HOLDS, [f"{SEEN}.time=null"]),
+    ("sequences.*.age_bins", HOLDS, [f"{SEEN}.age_bins=2"]),
+    ("sequences.*.separator", 3, [f"{SEEN}.separator=','"]),
+    ("sequences.*.features.*.column", HOLDS, [f"{SEEN}.features.item.column=passed"]),
+    ("sequences.*.features.*.table", HOLDS, [f"{SEEN}.features.item.table=site"]),
+    ("sequences.*.features.*.rows", JUDGED, [f"{SEEN}.features.item.rows=4"]),
+    ("sequences.*.features.*.min_count", JUDGED, [f"{SEEN}.features.item.min_count=1140"]),
+]
+# Of what this log does not hold (histories that are built, times in text, missing values, late events), or cannot be
+# changed alone in it: tests/publishing/test_translate.py.
+ELSEWHERE = {f"sequences.*.history.{name}" for name in ("by", "days", "where", "lag_minutes")}
+ELSEWHERE |= {"time_zone", "time_format", "dense.*.required", "sparse.*.required", "sequences.*.leaks"}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +100,10 @@ def log(tmp_path_factory) -> Path:
     odds = weight[tags].sum(1) + 0.4 * weight[seen].sum(1) + 4 * (price - 0.5)
     odds += (weight[kinds] * heavy).sum(1) + (weight[words] * heard).sum(1) + 2 * (place[:, 0] - place[:, 1])
     odds += 0.3 * site - 0.3 * twin + weight[(site + level) % 8] + 3 * (amount - 0.5) ** 2
-    at = 1_760_000_000 + 60 * np.arange(rows)
+    at, count = 1_760_000_000 + 60 * np.arange(rows), rng.poisson(0.7, rows)
+    odds += 0.8 * (count > 0)
+    counts = [None if gone else int(each) for each, gone in zip(count, rng.random(rows) < 0.1, strict=True)]
+    passed, bought = rng.integers(0, 8, (rows, 6)), rng.integers(0, 2, rows)
     ages = np.sort(rng.integers(60, 90_000, (rows, 6)))[:, ::-1]
 
     def joined(name: str, values: np.ndarray) -> list[str]:
@@ -97,7 +118,8 @@ def log(tmp_path_factory) -> Path:
         ],
         "words": joined("w", words), "heard": joined("", heard), "site": [f"s{each}" for each in site],
         "twin": [f"s{each}" for each in twin], "level": level, "shown": joined("i", seen),
-        "when": joined("", at[:, None] - ages), "at": at, "day": np.arange(rows) // (rows // 2),
+        "when": joined("", at[:, None] - ages), "at": at, "served": at + 30, "count": counts,
+        "passed": joined("i", passed), "bought": bought, "day": np.arange(rows) // (rows // 2),
     })  # fmt: skip
     frame.write_csv(path := tmp_path_factory.mktemp("narrowings") / "log.csv")
     return path
@@ -122,24 +144,33 @@ def store(log: Path, tmp_path_factory) -> Store:
     return place
 
 
-def test_there_is_a_night_for_every_setting() -> None:
-    named = {*JUDGED_AS_IT_SERVES.split(), *HELD.split()}
-    assert set(NIGHTS) == named - BUILT and named >= BUILT
+def test_there_is_a_night_for_every_setting_that_ends_as_its_list_says() -> None:
+    """A setting whose list is another one now needs another night."""
+    nights = {(setting, becomes) for setting, becomes, _ in NIGHTS}
+    judged, held = set(JUDGED_AS_IT_SERVES.split()), set(HELD.split())
+    assert {setting for setting, _ in nights} == (judged | held) - ELSEWHERE and judged | held >= ELSEWHERE
+    assert {(setting, JUDGED) for setting in judged} <= nights
+    assert all(nights & {(setting, HOLDS), (setting, 3)} for setting in held - ELSEWHERE)
 
 
-@pytest.mark.parametrize("setting", NIGHTS)
-def test_the_version_is_judged_as_it_serves_or_the_night_is_held(log: Path, store: Store, setting: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "becomes", "overrides"), NIGHTS, ids=[f"{setting} {changes[0]}" for setting, _, changes in NIGHTS]
+)
+def test_the_version_is_judged_as_it_serves_or_the_night_is_held(
+    log: Path, store: Store, setting: str, becomes: str | int, overrides: list[str]
+) -> None:
     """Where its NE can be told, it is the one it was published with, which the same held-out rows gave."""
     before = store.read_json(CURRENT)
     published = read(GateRecord, store, f"models/m/{before['version']}/gate.json").candidate
     assert published is not None
-    overrides, code = NIGHTS[setting]
-    ended, gate = run(log, store, f"night{list(NIGHTS).index(setting)}", *overrides, "gate.max_ne_increase=0")
+    name = f"night{NIGHTS.index((setting, becomes, overrides))}"
+    ended, gate = run(log, store, name, *overrides, "gate.max_ne_increase=0")
     try:
-        if code:
-            assert ended == code
+        if becomes not in (JUDGED, HOLDS):
+            assert ended == becomes
             return
         assert ended in (0, 6) and gate is not None
+        assert (gate.incumbent is None) == (becomes == HOLDS), gate.not_comparable
         if gate.incumbent is None:
             assert ended == 6 and gate.not_comparable
         else:
