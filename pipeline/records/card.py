@@ -33,7 +33,10 @@ class CardPlan(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage(Record):
-    """Where a version comes from; paths are relative to the store."""
+    """Where a version comes from; paths are relative to the store.
+
+    ``planned_steps``: as ``planned`` of ``Resumed``, where the training was made shorter or longer.
+    """
 
     run: str
     checkpoint: str
@@ -43,6 +46,7 @@ class Lineage(Record):
     started_from: str | None = None
     started_from_checkpoint: dict[str, Any] | None = None
     incumbent: str | None = None
+    planned_steps: int | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)

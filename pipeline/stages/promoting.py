@@ -269,7 +269,7 @@ def _card_figures(ours: ModelFigures, record: GateRecord) -> dict[str, Interval]
 def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, written: Written) -> ModelCard:
     """What ``card.json`` says: data, figures, tables, plan, lineage."""
     plan, trained = inputs["plan"], inputs["train"]
-    ours = record.candidate
+    ours, resumed = record.candidate, (trained.summary.get("train") or {}).get("resumed") or {}
     return ModelCard(
         model=record.model, version=record.version, created=time.time(),
         gate=Verdict(verdict=record.verdict, reasons=record.reasons, forced=record.forced),
@@ -283,6 +283,6 @@ def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, writt
             run=str(config.run), checkpoint=trained.summary["final"], training=trained.path,
             evaluation=inputs["evaluate"].path, partition=inputs["partition"].path,
             started_from=config.checkpoint.init_from, started_from_checkpoint=trained.config.get("init"),
-            incumbent=record.incumbent_version,
+            incumbent=record.incumbent_version, planned_steps=resumed.get("planned"),
         ),
     )  # fmt: skip

@@ -133,6 +133,15 @@ def test_what_a_setting_names_is_read_by_its_value_too(configs: dict[str, Config
         assert key_config(key, two) != key_config(key, configs["strided"])
 
 
+def test_a_verdict_is_found_again_with_the_same_permissions_alone() -> None:
+    """Those about the data count, which the gate asks for; also without a checkpoint to start from."""
+    plain = compose(["run=r"])
+    renamed = compose(["run=r", "checkpoint.allow=[data.sparse.C1.column]"])
+    faster = compose(["run=r", "checkpoint.init_from=other", "checkpoint.allow=[train.lr,dataset]"])
+    assert key_config("publish", renamed) != key_config("publish", plain) == key_config("publish", faster)
+    assert key_config("train", renamed) == key_config("train", plain)
+
+
 def test_a_finished_training_is_named_by_all_that_its_checkpoints_are_named_by(configs: dict[str, Config]) -> None:
     for config in configs.values():
         whole, part = key_config("train", config), key_config(CHECKPOINTS, config)
