@@ -89,6 +89,7 @@ def test_figures_measured_again_after_the_cache_was_lost_are_planned_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new container has an empty cache. Equal figures are one plan, wherever they were measured."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     config, keys = compose(["run=r", "hardware=auto"]), []
     monkeypatch.setattr(kept, "is_busy", lambda: False)
     for home, lookup_ns in (("a", 2.0), ("b", 3.0), ("c", 2.0)):
@@ -103,6 +104,7 @@ def test_figures_of_a_loaded_machine_are_planned_with_until_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The key of a plan that is made in this process is the one that the next process finds."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config, keys = compose(["run=r", "hardware=auto"]), []
     for busy, lookup_ns in ((True, 9.0), (True, 8.0), (False, 2.0), (False, 3.0)):
