@@ -1,6 +1,7 @@
 """Versions made by hand, without training: a checkpoint of given rows and a ranking model of given weights."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.config import Config, DataConfig, SparseFeature
 from pipeline.models.dlrm import DlrmConfig
-from pipeline.publishing.program import write_program
+from pipeline.publishing.program import PROGRAM, Program, read_program, write_program
 from pipeline.publishing.served import SERVING, Description
 from pipeline.publishing.versions import version_path
 from pipeline.publishing.writing import write_table
@@ -67,6 +68,15 @@ def write_version(store: Store, coding: str, version: str = "v00001-00000000"):
         draft.write_json(SERVING, Description.of(SCHEMA, built.DIM, layouts).to_json())
         draft.commit({"version": version, "verdict": "PASS"})
     return path
+
+
+def archived(folder: Path, module: torch.nn.Module, dense: int, embeddings: tuple[int, ...]) -> Program:
+    """``module`` out of an archive, as versions of earlier releases hold it."""
+    store = Store(str(folder / "archived"))
+    with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
+        write_program(draft, module, dense, embeddings)
+        draft.commit({})
+    return read_program(Path(store.full(f"v/{PROGRAM}")))
 
 
 @dataclasses.dataclass
