@@ -271,6 +271,7 @@ def test_predict_writes_rejected_rows_to_their_own_file(store: Store, logs: Path
     assert records[1]["reason"] == "label is '2', expected '1' or '0'"
     for other, message in (
         (out, "is the file of --out too"),
+        (f"{tmp_path}/deep/../scores.csv", "is the file of --out too"),
         ("-", "is the file of --out too"),
         (mixed, "one of the input files"),
     ):
