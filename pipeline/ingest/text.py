@@ -116,7 +116,7 @@ def _read_others(block: bytes, first_line: int, layout: Layout) -> tuple[pl.Data
         rejects += found[2]
     if not frames:
         return _read(b"", texts), np.zeros(0, np.int64), rejects
-    return pl.concat(frames, rechunk=True), np.concatenate(lines), rejects
+    return pl.concat(frames, how="vertical_relaxed", rechunk=True), np.concatenate(lines), rejects
 
 
 def _read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:

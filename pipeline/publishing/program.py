@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 
 from pipeline.errors import ArtifactError
 from pipeline.store import Draft
@@ -230,7 +231,7 @@ def _computes(target: str) -> bool:
         return False
     name, overload = parts[1], parts[2]
     operator = getattr(getattr(torch.ops.aten, name, None), overload, None)
-    if not isinstance(operator, torch._ops.OpOverload):
+    if not isinstance(operator, OpOverload):
         return False
     schema = operator._schema
     kinds = [str(argument.type) for argument in schema.arguments]
