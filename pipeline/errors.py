@@ -110,6 +110,10 @@ class DamagedError(ArtifactError):
         return {**super().to_json(), "file": self.file}
 
 
+class OtherCodeError(ArtifactError):
+    """A version is whole, but other code made it: this installation would compute another model of its weights."""
+
+
 class FullDiskError(ArtifactError):
     """A disk has no space left. It says nothing about any artifact; the same command goes on once there is some."""
 

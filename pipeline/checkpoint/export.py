@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import BinaryIO
 from urllib.parse import quote
 
@@ -15,7 +14,8 @@ from pipeline.checkpoint.rows import ChainReader
 from pipeline.embeddings.shards import LocalShard
 from pipeline.errors import ConfigError
 from pipeline.records import Exported, ExportedTable
-from pipeline.store import Artifact, Store, disk_errors
+from pipeline.store import Artifact, Store
+from pipeline.store.files import whole_file
 
 Progress = Callable[[int, int], None]
 Windows = Callable[[str], Iterator[LocalShard]]
@@ -55,29 +55,12 @@ def export(
     done = []
     for table in chosen:
         name = f"{quote(table, safe='')}.{file_format}"
-        with _whole(out, name) as sink:
+        with whole_file(out.url_of(name), out.option.strip()) as sink:
             write(sink, reader, table, layout, state, windows)
         size = int(out.fs.info(out.full(name))["size"])
         whole = reader.tables[table]
         done.append(ExportedTable(table=table, file=out.url_of(name), rows=whole.rows, dim=whole.dim, bytes=size))
     return Exported(checkpoint=artifact.path, step=artifact.summary["step"], files=tuple(done))
-
-
-@contextmanager
-def _whole(out: Store, name: str) -> Iterator[BinaryIO]:
-    """A file that has its name only once it is whole: damage met while reading leaves nothing that opens."""
-    full = out.full(name)
-    partial = f"{full}.partial"
-    with disk_errors(name, out.option):
-        out.fs.makedirs(full.rpartition("/")[0], exist_ok=True)
-        try:
-            with out.fs.open(partial, "wb") as sink:
-                yield sink
-            out.fs.mv(partial, full)
-        except BaseException:
-            if out.fs.exists(partial):
-                out.fs.rm_file(partial)
-            raise
 
 
 def _counted(reader: ChainReader, tables: list[str], progress: Progress) -> Windows:

@@ -199,7 +199,7 @@ def _predict(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
     from pipeline.serving.predict import reject_sink, score_file, score_sink
 
-    if options.rejected is not None and options.rejected in (options.out, "-"):
+    if options.rejected is not None and _is_written_twice(options.rejected, options.out):
         raise ConfigError(f"--rejected {options.rejected} is the file of --out too", hint="--rejected <another file>")
     store = store_of(options)
     model = _model(options, store)
@@ -213,6 +213,13 @@ def _predict(options: argparse.Namespace) -> int:
     to = sys.stderr if options.out == "-" else sys.stdout  # the scores have standard output for themselves
     tell(options.json, done, text.predicted, to)
     return 0
+
+
+def _is_written_twice(rejected: str, out: str) -> bool:
+    """Whether rejected rows would go where the scores go. Those on standard output would be no table."""
+    from pipeline.store.files import one_file
+
+    return rejected == "-" or (out != "-" and one_file(rejected, out))
 
 
 COMMANDS = (

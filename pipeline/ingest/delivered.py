@@ -1,16 +1,23 @@
 """Which logs a dataset was made of: known by folder and marks, and by their content where these are not enough.
 
 Two logs may have equal names, sizes and times of change: an archive that was packed with fixed times, a copy that kept
-its times and was edited since. Where marks say no more than a time, ``sources.json`` of a dataset has the folders that
-its logs lay in and a checksum of their bytes. Logs with the same marks in other folders are the same where the checksum
-is, and else have a mark of their own.
+its times and was edited since. Where marks say no more than a time, ``sources/`` of the store remembers which log was
+read first with some marks: the folders that it lay in, and a checksum of its bytes. Logs with the same marks in other
+folders are the same where the checksum is, and else have a mark of their own. What was found of them is kept, too, so
+that no log is read twice to know it. Records are small and stay when datasets are removed: keys outlive these.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -18,31 +25,39 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.config import DataConfig
+from pipeline.errors import ArtifactError, LaunchError
 from pipeline.ingest.days import filled, path_of
 from pipeline.ingest.rawfiles import files_at, opened, tells_content
 from pipeline.store import Store
+from pipeline.store.conditional import Seen, SwappedError, look, swap
 
-SOURCES = "sources.json"
+SOURCES = "sources.json"  # of a dataset: where its logs lay, and what they held
 APART = " in "  # between the marks of a log and what tells its folders from those of another log with these marks
+_ROOM, _FIRST = "sources", "first.json"
 _CHUNK = 8 << 20  # bytes read at a time
+log = logging.getLogger(__name__)
 
 
-def told_apart(data: DataConfig, store: Store, mark: str, path_of_dataset: Callable[[str], str]) -> str:
-    """Return ``mark``, or one of its own for a log that only looks like the one a dataset in ``store`` was made of.
+def told_apart(data: DataConfig, store: Store, mark: str) -> str:
+    """Return ``mark``, or one of its own for a log that only looks like the one that was first read with that mark.
 
-    Args:
-        mark: Fingerprint of the logs that ``data`` names.
-        path_of_dataset: The path of the dataset with a fingerprint.
+    ``mark``: fingerprint of the logs that ``data`` names. A log that was not compared before is read.
     """
-    if not _looks_alike(data) or (dataset := store.find(path_of_dataset(mark))) is None or SOURCES not in dataset.files:
+    files = _files(data)
+    if not _looks_alike(files) or (first := _read(store, mark, _FIRST)) is None:
         return mark
-    then, folders = store.read_json(f"{dataset.path}/{SOURCES}"), _folders(data)
-    if then["folders"] == folders:
+    folders = _folders(files)
+    if first["folders"] == folders:
         return mark
-    apart = mark + APART + hashlib.sha256("\n".join(folders).encode()).hexdigest()[:32]
-    if store.find(path_of_dataset(apart)) is not None:  # it was compared when that was made
-        return apart
-    return mark if then["checksum"] == _checksum(data) else apart
+    known = _read(store, mark, _name(folders))
+    if known is None:
+        known = {"folders": folders, "checksum": _checksum(files, threading.Event())}
+        try:
+            store.write_json(_path(mark, _name(folders)), known)
+        except ArtifactError as error:  # who may only read the store compares again
+            log.debug("what the log in %s holds is not kept: %s", folders, error)
+    same = first["checksum"] == known["checksum"]
+    return mark if same else mark + APART + _digest("\n".join(folders))
 
 
 def without_folders(mark: str) -> str:
@@ -50,45 +65,141 @@ def without_folders(mark: str) -> str:
     return mark.partition(APART)[0]
 
 
-def sources_record(data: DataConfig) -> dict[str, Any] | None:
-    """Return the content of ``sources.json``; None where marks follow the content, or there are no files of logs."""
-    return {"folders": _folders(data), "checksum": _checksum(data)} if _looks_alike(data) else None
+def require_same_log(data: DataConfig, store: Store, mark: str) -> None:
+    """Check that what was made under ``mark`` (of ``told_apart``) was made of the log that ``data`` names.
+
+    Raises:
+        LaunchError: Another run has read another log with these marks since ``mark`` was computed.
+    """
+    if told_apart(data, store, without_folders(mark)) != mark:
+        raise _mixed_up(data)
 
 
-def _looks_alike(data: DataConfig) -> bool:
-    """Whether logs of other content may have the marks of ``data``'s."""
+@contextmanager
+def compared(data: DataConfig, store: Store, mark: str | None) -> Iterator[Sources]:
+    """Within, what the logs of ``data`` hold is summed up while they are read; ``mark``: as of ``told_apart``."""
+    sources = Sources(data, store, mark)
+    try:
+        yield sources
+    finally:
+        sources.close()
+
+
+class Sources:
+    """What the logs of a dataset hold, summed up beside the passes over them, which read the same bytes."""
+
+    def __init__(self, data: DataConfig, store: Store, mark: str | None) -> None:
+        self._data, self._store, self._mark = data, store, mark
+        self._stopped, self._pool = threading.Event(), ThreadPoolExecutor(1)
+        files = _files(data)
+        self._folders = _folders(files) if _looks_alike(files) else []
+        self._known = _read(store, without_folders(mark), _name(self._folders)) if mark and self._folders else None
+        self._checksum: Future[str] | None = None
+        if self._folders and self._known is None:
+            self._checksum = self._pool.submit(_checksum, files, self._stopped)
+
+    def record(self) -> dict[str, Any] | None:
+        """Keep in the store what was read under the mark, and return it for ``sources.json``.
+
+        None where marks follow the content, or there are no files of logs.
+
+        Raises:
+            LaunchError: Another run has read another log under the same mark meanwhile.
+        """
+        record = self._known
+        if self._checksum is not None:
+            record = {"folders": self._folders, "checksum": self._checksum.result()}
+        if record is None:
+            return None
+        if self._mark:
+            plain = without_folders(self._mark)
+            if self._known is None:
+                self._store.write_json(_path(plain, _name(self._folders)), record)
+            if self._mark == plain and _first(self._store, plain, record)["checksum"] != record["checksum"]:
+                raise _mixed_up(self._data)
+        return record
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._stopped.set()
+        self._pool.shutdown()
+
+
+def _mixed_up(data: DataConfig) -> LaunchError:
+    return LaunchError(
+        f"another run has meanwhile read another log with the names, sizes and times of that at data.path={data.path}",
+        hint="the same command again tells the two apart",
+    )
+
+
+def _first(store: Store, mark: str, record: dict[str, Any]) -> dict[str, Any]:
+    """The record of the log that was first read with ``mark``: ``record``, if there is none yet."""
+    data = (json.dumps(record, indent=1) + "\n").encode()
+    seen = look(store, _path(mark, _FIRST))
+    if seen.data is None:
+        try:
+            seen = swap(store, _path(mark, _FIRST), Seen(None), data)
+        except SwappedError as other:
+            seen = other.now
+    found: dict[str, Any] = json.loads(seen.data or data)
+    return found
+
+
+def _path(mark: str, name: str) -> str:
+    return f"{_ROOM}/{_digest(mark)}/{name}"
+
+
+def _name(folders: list[str]) -> str:
+    """The file about logs in ``folders``."""
+    return _digest("\n".join(folders)) + ".json"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _read(store: Store, mark: str, name: str) -> dict[str, Any] | None:
+    """A record of ``sources/``; None where there is none."""
+    data = look(store, _path(mark, name)).data
+    record: dict[str, Any] | None = None if data is None else json.loads(data)
+    return record
+
+
+def _looks_alike(files: Sequence[tuple[AbstractFileSystem, str]]) -> bool:
+    """Whether logs of other content may have the marks of ``files``."""
+    return any(not tells_content(fs, fs.info(path)) for fs, path in files)
+
+
+def _files(data: DataConfig) -> list[tuple[AbstractFileSystem, str]]:
+    """The files of ``data``'s logs, and of the clicks that come later; none where they are no files."""
     if data.format in ("synthetic", "tables") or data.connector is not None:
-        return False
-    return any(not tells_content(fs.info(path)) for fs, path in _files(data))
-
-
-def _files(data: DataConfig) -> Iterator[tuple[AbstractFileSystem, str]]:
-    """The files of ``data``'s logs, and of the clicks that come later."""
+        return []
     days = data.days or (None,)
     urls = [path_of(data, day) for day in days] if data.has_file_per_day else [data.path or ""]
     urls += [filled(data.label.late_path, day) for day in data.days if data.label.late_path]
-    for fs, path in map(opened, urls):
-        for name in files_at(fs, path):
-            yield fs, name
+    return [(fs, name) for fs, path in map(opened, urls) for name in files_at(fs, path)]
 
 
-def _folders(data: DataConfig) -> list[str]:
-    """The folders of all files, as URLs; a local link counts as what it leads to."""
+def _folders(files: Sequence[tuple[AbstractFileSystem, str]]) -> list[str]:
+    """The folders of all files, as URLs. A local link counts as what it leads to: a folder, or a file."""
     found = set()
-    for fs, name in _files(data):
+    for fs, name in files:
         folder = name.rpartition("/")[0]
-        protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
-        found.add(f"file://{os.path.realpath(folder)}" if isinstance(fs, LocalFileSystem) else f"{protocol}://{folder}")
+        if isinstance(fs, LocalFileSystem):
+            found.add(f"file://{os.path.realpath(name if Path(name).is_symlink() else folder)}")
+        else:
+            protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
+            found.add(f"{protocol}://{folder}")
     return sorted(found)
 
 
-def _checksum(data: DataConfig) -> str:
-    """Hash of the names and bytes of all files."""
+def _checksum(files: Sequence[tuple[AbstractFileSystem, str]], stopped: threading.Event) -> str:
+    """Hash of the names and bytes of all files; of some of them once it is ``stopped``."""
     digest = xxhash.xxh3_128()
-    for fs, name in _files(data):
+    for fs, name in files:
         content = xxhash.xxh3_128()
         with fs.open(name, "rb") as source:
-            while chunk := source.read(_CHUNK):
+            while not stopped.is_set() and (chunk := source.read(_CHUNK)):
                 content.update(chunk)
         digest.update(f"{name.rpartition('/')[2]}|{content.hexdigest()}\n".encode())
     return digest.hexdigest()

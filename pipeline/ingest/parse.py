@@ -18,7 +18,7 @@ from pipeline.ingest.crosses import cross_text
 from pipeline.ingest.event_columns import event_columns as sequence_columns
 from pipeline.ingest.event_keys import event_columns
 from pipeline.ingest.ids import check_ids, ids_of
-from pipeline.ingest.rejects import Reject, Rejected, shown
+from pipeline.ingest.rejects import Reject, Rejected, by_halves, is_of_rows, not_read, shown
 from pipeline.ingest.sampling import read_rates
 from pipeline.ingest.spec import CLICKED_LATER, DAY, SPLIT_TIME, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
@@ -57,7 +57,45 @@ class Parsed:
 
 
 def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | None = None) -> Parsed:
-    """Typed rows of ``raw`` (columns of ``spec.columns``), whose rows are numbered ``lines``; one day's by ``rule``."""
+    """Typed rows of ``raw`` (columns of ``spec.columns``), whose rows are numbered ``lines``; one day's by ``rule``.
+
+    A row on which this raises, whatever it raises, is rejected.
+    """
+    try:
+        return _parse(raw, lines, spec, rule)
+    except (Exception, pl.exceptions.PanicException) as error:
+        if not is_of_rows(error):
+            raise
+    parts, rejects = list[Parsed](), list[Reject]()
+
+    def part(start: int, stop: int) -> Parsed:
+        return _parse(raw[start:stop], lines[start:stop], spec, rule)
+
+    for start, found in by_halves(part, raw.height):
+        if isinstance(found, BaseException):
+            rejects.append(not_read(int(lines[start]), found))
+        else:
+            parts.append(found)
+    return _merged(parts or [_parse(raw.clear(), lines[:0], spec, rule)], rejects)
+
+
+def _merged(parts: Sequence[Parsed], rejects: Sequence[Reject]) -> Parsed:
+    """``parts`` as one, and ``rejects`` among theirs."""
+    others: dict[int, list[pl.DataFrame]] = {}
+    for each in parts:
+        for day, rows in each.other_days.items():
+            others.setdefault(day, []).append(rows)
+    every = [*rejects, *(reject for each in parts for reject in each.rejects)]
+    return Parsed(
+        pl.concat([each.frame for each in parts], how="vertical_relaxed", rechunk=True),
+        np.concatenate([each.lines for each in parts]),
+        sorted(every, key=lambda reject: reject.line),
+        {day: pl.concat(rows) for day, rows in others.items()},
+        sum(each.dropped for each in parts),
+    )
+
+
+def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | None) -> Parsed:
     rejected = Rejected(lines)
     plain = plain_numbers(raw, spec)
     strings = [

@@ -34,6 +34,9 @@ _OF_CONTENT = _MARKS - {
     "lastmodified", "mtime", "modified", "modificationtime", "modifiedtime", "timemodified", "modify", "updated",
     "lastwritetime", "datetime",
 }  # fmt: skip
+_OBJECT_STORES = frozenset(
+    {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "ocilake", "obs", "cos", "r2", "hf"}
+)
 # What says nothing of a file's content, or changes though the content does not.
 _NO_MARKS = frozenset({"name", "key", "size", "type", "url", "mimetype", "partial", "atime", "accesstime"})
 
@@ -140,9 +143,12 @@ def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> s
     return "|".join(f"{key}={known[key]}" for key in sorted(known)) or "None"
 
 
-def tells_content(info: Mapping[str, Any]) -> bool:
-    """Whether ``info`` of a file has a mark that two files of other content do not share."""
-    return any(value and _plain(key) in _OF_CONTENT for key, value in info.items())
+def tells_content(fs: AbstractFileSystem, info: Mapping[str, Any]) -> bool:
+    """Whether ``info`` of a file on ``fs`` has a mark that two files of other content do not share."""
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else {*fs.protocol}
+    marks = {_plain(key) for key, value in info.items() if value} & _OF_CONTENT
+    # An object store's ETag is new with every write. That of a web server often is the time and the size, as nginx's.
+    return bool(marks if protocols & _OBJECT_STORES else marks - {"etag"})
 
 
 def _plain(key: str) -> str:

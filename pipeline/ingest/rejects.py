@@ -1,15 +1,29 @@
-"""Rows that cannot be trained on: why each is rejected, and the quarantine that lists them."""
+"""Rows that cannot be trained on: why each is rejected, and the quarantine that lists them.
+
+Parsers have limits of their own, and what one raises for a row must not end a night. Whatever it raises, ``by_halves``
+finds the rows that can be read, and the others are rejected. Faults of the machine, and messages for the user, are
+raised as they are.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import polars as pl
+
+from pipeline.errors import NightjarError
+from pipeline.store.retrying import passes
+from pipeline.units import printable
+
+# Records that may fail one by one before any is read. Where more do, the code or the whole file is at fault, and taking
+# a block apart record by record would take hours.
+MOST_AT_FIRST = 1000
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,54 @@ class Rejected:
         mask[wrong["row"].to_numpy()] = True
         first = dict(zip(wrong["row"].to_list()[::-1], wrong["value"].to_list()[::-1], strict=True))
         self.add(mask, kind, lambda row: reason(first[row]), column)
+
+
+def is_of_rows(error: BaseException) -> bool:
+    """Whether ``error``, of reading or parsing rows, may come of what a row holds."""
+    return not isinstance(error, NightjarError) and not passes(error)
+
+
+def by_halves(read: Callable[[int, int], Result], count: int) -> Iterator[tuple[int, Result | BaseException]]:
+    """Read ``count`` records in as few parts as it takes, so that each failure costs one record.
+
+    A part that fails is halved until one record is left: n records of which one is bad are read in about log2(n) parts.
+    Records that fail only together, none of them alone, end up in different parts.
+
+    Args:
+        read: What is made of the records from one number up to another. A pure function.
+
+    Yields:
+        Of each part in order the number of its first record, and what ``read`` made of it, or the error of its only
+        record.
+
+    Raises:
+        Exception: A fault of the machine, or one that nearly all records meet.
+    """
+    parts, failed, any_read = [(0, count)], 0, False
+    while parts:
+        start, stop = parts.pop()
+        try:
+            found = read(start, stop)
+        except (Exception, pl.exceptions.PanicException) as error:
+            if start == stop or not is_of_rows(error):
+                raise
+            if stop - start > 1:
+                middle = (start + stop) // 2
+                parts += [(middle, stop), (start, middle)]
+                continue
+            failed += 1
+            if failed >= MOST_AT_FIRST and not any_read:
+                raise
+            yield start, error
+        else:
+            any_read = True
+            yield start, found
+
+
+def not_read(line: int, error: BaseException) -> Reject:
+    """The reject of a line that no parser takes."""
+    said = printable(str(error).split("\n", 1)[0], 100)
+    return Reject(line, "unreadable", f"the line cannot be read: {type(error).__name__}: {said}")
 
 
 def shown(value: str | None) -> str:

@@ -22,7 +22,7 @@ from pipeline.ingest import days, history, synthetic, table_specs
 from pipeline.ingest.accept import check_day, check_kept, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.corrected import corrected_rows
-from pipeline.ingest.delivered import SOURCES, sources_record, without_folders
+from pipeline.ingest.delivered import SOURCES, compared, without_folders
 from pipeline.ingest.engines import Engine, LocalEngine
 from pipeline.ingest.file_source import block_bytes, file_sources
 from pipeline.ingest.find_repeats import FoundRepeats, find_repeats
@@ -87,8 +87,9 @@ def ingest(
         return table_specs.write(data, draft)
     started = now()
     spec = data_spec(data)
-    with answering(data.path, draft.store):
-        snapshot = days.snapshot_of(data, draft.config.get("raw"))
+    raw = draft.config.get("raw")
+    with answering(data.path, draft.store), compared(data, draft.store, raw) as sources:
+        snapshot = days.snapshot_of(data, raw)
         days.require_complete(data, snapshot=snapshot)
         with engine_of(settings) as engine:
             try:
@@ -104,7 +105,7 @@ def ingest(
                 raise
         if snapshot is None:  # a snapshot cannot change
             _check_unchanged(data, draft)
-        if (record := sources_record(data)) is not None:
+        if (record := sources.record()) is not None:
             draft.write_json(SOURCES, record)
     return {**summary, "rows_per_s": round(summary["rows"] / max(now() - started, 1e-9), 1)}
 

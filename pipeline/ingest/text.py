@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -18,7 +18,7 @@ import polars as pl
 
 from pipeline.errors import DataError
 from pipeline.ingest.quoted import NEWLINE, Layout, line_ends, records
-from pipeline.ingest.rejects import Reject
+from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.native.text import occurrences, split
 from pipeline.units import MIB
@@ -90,50 +90,33 @@ def read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFr
         block = line_ends(block, layout)
     try:
         return _read_lines(block, first_line, layout)
-    except MemoryError:
-        raise
-    except (Exception, pl.exceptions.PanicException):  # a limit of a parser's own: it costs the records that meet it
-        return _read_others(block, first_line, layout)
-
-
-def failing(
-    records: Sequence[bytes], read: Callable[[bytes], object], first: int = 0
-) -> Iterator[tuple[int, BaseException]]:
-    """Yield the number of each of ``records`` that ``read`` fails on by itself, and its error.
-
-    Halves are tried until one record is left, so a block of n records with one bad one is read about log2(n) times.
-    """
-    try:
-        read(b"".join(records))
-    except MemoryError:
-        raise
     except (Exception, pl.exceptions.PanicException) as error:
-        half = len(records) // 2
-        if not half:
-            yield first, error
-            return
-        yield from failing(records[:half], read, first)
-        yield from failing(records[half:], read, first + half)
-
-
-def not_read(line: int, error: BaseException) -> Reject:
-    """The reject of a line that no parser takes."""
-    said = str(error).split("\n", 1)[0][:100]
-    return Reject(line, "unreadable", f"the line cannot be read: {type(error).__name__}: {said}")
+        if not is_of_rows(error):
+            raise
+    return _read_others(block, first_line, layout)  # a limit of a parser's own: it costs the records that meet it
 
 
 def _read_others(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
-    """As ``read_lines``, without the records that fail by themselves."""
+    """As ``read_lines``, in parts, without the records that fail by themselves. Numbers stay text in all parts."""
+    texts = replace(layout, numbers=frozenset())
     ends = records(block, layout).ends + 1
     pieces = [block[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    failed = dict(failing(pieces, lambda part: _read_lines(part, 0, layout)))
-    first = first_line + np.concatenate([[0], np.cumsum([line_count(piece) for piece in pieces])])
-    kept = [number for number in range(len(pieces)) if number not in failed]
-    frame, lines, rejects = _read_lines(b"".join(pieces[number] for number in kept), 0, layout)
-    numbers = np.concatenate([np.arange(first[number], first[number + 1]) for number in kept] or [np.zeros(0, int)])
-    rejects = [replace(each, line=int(numbers[each.line])) for each in rejects]
-    rejects += [not_read(int(first[number]), error) for number, error in failed.items()]
-    return frame, numbers[lines], sorted(rejects, key=lambda each: each.line)
+    first = first_line + np.cumsum([0, *map(line_count, pieces)])
+    frames, lines, rejects = list[pl.DataFrame](), list[np.ndarray](), list[Reject]()
+
+    def read(start: int, stop: int) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
+        return _read_lines(b"".join(pieces[start:stop]), int(first[start]), texts)
+
+    for start, found in by_halves(read, len(pieces)):
+        if isinstance(found, BaseException):
+            rejects.append(not_read(int(first[start]), found))
+            continue
+        frames.append(found[0])
+        lines.append(found[1])
+        rejects += found[2]
+    if not frames:
+        return _read(b"", texts), np.zeros(0, np.int64), rejects
+    return pl.concat(frames, how="vertical_relaxed", rechunk=True), np.concatenate(lines), rejects
 
 
 def _read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
@@ -141,15 +124,26 @@ def _read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataF
     if frame is not None:
         return frame, np.arange(first_line, first_line + frame.height), []
     good, lines, rejects = _sift(block, first_line, layout)
-    frame = _read_slowly(good, layout) if looks_packed(good) else _read(good, layout)
+    frame = _read_behind(good, layout) if looks_packed(good) else _read(good, layout)
     if frame.height != len(lines):  # should Polars cut quoted text otherwise
         frame = _read_slowly(good, layout)
+    if frame.height != len(lines):
+        raise ValueError(f"{len(lines)} records are read as {frame.height} rows")
     return frame, lines, rejects
 
 
 def looks_packed(block: bytes) -> bool:
     """Whether Polars would take ``block`` for compressed bytes."""
     return block.startswith(_PACKED)
+
+
+def _read_behind(block: bytes, layout: Layout) -> pl.DataFrame:
+    """The frame of a block that Polars would take for compressed bytes, read behind a row that it cannot mistake.
+
+    Python's csv module would read it too, but its limits on fields would then hold for all rows of the block.
+    """
+    row = b"0" + layout.separator.encode() * (len(layout.names) - 1) + b"\n"
+    return _read(row + block, layout)[1:]
 
 
 def _read_slowly(block: bytes, layout: Layout) -> pl.DataFrame:

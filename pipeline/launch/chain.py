@@ -219,6 +219,7 @@ class Chain:
             if damage := size_problem(self.store, committed):
                 hint = f"stages=[{committed.kind}] force=true makes the artifact again"
                 raise ArtifactError(damage, hint=hint)
+            STAGES.get(step.name).require_meant(step, self.config, self.store)
             self._skip(step, committed)
             log.info("%-10s skipped: %s is committed", step.name, step.path)
             return
@@ -227,6 +228,7 @@ class Chain:
         attempts: list[StageAttempt] = []
         try:
             artifact = self._inline(step) if self._is_inline(step.name) else self._launched(step, attempts)
+            STAGES.get(step.name).require_meant(step, self.config, self.store)
         except BaseException:
             self.outcomes[step.name] = Outcome("failed", time.monotonic() - began, None, started, tuple(attempts))
             raise

@@ -3,11 +3,15 @@
 A version holds it twice. ``dense.safetensors`` has its weights and ``dense.json``, beside ``config.yaml``, what they
 are weights of: ours is built from these, which are numbers and names and run nothing. ``dense.pt2`` (``program.py``) is
 the same module for other programs.
+
+The arithmetic is that of the code which is installed when a version is opened. So a version keeps its logits of a few
+made-up rows, the probe, and is refused where they come out otherwise: no gate compares with a model that never served.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +27,14 @@ from torch import Tensor, nn
 
 from pipeline.config import DataConfig, HardwareConfig, ModelConfig
 from pipeline.embeddings.widths import Projections, projections
-from pipeline.errors import ArtifactError, NightjarError
+from pipeline.errors import ArtifactError, NightjarError, OtherCodeError
 from pipeline.evaluation.members import shares
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm
 from pipeline.models.sequences.build import build_sequences
 from pipeline.records import DENSE, DatasetSchema, DenseRecord, Towers
 from pipeline.specs import ModelInputs, task_inputs
+from pipeline.store.retrying import passes
 from pipeline.towers import layout_of
 from pipeline.towers.modules import joined as joined_vectors
 from pipeline.towers.modules import projected_tower
@@ -41,6 +46,11 @@ if TYPE_CHECKING:
 WEIGHTS, CONFIG = "dense.safetensors", "config.yaml"
 _RANKING, _TOWERS, _NORMALISE, _PROJECT = "head.ranking.", "towers.tower.", "head.normalise.", "head.project."
 _HISTORIES = "head.histories.vectors."
+_PROBE_ROWS = 3
+# Logits of the probe may differ by this, relative to the largest of them and to 1: another processor or number of
+# threads gives differences of about 1e-6, other code far larger ones.
+_SAME = 1e-3
+_OTHER_CODE = "install the release and packages that published it, or publish again with those that are installed"
 
 
 def write_dense(
@@ -49,41 +59,99 @@ def write_dense(
     towers: Towers,
     weights: Sequence[Mapping[str, Tensor]],
     counted: Sequence[float],
+    logits: Sequence[float] = (),
 ) -> None:
     """Write what ``read_dense`` builds the dense part from, but for ``config.yaml``.
 
     Args:
         weights: Of each member the parameters of its checkpoint, by name.
         counted: What each member's logits count.
+        logits: What ``probe`` gives of the module; empty: nothing tells whether a reader's code computes the same.
     """
     tensors = {f"{at}/{name}": value.contiguous() for at, own in enumerate(weights) for name, value in own.items()}
     with draft.open(WEIGHTS) as sink:
         sink.write(to_safetensors(tensors))
     about = replace(schema, files={}, groups={})
-    draft.write_json(DENSE, DenseRecord(schema=about, towers=towers, shares=tuple(counted)).to_json())
+    record = DenseRecord(schema=about, towers=towers, shares=tuple(counted), probe=tuple(logits))
+    draft.write_json(DENSE, record.to_json())
 
 
 def read_dense(folder: Path) -> nn.Module:
     """Build the dense part of the version in ``folder``, on this machine, in float32 and for evaluation.
 
     Raises:
-        ArtifactError: A file is damaged, the weights do not fit, or the package of its ranking model is missing.
+        ArtifactError: A file is damaged.
+        OtherCodeError: What is installed here cannot build it, or computes something else of its weights.
     """
     from pipeline.compose import from_yaml
 
     try:
         record = DenseRecord.from_json(json.loads((folder / DENSE).read_bytes()), str(folder / DENSE))
-        config = from_yaml((folder / CONFIG).read_text())
+        settings = (folder / CONFIG).read_text()
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise ArtifactError(f"the dense part of {folder} cannot be read: {error}", hint="publish it again") from error
-    except NightjarError as error:
-        raise ArtifactError(f"the dense part of {folder} cannot be built: {error.message}", hint=error.hint) from error
     members = [
         {name.removeprefix(f"{at}/"): value for name, value in tensors.items() if name.startswith(f"{at}/")}
         for at in range(len(record.shares))
     ]
-    return build_dense(record.schema, record.towers, members, record.shares, config)
+    try:
+        config = from_yaml(settings)
+        module = build_dense(record.schema, record.towers, members, record.shares, config)
+        found = probe(module, record.schema, config.model, len(members)) if record.probe else ()
+    except Exception as error:  # whatever the code of a package raises
+        if passes(error):
+            raise
+        said = error.message if isinstance(error, NightjarError) else f"{type(error).__name__}: {error}"
+        raise OtherCodeError(
+            f"the dense part of {folder} cannot be built by what is installed here: {said}", hint=_OTHER_CODE
+        ) from error
+    if not _alike(record.probe, found):
+        raise OtherCodeError(
+            f"what is installed here computes another model of the weights of {folder}: logits of a probe are "
+            f"{_shown(found)}, expected {_shown(record.probe)}",
+            hint=_OTHER_CODE,
+        )
+    return module
+
+
+def input_shapes(schema: DatasetSchema, model: ModelConfig, members: int) -> tuple[tuple[int, ...], list[int]]:
+    """The shape of a sample's embeddings, and the width of each sequence's events, of ``members`` side by side."""
+    widths = [members * model.dim_of(column.owner) for column in schema.sparse]
+    even = len(set(widths)) == 1 and widths[0] == members * model.embedding_dim
+    events = [sum(members * model.dim_of(column.owner) for column in each.columns) for each in schema.sequences]
+    return (len(widths), widths[0]) if even else (sum(widths),), events
+
+
+def probe(module: nn.Module, schema: DatasetSchema, model: ModelConfig, members: int) -> tuple[float, ...]:
+    """Return the logits that ``module`` gives a few made-up rows, by which its code is known again.
+
+    Empty where one is not finite: the gate says so, and nothing is compared.
+    """
+    shape, events = input_shapes(schema, model, members)
+    given = [_numbers(_PROBE_ROWS, len(schema.dense)), _numbers(_PROBE_ROWS, *shape)]
+    for width in events:
+        given += [_numbers(_PROBE_ROWS, width), torch.arange(_PROBE_ROWS)]
+    with torch.no_grad():
+        logits: list[float] = module(*given).flatten().tolist()
+    return tuple(logits) if all(map(math.isfinite, logits)) else ()
+
+
+def _numbers(*shape: int) -> Tensor:
+    """Numbers between -0.1 and 0.1, about as large as embeddings: the same bits on every machine."""
+    whole = torch.arange(math.prod(shape)) * 37 % 101 - 50
+    return (whole.to(torch.float32) / 512).reshape(shape)
+
+
+def _alike(expected: Sequence[float], found: Sequence[float]) -> bool:
+    size = max([1.0, *map(abs, expected)])
+    return len(expected) == len(found) and all(
+        abs(one - other) <= _SAME * size for one, other in zip(expected, found, strict=True)
+    )
+
+
+def _shown(logits: Sequence[float]) -> str:
+    return ", ".join(f"{each:.6g}" for each in logits[:_PROBE_ROWS]) or "not finite"
 
 
 def build_dense(

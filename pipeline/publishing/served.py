@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, OtherCodeError
 from pipeline.evaluation.calibrators.apply import calibrated
 from pipeline.publishing.dense import CONFIG, WEIGHTS, read_dense
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.publishing.rowcache import TableReader, shares
 from pipeline.records import CALIBRATOR, DENSE, SERVING, CalibratorRecord, Description
+from pipeline.specs import MODELS
 from pipeline.store import Store
 
 SCORE_ROWS = 8192
@@ -71,8 +72,11 @@ class ServedModel:
         self.tables = {
             name: TableReader(directory / layout.file, layout, budget[name], ranks) for name, layout in tables.items()
         }
-        # Versions of earlier releases have the program alone.
-        built = (directory / DENSE).exists()
+        # Versions of earlier releases have the program alone. A later one says so, so that nobody leads back to the
+        # program by removing a file.
+        built = bool(self.description.weights) or (directory / DENSE).exists()
+        if built:
+            _require_package(self.description, directory)
         self._program = read_dense(directory) if built else read_program(directory / PROGRAM)
         file = self.description.calibrator if calibrate else None
         self.calibrator = None if file is None else read_calibrator(directory / file)
@@ -144,6 +148,18 @@ class ServedModel:
             "hits": sum(cache.hits for cache in caches),
             "misses": sum(cache.misses for cache in caches),
         }
+
+
+def _require_package(description: Description, directory: Path) -> None:
+    """OtherCodeError where the package that adds the ranking model is not the one of the version."""
+    named, model = description.package, description.model
+    installed = MODELS.package(model) if named and model in MODELS.names() else ""
+    if installed != named:
+        raise OtherCodeError(
+            f"{directory} was made by {named}, but {installed or 'no such package'} is installed, which may compute "
+            "another model of its weights",
+            hint=f"pip install {named.replace(' ', '==')}, or publish again with what is installed",
+        )
 
 
 @contextmanager

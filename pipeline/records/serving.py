@@ -36,7 +36,8 @@ class TableLayout(Record):
 @dataclass(frozen=True, kw_only=True)
 class DenseRecord(Record):
     """What ``dense.safetensors`` holds the weights of: ``schema`` and ``towers`` of the training, and for each member
-    of an ensemble what its logits count. The settings are in ``config.yaml`` beside it.
+    of an ensemble what its logits count. The settings are in ``config.yaml`` beside it. ``probe``: logits of a few
+    made-up rows, by which a reader sees whether its code computes the same.
     """
 
     FILE: ClassVar[str] = DENSE
@@ -46,6 +47,7 @@ class DenseRecord(Record):
     schema: DatasetSchema
     towers: Towers
     shares: tuple[float, ...] = (1.0,)
+    probe: tuple[float, ...] = absent(())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,8 @@ class Description(Record):
     ``sequences``: their columns; the program takes for each, behind the embeddings, those of its events' columns side
     by side, [n, sum of widths], sample by sample, and the sample of each event, [n] int64.
     ``members``: of an ensemble; a row of a table then has the rows of all of them, and all widths are those together.
+    ``weights``: the file of the weights from which the dense part is built; absent where the program is all there is,
+    as in versions of earlier releases.
     """
 
     FILE: ClassVar[str] = SERVING
@@ -82,6 +86,7 @@ class Description(Record):
     calibrator: str | None = absent()
     sequences: dict[str, tuple[str, ...]] | None = absent()
     members: int = absent(1)
+    weights: str = absent("")
 
     @staticmethod
     def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout], mean: tuple[str, ...] = ()) -> Description:

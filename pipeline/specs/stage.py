@@ -197,6 +197,9 @@ class Stage(ABC):
         inputs = step.input_keys
         return cast(Drafting, store.draft(step.path, kind=self.name, key=step.key, config=step.config, inputs=inputs))
 
+    def require_meant(self, step: Step, config: Config, store: Store) -> None:  # noqa: B027 (most keys tell enough)
+        """LaunchError where the artifact of ``step``, which another run made meanwhile, is of other inputs."""
+
     def accept(self, artifact: Artifact) -> None:  # noqa: B027 (most artifacts are accepted)
         """Raise an error that ends the run although the stage is done. The launcher calls it after the last stage."""
 

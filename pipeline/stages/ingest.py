@@ -7,12 +7,11 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
-from pipeline.config.renamed import with_first_names
 from pipeline.records import IngestPart, Result, SequenceProfile, dataset_path
 from pipeline.records.step import Step
-from pipeline.specs import ID_MAPPINGS, code_of
+from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.stage import Stage, StageIO, use
-from pipeline.store import Artifact, Store, artifact_key
+from pipeline.store import Artifact, Store
 
 MOST_WARNINGS = 5  # in the table at the end of a run
 
@@ -103,13 +102,17 @@ class Ingest(Stage):
         from pipeline.ingest.stage import raw_fingerprint
 
         mark = raw_fingerprint(config.data, store)
-        settings = {**self.key_settings(config), **code_of(self.settings, self.revision, config)}
-
-        def path(raw: str) -> str:
-            return self.path(config, artifact_key(self.name, with_first_names({**settings, "raw": raw}), {}))
-
         with answering(config.data.path, store):
-            return {"raw": told_apart(config.data, store, mark, path)}
+            return {"raw": told_apart(config.data, store, mark)}
+
+    def require_meant(self, step: Step, config: Config, store: Store) -> None:
+        """LaunchError where the dataset was made of a log that only looks like the one that is meant."""
+        from pipeline.ingest.delivered import require_same_log
+        from pipeline.ingest.sources import answering
+
+        if raw := step.config.get("raw"):
+            with answering(config.data.path, store):
+                require_same_log(config.data, store, raw)
 
     def path(self, config: Config, key: str) -> str:
         """``datasets/<data>/[<day>/]<key>``."""

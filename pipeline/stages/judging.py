@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError, UnreachableError
+from pipeline.errors import ArtifactError, ConfigError, OtherCodeError, UnreachableError
 from pipeline.publishing import versions
 from pipeline.publishing.line import better_by_record
 from pipeline.records import (
@@ -187,6 +187,8 @@ def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumben
                 opened.models["incumbent"] = other(incumbent)
             except NotComparableError as error:
                 opened.problem = str(error)
+            except OtherCodeError as error:  # what is installed would score as a model that never served
+                opened.problem = error.message
         if incumbent and config.gate.best_of_last > 1:
             opened.best = _best(config, store, incumbent, other, opened.models)
         yield opened

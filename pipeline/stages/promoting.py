@@ -210,21 +210,20 @@ def _write_dense(
 ) -> dict[str, int]:
     """The dense part as a program; by parameter, values that are not finite."""
     from pipeline.checkpoint.reader import read_dense
-    from pipeline.publishing.dense import build_dense, write_dense
+    from pipeline.publishing.dense import build_dense, input_shapes, probe, write_dense
     from pipeline.publishing.program import write_program
+    from pipeline.serving.threads import one_thread
 
     members = members_of(inputs["train"].summary)
     dense = [read_dense(store, store.get(each.checkpoint, "train")) for each in members]
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
     counted = [each.weight for each in members]
     module = build_dense(schema, towers, dense, counted, config)
-    write_dense(draft, schema, towers, dense, counted)
-    widths = [len(members) * config.model.dim_of(column.owner) for column in schema.sparse]
-    even = len(set(widths)) == 1 and widths[0] == len(members) * config.model.embedding_dim
-    events = [
-        sum(len(members) * config.model.dim_of(column.owner) for column in each.columns) for each in schema.sequences
-    ]
-    write_program(draft, module, len(schema.dense), (len(widths), widths[0]) if even else (sum(widths),), events)
+    with one_thread():  # as any machine has: the version is the same bytes on all of them
+        logits = probe(module, schema, config.model, len(members))
+    write_dense(draft, schema, towers, dense, counted, logits)
+    embeddings, events = input_shapes(schema, config.model, len(members))
+    write_program(draft, module, len(schema.dense), embeddings, events)
     return {f"parameter {name}": sum(int((~each[name].isfinite()).sum()) for each in dense) for name in dense[0]}
 
 
@@ -247,11 +246,13 @@ def _write_rest(
 
 def _description(config: Config, schema: DatasetSchema, layouts: dict[str, TableLayout], members: int) -> Description:
     """What ``serving.json`` says of the version."""
+    from pipeline.publishing.dense import WEIGHTS
+
     name, dim = config.model.name, config.model.embedding_dim * members
     mean = tuple(table for table in layouts if config.model.table(table).pooling == "mean")
     description = Description.of(schema, dim, layouts, mean).built_by(name, MODELS.package(name))
     calibrator = None if config.publish.calibrator.method is None else CALIBRATOR
-    return dataclasses.replace(description, members=members, calibrator=calibrator)
+    return dataclasses.replace(description, members=members, calibrator=calibrator, weights=WEIGHTS)
 
 
 def _mappings(dataset: Artifact) -> list[str]:

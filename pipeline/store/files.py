@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import fsspec
 from fsspec import AbstractFileSystem
@@ -20,6 +21,8 @@ from pipeline.errors import ArtifactError, ConfigError, NightjarError
 from pipeline.store.refusals import disk_errors, reachable
 from pipeline.store.retrying import retried
 from pipeline.store.steady import Steady
+
+_OPEN_FILE = re.compile(r"/dev/fd/(?P<dev>\d+)|/dev/std(?P<std>out|err)|/proc/(?:self|thread-self)/fd/(?P<proc>\d+)")
 
 
 def _flock(handle: int, busy: NightjarError | None) -> None:
@@ -57,15 +60,15 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
     """Open a file that a user named for writing, which gets its name only once it is whole.
 
     Commands that write to one name at the same time do not mix: the file is that of the last one to end. What exists
-    and is no regular file, such as a device or a pipe, is written to as it is. A link keeps pointing to its file, which
-    keeps its mode.
+    and is no regular file, such as a device or a pipe, is written to as it is, and so is an open file of this process:
+    ``/dev/stdout``, or what a shell makes of ``>(gzip > x)``. A link keeps pointing to its file, which keeps its mode.
 
     Args:
         url: A path, or any fsspec URL.
         option: What the user gave it with, for messages.
 
     Raises:
-        ConfigError: It is a folder.
+        ConfigError: It is a folder, or a link that leads to itself.
         ArtifactError: The disk is full, or refuses.
     """
     fs, full = fsspec.core.url_to_fs(url)
@@ -82,24 +85,56 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
                     fs.rm_file(partial)
                 raise
             return
-        path = Path(full).resolve()
-        if path.is_dir():
-            raise ConfigError(f"{option} {url} is a folder, expected a file", hint=f"{option} {url}/<a name>")
-        if path.exists() and not path.is_file():
-            with path.open("wb") as sink:
+        named = Path(full)
+        if _OPEN_FILE.fullmatch(full) or (named.exists() and not named.is_file() and not named.is_dir()):
+            with _stream(full, url, option) as sink:
                 yield sink
             return
+        try:
+            path = named.resolve()
+        except RuntimeError:  # what pathlib raises for a circle of links
+            hint = f"{option} <another name>"
+            raise ConfigError(f"{option} {url} is a link that leads to itself, expected a file", hint=hint) from None
+        if path.is_dir():
+            raise ConfigError(f"{option} {url} is a folder, expected a file", hint=f"{option} {url}/<a name>")
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
         try:
             with beside.open("xb") as sink:
                 yield sink
+                if not sink.closed:
+                    sink.flush()
+                    os.fsync(sink.fileno())  # else the name may lead to nothing after a power cut
             if path.exists():
                 shutil.copymode(path, beside)
             beside.replace(path)
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
+
+
+def _stream(full: str, url: str, option: str) -> IO[bytes]:
+    """Open what exists and is no regular file, or an open file of this process, for writing.
+
+    An open file is written to where it stands: opened by its name, it would begin anew, over what is written already.
+    """
+    found = _OPEN_FILE.fullmatch(full)
+    if found is None:
+        return Path(full).open("wb")
+    number = {"out": 1, "err": 2}[found["std"]] if found["std"] else int(found["dev"] or found["proc"])
+    try:
+        return os.fdopen(os.dup(number), "wb")
+    except OSError as error:
+        raise ConfigError(f"{option} {url} is no open file: {error}", hint=f"{option} <a file>") from None
+
+
+def one_file(one: str, other: str) -> bool:
+    """Whether two names that a user gave, paths or fsspec URLs, lead to one file."""
+    found = []
+    for url in (one, other):
+        fs, full = fsspec.core.url_to_fs(url)
+        found.append((type(fs), os.path.realpath(full) if isinstance(fs, LocalFileSystem) else full))
+    return bool(found[0] == found[1])
 
 
 class Files:

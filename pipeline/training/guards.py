@@ -16,6 +16,9 @@ from pipeline.training.faults import LAYER, Fault
 from pipeline.training.metrics import Meter, Sums
 
 LEAST_GAIN = 1e-4  # what NE must fall by, as a share of it, in ``window_steps`` to count as learning
+# Near the base rate NE falls slowly, by less than that a window: there it must fall by it in so many windows.
+NEAR, PATIENCE = 0.01, 4
+LONGEST_WAIT = 16  # windows, at most, between two judgements that cost something
 log = logging.getLogger(__name__)
 
 
@@ -56,26 +59,36 @@ class Collapse:
 
     Predictions of training steps have dropout's noise in them and come from batch statistics, so they only raise the
     suspicion. The model as it evaluates decides, on validation rows where there are some, else on train rows. One that
-    is worse than the base rate but has become better since ``window_steps`` before goes on.
+    is worse than the base rate goes on while the learning rates still rise, and while it becomes better: within
+    ``window_steps``, or ``PATIENCE`` times as many where it is about as good as the base rate.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        self._config, guard = config, config.guard
-        self._begin(max(0, guard.collapse_after_steps - guard.window_steps))
+    def __init__(self, config: TrainConfig, rising: int = 0) -> None:
+        """``rising``: steps in which the learning rates rise."""
+        self._config, self._rising = config, rising
+        self._begin()
 
-    def _begin(self, step: int) -> None:
-        self._next, self._last, self._wait = step, 0, self._config.guard.window_steps
-        self._best: float | None = None
+    def _begin(self) -> None:
+        guard = self._config.guard
+        self._first = self._next = max(0, guard.collapse_after_steps - guard.window_steps)
+        self._last, self._wait = 0, guard.window_steps
+        self._known = list[tuple[int, float]]()  # step and NE of each judgement
 
-    def is_due(self, meter: Meter, step: int) -> bool:
-        """Whether the last steps' predictions ask for a judgement of the model after ``step``; equal on all ranks."""
+    def is_due(self, meter: Meter, step: int, *, free: bool = False) -> bool:
+        """Whether the last steps' predictions ask for a judgement of the model after ``step``; equal on all ranks.
+
+        ``free``: nothing speaks against one, because the model has just been looked at, or takes no more steps.
+        """
         guard, window = self._config.guard, meter.window
         if step < self._last:  # the model began anew
-            self._begin(max(0, guard.collapse_after_steps - guard.window_steps))
+            self._begin()
         self._last = step
-        if not guard.collapse or step < self._next or not meter.window_full:
+        if not guard.collapse or step < (self._first if free else self._next) or not meter.window_full:
             return False
-        return window.logit_std < guard.min_logit_std or (window.ne is not None and window.ne >= guard.max_window_ne)
+        if window.logit_std < guard.min_logit_std:
+            return True
+        useless = window.ne is not None and window.ne >= guard.max_window_ne
+        return useless and (free or step >= self._rising - guard.window_steps)
 
     def take(self, judged: Judged, step: int, *, last: bool) -> None:
         """Take in a judgement of the model after ``step``, which is equal on all ranks.
@@ -88,13 +101,17 @@ class Collapse:
         Raises:
             GuardError: The predictions have collapsed, or the model does not learn.
         """
-        guard, ne, best = self._config.guard, judged.ne, self._best
+        guard, ne = self._config.guard, judged.ne
         alike = judged.logit_std < guard.min_logit_std
         self._next = step + self._wait
+        near = ne is not None and ne < guard.max_window_ne * (1 + NEAR) and not last
+        span = PATIENCE * guard.window_steps if near else 0
+        best = min((each for at, each in self._known if at <= step - span), default=None)
         if ne is not None:
-            self._best = ne if best is None else min(ne, best)
+            self._known.append((step, ne))
         if not alike and (ne is None or ne < guard.max_window_ne):
-            self._wait *= 2  # dropout, for one, keeps the suspicion up
+            # Dropout, for one, keeps the suspicion up.
+            self._wait = min(2 * self._wait, LONGEST_WAIT * guard.window_steps)
             return
         if step < guard.collapse_after_steps:
             return
@@ -105,6 +122,8 @@ class Collapse:
                 f"expected at least train.guard.min_logit_std={guard.min_logit_std:g}",
                 hint=f"train.lr={self._config.lr / 4:g}, or {go_on}",
             )
+        if step < self._rising and not last:
+            return
         limit = f"train.guard.max_window_ne={guard.max_window_ne:g} (1 is the base rate alone)"
         improves = best is not None and ne is not None and ne < best * (1 - LEAST_GAIN)
         if improves or (best is None and not last):

@@ -37,7 +37,7 @@ from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import judge_train_rows
 from pipeline.training.products import Speed
 from pipeline.training.profiling import STEPS, Profiler, debugging
-from pipeline.training.schedule import log_planned, planned_steps
+from pipeline.training.schedule import log_planned, planned_steps, warmup_steps
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.signals import STOP, Agreement
 from pipeline.training.snapshots import Snapshots, Start
@@ -217,7 +217,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.ssd = SsdMeter(self.trainer.ssd)
-        self.collapse = Collapse(self.config)
+        self.collapse = Collapse(self.config, min(warmup_steps(self.config, self.total), self.total))
         self.judging: int | None = None  # the step after which the model is judged
 
     @property
@@ -266,7 +266,7 @@ class _Run:
                 saving, looking = True, self.looks is not None
             if saving or looking or judging or self.meter.steps >= self.config.log_every_steps:
                 verdict = self._close_interval(looking)
-                self._judge(empty=looking or judging or step == self.total)
+                self._judge(empty=looking or judging or step == self.total, free=looking or step == self.total)
             if saving or looking:
                 check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
             saved = looking and self._follow(verdict)
@@ -299,13 +299,16 @@ class _Run:
         self.leg = _Leg(self.reader, self.trainer.steps, end)
         self.batches = self.trainer.clock.between(self.leg)
 
-    def _judge(self, *, empty: bool) -> None:
-        """Have the guard judge the model where its predictions ask for it; later, unless the pipeline is ``empty``."""
+    def _judge(self, *, empty: bool, free: bool) -> None:
+        """Have the guard judge the model where its predictions ask for it; later, unless the pipeline is ``empty``.
+
+        ``free``: it has just been looked at, or this is the last chance.
+        """
         step = self.trainer.steps
         age = step if self.looks is None else self.looks.age(step)
         if empty:
             self.judging = None
-        if not self.collapse.is_due(self.meter, age):
+        if not self.collapse.is_due(self.meter, age, free=free):
             return
         if empty:
             self.collapse.take(self._judged(), age, last=step == self.total)

@@ -12,8 +12,9 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
+from pipeline.checkpoint.export import export
 from pipeline.cli import main
-from pipeline.store import FileEntry
+from pipeline.store import FileEntry, Store
 from tests.checkpoint.built import DIM, DIRECTORY, ROWS, put, quantised_chain, restored
 
 ALL_STEPS = ["step-00000001", "step-00000002", "step-00000003"]
@@ -207,6 +208,33 @@ def test_export_writes_safetensors_of_one_table(store, capsys, tmp_path):
     assert torch.equal(tensors["weight"], whole["b/c"][0])
     assert torch.equal(tensors["adagrad_sum"], whole["b/c"][1])
     assert "no table 'x'" in ckpt(store, capsys, "export", "r", "--out", "o", "--table", "x", code=2).err
+
+
+def test_two_exports_into_one_folder_do_not_mix(store, tmp_path):
+    """The second one begins and ends while the first is writing: the file is that of the first, which ends last."""
+    artifact, out = store.get(f"{DIRECTORY}/step-00000003", "train"), Store(str(tmp_path / "out"), "--out ")
+    options = {"file_format": "safetensors", "tables": ["long"]}
+    export(store, artifact, out, **options)
+    whole = (tmp_path / "out/long.safetensors").read_bytes()
+    begun = []
+
+    def another(done, total):
+        if not begun:
+            begun.append(done)
+            export(store, artifact, out, **options)
+
+    export(store, artifact, out, **options, progress=another)
+    assert begun and (tmp_path / "out/long.safetensors").read_bytes() == whole
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["long.safetensors"]
+
+
+def test_an_export_follows_a_link(store, tmp_path):
+    artifact, out = store.get(f"{DIRECTORY}/step-00000003", "train"), Store(str(tmp_path / "out"), "--out ")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/long.safetensors").symlink_to(tmp_path / "elsewhere")
+    export(store, artifact, out, file_format="safetensors", tables=["long"])
+    assert (tmp_path / "out/long.safetensors").is_symlink()
+    assert load_file(tmp_path / "elsewhere")["weight"].shape == (ROWS["long"], DIM)
 
 
 def test_listing_needs_no_torch(store):

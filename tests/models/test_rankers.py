@@ -17,6 +17,7 @@ from pipeline.publishing.program import PROGRAM, read_program, write_program
 from pipeline.specs import MODELS
 from pipeline.store import Store
 from tests.models.variants import DIM, FORMS, RANKERS, built, inputs_of
+from tests.publishing.made import archived
 
 ROWS = 5
 MOST_ULPS = 32  # what docs/publishing.md promises
@@ -104,6 +105,14 @@ def test_the_published_program_gives_the_same_logits(form: str, tmp_path) -> Non
     limit = MOST_ULPS * torch.finfo(torch.float32).eps * max(1.0, float(expected.abs().max()))
     assert float((together - expected).abs().max()) <= limit
     assert float((alone - expected).abs().max()) <= limit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_no_form_has_an_operator_that_is_refused_in_the_archive_of_an_earlier_release(form: str, tmp_path) -> None:
+    model, given = built(form).eval(), batch()
+    with torch.no_grad():
+        torch.testing.assert_close(archived(tmp_path, model, 2, (3, DIM))(*given), model(*given))
 
 
 @pytest.mark.parametrize("form", FORMS)

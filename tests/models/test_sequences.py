@@ -8,6 +8,7 @@ import torch
 from pipeline.errors import ConfigError
 from pipeline.models.layers import Jagged, SequenceVector
 from pipeline.models.layers.events import EVEN_ROWS, fillers
+from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
 from pipeline.specs.options import with_options
 
@@ -101,7 +102,7 @@ def test_bf16_is_near_float32(name, options):
 
 
 @pytest.mark.parametrize(("name", "options"), BLOCKS)
-def test_an_exported_block_scores_any_number_of_samples_and_events(name, options):
+def test_an_exported_block_scores_any_number_of_samples_and_events(name, options, tmp_path):
     vector = vector_of(name, options).eval()
 
     class Whole(torch.nn.Module):
@@ -121,6 +122,10 @@ def test_an_exported_block_scores_any_number_of_samples_and_events(name, options
             columns, rows, candidates, count = inputs(lengths)
             given = torch.cat(candidates, 1), torch.cat(columns, 1), rows
             torch.testing.assert_close(program.module()(*given), vector(columns, rows, candidates, count))
+        program.example_inputs = None
+        torch.export.save(program, tmp_path / PROGRAM)
+        archived = read_program(tmp_path / PROGRAM)  # as versions of earlier releases hold it: no operator is refused
+        torch.testing.assert_close(archived(*given), program.module()(*given))
 
 
 def test_a_target_is_what_its_events_would_be():

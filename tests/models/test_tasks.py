@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from pipeline.models.layers import Ranker
 from pipeline.models.layers.tasks import ChainedHeads, ExtractionLevel, MixtureOfExperts, MultiTaskRanker
 from pipeline.specs import LABEL_KINDS, TASK_ARCHITECTURES, TaskInput
 from tests.models.variants import DIM, FORMS, VECTORS, inputs_of
+from tests.publishing.made import archived
 
 TASKS = (TaskInput(name="conversion", given="click"), TaskInput(name="minutes"))
 SMALL = {"shared_bottom": {}, "esmm": {}, "mmoe": {"experts": 2}, "ple": {"experts": 1, "own_experts": 1}}
@@ -61,6 +63,16 @@ def test_gradients_are_those_of_finite_differences(architecture: str) -> None:
 
     weights = [value.detach().clone().requires_grad_() for value in model.parameters()]
     assert torch.autograd.gradcheck(loss, (embeddings.requires_grad_(), *weights), atol=1e-7)
+
+
+@pytest.mark.parametrize("architecture", TASK_ARCHITECTURES.names())
+def test_no_architecture_has_an_operator_that_is_refused_in_the_archive_of_an_earlier_release(
+    architecture: str, tmp_path: Path
+) -> None:
+    model, given = built("mlp", architecture).eval(), made_inputs()
+    with torch.no_grad():
+        program = archived(tmp_path, model, 2, (len(VECTORS), DIM))
+        torch.testing.assert_close(program(*given), model(*given))
 
 
 @pytest.mark.parametrize("kind", LABEL_KINDS.names())

@@ -1,15 +1,18 @@
 """Versions made by hand, without training: a checkpoint of given rows and a ranking model of given weights."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from pipeline.checkpoint.rows import ChainReader
-from pipeline.config import Config, DataConfig, SparseFeature
+from pipeline.compose import to_yaml
+from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature
 from pipeline.models.dlrm import DlrmConfig
-from pipeline.publishing.program import write_program
+from pipeline.publishing.dense import CONFIG, WEIGHTS, probe, write_dense
+from pipeline.publishing.program import PROGRAM, Program, read_program, write_program
 from pipeline.publishing.served import SERVING, Description
 from pipeline.publishing.versions import version_path
 from pipeline.publishing.writing import write_table
@@ -67,6 +70,35 @@ def write_version(store: Store, coding: str, version: str = "v00001-00000000"):
         draft.write_json(SERVING, Description.of(SCHEMA, built.DIM, layouts).to_json())
         draft.commit({"version": version, "verdict": "PASS"})
     return path
+
+
+def write_built(store: Store, *, wrong: float = 0.0, package: str = "") -> str:
+    """A version as the publish stage writes it, but for its program; its path. ``wrong``: added to its probe's logits.
+
+    ``package``: of which it says that it adds the ranking model.
+    """
+    reader, path = ChainReader(store, built.put(store, 1)), version_path("clicks", "v00002-00000000")
+    module = dense_part()
+    weights = {f"head.ranking.{name}": value for name, value in module.ranking.state_dict().items()}
+    logits = [each + wrong for each in probe(module, SCHEMA, MODEL, 1)]
+    with store.draft(path, kind="model", key="1" * 32, config={}, inputs={}) as draft:
+        layouts = {name: write_table(draft, [reader], name, "fp32").layout for name in built.ROWS}
+        write_dense(draft, SCHEMA, FLAT, [weights], [1.0], logits)
+        about = Description.of(SCHEMA, built.DIM, layouts).built_by("dlrm", package)
+        draft.write_json(SERVING, dataclasses.replace(about, weights=WEIGHTS).to_json())
+        with draft.open(CONFIG) as sink:
+            sink.write(to_yaml(dataclasses.replace(config(), hardware=HardwareConfig(name="t"))).encode())
+        draft.commit({"version": "v00002-00000000", "verdict": "PASS"})
+    return path
+
+
+def archived(folder: Path, module: torch.nn.Module, dense: int, embeddings: tuple[int, ...]) -> Program:
+    """``module`` out of an archive, as versions of earlier releases hold it."""
+    store = Store(str(folder / "archived"))
+    with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
+        write_program(draft, module, dense, embeddings)
+        draft.commit({})
+    return read_program(Path(store.full(f"v/{PROGRAM}")))
 
 
 @dataclasses.dataclass

@@ -19,15 +19,18 @@ from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
 from pipeline.evaluation.metrics import sigmoid
+from pipeline.ingest import parse
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.spec import CRITEO_COLUMNS
 from pipeline.ingest.synthetic import write_tsv
+from pipeline.publishing.dense import DensePart
 from pipeline.records import GateRecord, read
 from pipeline.serving.predict import Rejected, score_file, score_sink
 from pipeline.store import Store
 from tests.alone import alone
 from tests.checkpoint import s3
 from tests.commands import nightjar
+from tests.ingest.test_fuzz_long import FIELDS
 from tests.publishing import made
 from tests.waits import until
 
@@ -271,6 +274,7 @@ def test_predict_writes_rejected_rows_to_their_own_file(store: Store, logs: Path
     assert records[1]["reason"] == "label is '2', expected '1' or '0'"
     for other, message in (
         (out, "is the file of --out too"),
+        (f"{tmp_path}/deep/../scores.csv", "is the file of --out too"),
         ("-", "is the file of --out too"),
         (mixed, "one of the input files"),
     ):
@@ -282,6 +286,55 @@ def test_predict_writes_rejected_rows_to_their_own_file(store: Store, logs: Path
     assert main(["predict", *flags, "--rejected", str(tmp_path / "file/below.jsonl")]) == 7
     assert "--rejected <an fsspec URL you may write to>" in capfd.readouterr().err
     assert not out.exists() and not rejected.exists()
+
+
+def test_predict_rejects_a_row_on_which_parsing_fails(
+    store: Store, logs: Path, tmp_path: Path, monkeypatch, capfd
+) -> None:
+    real = parse._parse
+
+    def limited(raw, lines, spec, rule):
+        if (lines == 8).any():
+            raise ZeroDivisionError("what nobody expected")
+        return real(raw, lines, spec, rule)
+
+    monkeypatch.setattr(parse, "_parse", limited)
+    few, rejected = tmp_path / "few.tsv", tmp_path / "rejected.jsonl"
+    few.write_text("\n".join((logs / "mon.tsv").read_text().splitlines()[:50]) + "\n")
+    flags = ["--store", store.url, "--out", str(tmp_path / "scores.csv"), "--rejected", str(rejected), "--ranks", "1"]
+    assert main(["predict", str(few), *flags, "--json"]) == 0
+    done = json.loads(capfd.readouterr().out)
+    assert (done["rows"], done["rows_rejected"]) == (49, 1)
+    reason = "the line cannot be read: ZeroDivisionError: what nobody expected"
+    assert [json.loads(line) for line in rejected.read_text().splitlines()] == [
+        {"file": "few.tsv", "line": 8, "reason": reason}
+    ]
+
+
+def test_predict_refuses_a_version_of_which_other_code_computes_another_model(
+    store: Store, logs: Path, monkeypatch, capfd
+) -> None:
+    real = DensePart.forward
+    monkeypatch.setattr(DensePart, "forward", lambda self, *given: -real(self, *given))
+    assert main(["predict", f"{logs}/mon.tsv", "--store", store.url, "--ranks", "1"]) == 7
+    assert "what is installed here computes another model of the weights" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_predict_takes_lines_that_are_anything(store: Store, logs: Path, tmp_path: Path, seed: int) -> None:
+    """As ``tests/ingest/test_fuzz_long.py`` does of ingestion: each line is a row or rejected."""
+    rng, path = random.Random(seed), tmp_path / "log.tsv"
+    good = (logs / "mon.tsv").read_text().splitlines()[:40]
+    for _ in range(10):
+        lines = [line.encode() for line in good]
+        for _ in range(rng.randrange(1, 8)):
+            fields = [rng.choice(FIELDS) if rng.random() < 0.2 else each for each in rng.choice(good).split("\t")]
+            line = "\t".join(fields).encode("utf-8", "surrogatepass").replace(b"\n", b" ")
+            lines.insert(rng.randrange(1, len(lines)), line)
+        path.write_bytes(b"\n".join(lines) + b"\n")
+        done = score_file(store, "clicks", None, str(path), lambda scored: None, cache_mib=16, ranks=1)
+        assert done["rows"] + done["rows_rejected"] == len(lines) and done["rows"] >= len(good)
 
 
 @alone

@@ -1,6 +1,8 @@
 """A version scores as the model it was made of: with fp32 tables to the bit for the same batch, else within a bound."""
 
+import contextlib
 import dataclasses
+import json
 import shutil
 import subprocess
 import sys
@@ -90,7 +92,7 @@ def test_rows_are_scored_alike_one_by_one_and_many_at_once(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("module", ["pass_through", "dlrm", "dcn"])
-def test_towers_are_part_of_the_program(module: str) -> None:
+def test_towers_are_part_of_the_program(module: str, tmp_path: Path) -> None:
     """The dense part of a model with towers: outputs come in the order training gave them."""
     from pipeline.models import build_model
     from pipeline.publishing.dense import dense_part
@@ -113,6 +115,8 @@ def test_towers_are_part_of_the_program(module: str) -> None:
         second = modules[1](torch.cat([bc, a], 1))
         wanted = ranking(dense, torch.cat([second[:, 1:], second[:, :1], modules[0](long)], 1))
         assert torch.equal(part(dense, embeddings), wanted)
+        program = made.archived(tmp_path, part, 2, (3, built.DIM))
+        torch.testing.assert_close(program(dense, embeddings), wanted)
         del weights["head.ranking.head.bias"]
     with pytest.raises(ArtifactError, match="does not fit the model"):
         dense_part(made.SCHEMA, towers, weights, **made.groups(made.config()))
@@ -176,6 +180,32 @@ def same(name: str, data: bytes) -> bytes:
     return data
 
 
+def in_signature(key: str, value: Any) -> Callable[[str, bytes], bytes]:
+    """What the program says of how it is called, ``key`` of it replaced by ``value``."""
+
+    def edit(name: str, data: bytes) -> bytes:
+        if name != "models/model.json":
+            return data
+        model = json.loads(data)
+        calls = [call for call in model["graph_module"]["module_call_graph"] if call.get("signature")]
+        assert calls
+        for call in calls:
+            assert key in call["signature"]
+            call["signature"][key] = value
+        return json.dumps(model).encode()
+
+    return edit
+
+
+def tree(context: Any, kind: str = "builtins.tuple") -> str:
+    return json.dumps([1, {"type": kind, "context": context, "children_spec": []}])
+
+
+LIBRARY = json.dumps({"__enum__": True, "fqn": "ctypes:cdll", "name": "/tmp/evil.so"})
+IMPORTED = {"default_factory_module": "antigravity", "default_factory_name": "fly", "dict_context": []}
+RELU = "torch.ops.aten.relu.default"
+
+
 def test_an_archive_of_an_earlier_release_gives_its_program_and_nothing_else(tmp_path: Path) -> None:
     store, ran = Store(str(tmp_path / "store")), tmp_path / "ran"
     program = Path(store.full(f"{made.write_version(store, 'fp32')}/{PROGRAM}"))
@@ -197,7 +227,24 @@ def test_an_archive_of_an_earlier_release_gives_its_program_and_nothing_else(tmp
         (same, {"archive/data/sample_inputs/model.pt": b"pickle"}, "a pickled object"),
         (same, {"archive/serialized_exported_program.json": b"{}"}, "entry"),
         (lambda name, data: b"pt1" if name == "archive_format" else data, {}, "format"),
-        (in_model("torch.ops.aten.relu.default", "torch.hub.load"), {}, "operator"),
+        (in_model(RELU, "torch.hub.load"), {}, "operator"),
+        (in_model(RELU, "torch.ops.aten.from_file.default"), {}, "operator"),
+        (in_model(RELU, "torch.ops.aten.resize_.default"), {}, "operator"),
+        (in_model(RELU, "torch.ops.aten.set_.source_Tensor"), {}, "operator"),
+        (in_model(RELU, "torch.ops.aten.relu.out"), {}, "operator"),
+        (in_model(RELU, "torch.ops.aten.as_strided.default"), {}, "operator"),
+        (in_model(RELU, "torch.ops.aten._unsafe_index.Tensor"), {}, "operator"),
+        (in_model(RELU, "torch.ops.aten.__class__.mro"), {}, "operator"),
+        (in_model(RELU, "torch.ops.aten.no_such.default"), {}, "operator"),
+        (in_signature("in_spec", tree(LIBRARY)), {}, "a tree of other things"),
+        (in_signature("out_spec", tree(LIBRARY, "builtins.dict")), {}, "a tree of other things"),
+        (in_signature("in_spec", tree(IMPORTED, "collections.defaultdict")), {}, "a tree of other things"),
+        (in_signature("in_spec", tree("null", "torch.Size")), {}, "a tree of other things"),
+        (in_signature("forward_arg_names", ["dense=print(1)", "embeddings"]), {}, "forward_arg_names"),
+        (in_model('"relu"', '"x = print(1)"'), {}, "name"),
+        (in_model('"torch_version": "', '"torch_version": "\\u0000'), {}, "torch_version"),
+        (in_model('"opset_version": {', '"opset_version": {"a b": 1, '), {}, "key"),
+        (in_model('"schema_version": {', '"later": "code", "schema_version": {'), {}, "later"),
         (in_model('"as_tensor"', '"as_custom_obj"'), {}, "an object of a class"),
         (lambda name, data: data.replace(b'"use_pickle": false', b'"use_pickle": true'), {}, "pickled tensors"),
     ],
@@ -210,6 +257,32 @@ def test_an_archive_with_more_than_data_is_refused_before_torch_sees_it(
     monkeypatch.setattr(torch.export, "load", lambda *_: pytest.fail("torch has opened it"))
     with pytest.raises(ArtifactError, match=f"holds {words}.* which could run code when opened"):
         read_program(changed(program, edit, **more))
+
+
+def test_an_archive_that_is_cut_off_is_an_error_that_says_so(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    program = Path(store.full(f"{made.write_version(store, 'fp32')}/{PROGRAM}"))
+    whole = program.read_bytes()
+    for length in (0, 10, len(whole) // 2, len(whole) - 5):
+        program.write_bytes(whole[:length])
+        with pytest.raises(ArtifactError, match="is not an exported program"):
+            read_program(program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [0.0, 0.5], ids=["gone", "cut"])
+def test_an_archive_with_an_entry_that_is_cut_off_is_read_or_refused(tmp_path: Path, kept: float) -> None:
+    store = Store(str(tmp_path))
+    program = Path(store.full(f"{made.write_version(store, 'fp32')}/{PROGRAM}"))
+    with zipfile.ZipFile(program) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    for damaged in entries:
+        with zipfile.ZipFile(program, "w") as archive:
+            for name, data in entries.items():
+                if name != damaged or kept:
+                    archive.writestr(name, data[: int(len(data) * kept)] if name == damaged else data)
+        with contextlib.suppress(ArtifactError):  # some entries are for other readers only
+            read_program(program)
 
 
 def test_a_version_is_built_from_settings_and_weights_and_its_program_stays_closed(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,10 +11,10 @@ import fsspec
 import pytest
 
 from pipeline.errors import ArtifactError, ConfigError
-from pipeline.store.files import whole_file
+from pipeline.store.files import one_file, whole_file
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path | str, text: str) -> None:
     with whole_file(str(path), "--out") as sink:
         sink.write(text.encode())
 
@@ -46,10 +48,10 @@ def test_two_that_write_at_once_do_not_mix(tmp_path: Path, place: str) -> None:
 def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reader.start()
     write(pipe, "rows")
-    reader.join()
+    reader.join(60)
     assert read == [b"rows"] and stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
@@ -61,6 +63,66 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
     except (PermissionError, ArtifactError):
         pytest.skip("devices cannot be made here, or not be opened")
     assert stat.S_ISCHR(device.lstat().st_mode)
+
+
+@pytest.mark.parametrize("place", ["/dev/fd", "/proc/self/fd"])
+def test_what_a_shell_substitutes_is_written_to(place: str) -> None:
+    """``>(gzip > x)`` is a name such as /dev/fd/63."""
+    reading, writing = os.pipe()
+    try:
+        write(Path(f"{place}/{writing}"), "rows")
+        os.close(writing)
+        assert os.read(reading, 10) == b"rows"
+    finally:
+        os.close(reading)
+
+
+def test_an_open_file_is_written_to_where_it_stands(tmp_path: Path) -> None:
+    """As standard output that a shell has sent to a file, which its other output goes to as well."""
+    file = tmp_path / "all"
+    with file.open("wb") as out:
+        out.write(b"before, ")
+        out.flush()
+        write(Path(f"/dev/fd/{out.fileno()}"), "rows")
+        out.write(b", after")
+    assert file.read_text() == "before, rows, after" and list(tmp_path.iterdir()) == [file]
+
+
+def test_standard_output_is_that_of_the_process(tmp_path: Path) -> None:
+    code = "from tests.store.test_whole_file import write; print('first', flush=True); write('/dev/stdout', 'rows')"
+    file = tmp_path / "scores.csv"
+    with file.open("wb") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True, cwd=Path(__file__).parents[2])
+    assert file.read_text() == "first\nrows" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_number_that_is_no_open_file_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match=r"--out /dev/fd/99999 is no open file"):
+        write(Path("/dev/fd/99999"), "rows")
+
+
+def test_a_link_that_leads_to_itself_is_a_mistake(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    with pytest.raises(ConfigError, match=r"--out .*one is a link that leads to itself"):
+        write(one, "rows")
+    assert sorted(tmp_path.iterdir()) == [one, other]
+
+
+def test_the_bytes_are_on_the_disk_before_the_file_has_its_name(tmp_path: Path, monkeypatch) -> None:
+    out, synced = tmp_path / "out", []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append((out.exists(), os.fstat(handle).st_size)))
+    write(out, "rows")
+    assert synced == [(False, 4)] and out.read_text() == "rows"
+
+
+def test_names_of_one_file_are_told(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    file = str(tmp_path / "file")
+    for same in (file, f"file://{file}", f"{tmp_path}/./file", f"{tmp_path}/x/../file", str(tmp_path / "link")):
+        assert one_file(file, same), same
+    assert not one_file(file, f"memory://{file}") and not one_file(file, f"{file}s")
 
 
 def test_a_link_keeps_pointing_to_its_file_which_keeps_its_mode(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What stops a checkpoint: dense parameters and optimizer moments that are not finite, the same on every rank."""
 
 import json
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,16 +52,16 @@ def test_layers_and_moments_that_are_not_finite_stop_every_rank(tmp_path, world)
             assert "train.clip.dense_norm=" in found[part]
 
 
-def judge(found, *, last=False, **guard):
+def judge(found, *, last=False, rising=0, **guard):
     """Have a guard judge these (step, NE, spread of logits), one after the other."""
     settings = {"window_steps": 10, "collapse_after_steps": 20, **guard}
-    collapse = Collapse(TrainConfig(guard=GuardConfig(**settings)))
+    collapse = Collapse(TrainConfig(guard=GuardConfig(**settings)), rising)
     for number, (step, ne, spread) in enumerate(found, 1):
         collapse.take(Judged(ne, spread, "9 rows"), step, last=last and number == len(found))
 
 
 def test_a_model_that_is_worse_than_the_base_rate_goes_on_while_it_becomes_better():
-    judge([(20, 1.5, 1.0), (30, 1.3, 1.0), (40, 1.1, 1.0), (50, 0.9, 1.0), (60, 1.2, 1.0)][:4])
+    judge([(20, 1.5, 1.0), (30, 1.3, 1.0), (40, 1.1, 1.0), (50, 0.9, 1.0)])
     judge([(20, 0.9, 1.0), (60, None, 1.0)])
     judge([(30, 1.3, 1.0), (40, 1.2, 1.0)], last=True)
 
@@ -67,14 +69,71 @@ def test_a_model_that_is_worse_than_the_base_rate_goes_on_while_it_becomes_bette
 @pytest.mark.parametrize(
     "found",
     [
-        [(20, 1.2, 1.0), (30, 1.2, 1.0)], [(20, 1.2, 1.0), (30, 1.19999, 1.0)], [(10, 1.0, 1.0), (20, 1.0, 1.0)],
+        [(20, 1.2, 1.0), (30, 1.2, 1.0)], [(20, 1.2, 1.0), (30, 1.19999, 1.0)],
+        [(10, 1.0, 1.0), (20, 1.0, 1.0), (50, 1.0, 1.0)],
         [(20, 0.9, 1.0), (60, 1.2, 1.0)], [(20, 1.2, 1.0), (30, 1.1, 1.0), (40, 1.15, 1.0)],
         [(20, 1.2, 1.0), (30, float("nan"), 1.0)],
+        [(20, 1.5, 1.0), (30, 1.3, 1.0), (50, 0.9, 1.0), (60, 1.2, 1.0)],
+        [(20, 1.005, 1.0), (40, 1.005, 1.0), (60, 1.00495, 1.0)],
     ],
 )  # fmt: skip
 def test_one_that_does_not_is_stopped(found):
     with pytest.raises(GuardError, match="the model is not learning: NE is .* on 9 rows after step"):
         judge(found)
+
+
+def test_near_the_base_rate_ne_may_fall_slowly():
+    """By 5e-5 a window, that is 2e-4 in the four windows that count there."""
+    judge([(step, 1.005 - 5e-6 * (step - 20), 1.0) for step in range(20, 400, 10)])
+    judge([(200, 1.0002, 1.0), (250, 1.00015, 1.0), (300, 1.0001, 1.0)], window_steps=50, collapse_after_steps=200)
+    with pytest.raises(GuardError, match="not learning"):
+        judge([(20, 1.0002, 1.0), (30, 1.0001, 1.0)], last=True)
+
+
+def test_while_the_rates_rise_a_model_need_not_learn_but_its_predictions_must_differ():
+    slow = [(step, 1.3, 1.0) for step in range(20, 200, 10)]
+    judge(slow, rising=200)
+    with pytest.raises(GuardError, match="not learning: NE is 1.3000 on 9 rows after step 210"):
+        judge([*slow, (200, 1.3, 1.0), (210, 1.3, 1.0)], rising=201)
+    with pytest.raises(GuardError, match="not learning"):
+        judge(slow, rising=200, last=True)
+    with pytest.raises(GuardError, match="have collapsed"):
+        judge([*slow, (200, 1.3, 1e-9)], rising=2000)
+
+
+def meter(ne=1.2, spread=1e-9):
+    return SimpleNamespace(window=SimpleNamespace(logit_std=spread, ne=ne), window_full=True)
+
+
+def guard_of(rising=0, **settings):
+    return Collapse(TrainConfig(guard=GuardConfig(window_steps=10, collapse_after_steps=20, **settings)), rising)
+
+
+def test_the_last_step_and_what_costs_nothing_are_judged_whatever_was_found_before():
+    collapse = guard_of()
+    for step in (20, 30, 50, 90):
+        collapse.take(Judged(0.9, 1.0, "9 rows"), step, last=False)
+    assert not collapse.is_due(meter(), 120)
+    assert collapse.is_due(meter(), 120, free=True)
+    assert not collapse.is_due(meter(0.9, 1.0), 120, free=True), "nothing asks for it"
+    assert not guard_of(collapse=False).is_due(meter(), 120, free=True)
+    assert not guard_of().is_due(meter(), 9, free=True), "before its steps"
+
+
+def test_however_often_the_model_is_well_a_judgement_comes_within_sixteen_windows():
+    collapse, step, judged = guard_of(), 0, []
+    for step in range(1, 2000):
+        if collapse.is_due(meter(), step):
+            judged.append(step)
+            collapse.take(Judged(0.9, 1.0, "9 rows"), step, last=False)
+    assert max(after - before for before, after in pairwise(judged)) == 160
+    assert judged[:4] == [10, 20, 40, 80]
+
+
+def test_a_model_whose_rates_rise_is_not_judged_for_its_ne():
+    assert not guard_of(rising=200).is_due(meter(spread=1.0), 100)
+    assert guard_of(rising=200).is_due(meter(spread=1.0), 190)
+    assert guard_of(rising=200).is_due(meter(spread=1e-9), 100)
 
 
 def test_before_its_steps_the_guard_stops_nothing_and_predictions_that_are_alike_stop_at_once():

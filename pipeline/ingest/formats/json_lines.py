@@ -15,10 +15,11 @@ import polars as pl
 
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
 from pipeline.ingest.formats.lines import Lines
-from pipeline.ingest.rejects import Reject
+from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.spec import DataSpec, require_columns
-from pipeline.ingest.text import failing, looks_packed, not_read
+from pipeline.ingest.text import looks_packed
+from pipeline.ingest.values import nulls, strings_of
 
 # A first block of fewer lines does not tell that a key is a wrong name: the file's rows may all lack it.
 TELLING_LINES = 1000
@@ -106,22 +107,48 @@ class JsonBlock:
         """The rows as strings and lists of strings, the other lines aside. Numbers are as written."""
         try:
             return self._read()
-        except MemoryError:
-            raise
-        except (Exception, pl.exceptions.PanicException):  # a limit of a parser's own: it costs the lines that meet it
-            return self._read_others()
+        except (Exception, pl.exceptions.PanicException) as error:
+            if not is_of_rows(error):
+                raise
+        return self._read_others()  # a limit of a parser's own: it costs the lines that meet it
 
     def _read_others(self) -> RawBlock:
-        """As ``read``, without the lines that fail by themselves."""
+        """As ``read``, in parts, without the lines that fail by themselves."""
         lines = [line + b"\n" for line in self.data.split(b"\n")[:-1]]
-        failed = dict(failing(lines, lambda part: replace(self, data=part)._read()))
-        kept = np.array([number for number in range(len(lines)) if number not in failed], np.int64)
-        found = replace(self, data=b"".join(lines[number] for number in kept), first_line=0)._read()
-        rejects = [replace(each, line=int(self.first_line + kept[each.line])) for each in found.rejects]
-        rejects += [not_read(self.first_line + number, error) for number, error in failed.items()]
-        return replace(
-            found, lines=self.first_line + kept[found.lines], rejects=sorted(rejects, key=lambda each: each.line)
-        )
+        parts, rejects = list[RawBlock](), list[Reject]()
+
+        def read(start: int, stop: int) -> RawBlock:
+            return replace(self, data=b"".join(lines[start:stop]), first_line=self.first_line + start)._read()
+
+        for start, found in by_halves(read, len(lines)):
+            if isinstance(found, BaseException):
+                rejects.append(not_read(self.first_line + start, found))
+                continue
+            parts.append(found)
+            rejects += found.rejects
+        if not parts:
+            return replace(replace(self, data=b"")._read(), rejects=rejects)
+        columns = [self._joined([part.frame[name] for part in parts]) for name in self.columns]
+        numbers = np.concatenate([part.lines for part in parts])
+        return replace(parts[0], frame=pl.DataFrame(columns), lines=numbers, rejects=rejects)
+
+    def _joined(self, parts: list[pl.Series]) -> pl.Series:
+        """One key of all parts, typed as if they had been read as one.
+
+        Where one part has lists, text is divided into lists in the others too; where one has text, JSON's true and
+        false are 1 and 0 in the others.
+        """
+        parts = [part for part in parts if len(part)] or parts[:1]
+        several, kinds = self.lists.get(parts[0].name), {part.dtype for part in parts}
+        if len(kinds) == 1:
+            return pl.concat(parts, rechunk=True)
+        if several is not None and any(part.dtype == pl.List for part in parts):
+            parts = [
+                part if part.dtype == pl.List else _listed(part.cast(pl.String), several.separator) for part in parts
+            ]
+        else:
+            parts = [strings_of(part) for part in parts]
+        return pl.concat(parts, rechunk=True)
 
     def _read(self) -> RawBlock:
         lines = self.data.split(b"\n")[:-1]
@@ -135,6 +162,8 @@ class JsonBlock:
             good, rejects = self._sift(lines)
             data = b"".join(lines[number] + b"\n" for number in good)
             frame = json_frame(data, self.columns)
+        if frame.height != len(good):
+            raise ValueError(f"{len(good)} lines are read as {frame.height} rows")
         if self.lists and b"\\" in data:  # Polars gives the text of arrays and objects without their escapes
             frame = frame.with_columns(_escaped(data, frame[name]) for name in self.lists)
         return RawBlock(
@@ -263,8 +292,16 @@ def _lists(text: pl.Series, separator: str | None) -> pl.Series:
         decoded = arrays.str.json_decode(pl.List(pl.String))
     except pl.exceptions.PolarsError:  # a string that begins like an array
         decoded = pl.Series(text.name, [_array(value, separator) for value in arrays], dtype=pl.List(pl.String))
-    divided = text.str.split(separator) if separator else text.reshape((-1, 1)).arr.to_list()
-    return decoded.zip_with(array, divided)
+    return decoded.zip_with(array, _divided(text, separator))
+
+
+def _divided(text: pl.Series, separator: str | None) -> pl.Series:
+    return text.str.split(separator) if separator else text.reshape((-1, 1)).arr.to_list()
+
+
+def _listed(text: pl.Series, separator: str | None) -> pl.Series:
+    """As ``_lists`` of ``text`` that has no arrays."""
+    return _divided(text, separator).zip_with(text.is_not_null(), nulls(pl.List(pl.String), len(text)))
 
 
 def _array(value: str | None, separator: str | None) -> list[str | None] | None:
