@@ -18,7 +18,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main as torchrun
 
-from pipeline.launch.loopback import LOOPBACK, loopback_environment, loopback_store
+from pipeline.launch.loopback import LOOPBACK, loopback_store
+from pipeline.machine import loopback_environment
 
 BACKEND = "loopback"  # as torchrun knows the rendezvous
 PATIENCE_SECONDS = 600  # torchrun's own for its static rendezvous

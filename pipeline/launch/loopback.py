@@ -1,11 +1,11 @@
-"""Where ranks of one machine meet: a store, and gloo, on the loopback alone.
+"""Where ranks of one machine meet: a store on the loopback alone.
 
-A store of torch listens on all interfaces, whatever address it is given, and asks nobody who they are.
+A store of torch listens on all interfaces, whatever address it is given, and asks nobody who they are. That gloo and
+NCCL listen there too is ``machine.loopback_environment``.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 LOOPBACK = "127.0.0.1"
-_GLOO = "GLOO_SOCKET_IFNAME"  # gloo's variable; without it, gloo listens where the machine's name leads
 
 
 def loopback_store() -> TCPStore:
@@ -23,9 +22,3 @@ def loopback_store() -> TCPStore:
     own = socket.create_server((LOOPBACK, 0), backlog=1024)
     port = own.getsockname()[1]
     return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=own.detach())
-
-
-def loopback_environment() -> dict[str, str]:
-    """The variables by which gloo listens on the loopback alone; none where the user has set them."""
-    name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
-    return {} if not name or _GLOO in os.environ else {_GLOO: name}
