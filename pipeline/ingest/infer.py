@@ -54,9 +54,10 @@ _LABEL_NAMES = re.compile(r"^(is_?)?(label|click(ed)?|target|y|conver(ted|sion)|
 # Words run into ``id`` only where what is before it has ids: bid, paid and valid end so, too.
 _ID_NAMES = re.compile(
     r"(?i:(^|[_\W])(id|uid|uuid|guid|key|code|zip|hash)$)|[a-z]I[dD]$"
-    r"|(?i:(user|item|ad|app|movie|product|customer|member|visitor|session|device|campaign|creative|advertiser"
-    r"|publisher|group|site|page|query|doc|article|news|video|song|artist|author|brand|category|city|region|order|request|event"
-    r"|click|impression|record|row|trip|job|hotel|shop|store|seller|vendor|merchant|account|client|company|slot|banner)"
+    r"|(?i:(user|item|ad|app|movie|product|customer|member|visitor|session|device|campaign|creative"
+    r"|advertiser|publisher|group|site|page|query|doc|article|news|video|song|artist|author|brand|category|city"
+    r"|region|order|request|event|click|impression|record|row|trip|job|hotel|shop|store|seller|vendor|merchant|account"
+    r"|client|company|slot|banner)"
     r"id$)"
 )
 _POSITIVE = ("1", "true", "True", "TRUE", "yes", "Yes", "y", "Y", "t")

@@ -1,5 +1,6 @@
 """All pages: wide tables scroll in a container of their own, and headings are the words of the field."""
 
+import ast
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -39,7 +40,8 @@ from pipeline.report.towers import towers_page
 from tests.records.made import figures
 from tests.tuning.studies import shown, trial
 
-TEMPLATES = Path(__file__).parents[2] / "pipeline" / "report" / "templates"
+PACKAGE = Path(__file__).parents[2] / "pipeline"
+TEMPLATES = PACKAGE / "report" / "templates"
 RECORDED = Path(__file__).parents[1] / "records" / "recorded"
 PARTS = {"base.html", "parts.html", "figures.html"}  # no pages with tables
 OWN_WORDS = (
@@ -136,3 +138,13 @@ def test_every_table_of_every_page_scrolls_in_a_container_and_headings_are_the_f
 
 def test_the_key_of_a_setting_wraps_after_its_dots_and_is_escaped() -> None:
     assert wrapping("train.<lr>") == "train.<wbr/>&lt;lr&gt;"
+
+
+def test_reasons_and_reports_say_test_rows() -> None:
+    wrong = []
+    for path in (path for room in ("evaluation", "report") for path in (PACKAGE / room).glob("*.py")):
+        tree = ast.parse(path.read_text())
+        documents = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in documents)
+        wrong += [f"{path.name}: {text}" for text in texts if isinstance(text, str) and "held-out" in text]
+    assert wrong == []
