@@ -74,6 +74,10 @@ def test_what_comes_from_outside_is_shown_and_does_nothing() -> None:
     assert printable("a\x1b[31mb\nc\u202e") == "a\\x1b[31mb\\nc\\u202e" and len(printable("x" * 500)) == 80
     assert printable("blå 7") == "blå 7"
     assert for_chat("<script> <!channel> & @everyone") == "&lt;script&gt; &lt;!channel&gt; &amp; @\u200beveryone"
+    assert for_chat("![x](http://evil/p.png) a\n# b") == "![x]\u200b(http://evil/p.png) a # b"
+    assert for_chat("ops@here (@bob)") == "ops@\u200bhere (@\u200bbob)"
+    copied = "launch.pods.image=repo@sha256:ab s3://b/a@b [0.1, 0.2]"
+    assert for_chat(copied) == copied
 
 
 @pytest.mark.parametrize(
