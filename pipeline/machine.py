@@ -214,14 +214,19 @@ def is_busy() -> bool:
     return is_disturbed(began, cpu_times())
 
 
-def loopback_environment() -> dict[str, str]:
-    """The variables by which gloo and NCCL listen on the loopback alone; those that the user has set stay.
+def loopback_variables() -> dict[str, str]:
+    """The variables by which gloo and NCCL listen on the loopback alone; none where it cannot be found.
 
     Without them, gloo listens where the machine's name leads, NCCL on the first interface that is no loopback.
     """
     name = next((name for _, name in socket.if_nameindex() if _is_loopback(name)), "")
-    wanted = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}  # = asks NCCL for this very name
-    return {variable: value for variable, value in wanted.items() if name and variable not in os.environ}
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}  # =: this very name
+
+
+def stay_on_loopback() -> None:
+    """Let gloo and NCCL of this process listen on the loopback alone, unless the user has said where."""
+    for name, value in loopback_variables().items():
+        os.environ.setdefault(name, value)
 
 
 def _is_loopback(name: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import multiprocessing
-import os
 import queue
 import signal
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import LaunchError, NightjarError
-from pipeline.machine import loopback_environment
+from pipeline.machine import stay_on_loopback
 
 POLL_SECONDS = 0.5
 LIMIT_SECONDS = 1800.0  # for which ranks may be silent; they say what they do every few seconds
@@ -107,7 +106,7 @@ def _rank(
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "nccl" if device == "cuda" else "gloo"
-    os.environ.update(loopback_environment())
+    stay_on_loopback()
     try:
         dist.init_process_group(backend, init_method=f"file://{path}", rank=rank, world_size=world)
         messages.put(("answer", rank, function(*arguments)))
