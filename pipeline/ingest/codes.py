@@ -24,6 +24,7 @@ MANY = 1000  # values from which on a quantity has a tail
 SPREAD = 0.05  # of the span, that each quarter of the rows takes up at least where values are spread
 FIRST = 10  # up to which the most frequent value is where codes begin with frequent ones
 FEW = 0.001  # of the span, that are values, below which they are few of those that could be
+FEW_ROWS = 100  # of each value, from which on others would have been seen, too
 MOST_ROUND = 0.5  # share of multiples of five, above which few values are prices and the like
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PREPOSITIONS = frozenset(("of", "in", "at", "by", "on", "per", "from", "for", "to"))  # what stands before them counts
@@ -142,8 +143,9 @@ def _by_values(distinct: np.ndarray, counts: np.ndarray) -> Found:
     if len(long) > 1 and long.sum() >= GAPLESS * len(distinct) and steps.max() > len(distinct):
         yield 1, f"{len(long)} blocks of consecutive values"
         return
-    # Quantities have few values of many where they are rounded, as prices and limits are.
-    if len(distinct) < FEW * span and (distinct % 5 == 0).mean() <= MOST_ROUND:
+    # Quantities of many rows have few values where they are rounded, as prices and limits are.
+    few = len(distinct) < FEW * span and counts.mean() >= FEW_ROWS
+    if few and (distinct % 5 == 0).mean() <= MOST_ROUND:
         yield 1, f"{len(distinct):,} values out of {span:,.0f}"
 
 
