@@ -20,7 +20,7 @@ from pipeline.ingest.event_keys import event_columns
 from pipeline.ingest.ids import check_ids, ids_of
 from pipeline.ingest.rejects import Reject, Rejected, shown
 from pipeline.ingest.sampling import read_rates
-from pipeline.ingest.spec import CLICKED_LATER, DAY, SPLIT_TIME, DataSpec, DenseSpec
+from pipeline.ingest.spec import CLICKED_LATER, DAY, SPLIT_TIME, TIME, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
 from pipeline.ingest.times import HOUR, day_of, hour_of, seconds_of_rows, whole_hour_of
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
@@ -131,7 +131,7 @@ def _split_times(
     if column is None:
         return beginning_of(day, known.get(HOUR), zone).alias(SPLIT_TIME)
     text = texts.get(column)
-    if spec.day_column is not None:
+    if spec.day_column is not None and column != TIME:  # generated seconds of eight digits are no dates
         # A day of another column does not replace a time that cannot be read: the row would silently be of midnight.
         day = day_of(raw[column], text, timestamp=True, rejected=rejected, zone=zone, form=form).cast(pl.Int64)
     own = seconds_of_rows(raw[column], text, zone, form)
