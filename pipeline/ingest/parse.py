@@ -20,7 +20,7 @@ from pipeline.ingest.event_keys import event_columns
 from pipeline.ingest.ids import check_ids, ids_of
 from pipeline.ingest.rejects import Reject, Rejected, shown
 from pipeline.ingest.sampling import read_rates
-from pipeline.ingest.spec import CLICKED_LATER, DAY, SPLIT_TIME, TIME, DataSpec, DenseSpec
+from pipeline.ingest.spec import CLICKED_LATER, DAY, SPLIT_TIME, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
 from pipeline.ingest.times import HOUR, day_of, hour_of, seconds_of_rows, whole_hour_of
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
@@ -130,11 +130,13 @@ def _split_times(
     column, zone, form = spec.split_time, spec.time_zone, spec.time_format
     if column is None:
         return beginning_of(day, known.get(HOUR), zone).alias(SPLIT_TIME)
-    text = texts.get(column)
-    if spec.day_column is not None and column != TIME:  # generated seconds of eight digits are no dates
-        # A day of another column does not replace a time that cannot be read: the row would silently be of midnight.
-        day = day_of(raw[column], text, timestamp=True, rejected=rejected, zone=zone, form=form).cast(pl.Int64)
-    own = seconds_of_rows(raw[column], text, zone, form)
+    values, text = raw[column], texts.get(column)
+    # A day of another column does not replace a time that cannot be read: the row would silently be of its midnight.
+    if spec.day_column is not None and values.dtype.is_numeric():  # of which eight digits may be seconds or a date
+        rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+    elif spec.day_column is not None:
+        day = day_of(values, text, timestamp=True, rejected=rejected, zone=zone, form=form).cast(pl.Int64)
+    own = seconds_of_rows(values, text, zone, form)
     return own.fill_null(beginning_of(day, None, zone)).alias(SPLIT_TIME)
 
 
