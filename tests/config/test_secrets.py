@@ -12,8 +12,10 @@ from pipeline.compose import compose, to_yaml
 from pipeline.errors import ConfigError
 from pipeline.schedule.manifests import schedule_config
 from pipeline.training.settings import TrainingSettings
+from pipeline.tuning import study
 from pipeline.units import for_chat, printable
 from tests.launch.cluster_cases import CLUSTER
+from tests.tuning.test_study import RATES, SMALL
 
 SECRET = "hunter2hunter2"
 HELD = [
@@ -120,11 +122,17 @@ def test_options_of_a_library_hold_no_secret(kind: str, options: str, refused: s
     assert SECRET not in caught.value.message + (caught.value.hint or "")
 
 
-def test_a_study_does_not_record_the_webhook(tmp_path: Path) -> None:
+def test_a_study_neither_records_nor_passes_on_what_is_for_nights() -> None:
     webhook = f"nightly.webhook=https://hooks/{SECRET}"
-    command = ["tune", "study=s", "tune.trials=1", f"store={tmp_path}", "data.synthetic.rows=500",
-               "data.split.validation_share=0.1", "train.lr=tag(log, interval(1e-4,1e-1))", webhook]  # fmt: skip
-    assert cli.main(command) == 0
+    given = ["train.lr=0.1", webhook, "nightly={webhook: 'https://hooks/x'}", "+schedule.retries=1", "store=./s"]
+    assert study._without_own(given) == ["train.lr=0.1"] and study._now(given) == ["store=./s"]
+
+
+@pytest.mark.slow
+def test_a_study_does_not_record_the_webhook(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    webhook = f"nightly.webhook=https://hooks/{SECRET}"
+    assert cli.main(["tune", *SMALL, RATES, "study=s", "tune.trials=1", f"store={tmp_path}", webhook]) == 0
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     assert (tmp_path / "studies/s/study.json").is_file()
