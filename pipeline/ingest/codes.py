@@ -30,12 +30,12 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PREPOSITIONS = frozenset(("of", "in", "at", "by", "on", "per", "from", "for", "to"))  # what stands before them counts
 _LEAST_ENDING = 5  # letters of a word of the lists by which longer ones end: workclass, but not velocity by city
 _CODE_WORDS = (
-    "user", "item", "ad", "movie", "city", "country", "weekday", "campaign", "advertiser", "brand", "genre", "region",
-    "state", "shop", "store", "site", "website", "device", "product", "customer", "member", "publisher", "creative",
-    "occupation", "gender", "sex", "race", "status", "relationship", "ip", "app", "os", "channel", "browser", "carrier",
-    "network", "slot", "placement", "banner", "job", "education", "language", "locale", "seller", "vendor", "author",
-    "artist", "news", "hotel", "route", "airport", "department", "account", "flight", "platform", "domain", "province",
-    "district", "currency", "weather", "daytime",
+    "user", "visitor", "item", "ad", "movie", "city", "country", "weekday", "campaign", "advertiser", "brand", "genre",
+    "region", "state", "shop", "store", "site", "website", "device", "product", "customer", "member", "publisher",
+    "creative", "occupation", "gender", "sex", "race", "status", "relationship", "ip", "app", "os", "channel", "browser",
+    "carrier", "network", "slot", "placement", "banner", "job", "education", "language", "locale", "seller", "vendor",
+    "author", "artist", "news", "hotel", "route", "airport", "department", "account", "flight", "platform", "domain",
+    "province", "district", "currency", "weather", "daytime",
 )  # fmt: skip
 # These make a code of what stands before them, of a quantity too: age_group, price_category, time_zone.
 _GROUP_WORDS = (
