@@ -32,10 +32,10 @@ _LEAST_ENDING = 5  # letters of a word of the lists by which longer ones end: wo
 _CODE_WORDS = (
     "user", "visitor", "item", "ad", "movie", "city", "country", "weekday", "campaign", "advertiser", "brand", "genre",
     "region", "state", "shop", "store", "site", "website", "device", "product", "customer", "member", "publisher",
-    "creative", "occupation", "gender", "sex", "race", "status", "relationship", "ip", "app", "os", "channel", "browser",
-    "carrier", "network", "slot", "placement", "banner", "job", "education", "language", "locale", "seller", "vendor",
-    "author", "artist", "news", "hotel", "route", "airport", "department", "account", "flight", "platform", "domain",
-    "province", "district", "currency", "weather", "daytime",
+    "creative", "occupation", "gender", "sex", "race", "status", "relationship", "ip", "app", "os", "channel",
+    "browser", "carrier", "network", "slot", "placement", "banner", "job", "education", "language", "locale", "seller",
+    "vendor", "author", "artist", "news", "hotel", "route", "airport", "department", "account", "flight", "platform",
+    "domain", "province", "district", "currency", "weather", "daytime",
 )  # fmt: skip
 # These make a code of what stands before them, of a quantity too: age_group, price_category, time_zone.
 _GROUP_WORDS = (
