@@ -1,4 +1,4 @@
-"""Five logs of codes for ``make bench-init``, each with the kinds of its columns as a human types them."""
+"""Six logs of codes for ``make bench-init``, each with the kinds of its columns as a human types them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CodeLog:
 
 def code_logs(rows: int, adult: Path) -> list[CodeLog]:
     """The generated logs of ``rows`` rows, and Adult in codes if the file ``adult`` exists."""
-    logs = [_ratings(rows), _hashed(rows), _contexts(rows), _blocks(rows)]
+    logs = [_ratings(rows), _hashed(rows), _contexts(rows), _blocks(rows), _large(rows)]
     return [*logs, _adult(adult)] if adult.is_file() else logs
 
 
@@ -86,6 +86,20 @@ def _blocks(rows: int) -> CodeLog:
     columns["f4"] = np.round(rng.gamma(3, 20, rows)).astype(np.int64)
     logits += columns["f4"] / 60 - 1
     return _log("codes_blocks", columns, logits, dense=("f4",))
+
+
+def _large(rows: int) -> CodeLog:
+    """A rare click: users of a row or two, cities by frequency, shops of which some are unknown, and a count."""
+    rng = np.random.default_rng(25)
+    city, shop = (rng.zipf(1.5, rows) - 1) % 300, rng.integers(0, 80, rows)
+    columns = {
+        "user": rng.integers(1, 5 * rows, rows),
+        "city": city,
+        "shop": np.where(rng.random(rows) < 0.05, -1, shop),
+        "user_visits": rng.poisson(4, rows),
+    }
+    logits = rng.normal(size=300)[city] + rng.normal(size=80)[shop] + 0.1 * columns["user_visits"] - 5.5
+    return _log("codes_large", columns, logits, dense=("user_visits",))
 
 
 def _adult(path: Path) -> CodeLog:

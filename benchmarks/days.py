@@ -32,6 +32,8 @@ def main() -> None:
     options.add_argument("--days", type=int, default=4_000)
     options.add_argument("--users", type=int, default=1_000)
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--test-days", type=int, default=1, help="days at the end that are test days")
+    options.add_argument("--leak", default="off", help="data.checks.leak; its cost is that of ids, not of days")
     given = options.parse_args()
     seconds: dict[int, list[float]] = {2: [], given.days: []}
     with tempfile.TemporaryDirectory() as folder:
@@ -40,12 +42,14 @@ def main() -> None:
         with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
             for number in range(given.rounds):
                 for days, found in seconds.items():
-                    found.append(pool.apply(timed, (f"{folder}/{days}.parquet", f"{folder}/store-{days}-{number}")))
+                    tested = f"data.split.test_days={min(given.test_days, days - 1)}"
+                    places = f"{folder}/{days}.parquet", f"{folder}/store-{days}-{number}"
+                    found.append(pool.apply(timed, (*places, tested, f"data.checks.leak={given.leak}")))
                     print(f"round {number + 1}, {days:,} days: {found[-1]:.2f} s", flush=True)
     many, few = median(seconds[given.days]), median(seconds[2])
     finish(
         "days", many / few, seconds_many=many, seconds_two=few, rows=given.rows, days=given.days, users=given.users,
-        rows_per_s=given.rows / many, rounds=given.rounds,
+        test_days=given.test_days, leak=given.leak, rows_per_s=given.rows / many, rounds=given.rounds,
     )  # fmt: skip
 
 
@@ -60,13 +64,13 @@ def write_log(path: Path, rows: int, days: int, users: int) -> None:
     frame.write_parquet(path)
 
 
-def timed(log: str, store: str) -> float:
+def timed(log: str, store: str, *more: str) -> float:
     """Return the seconds that the ingestion of ``log`` takes."""
     config = compose([
         "data=parquet", f"data.path={log}", "data.name=days", "data.timestamp=time", "data.split.by=day",
-        "+data.dense.x={}", "+data.sparse={item: {}, kind: {}, user: {}}", "data.checks.leak=off",
+        "+data.dense.x={}", "+data.sparse={item: {}, kind: {}, user: {}}",
         "+data.sequences.seen={features: {item: {table: item}}, target: item, max_length: 20, history: {by: user}}",
-        "data.sequences.seen.history.days=null", "stages=[ingest]",
+        "data.sequences.seen.history.days=null", "stages=[ingest]", *more,
     ])  # fmt: skip
     began = time.perf_counter()
     with Store(store).draft("datasets/days/k", kind="ingest", key="k", config={}, inputs={}) as draft:

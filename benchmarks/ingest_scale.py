@@ -190,9 +190,9 @@ def _started(workers: int) -> tuple[list[int], list[float]]:
         return told, ended
     import ray
 
-    from pipeline.ingest.ray_engine import RayEngine, init_options
+    from pipeline.ingest.ray_engine import LOCAL, RayEngine, init_options
 
-    ray.init(address="local", num_cpus=workers, include_dashboard=False, **init_options())
+    ray.init(**LOCAL, num_cpus=workers, **init_options())
     get = RayEngine._get
 
     def counted(self: RayEngine, refs: Any) -> Any:

@@ -1,7 +1,7 @@
 """``make bench-init``: AUC with the schema that ``nightjar init`` writes, beside that with a hand-written one.
 
 The logs: the census (Adult) without and with a header line, Criteo's sample, flights, and a generated log with lists,
-weights, maps and vectors as Parquet and as JSON lines, and five logs of codes (``code_logs``), of which the share of
+weights, maps and vectors as Parquet and as JSON lines, and six logs of codes (``code_logs``), of which the share of
 columns that are typed as by a human is printed too. The guessed schema runs as it was written; both see the same
 rows with the same model, and are judged by the same held-out rows: a fifth by hash, of flights the last tenth of the
 days. ``ratio``: the smallest of all AUCs by guess over those by hand. A log that is not there is left out.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,11 +16,15 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pipeline.cpus import available_cpus, cgroup_folders
+from pipeline.cpus import cgroup_folders
 
 _ROOT = Path("/")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")  # of cgroups, version 2 and 1
 _SECONDS = 30.0  # that nvidia-smi may take
+_IFF_LOOPBACK = 8  # of the kernel's interface flags
+BLINK_SECONDS = 0.2  # for which ``is_busy`` looks
+BUSY_SHARE = 0.1  # of all CPUs, from which on others disturb what is measured
+CLOCK_SLACK = 0.05  # seconds: the kernel counts in hundredths, and not all of them at the same time
 
 
 @dataclass(frozen=True)
@@ -145,19 +151,90 @@ def pinned_figures() -> Path:
 
 
 def kept_figures(key: str) -> Path:
-    """Where the figures that were measured for ``key`` are kept: in the user's cache folder.
+    """Where the figures that are measured for ``key`` are kept from now on: in the user's cache folder.
 
     In containers whose home cannot be written they are among temporary files, or every plan would measure again.
     """
-    folder = _own_folder(os.environ.get("XDG_CACHE_HOME"), ".cache")
-    if not os.access(next(each for each in (folder, *folder.parents) if each.exists()), os.W_OK):
-        folder = _private(_temporary()) / ".cache"
-    return folder / "machines" / f"{key}.json"
+    path = _cached_figures(key)
+    there = next(each for each in path.parents if _may(each, os.F_OK))
+    return path if _may(there, os.W_OK) else _private(_temporary()) / ".cache" / "machines" / path.name
+
+
+def known_figures(key: str) -> Path:
+    """Where figures for ``key`` are: where this user keeps them, else in a home that cannot be written, of an image."""
+    written = kept_figures(key)
+    return written if _may(written, os.R_OK) else _cached_figures(key)
+
+
+def _cached_figures(key: str) -> Path:
+    return _own_folder(os.environ.get("XDG_CACHE_HOME"), ".cache") / "machines" / f"{key}.json"
+
+
+def _may(path: Path, mode: int) -> bool:
+    """``os.access``: no folder above that cannot be entered raises an error, as it does with ``Path.exists``."""
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Seconds: of a clock, of CPUs at work, all of the machine's together, and of those for this process's work."""
+
+    clock: float
+    machine: float
+    own: float
+
+
+def cpu_times(root: Path | None = None) -> CpuTimes:
+    """The times until now; those of the machine are 0 without ``proc``. ``root``: its folder, by default ``/``.
+
+    Children count as this process's work when they have ended. CPUs that a hypervisor gave to others are no work here.
+    """
+    own = os.times()
+    spent = own.user + own.system + own.children_user + own.children_system
+    try:
+        user, nice, system, _, _, irq, softirq = map(int, ((root or _ROOT) / "proc/stat").read_text().split()[1:8])
+    except (OSError, ValueError):
+        return CpuTimes(time.perf_counter(), 0.0, spent)
+    return CpuTimes(time.perf_counter(), (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK"), spent)
+
+
+def is_disturbed(began: CpuTimes, ended: CpuTimes) -> bool:
+    """Whether other programs took more than ``BUSY_SHARE`` of the machine's CPUs between the two times."""
+    others = ended.machine - began.machine - (ended.own - began.own)
+    return others > BUSY_SHARE * (os.cpu_count() or 1) * (ended.clock - began.clock) + CLOCK_SLACK
 
 
 def is_busy() -> bool:
-    """Whether other programs take so much of the CPUs that what is measured now would be theirs, too."""
-    return os.getloadavg()[0] > available_cpus() / 2
+    """Whether other programs take so much of the CPUs that what is measured now would be theirs, too.
+
+    The load average does not tell: it counts what this process itself did in the last minute.
+    """
+    began = cpu_times()
+    time.sleep(BLINK_SECONDS)
+    return is_disturbed(began, cpu_times())
+
+
+def loopback_variables() -> dict[str, str]:
+    """The variables by which gloo and NCCL listen on the loopback alone; none where it cannot be found.
+
+    Without them, gloo listens where the machine's name leads, NCCL on the first interface that is no loopback.
+    """
+    name = next((name for _, name in socket.if_nameindex() if _is_loopback(name)), "")
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}  # =: this very name
+
+
+def stay_on_loopback() -> None:
+    """Let gloo and NCCL of this process listen on the loopback alone, unless the user has said where."""
+    for name, value in loopback_variables().items():
+        os.environ.setdefault(name, value)
+
+
+def _is_loopback(name: str) -> bool:
+    """Whether the interface is the loopback; where the system does not say, by its usual names."""
+    try:
+        return bool(int(Path(f"/sys/class/net/{name}/flags").read_text(), 16) & _IFF_LOOPBACK)
+    except (OSError, ValueError):
+        return name in ("lo", "lo0")
 
 
 def _own_folder(given: str | None, usual: str) -> Path:

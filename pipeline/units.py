@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from typing import TypeGuard
 
 ABSENT = "-"
+_MENTION = re.compile(r"(?<!\w)@(?=\w)|@(?=(?:everyone|here|channel|all)\b)")
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
@@ -17,13 +19,21 @@ def known(value: object) -> TypeGuard[int | float]:
 
 def printable(text: str, most: int = 80) -> str:
     """``text`` from outside, such as an id, as a line can show it: control characters escaped, not too long."""
-    plain = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    plain = "".join(each if each.isprintable() else _escaped(each) for each in text)
     return plain if len(plain) <= most else f"{plain[: most - 3]}..."
 
 
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
 def for_chat(text: str) -> str:
-    """``text`` as a chat or Markdown shows it and no more: neither HTML nor a mention of anybody."""
-    return html.escape(text, quote=False).replace("@", "@\u200b")
+    """``text`` as a line of a chat or of Markdown shows it and no more: no HTML, link, image or mention of anybody.
+
+    What is to be copied stays as it is: an image by digest, a URL with a user.
+    """
+    line = "".join(each if each.isprintable() else " " if each.isspace() else _escaped(each) for each in text)
+    return _MENTION.sub("@\u200b", html.escape(line, quote=False)).replace("](", "]\u200b(")
 
 
 def count(value: object) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.cpus import available_cpus
 from pipeline.errors import NightjarError
-from pipeline.machine import gpus, is_busy, kept_figures, processor
+from pipeline.machine import cpu_times, gpus, is_busy, is_disturbed, kept_figures, known_figures, processor
 
 log = logging.getLogger(__name__)
 PACKAGES = ("torch", "torchrec")
@@ -65,7 +65,7 @@ def with_figures(config: Config) -> Config:
 def find_kept(config: Config) -> Kept | None:
     """The figures of an earlier measurement on such a machine; None where there is none that can be read."""
     try:
-        kept = Kept(**json.loads(kept_figures(_key(config)).read_text()))
+        kept = Kept(**json.loads(known_figures(_key(config)).read_text()))
         return kept if _is_sound(kept) else None
     except (OSError, ValueError, TypeError, PackageNotFoundError):
         return None
@@ -79,19 +79,19 @@ def measure_again(config: Config) -> Kept:
     """
     from pipeline.calibration.quick import quick_figures
 
-    began, loaded = time.perf_counter(), is_busy()
-    figures = _rounded(quick_figures(config))
-    return keep(config, figures, time.perf_counter() - began, _mark(figures), loaded=loaded)
+    began = cpu_times()
+    figures, ended = _rounded(quick_figures(config)), cpu_times()
+    return keep(config, figures, ended.clock - began.clock, _mark(figures), loaded=is_disturbed(began, ended))
 
 
 def calibration_revision(config: Config) -> int:
     """Return the revision of the figures that a plan made now would use; 0 where it uses none that are kept."""
     if not config.hardware.measured:
         return 0
-    busy, kept = _was_busy(), find_kept(config)
+    kept = find_kept(config)
     if kept is None:
         return 0
-    return kept.revision + (kept.loaded and not busy)
+    return kept.revision + (kept.loaded and not _was_busy())
 
 
 @functools.cache
@@ -133,8 +133,8 @@ def keep(config: Config, figures: dict[str, float], seconds: float, revision: in
         machine=identity(config), day=time.strftime("%Y-%m-%d"), seconds=round(seconds, 1), figures=rounded,
         revision=revision, loaded=loaded,
     )  # fmt: skip
-    path = kept_figures(_key(config))
     try:
+        path = kept_figures(_key(config))
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps(asdict(kept), indent=1) + "\n")
@@ -161,14 +161,16 @@ def _key(config: Config) -> str:
 def _measured(config: Config, revision: int) -> Kept:
     from pipeline.calibration.quick import quick_figures
 
-    began, loaded = time.perf_counter(), _was_busy()
+    began = cpu_times()
     try:
         figures = quick_figures(config)
     except (NightjarError, RuntimeError, OSError) as error:
         log.warning("calibrate  this machine's speed cannot be measured, so plans assume usual figures: %s", error)
         usual = GPU_FIGURES if config.hardware.device == "cuda" else {}
         return Kept(machine=identity(config), day="", seconds=0.0, figures=usual)
-    kept = keep(config, figures, time.perf_counter() - began, revision, loaded=loaded)
+    ended = cpu_times()
+    loaded = is_disturbed(began, ended)
+    kept = keep(config, figures, ended.clock - began.clock, revision, loaded=loaded)
     beside = ", beside other programs: it is measured again when they are gone" if loaded else ""
     log.info("calibrate  this machine's speed measured once for hardware=auto, in %.1f s%s", kept.seconds, beside)
     return kept

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import LaunchError, NightjarError
+from pipeline.machine import stay_on_loopback
 
 POLL_SECONDS = 0.5
 LIMIT_SECONDS = 1800.0  # for which ranks may be silent; they say what they do every few seconds
+END_SECONDS = 60.0  # in which a rank ends that has answered, or is told to end
 
 
 def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -40,6 +42,8 @@ def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments:
         finally:
             for process in ranks:
                 process.terminate()  # after another's failure
+                process.join(END_SECONDS)
+                process.kill()  # one that hangs in what its signal cannot end
                 process.join()
 
 
@@ -82,7 +86,7 @@ def _collect(ranks: list[Any], messages: Any) -> list[Any]:
         else:
             answers[rank] = content
     for process in ranks:
-        process.join()
+        process.join(END_SECONDS)  # all have answered; one may hang as it leaves the group
     return [answers[rank] for rank in range(len(ranks))]
 
 
@@ -102,6 +106,7 @@ def _rank(
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "nccl" if device == "cuda" else "gloo"
+    stay_on_loopback()
     try:
         dist.init_process_group(backend, init_method=f"file://{path}", rank=rank, world_size=world)
         messages.put(("answer", rank, function(*arguments)))

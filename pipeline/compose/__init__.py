@@ -29,7 +29,7 @@ from pipeline.compose.trees import compose_kept, compose_lines
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
 from pipeline.config.renamed import with_first_names, with_new_names
-from pipeline.config.secrets import check_secrets
+from pipeline.config.secrets import check_secrets, recorded
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
 from pipeline.specs import MODELS
@@ -91,14 +91,13 @@ def _store_schema() -> None:
 def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: bool = False) -> Config:
     """The checked configuration for override ``arguments``, its ``run`` filled in.
 
-    ``night``: it is for nights, which find the checkpoint that they start from; nobody else needs the webhook.
+    ``night``: it is for nights, which find the checkpoint that they start from.
     Raises ConfigError with the nearest match for an unknown key or option, a wrong type or value.
     """
     with hydra_session(config_dir) as (hydra, extra):
         config = _resolve(compose_tree(hydra, arguments, extra))
     if not night:
         config.checkpoint.check_start()
-        config.nightly.webhook = None
     return config
 
 
@@ -211,8 +210,8 @@ def _choices(override: Override) -> list[str]:
 
 
 def to_yaml(config: Config) -> str:
-    """``config`` as the YAML of ``runs/<run>/config.yaml``."""
-    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+    """``config`` as the YAML of ``runs/<run>/config.yaml``, without the webhook."""
+    return OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
 
 
 def from_yaml(text: str) -> Config:

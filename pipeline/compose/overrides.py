@@ -21,6 +21,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pipeline.config import TIERS, TablePin
 from pipeline.config.paths import children, describe, entry_type, field_type, find_place, nearest, strip_none
 from pipeline.config.renamed import renamed_error
+from pipeline.config.secrets import WEBHOOK, without_secret
 from pipeline.errors import ConfigError
 from pipeline.specs import MODELS
 
@@ -37,10 +38,10 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         try:
             parsed.append(parser.parse_override(text))
         except HydraException as error:
-            reason = str(error).splitlines()[0]
+            shown, reason = without_secret(text), str(error).splitlines()[0]  # Hydra quotes the override, too
             raise ConfigError(
-                f"the override {text!r} cannot be read: {reason}",
-                hint=_quoted(text),
+                f"the override {shown!r} cannot be read" + (f": {reason}" if shown == text else ""),
+                hint=_quoted(shown),
             ) from None
     return parsed
 
@@ -83,10 +84,10 @@ def refuse_sweeps(overrides: Iterable[Override]) -> None:
     """Raise ConfigError for the first override that gives several values without ``-m``."""
     for override in overrides:
         if override.is_sweep_override():
-            key, value = override.get_key_element(), _value_text(override)
+            key, shown = override.get_key_element(), without_secret(override.input_line or "")
             raise ConfigError(
-                f"{override.input_line} has several values, expected one",
-                hint=f"-m {override.input_line} sweeps over them; {key}=[{value}] is one list",
+                f"{shown} has several values, expected one",
+                hint=f"-m {shown} sweeps over them; {key}=[{shown.partition('=')[2]}] is one list",
             )
 
 
@@ -132,6 +133,8 @@ def _unknown(override: Override, key: str, groups: Mapping[str, Sequence[str]]) 
         raise renamed
     near = nearest(key, groups)
     value = "" if override.is_delete() else f"={_value_text(override)}"
+    if value and near == WEBHOOK:  # a slip in its name makes it no less of a secret
+        value = "=<its value>"
     if not near:
         raise ConfigError(f"{key} is unknown", hint=_listing(key))
     raise ConfigError(f"{key} is unknown; did you mean {near}?", hint=f"{near}{value}")

@@ -11,25 +11,50 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError
 
 WEBHOOK = "nightly.webhook"  # may be secret: it is recorded nowhere, and a schedule takes it from the environment
-# Names of variables whose value is a secret.
+# Names of variables and options whose value is a secret.
 SECRETIVE = re.compile(
-    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY|WEBHOOK|CONN(ECTION)?_?STR(ING)?"
-    r"|(^|_)(API)?KEY$|(^|_)AUTH(ORIZATION)?(_|$)|(^|_)(PASS|PAT|PWD|DSN|SAS|COOKIE|SIGNATURE)$",
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN(?!IZER)|CREDENTIAL|(PRIVATE|ACCESS|STORAGE|ACCOUNT)_?KEY|KEY_PEM$|WEBHOOK"
+    r"|JWT|BEARER|JAAS|CONN(ECTION)?_?STR(ING)?|(^|_)(API)?KEY$|(^|_)AUTH(ORIZATION)?(_|$)"
+    r"|(?<!COM)(?<!BY)PASS$|(^|_)(CREDS?|PAT|PWD|DSN|SAS|COOKIE|SIGNATURE)$",
     re.IGNORECASE,
 )
-_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
-# What signs a URL, or is a password in a connection string.
-_SIGNED = re.compile(
-    r"[?&;](sig|signature|x-amz-signature|x-goog-signature|(access_?)?token|api_?key|key|password|pwd|secret|accountkey"
-    r"|sharedaccesskey|sharedaccesssignature)=[^&;\s]",
+# Variables that say where a secret is, as a path: GOOGLE_APPLICATION_CREDENTIALS, AWS_WEB_IDENTITY_TOKEN_FILE.
+_FILE = re.compile(r"(FILE|PATH|DIR|LOCATION|CREDENTIALS)$", re.IGNORECASE)
+# Options of libraries that say where something is: sasl.oauthbearer.token.endpoint.url, ssl.key.location.
+_PLACE = re.compile(r"(URL|URI|ENDPOINT|FILE|PATH|DIR|LOCATION)$", re.IGNORECASE)
+_PLAIN = re.compile(r"|true|false|none|null|anonymous", re.IGNORECASE)  # values that are no secret, whatever the name
+# A user name alone is a token too: https://<token>@github.com, a DSN.
+_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@|https?://[^/@\s:]+@")
+_SIGNED = re.compile(  # what signs a URL
+    r"[?&;](sig|signature|x-amz-signature|x-goog-signature|(access_?)?token|api_?key|key|secret)=[^&;\s]",
     re.IGNORECASE,
+)
+_CONNECTION = re.compile(  # a password in a connection string: of ADO, of Azure, of libpq, whose parts blanks separate
+    r"(^|[?&;\s])(password|passwd|pwd|accountkey|sharedaccesskey|sharedaccesssignature)\s*=\s*[^&;\s]", re.IGNORECASE
 )
 _WEBHOOKS = re.compile(r"https?://[^/\s]*(hooks\.slack\.|webhook)|/api/webhooks/")
+# What a schedule's override may say of the webhook: nothing, or a variable of the environment and no other default.
+_OF_ENVIRONMENT = re.compile(
+    r"|null|''|\"\"|(?P<quote>['\"]?)\$\{oc\.env:\s*\w+\s*(,\s*(null|''|\"\")?\s*)?\}(?P=quote)", re.IGNORECASE
+)
 
 
 def is_secret(text: str) -> bool:
     """Whether ``text`` is a URL with a password or a signature, or a connection string with a key."""
-    return bool(_WITH_PASSWORD.search(text) or _SIGNED.search(text))
+    return any(pattern.search(text) for pattern in (_WITH_PASSWORD, _SIGNED, _CONNECTION))
+
+
+def recorded(config: Config) -> dict[str, Any]:
+    """All settings of ``config`` as files and trackers get them: without the webhook, whose URL may be a secret."""
+    tree = asdict(config)
+    tree["nightly"]["webhook"] = None
+    return tree
+
+
+def without_secret(override: str) -> str:
+    """``override`` as messages show it: without its value where that is a webhook or holds a secret."""
+    key = override.partition("=")[0]
+    return f"{key}=<its value>" if key.lstrip("+") == WEBHOOK or is_secret(override) else override
 
 
 def check_secrets(config: Config) -> None:
@@ -42,10 +67,24 @@ def check_secrets(config: Config) -> None:
                 "own files; launch.pods.secret_env and launch.pods.env_from give them to pods",
             )
     for name, value in config.launch.pods.env.items():
-        if SECRETIVE.search(name) or _WEBHOOKS.search(value):
+        if _tells_secret(name, value):
             raise ConfigError(
                 f"launch.pods.env sets {name}, whose value manifests and the run's records would show",
                 hint=f"~launch.pods.env.{name} launch.pods.secret_env={{{name}:<secret>/<key>}}",
+            )
+    for path, name, value in _variables("launch.pods.patch", config.launch.pods.patch):
+        if _tells_secret(name, value):
+            raise ConfigError(
+                f"{path} sets {name}, whose value manifests and the run's records would show",
+                hint=f"leave it out of the patch: launch.pods.secret_env={{{name}:<secret>/<key>}}",
+            )
+    for name, value in config.data.options.items():
+        plain = _PLAIN.fullmatch(value) or _PLACE.search(name)
+        if SECRETIVE.search(re.sub(r"[^A-Za-z0-9]", "_", name)) and not plain:
+            raise ConfigError(
+                f"data.options sets {name}, whose value the run's records and the dataset's manifest would show",
+                hint="leave it out of data.options: a file of properties has it for Kafka ('data.options={config.file: "
+                "<file>}'), .pyiceberg.yaml for Iceberg, the environment for the others",
             )
 
 
@@ -53,12 +92,19 @@ def check_overrides_of_schedule(overrides: list[str]) -> None:
     """Raise ConfigError where an override of a schedule, which its manifest shows, spells a webhook out."""
     for text in overrides:
         name, _, value = text.lstrip("+").partition("=")
-        if name == WEBHOOK and value not in ("", "null") and "${" not in value:
+        of_group = name == "nightly" and "webhook" in value  # nightly={webhook: ..}
+        if of_group or name == WEBHOOK and not _OF_ENVIRONMENT.fullmatch(value):
             raise ConfigError(
                 f"{WEBHOOK} is given as it is, and the schedule's manifest would show it",
                 hint="'nightly.webhook=${oc.env:NIGHTJAR_WEBHOOK}' launch.pods.secret_env={NIGHTJAR_WEBHOOK:"
                 "<secret>/<key>}",
             )
+
+
+def _tells_secret(name: str, value: str) -> bool:
+    """Whether variable ``name`` has a secret as its ``value``; the path of a mounted file is none."""
+    is_path = _FILE.search(name) is not None and value.startswith("/")
+    return SECRETIVE.search(name) is not None and not is_path or _WEBHOOKS.search(value) is not None
 
 
 def _texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -68,3 +114,12 @@ def _texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, each in entries:
         yield from _texts(f"{path}.{name}".lstrip("."), each)
+
+
+def _variables(path: str, value: Any) -> Iterator[tuple[str, str, str]]:
+    """Path, name and value of every mapping below ``value`` that has both, as variables in a pod's manifest have."""
+    if isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
+        yield path, value["name"], value["value"]
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in entries:
+        yield from _variables(f"{path}.{name}", each)

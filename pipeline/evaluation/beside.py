@@ -50,7 +50,7 @@ def _explained(power: Power, limit: float, passed: bool) -> str:
         return (
             f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out with {power.power:.0%} confidence, "
             f"the limit is {limit:+.2%}; use "
-            f"about {power.rows_for(limit):,} held-out rows, or a limit that {power.rows:,} rows can resolve: "
+            f"about {power.rows_for(limit):,} test rows, or a limit that {power.rows:,} rows can resolve: "
             f"{testable:g}"
         )
     return f"possibly as much as {power.bound:+.2%}, beyond {limit:+.2%}"

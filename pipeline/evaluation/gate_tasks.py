@@ -95,7 +95,7 @@ def ask_tasks(record: GateRecord, settings: GateConfig) -> Iterator[Check]:
     for name, task in (record.tasks or {}).items():
         limits = settings.tasks.get(name) or TaskLimits()
         if task.candidate is None:
-            words = f"no held-out row has a label of task {name} that allows figures"
+            words = f"no test row has a label of task {name} that allows figures"
             yield Check(f"{name}: rows", "", True, words, warned=True)
             continue
         yield from _floors(name, task, task.candidate.point, limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 import numpy as np
 import polars as pl
@@ -13,21 +14,53 @@ LEAST_ROWS = 100
 SURE = 4.0  # standard deviations from which on a covariance of halves of the sample is no luck
 LEFT = 0.3  # of what values say of the label, that a curve by their order leaves: codes have more
 LEAST_VALUES = 20  # by which the shape of a histogram is judged
+LEAST_PEAK = 6  # values of a histogram with one peak, below which codes have one by luck
 LEAST_RATES = 5  # values by which order is judged: a curve goes through fewer
 LEAST_ORDERED = 10  # values from which on a curve through them is no luck, and speaks against codes
 LEAST_COUNT = 3  # rows a value on average, by which frequencies are judged
+LEAST_BLOCK = 5  # consecutive values that are a block
+GAPLESS = 0.9  # share of a span that is there, from which on it has almost no gaps
+MANY = 1000  # values from which on a quantity has a tail
+SPREAD = 0.05  # of the span, that each quarter of the rows takes up at least where values are spread
+FIRST = 10  # up to which the most frequent value is where codes begin with frequent ones
+FEW = 0.001  # of the span, that are values, below which they are few of those that could be
+FEW_ROWS = 100  # of each value, from which on others would have been seen, too
+MOST_ROUND = 0.5  # share of multiples of five, above which few values are prices and the like
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_CODE_WORDS = frozenset((
-    "user", "item", "ad", "movie", "city", "country", "weekday", "id", "code", "key", "campaign", "advertiser",
-    "category", "brand", "genre", "region", "state", "shop", "store", "site", "device", "product", "customer",
-    "member", "publisher", "creative", "occupation", "gender", "sex", "race", "status", "zip", "type", "class",
-    "relationship",
+_PREPOSITIONS = frozenset(("of", "in", "at", "by", "on", "per", "from", "for", "to"))  # what stands before them counts
+_LEAST_ENDING = 5  # letters of a word of the lists by which longer ones end: workclass, but not velocity by city
+_CODE_WORDS = (
+    "user", "visitor", "item", "ad", "movie", "city", "country", "weekday", "campaign", "advertiser", "brand", "genre",
+    "region", "state", "shop", "store", "site", "website", "device", "product", "customer", "member", "publisher",
+    "creative", "occupation", "gender", "sex", "race", "status", "relationship", "ip", "app", "os", "channel",
+    "browser", "carrier", "network", "slot", "placement", "banner", "job", "education", "language", "locale", "seller",
+    "vendor", "author", "artist", "news", "hotel", "route", "airport", "department", "account", "flight", "platform",
+    "domain", "province", "district", "currency", "weather", "daytime",
+)  # fmt: skip
+# These make a code of what stands before them, of a quantity too: age_group, price_category, time_zone.
+_GROUP_WORDS = (
+    "id", "code", "key", "zip", "group", "bucket", "bracket", "band", "zone", "timezone", "category", "segment",
+    "cluster", "type", "class",
+)  # fmt: skip
+_QUANTITY_WORDS = (
+    "age", "price", "count", "cnt", "amount", "duration", "year", "years", "yr", "hours", "minutes", "seconds", "days",
+    "timestamp", "time", "gain", "loss", "cost", "total", "sum", "size", "length", "width", "height", "weight", "score",
+    "rating", "rate", "rank", "income", "distance", "views", "clicks", "visits", "orders", "impressions", "stock",
+    "stars", "position", "quantity", "qty", "volume", "balance", "budget", "salary", "revenue", "sales", "population",
+    "percent", "ratio", "speed", "temperature",
+)  # fmt: skip
+_NUMBER_WORDS = ("num", "number", "no", "nr", "nbr")  # quantities (num_visits), but for things that are numbered
+_NUMBERED = frozenset((
+    "account", "customer", "department", "device", "flight", "gate", "invoice", "item", "line", "member", "order",
+    "part", "phone", "product", "room", "route", "seat", "serial", "shop", "store", "train", "user", "vendor",
 ))  # fmt: skip
-_QUANTITY_WORDS = frozenset((
-    "age", "price", "count", "cnt", "num", "number", "amount", "duration", "year", "years", "hours", "minutes",
-    "seconds", "days", "timestamp", "time", "gain", "loss", "cost", "total", "sum", "size", "length", "width",
-    "height", "weight", "score", "rating", "rate", "rank", "income", "distance", "views", "clicks",
-))  # fmt: skip
+_KINDS = {
+    **dict.fromkeys(_CODE_WORDS, "code"),
+    **dict.fromkeys(_GROUP_WORDS, "group"),
+    **dict.fromkeys(_QUANTITY_WORDS, "quantity"),
+    **dict.fromkeys(_NUMBER_WORDS, "number"),
+}
+Found = Iterator[tuple[int, str]]  # points for codes, or against, and why
 
 
 def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
@@ -35,49 +68,130 @@ def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
 
     Args:
         name: Of the column.
-        numbers: Float64, null where missing.
+        numbers: Float64, null where missing. A single negative value, most often -1, stands for an unknown one.
         clicks: Label of each row, 0 or 1.
     """
     here = numbers.is_not_null().to_numpy()
-    values = numbers.drop_nulls().to_numpy()
+    values, clicks = numbers.drop_nulls().to_numpy(), clicks[here]
+    negative = values < 0
+    if len(np.unique(values[negative])) == 1:
+        values, clicks = values[~negative], clicks[~negative]
     if len(values) < LEAST_ROWS or (values != np.floor(values)).any() or values.min() < 0:
         return ""
     distinct, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     if len(distinct) < 2:
         return ""
-    found = [*_by_name(name), *_by_values(distinct, counts), *_by_label(place, clicks[here])]
+    by_name, by_label = list(_by_name(name)), list(_by_label(place, clicks))
+    found = [*by_name, *_by_values(distinct, counts), *_by_neighbours(counts), *by_label]
+    if not any(points > 0 for points, _ in by_label):  # codes by how often they occur have the histogram of a count
+        found += _against_by_shape(counts)
+    if any(points == 2 for points, _ in by_name):
+        found += _by_many(values, distinct, counts)
     if sum(points for points, _ in found) < LEAST_POINTS:
         return ""
     return "codes, not a quantity: " + ", ".join(words for points, words in found if points > 0)
 
 
-def _by_name(name: str) -> Iterator[tuple[int, str]]:
-    """Points for words of codes in ``name``, and against for words of quantities."""
+def _by_name(name: str) -> Found:
+    """Points for words of codes in ``name``, and against for words of quantities; the last one says what it is."""
     words = [word.lower() for word in _WORDS.findall(name)]
-    if any(word in _QUANTITY_WORDS for word in words):
-        yield -4, "its name"
-    elif code := next((word for word in words if word in _CODE_WORDS), None):
-        yield 2, f'"{code}" in its name'
-
-
-def _by_values(distinct: np.ndarray, counts: np.ndarray) -> Iterator[tuple[int, str]]:
-    """Points for values without gaps from 0 or 1 and frequencies in no order; against for a tail, or a smooth shape."""
-    span = distinct[-1] - distinct[0] + 1
-    if distinct[0] <= 1 and len(distinct) >= 0.9 * span:
-        yield 1, f"values from {distinct[0]:g} to {distinct[-1]:g} almost without gaps"
-    elif distinct[0] == 0 and counts[0] > 0.5 * counts.sum():
-        yield -2, "mostly 0, and a tail"
-    logs = np.log(counts)
-    if len(distinct) < LEAST_VALUES or counts.mean() < LEAST_COUNT or logs.std() == 0:
+    if not words:
         return
-    alike = np.corrcoef(logs[:-1], logs[1:])[0, 1]
-    if alike < 0.2:
+    kinds = [_kind(word) for word in words]
+    own = list(takewhile(lambda word: word not in _PREPOSITIONS, words)) or words
+    head, before = own[-1], own[-2] if len(own) > 1 else ""
+    kind = _kind(head)
+    if kind == "number" and before in _NUMBERED:
+        yield 2, f'"{before} {head}" in its name'
+    elif kind == "group":
+        yield 2, f'"{head}" in its name'
+    elif "quantity" in kinds or "number" in kinds:
+        yield -4, "its name"
+    elif kind == "code":
+        yield 2, f'"{head}" in its name'
+    elif codes := [word for word, each in zip(words, kinds, strict=True) if each]:
+        yield 1, f'"{codes[-1]}" in its name'  # something of a user, or users: an id of theirs, or a number of them
+
+
+def _kind(word: str) -> str:
+    """What a word of a name stands for: code | codes | group | quantity | number; "" where no list has it.
+
+    ``codes``: a plural, which is as often a count. Longer words are known by their end: workclass, sitecategory.
+    """
+    if word in _KINDS:
+        return _KINDS[word]
+    single = f"{word[:-3]}y" if word.endswith("ies") else word.removesuffix("s")
+    if single in _KINDS:
+        return "codes" if _KINDS[single] in ("code", "group") else _KINDS[single]
+    ends = (each for each in (*_GROUP_WORDS, *_CODE_WORDS) if len(each) >= _LEAST_ENDING and word.endswith(each))
+    return _KINDS.get(next(ends, ""), "")
+
+
+def _by_values(distinct: np.ndarray, counts: np.ndarray) -> Found:
+    """Points for values as somebody gave them out: from 0 or 1 without gaps, in blocks, or few out of very many."""
+    span = distinct[-1] - distinct[0] + 1
+    if distinct[0] <= 1 and len(distinct) >= GAPLESS * span:
+        yield 1, f"values from {distinct[0]:g} to {distinct[-1]:g} almost without gaps"
+        return
+    if distinct[0] == 0 and counts[0] > 0.5 * counts.sum():
+        yield -2, "mostly 0, and a tail"
+        return
+    # A block is what somebody numbered at a time, so there are several of them: ages are one, and a sentinel is none.
+    steps = np.diff(distinct)
+    blocks = np.diff(np.flatnonzero(np.append(steps != 1, True)), prepend=-1)
+    long = blocks[blocks >= LEAST_BLOCK]
+    if len(long) > 1 and long.sum() >= GAPLESS * len(distinct) and steps.max() > len(distinct):
+        yield 1, f"{len(long)} blocks of consecutive values"
+        return
+    # Quantities of many rows have few values where they are rounded, as prices and limits are.
+    few = len(distinct) < FEW * span and counts.mean() >= FEW_ROWS
+    if few and (distinct % 5 == 0).mean() <= MOST_ROUND:
+        yield 1, f"{len(distinct):,} values out of {span:,.0f}"
+
+
+def _by_neighbours(counts: np.ndarray) -> Found:
+    """A point where the frequency of a value says nothing of its neighbour's: quantities have a shape."""
+    logs = np.log(counts)
+    if len(counts) < LEAST_VALUES or counts.mean() < LEAST_COUNT or logs.std() == 0:
+        return
+    if np.corrcoef(logs[:-1], logs[1:])[0, 1] < 0.2:
         yield 1, "neighbouring values not alike in frequency"
-    elif alike > 0.6:
-        yield -1, "a smooth histogram"
 
 
-def _by_label(place: np.ndarray, clicks: np.ndarray) -> Iterator[tuple[int, str]]:
+def _against_by_shape(counts: np.ndarray) -> Found:
+    """A point against a histogram as quantities have: smooth, or of few values with one peak.
+
+    A histogram that falls from the first value on says nothing: codes that were given out by frequency have it, too.
+    """
+    logs, ranks = np.log(counts), np.argsort(np.argsort(-counts, kind="stable"))
+    if len(counts) >= LEAST_VALUES and counts.mean() >= LEAST_COUNT and logs.std() > 0:
+        falls = np.corrcoef(ranks, np.arange(len(counts)))[0, 1] > 0.8
+        if np.corrcoef(logs[:-1], logs[1:])[0, 1] > 0.6 and not falls:
+            yield -1, "a smooth histogram"
+    elif LEAST_PEAK <= len(counts) < LEAST_VALUES:
+        frequent = counts[counts > 0.02 * counts.max()]  # the ends of a small count are a matter of luck
+        steps, peak = np.diff(frequent), int(np.argmax(frequent))
+        one_peak = 0 < peak and (steps[:peak] > 0).all() and (steps[peak:] < 0).all()
+        if one_peak and counts.max() > 3 * counts.min():  # days of a week are about as frequent as each other
+            yield -1, "one peak"
+
+
+def _by_many(values: np.ndarray, distinct: np.ndarray, counts: np.ndarray) -> Found:
+    """A point for very many values of what the name calls a code, where a quantity would have a tail.
+
+    So a column of users is told in a log that has one or two rows of each, in which the label can say nothing.
+    """
+    if len(distinct) <= MANY:
+        return
+    low, *_, high = quarters = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
+    if (np.diff(quarters) > SPREAD * (high - low)).all():
+        yield 1, f"{len(distinct):,} values spread over their range"
+    # Codes that were given out by frequency, or as they appeared: the first ones are the most frequent.
+    elif distinct[np.argmax(counts)] <= FIRST and (distinct <= quarters[3]).sum() >= GAPLESS * (quarters[3] - low + 1):
+        yield 1, "frequent values from the first on without gaps"
+
+
+def _by_label(place: np.ndarray, clicks: np.ndarray) -> Found:
     """Points by whether the order of values explains their click rates.
 
     What values say is the covariance of their click rates in two halves of the rows; noise is not common to both, so

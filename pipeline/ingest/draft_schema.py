@@ -47,6 +47,8 @@ def schema_yaml(name: str, sample: Sample, schema: Schema) -> str:
     ]
     if schema.time:
         lines.append(f"timestamp: {quoted(schema.time.column)}  # {schema.time.seen}")
+        if "{day" not in sample.path:
+            lines.append("# split: {by: time}  # the test rows are then the last ones by time, not some of every time")
     if schema.time_format:
         doubt = f"  # DAY OR MONTH FIRST? All dates of the sample read both ways; else: {quoted(schema.other_format)}"
         lines.append(f"time_format: {quoted(schema.time_format)}{doubt if schema.other_format else ''}")

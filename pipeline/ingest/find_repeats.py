@@ -8,7 +8,7 @@ from datetime import date
 
 import polars as pl
 
-from pipeline.config import DataConfig
+from pipeline.config import DataConfig, SplitConfig
 from pipeline.errors import DataError
 from pipeline.ingest import days, history
 from pipeline.ingest.engines import Engine
@@ -88,7 +88,7 @@ def _add_clicks(engine: Engine, repeats: Repeats, data: DataConfig, spec: DataSp
         raise days.incomplete(day, [f"there are no files at {path} (data.label.late_path)"]) from None
     keys = DataSpec(
         label=column, positive=spec.positive, negative=spec.negative, dense=(), sparse=(), day_column=None,
-        timestamp=None, true_probability=False, missing=spec.missing, strip=spec.strip, split=spec.split,
+        timestamp=None, true_probability=False, missing=spec.missing, strip=spec.strip, split=SplitConfig(),
         columns={column: "data.dedupe.key"}, event_key=column,
     )  # fmt: skip
     sources = file_sources(data, keys, files, CLICKS_MIB)

@@ -15,7 +15,7 @@ import polars as pl
 import polars.selectors as cs
 
 from pipeline.config import SplitConfig
-from pipeline.ingest.coded import Coded, without_hashes
+from pipeline.ingest.coded import Coded, coded_ids, without_hashes
 from pipeline.ingest.contents import Contents, row_hashes
 from pipeline.ingest.counts import BinCounts
 from pipeline.ingest.event_columns import Lengths, left_out_column
@@ -303,11 +303,16 @@ class Fit:
         if (older := days < last[0]).any():
             self.train.add(frame, coded, older & ~none)
             self.validation.add(frame[LABEL].filter(pl.Series(older & none)))
-        for day in last:
-            if day in present:
-                part = self._of_day(day)
-                part.train.add(frame, coded, (days == day) & ~none)
-                part.validation.add(frame[LABEL].filter(pl.Series((days == day) & none)))
+        # Rows in the order of their days, and their ids numbered anew: a day costs its rows, not those of the block.
+        order = np.argsort(days, kind="stable")
+        ends = np.searchsorted(days[order], [last, [day + 1 for day in last]])
+        for day, first, end in zip(last, *ends.tolist(), strict=True):
+            if first == end:
+                continue
+            rows, part = order[first:end], self._of_day(day)
+            if (train := frame[rows[~none[rows]]]).height:
+                part.train.add(train, coded_ids(train, self.spec))
+            part.validation.add(frame[LABEL].gather(rows[none[rows]]))
         self._settle()
 
     def _of_day(self, day: int) -> _Day:

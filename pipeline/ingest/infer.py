@@ -51,7 +51,15 @@ PERIODS = 10  # of a log whose rows have times: what a value says is judged by r
 LEAST_ROWS_OF_A_TABLE = 1000
 BY_CHANCE = 1e-9  # probability below which it is no luck that a column says something in clicked rows alone
 _LABEL_NAMES = re.compile(r"^(is_?)?(label|click(ed)?|target|y|conver(ted|sion)|purchased?|bought|late)$", re.I)
-_ID_NAMES = re.compile(r"(^|[_\W])(id|uid|uuid|guid|key|code|zip|hash)$|[a-z]Id$", re.I)
+# Words run into ``id`` only where what is before it has ids: bid, paid and valid end so, too.
+_ID_NAMES = re.compile(
+    r"(?i:(^|[_\W])(id|uid|uuid|guid|key|code|zip|hash)$)|[a-z]I[dD]$"
+    r"|(?i:(user|item|ad|app|movie|product|customer|member|visitor|session|device|campaign|creative"
+    r"|advertiser|publisher|group|site|page|query|doc|article|news|video|song|artist|author|brand|category|city"
+    r"|region|order|request|event|click|impression|record|row|trip|job|hotel|shop|store|seller|vendor|merchant|account"
+    r"|client|company|slot|banner)"
+    r"id$)"
+)
 _POSITIVE = ("1", "true", "True", "TRUE", "yes", "Yes", "y", "Y", "t")
 
 

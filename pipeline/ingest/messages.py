@@ -7,9 +7,11 @@ import http.client
 import io
 import json
 import struct
+import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -93,9 +95,10 @@ class AvroDecoder(Decoder):
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
         """Field by field."""
         records, good, rejects = list[dict[str, Any]](), list[int](), list[Reject]()
+        borne = Counter(map(_number_of, values))
         for at, value in enumerate(values):
             try:
-                records.append(self._record(value))
+                records.append(self._record(value, lone=borne[_number_of(value)] == 1))
                 good.append(at)
             except _WRONG as error:
                 rejects.append(Reject(at, "no Avro record", f"the message is no record of its schema: {_said(error)}"))
@@ -116,15 +119,17 @@ class AvroDecoder(Decoder):
                 continue
         return pl.from_dicts(records, infer_schema_length=None), len(values) - len(records)
 
-    def _record(self, value: bytes) -> dict[str, Any]:
+    def _record(self, value: bytes, *, lone: bool = False) -> dict[str, Any]:
+        """The record; ``lone``: no other message of its block has the number of its schema."""
         from fastavro import schemaless_reader
 
         schema = self.schema
         if self.registry:
-            if value[:1] != b"\0" or len(value) < 5:
+            number = _number_of(value)
+            if number is None:
                 raise ValueError("it does not begin with the number of a schema")
-            number, value = int.from_bytes(value[1:5], "big"), value[5:]
-            known = registered(self.registry, number)
+            value = value[5:]
+            known = registered(self.registry, number, lone=lone)
             if known is None:
                 raise ValueError(f"the registry has no Avro schema of number {number}")
             schema = known
@@ -137,6 +142,11 @@ class AvroDecoder(Decoder):
         return record
 
 
+def _number_of(value: bytes) -> int | None:
+    """The number of the schema that a registry has for the message; None where it bears none."""
+    return int.from_bytes(value[1:5], "big") if value[:1] == b"\0" and len(value) >= 5 else None
+
+
 def _said(error: Exception) -> str:
     """A decoder's own words, or those of Python where it raises of itself."""
     return str(error) if type(error) is ValueError else repr(error)
@@ -147,8 +157,20 @@ def _pairs(value: Any) -> Any:
     return [{"key": key, "value": each} for key, each in value.items()] if isinstance(value, dict) else value
 
 
-MOST_UNKNOWN = 100
-_numbers: dict[str, tuple[set[int], set[int]]] = {}  # by registry, those that it has and those that it has not
+ASK_SECONDS = 30.0  # in all, for answers that a registry has no schema of a number that one message of a block bears
+MOST = 2**31 - 1  # the largest number of a schema: registries have them as signed integers
+
+
+@dataclass
+class _Registry:
+    """What this process knows of a registry: schemas by number, missing numbers, and seconds that lone ones cost."""
+
+    schemas: dict[int, str] = field(default_factory=dict)
+    missing: set[int] = field(default_factory=set)
+    seconds: float = 0.0
+
+
+_registries: dict[str, _Registry] = {}
 
 
 @lru_cache(maxsize=64)
@@ -182,23 +204,44 @@ def _schema_of(file: str) -> str:
     return schema
 
 
-def registered(registry: str, number: int) -> str | None:
+def registered(registry: str, number: int, *, lone: bool = False) -> str | None:
     """The Avro schema of that number; None where the registry has none, or one of another kind.
 
-    Registries count their schemas. After ``MOST_UNKNOWN`` numbers that it does not have, those far above the known ones
-    are taken for what they most likely are, bytes of something else, and no longer asked for.
+    Bytes of something else bear any number, and each would cost a request. What tells them is that no other message
+    bears it, not how large it is: some registries begin to count at 100,001. So ``lone`` numbers are asked for until
+    the answers that there is none took ``ASK_SECONDS``, and all others always: a schema in use is never missed.
 
-    UnreachableError where the registry does not answer, DataError where it refuses.
+    Args:
+        registry: Its address.
+        number: That of the schema.
+        lone: No other message of the block has it.
+
+    Raises:
+        ValueError: The registry was not asked.
+        UnreachableError: It does not answer.
+        DataError: It refuses.
     """
-    known, unknown = _numbers.setdefault(registry, (set(), set()))
-    if len(unknown) >= MOST_UNKNOWN and number > max(known, default=0) + MOST_UNKNOWN:
+    known = _registries.setdefault(registry, _Registry())
+    if number in known.schemas:
+        return known.schemas[number]
+    if number in known.missing or number > MOST:
         return None
+    if lone and known.seconds > ASK_SECONDS:
+        raise ValueError(
+            f"the registry is not asked for a schema of number {number}, which no message beside it has: it had none "
+            f"of {len(known.missing)} others"
+        )
+    began = time.perf_counter()
     schema = _asked(registry, number)
-    (unknown if schema is None else known).add(number)
-    return schema
+    if schema is not None:
+        known.schemas[number] = schema
+        return schema
+    known.missing.add(number)
+    if lone:
+        known.seconds += time.perf_counter() - began
+    return None
 
 
-@lru_cache(maxsize=1024)
 def _asked(registry: str, number: int) -> str | None:
     url, hint = f"{registry.rstrip('/')}/schemas/ids/{number}", f"data.options.{REGISTRY}=<its address>"
     try:

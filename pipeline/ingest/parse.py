@@ -25,7 +25,7 @@ from pipeline.ingest.tasks import task_columns
 from pipeline.ingest.times import HOUR, day_of, hour_of, seconds_of_rows, whole_hour_of
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
 from pipeline.ingest.vectors import vector_of
-from pipeline.ingest.zones import SECONDS_PER_DAY, SECONDS_PER_HOUR
+from pipeline.ingest.zones import beginning_of
 from pipeline.records import LABEL, TRUE_PROBABILITY
 
 
@@ -140,7 +140,7 @@ def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule |
         whole = spec.whole_hours
         columns.append(whole_hour_of(hours, text, rejected) if whole else hour_of(hours, text, rejected, zone, form))
     if spec.split.by == "time":
-        columns.append(_split_times(raw, texts, columns, spec, rule))
+        columns.append(_split_times(raw, texts, columns, spec, rule, rejected))
     if spec.true_probability:
         columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
     frame = pl.DataFrame([*columns, *events])
@@ -154,20 +154,28 @@ def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule |
 
 
 def _split_times(
-    raw: pl.DataFrame, texts: dict[str, pl.Series], columns: Sequence[pl.Series], spec: DataSpec, rule: DayRule | None
+    raw: pl.DataFrame,
+    texts: dict[str, pl.Series],
+    columns: Sequence[pl.Series],
+    spec: DataSpec,
+    rule: DayRule | None,
+    rejected: Rejected,
 ) -> pl.Series:
     """The time that each row is split by, in seconds since 1970: its own, else when its hour or its day begins."""
     known = {each.name: each.cast(pl.Int64) for each in columns if each.name in (DAY, HOUR)}
     of_file = 0 if rule is None else rule.day
     day = known.get(DAY, pl.Series([of_file], dtype=pl.Int64).new_from_index(0, raw.height))
-    time = day * SECONDS_PER_DAY
-    if HOUR in known:
-        time += known[HOUR] * SECONDS_PER_HOUR
-    column = spec.split_time
-    if column is not None:
-        own = seconds_of_rows(raw[column], texts.get(column), spec.time_zone, spec.time_format)
-        time = own.fill_null(time)
-    return time.alias(SPLIT_TIME)
+    column, zone, form = spec.split_time, spec.time_zone, spec.time_format
+    if column is None:
+        return beginning_of(day, known.get(HOUR), zone).alias(SPLIT_TIME)
+    values, text = raw[column], texts.get(column)
+    # A day of another column does not replace a time that cannot be read: the row would silently be of its midnight.
+    if spec.day_column is not None and values.dtype.is_numeric():  # of which eight digits may be seconds or a date
+        rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+    elif spec.day_column is not None:
+        day = day_of(values, text, timestamp=True, rejected=rejected, zone=zone, form=form).cast(pl.Int64)
+    own = seconds_of_rows(values, text, zone, form)
+    return own.fill_null(beginning_of(day, None, zone)).alias(SPLIT_TIME)
 
 
 def _other_days(

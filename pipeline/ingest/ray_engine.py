@@ -35,6 +35,8 @@ from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store import Draft
 
 CALL_SECONDS = 10
+# A Ray of this machine alone listens on its loopback: whoever reaches the ports of a Ray runs commands in it.
+LOCAL = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
 AHEAD = 3  # parts for each core that are under way at a time
 # Each range of hashes is merged by a process of its own. To start one takes a second of a core; what four cores count
 # keeps it busy for a quarter of the time.
@@ -367,7 +369,7 @@ def _connect(ray: Any, address: str | None) -> None:
     try:
         if address is not None:
             _call(address)
-        ray.init(address=address or "local", **({} if address else {"include_dashboard": False}), **init_options())
+        ray.init(**({"address": address} if address else LOCAL), **init_options())
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError(
             f"no Ray answers at ingest.ray.address={address}: {error}",

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 import polars as pl
 
 HOURS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_DAY = 24, 3600, 86_400
+_USUAL_DAYS = -100_000, 1_000_000  # since 1970: the years 1696 to 4707
 _TEXT = r"^(\d{4}-\d\d-\d\d)[ T]([01]\d|2[0-3])(?::([0-5]\d))?(?::([0-5]\d|60))?"
 _CLOCK = re.compile(r"%[-_0]?[HIRT]")  # directives of the hour
 _OFFSET = r"[ T]\d\d.*?(Z|[+-]\d\d(?::?\d\d)?)$"
@@ -55,6 +56,27 @@ def seconds_of(number: pl.Expr) -> pl.Expr:
         pl.when(size > 1e17).then(number / 1e9).when(size > 1e14).then(number / 1e6).when(size > 1e11)
         .then(number / 1e3).otherwise(number)
     )  # fmt: skip
+
+
+def beginning_of(day: pl.Series, hour: pl.Series | None, zone: str | None) -> pl.Series:
+    """When each ``hour`` of each ``day`` (days since 1970) begins, or the day, in seconds (Int64) since 1970.
+
+    By the clock of the rows without ``zone``; as a point in time with one, whose hours are counted as in ``hours_of``.
+    """
+    if zone is None:
+        seconds = day * SECONDS_PER_DAY
+        return seconds if hour is None else seconds + hour * SECONDS_PER_HOUR
+    if hour is None:
+        return _midnights(day, zone)
+    return _midnights(day + 1, zone) - (HOURS_PER_DAY - hour) * SECONDS_PER_HOUR
+
+
+def _midnights(day: pl.Series, zone: str) -> pl.Series:
+    """When each ``day`` begins in ``zone``; numbers that are no days of usual calendars count as days of UTC."""
+    usual = day.is_between(*_USUAL_DAYS)
+    times = day.set(~usual, 0).cast(pl.Int32).cast(pl.Date).cast(pl.Datetime("us"))
+    there = _localised(times, zone).dt.timestamp("ms") // 1000
+    return there.zip_with(usual & there.is_not_null(), day * SECONDS_PER_DAY)
 
 
 def instants(values: pl.Series, text: pl.Series, zone: str, *, numbers: bool = True) -> pl.Series:

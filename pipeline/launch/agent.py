@@ -7,7 +7,6 @@ rendezvous has no pickles, but a store like that. Here it has one on the loopbac
 
 from __future__ import annotations
 
-import os
 import sys
 
 from torch.distributed.elastic.rendezvous import (
@@ -18,7 +17,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main as torchrun
 
-from pipeline.launch.loopback import LOOPBACK, loopback_environment, loopback_store
+from pipeline.launch.loopback import LOOPBACK, loopback_store
+from pipeline.machine import stay_on_loopback
 
 BACKEND = "loopback"  # as torchrun knows the rendezvous
 PATIENCE_SECONDS = 600  # torchrun's own for its static rendezvous
@@ -43,7 +43,7 @@ def _rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
 def main(arguments: list[str]) -> None:
     """Run torchrun with ``arguments`` and this rendezvous."""
     rendezvous_handler_registry.register(BACKEND, _rendezvous)
-    os.environ.update(loopback_environment())
+    stay_on_loopback()
     meeting = ["--rdzv-backend", BACKEND, "--rdzv-endpoint", LOOPBACK]  # without an endpoint, torchrun warns
     torchrun([*meeting, "--local-addr", LOOPBACK, *arguments])
 

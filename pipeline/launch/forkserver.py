@@ -149,7 +149,7 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
 
 
 def _torchruns(rank: int, ranks: int, port: str) -> dict[str, str]:
-    """Torchrun's variables (its contract with ``init_process_group``), and that gloo listens on the loopback alone."""
+    """Torchrun's variables (its contract with ``init_process_group``); gloo and NCCL listen on the loopback."""
     places = {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
     sizes = {name: str(ranks) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
     return {

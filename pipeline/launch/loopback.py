@@ -1,6 +1,7 @@
-"""Where ranks of one machine meet: a store, and gloo, on the loopback alone.
+"""Where ranks of one machine meet: a store on the loopback alone.
 
-A store of torch listens on all interfaces, whatever address it is given, and asks nobody who they are.
+A store of torch listens on all interfaces, whatever address it is given, and asks nobody who they are. Gloo and NCCL
+listen there too by the variables of ``machine.loopback_variables``.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from pipeline.machine import loopback_variables
+
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 LOOPBACK = "127.0.0.1"
-_GLOO = "GLOO_SOCKET_IFNAME"  # gloo's variable; without it, gloo listens where the machine's name leads
 
 
 def loopback_store() -> TCPStore:
@@ -26,6 +28,5 @@ def loopback_store() -> TCPStore:
 
 
 def loopback_environment() -> dict[str, str]:
-    """The variables by which gloo listens on the loopback alone; none where the user has set them."""
-    name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
-    return {} if not name or _GLOO in os.environ else {_GLOO: name}
+    """The variables by which gloo and NCCL of a rank listen on the loopback alone, without those the user has set."""
+    return {name: value for name, value in loopback_variables().items() if name not in os.environ}

@@ -297,9 +297,10 @@ static inline int32_t key_of(double value, float label) {
 
 static int64_t sketch_few(const double *values, const float *labels, int64_t n, uint16_t *used, int64_t *rows,
                           int64_t *clicks) {
-    int32_t *keys = malloc(2 * n * sizeof(int32_t)), *sorted = keys + n;
+    int32_t *keys = malloc(2 * n * sizeof(int32_t));
     int64_t low[DIGIT] = {0}, high[DIGIT] = {0}, finite = 0, count = 0;
     if (!keys) return -1;
+    int32_t *sorted = keys + n;
     for (int64_t i = 0; i < n; i++) {
         int32_t key = key_of(values[i], labels[i]);
         if (key < 0) continue;

@@ -287,7 +287,7 @@ static int OF(look_up)(const Tables *t, int64_t low, int64_t high) {
             float share = t->mean && last - first > 1 ? 1.0f / (float)(last - first) : 1.0f;
             for (int64_t at = first; at < last; at++) {
                 if ((uint64_t)ids[at] >= (uint64_t)rows) right = 0, last = first;
-                if (at + AHEAD < t->ids_count) PREFETCH(weights, ids[at + AHEAD] * dim);
+                if (at + AHEAD < t->ids_count) PREFETCH(weights, (uint64_t)ids[at + AHEAD] * (uint64_t)dim);
             }
             for (int64_t d = 0; d < dim; d += 16) {
                 int64_t n = dim - d < 16 ? dim - d : 16;

@@ -107,8 +107,8 @@ def _change_text(each: RunChange, record: RunsComparison) -> str:
     ]
     sure = [part for part in each.slices or () if _verdict(part.change.ne) != "not significant"]
     lines += [
-        f"  {part.slice}={part.value} ({units.count(part.rows)} rows): NE {_signed(part.change.ne, percent=True)}, "
-        f"{_verdict(part.change.ne)}"
+        f"  {part.slice}={units.printable(part.value)} ({units.count(part.rows)} rows): "
+        f"NE {_signed(part.change.ne, percent=True)}, {_verdict(part.change.ne)}"
         for part in sure
     ]
     if each.slices:

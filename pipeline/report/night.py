@@ -37,9 +37,10 @@ def night_markdown(record: NightRecord) -> str:
     if cards := _cards(record):
         lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in cards), ""]
     if record.skipped:
-        lines += [f"## {SKIPPED}", "", *(f"- {line}" for line in record.skipped), ""]
+        lines += [f"## {SKIPPED}", "", *(f"- {units.for_chat(line)}" for line in record.skipped), ""]
     if record.changed:
-        lines += ["## Changes since the base version", "", *(f"- {line}" for line in record.changed), ""]
+        changed = (f"- {units.for_chat(line)}" for line in record.changed)
+        lines += ["## Changes since the base version", "", *changed, ""]
     if record.seconds:
         lines += ["| stage | time |", "|---|---|"]
         lines += [*(f"| {name} | {units.duration(value)} |" for name, value in record.seconds.items()), ""]

@@ -44,13 +44,14 @@ def doubts(figures: Evaluation) -> list[str]:
     """Why the test rows cannot tell how good the model is, in words; nothing where they can."""
     if figures.clicks is None or figures.samples is None or figures.ne is None:  # of an earlier release
         return []
-    more = "hold out more of them: data.split.test_share, or test_days or test_hours where the split is by these"
+    more = "hold out more rows, by data.split.test_share, or by test_days or test_hours where the split is by these"
     if figures.ne_interval is None:
         others = units.count(figures.samples - figures.clicks)
-        few = f"{units.count(figures.clicks)} test rows with a click and {others} without"
+        few = f"{units.plural(figures.clicks, 'test row')} with a click and {others} without"
         return [f"{few} are too few, or lie too close together, to tell how good the model is; {more}"]
     if figures.ne <= 1 <= figures.ne_interval[1]:
-        return [f"NE may be 1, as of a model that predicts the click rate for every row; {more}"]
+        high = units.decimal(figures.ne_interval[1], 3)
+        return [f"NE may be as high as {high}; 1 is that of the click rate, predicted for every row: {more}"]
     return []
 
 

@@ -65,6 +65,6 @@ def _composed(telling: Sequence[str]) -> Config:
     """The configuration of ``telling``, without the trackers where they are the mistake."""
     day = f"data.day={ANY_DAY}"
     try:
-        return compose([*telling, day])
+        return compose([*telling, day], night=True)
     except NightjarError:
-        return compose([*(text for text in telling if not text.startswith(TRACK)), day])
+        return compose([*(text for text in telling if not text.startswith(TRACK)), day], night=True)

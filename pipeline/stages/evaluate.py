@@ -69,7 +69,10 @@ class Evaluate(Stage):
         figures: dict[str, Any] = evaluate(
             predictions.labels, main, predictions.true_probability, predictions.weights
         )  # fmt: skip
-        figures["clicks"] = int((predictions.labels == 1).sum())
+        clicked = predictions.labels == 1
+        if predictions.weights is not None:
+            clicked = clicked & (predictions.weights > 0)  # rows of no weight count as none in the intervals, too
+        figures["clicks"] = int(clicked.sum())
         figures |= evaluation_intervals(predictions.labels, main, predictions.weights)
         if predictions.tasks:
             tasks = read_dataset(store, inputs["ingest"])[0].tasks
@@ -100,7 +103,7 @@ class Evaluate(Stage):
             f"NE {units.decimal(part.ne, 5)}   AUC {units.decimal(part.auc, 5)}   "
             f"log loss {units.decimal(part.logloss, 5)}   calibration {units.decimal(part.calibration)}",
             *_interval_lines(part),
-            f"on {units.count(part.samples)} held-out rows",
+            f"on {units.plural(part.samples, 'test row')}",
             *(f"warning: {line}" for line in doubts(part)),
         ]
         lines += [_task_line(name, each) for name, each in (part.tasks or {}).items()]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from pipeline.config import Config
+from pipeline.config.secrets import recorded
 from pipeline.errors import ArtifactError, ConfigError, NightjarError
 from pipeline.launch.steps import read_steps
 from pipeline.records.step import Step, run_directory
@@ -36,7 +36,7 @@ def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
             raise
         return {"key": known[0], "step": known[1]}  # removed since; training has checkpoints of its own
     if "train" in config.stages:
-        check_changes(artifact, asdict(config), wanted, config.data, dataset)
+        check_changes(artifact, recorded(config), wanted, config.data, dataset)
     return {"key": artifact.key, "step": artifact.summary["step"]}
 
 

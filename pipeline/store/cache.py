@@ -11,7 +11,7 @@ import fcntl
 import io
 import logging
 import os
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -189,12 +189,12 @@ def _sound(path: Path, size: int) -> bytes | None:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a part, which is there as a whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_WRITING)
+    beside = path.with_name(f"{_WRITING}{uuid.uuid4().hex[:12]}")  # of a mode by the umask: users may share a folder
     try:
-        with os.fdopen(handle, "wb") as sink:
+        with beside.open("xb") as sink:
             sink.write(data)
             sink.write(xxhash.xxh3_128_digest(data))
-        Path(name).replace(path)
+        beside.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise

@@ -75,9 +75,11 @@ def store_time(store: Files) -> float:
 
     An object store and a file server have clocks of their own, and a disk's stamps follow one that ticks some hundred
     times a second. The time of a small file says what it shows; the file is written and removed again. Where the store
-    takes none, this machine's clock has to do. UnreachableError where the store does not answer.
+    takes none, this machine's clock has to do. Of a folder it is the earlier one of both clocks: manifests there are
+    compared by when their writers made them, files by what the file server stamped, and neither may look old too soon.
+    UnreachableError where the store does not answer.
     """
-    if store.is_local and not store.exists(_CLOCKS):  # nor is there anything to compare with
+    if store.is_local and not store.exists(_CLOCKS):  # a probe anywhere else would look like a run or a model
         return time.time()
     path = f"{_CLOCKS}/.write-clock-{uuid.uuid4().hex[:12]}"  # ``store gc`` removes one that is left
     try:
@@ -92,7 +94,7 @@ def store_time(store: Files) -> float:
         now = written(store, store.full(path))
     with suppress(ArtifactError), removing(path):
         store.fs.rm_file(store.full(path))
-    return now
+    return min(now, time.time()) if store.is_local else now
 
 
 def age(store: Files, full: str, now: float) -> float:

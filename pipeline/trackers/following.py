@@ -9,11 +9,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config, TrackConfig
+from pipeline.config.secrets import recorded
 from pipeline.errors import LostLeaseError
 from pipeline.records import NightRecord, Result, read
 from pipeline.records.step import run_directory
@@ -49,7 +49,7 @@ def followed(config: Config, store: Store, clock: Clock = CLOCK) -> Iterator[Non
                 return
             follower.look()
             if over.is_set():
-                follower.end(settings_of(asdict(config)))
+                follower.end(settings_of(recorded(config)))
                 tell_serving(track, store, config.model_name)
         finally:
             told.set()

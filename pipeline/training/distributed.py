@@ -24,6 +24,7 @@ from pipeline.cpus import available_cpus
 from pipeline.embeddings.pages import LARGE_PAGE
 from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError, NightjarError
+from pipeline.machine import stay_on_loopback
 from pipeline.training.faults import Fault
 
 _FAILURE = "nightjar/failure/{}"
@@ -56,6 +57,7 @@ def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine
         if "RANK" in os.environ:  # torchrun's contract
             dist.init_process_group(backend, timeout=_PATIENCE)
         else:
+            stay_on_loopback()  # a lone rank listens as well, if only for itself
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         atexit.register(_disconnect)
     if dist.get_world_size() != ranks:

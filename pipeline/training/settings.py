@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 from pipeline.config import (
@@ -15,6 +15,7 @@ from pipeline.config import (
     PartitionConfig,
     TrainConfig,
 )
+from pipeline.config.secrets import recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(ModelSettings):
-    """What a training reads beside its model. ``record``: the whole configuration, which its checkpoints keep.
+    """What a training reads beside its model. ``record``: all settings, which its checkpoints keep.
 
     ``limit_memory``: ``launch.limit_memory``.
     """
@@ -52,7 +53,7 @@ class TrainingSettings(ModelSettings):
         """The part of ``config``."""
         return cls(
             **_model_part(config), checkpoint=config.checkpoint, debug=config.debug,
-            limit_memory=config.launch.limit_memory, record=asdict(config),
+            limit_memory=config.launch.limit_memory, record=recorded(config),
         )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from pipeline.errors import FullDiskError, FullScratchError, NightjarError, exit
 from pipeline.logs import level_arguments
 
 _SAID = "nightjar: "
-FULL_DISK, _LAST_FULL = 64, 127  # added to the exit code of a trial that found a disk full; the last of these codes
+FULL_DISK = 64  # added to the exit code of a trial that found a disk full
+_FULL = (FULL_DISK + FullDiskError.exit_code, FULL_DISK + FullScratchError.exit_code)
 
 
 def trial_code(error: BaseException) -> int:
@@ -23,8 +24,8 @@ def trial_code(error: BaseException) -> int:
 
 
 def found_full(code: int) -> bool:
-    """Whether a trial with exit code ``code`` found a disk full."""
-    return FULL_DISK < code <= _LAST_FULL
+    """Whether a trial with exit code ``code`` found a disk full; a shell's 126 and 127 say something else."""
+    return code in _FULL
 
 
 def full_disk(code: int, message: str) -> NightjarError:

@@ -26,6 +26,7 @@ from pipeline.tuning.tuner import Tuner
 
 PAGE, BEST = "report.html", "best.yaml"
 OWN = ("run", "tune", "launch", "store", "stages", "track")  # groups whose settings may change while a study lasts
+OF_NIGHTS = ("nightly", "schedule")  # trials do not read them, and the webhook may be a secret
 Progress = Callable[[int, int], None]
 log = logging.getLogger(__name__)
 
@@ -173,12 +174,17 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _without_own(shared: Sequence[str]) -> list[str]:
-    return [text for text in shared if parse([text])[0].key_or_group.split(".")[0] not in OWN]
+    """The overrides that a study records and gives to every trial."""
+    return [text for text in shared if _group(text) not in (*OWN, *OF_NIGHTS)]
 
 
 def _now(shared: Sequence[str]) -> list[str]:
     """The overrides that may differ from call to call."""
-    return [text for text in shared if text not in _without_own(shared)]
+    return [text for text in shared if _group(text) in OWN]
+
+
+def _group(text: str) -> str:
+    return parse([text])[0].key_or_group.split(".")[0]
 
 
 def _threads(config: Config) -> list[str]:

@@ -1,10 +1,13 @@
 """``nightjar calibrate``: where its file goes, what it refuses, and what ranks answer."""
 
 import json
+import os
 import signal
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.calibration import measure
@@ -15,6 +18,7 @@ from pipeline.commands.calibrate import disk_of, target_of
 from pipeline.config import Config, DataConfig
 from pipeline.errors import ConfigError, LaunchError, PlanError
 from pipeline.launch.signals import handled
+from tests.launch.test_loopback import listening
 
 
 def config(store):
@@ -70,6 +74,42 @@ def fail(kind):
 def test_a_rank_that_fails_ends_the_others_with_its_error(kind, error):
     with pytest.raises(error):
         run_ranks(2, "cpu", fail, kind)
+
+
+def end_without_answer():
+    os._exit(0)
+
+
+def stay_silent():
+    signal.pause()
+
+
+def linger():
+    """Answer, and neither end nor heed the signal to."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=threading.Event().wait).start()
+    return 7
+
+
+def test_a_rank_that_ends_without_an_answer_and_ranks_that_are_silent_are_errors(monkeypatch):
+    with pytest.raises(LaunchError, match="rank 0 of 1 ended with exit code 0 and no answer"):
+        run_ranks(1, "cpu", end_without_answer)
+    monkeypatch.setattr("pipeline.calibration.ranks.LIMIT_SECONDS", 1.0)
+    with pytest.raises(LaunchError, match="1 of 1 ranks gave no answer"):
+        run_ranks(1, "cpu", stay_silent)
+
+
+def test_a_rank_that_has_answered_and_does_not_end_is_ended(monkeypatch):
+    monkeypatch.setattr("pipeline.calibration.ranks.END_SECONDS", 0.5)
+    assert run_ranks(1, "cpu", linger) == [7]
+
+
+def where_it_listens():
+    return sorted(listening(psutil.Process()))
+
+
+def test_ranks_listen_on_the_loopback_alone():
+    assert run_ranks(2, "cpu", where_it_listens) == [["127.0.0.1"]] * 2
 
 
 def endings():

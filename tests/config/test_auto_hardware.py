@@ -17,7 +17,16 @@ from pipeline.compose import compose
 from pipeline.compose import hardware as auto
 from pipeline.config import Config
 from pipeline.errors import ConfigError
-from pipeline.machine import Gpu, kept_figures, pinned_figures, usable_memory
+from pipeline.machine import (
+    CpuTimes,
+    Gpu,
+    cpu_times,
+    is_disturbed,
+    kept_figures,
+    known_figures,
+    pinned_figures,
+    usable_memory,
+)
 from pipeline.planning.hardware import check_hardware
 from pipeline.stages.steps import steps
 from pipeline.store import Store
@@ -39,6 +48,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(auto, "usable_memory", lambda: int(15.7 * GIB))
     monkeypatch.setattr(auto, "gpus", lambda: ())
+    monkeypatch.setattr(kept, "is_disturbed", lambda began, ended: False)  # whatever else runs here
     return tmp_path
 
 
@@ -193,6 +203,96 @@ def test_a_user_without_a_home_has_folders_among_temporary_files(monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a user that the system does not know
     assert pinned_figures().is_absolute() and kept_figures("k").name == "k.json"
+
+
+def test_a_home_that_the_user_may_not_enter_costs_no_plan(machine, monkeypatch):
+    """As uid 10001 with HOME=/root: what is in it cannot even be asked for."""
+    monkeypatch.setattr(this_machine, "_private", lambda folder: folder)
+    monkeypatch.setattr(this_machine, "_temporary", lambda: Path("/elsewhere"))
+    (machine / "cache").mkdir(mode=0)
+    with without_rights():
+        assert kept_figures("k") == Path("/elsewhere/.cache/machines/k.json")
+        assert known_figures("k").name == "k.json"
+    (machine / "cache").chmod(0o700)
+
+
+def test_where_no_folder_can_be_found_figures_serve_one_plan(machine, monkeypatch, caplog):
+    def nowhere(key: str) -> Path:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(kept, "kept_figures", nowhere)
+    monkeypatch.setattr(kept, "known_figures", nowhere)
+    assert keep(composed(), {"lookup_ns": 1.0}, 0.1).figures == {"lookup_ns": 1.0}
+    assert "are not kept: no usable temporary directory" in caplog.text and find_kept(composed()) is None
+
+
+def test_figures_of_a_home_that_cannot_be_written_are_read_and_newer_ones_are_kept_elsewhere(machine, monkeypatch):
+    keep(composed(), {"lookup_ns": 1.0}, 0.1)
+    own = kept_figures(kept._key(composed()))
+    elsewhere = machine / "tmp"
+    elsewhere.mkdir(mode=0o700)
+    monkeypatch.setattr(this_machine, "_temporary", lambda: elsewhere)
+    may = this_machine._may
+
+    def read_only(path: Path, mode: int) -> bool:
+        return may(path, mode) and not (mode == os.W_OK and path.is_relative_to(machine / "cache"))
+
+    monkeypatch.setattr(this_machine, "_may", read_only)
+    assert kept_figures("k") == elsewhere / ".cache/machines/k.json"
+    assert find_kept(composed()).figures == {"lookup_ns": 1.0}
+    keep(composed(), {"lookup_ns": 2.0}, 0.1)
+    assert find_kept(composed()).figures == {"lookup_ns": 2.0} and '"lookup_ns": 1.0' in own.read_text()
+
+
+@pytest.mark.parametrize("kind", ["a link", "open to all", "another's"])
+def test_a_temporary_folder_that_somebody_else_can_write_to_is_not_trusted(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / "nightjar-7"
+    if kind == "a link":
+        (tmp_path / "trap").mkdir()
+        folder.symlink_to(tmp_path / "trap")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777 if kind == "open to all" else 0o700)
+    if kind == "another's":
+        monkeypatch.setattr("os.getuid", lambda: 12345)
+    given = this_machine._private.__wrapped__(folder)
+    assert given != folder and given.name.startswith("nightjar-7-") and given.stat().st_mode & 0o077 == 0
+    mine = tmp_path / "mine"
+    monkeypatch.undo()
+    assert this_machine._private.__wrapped__(mine) == mine == this_machine._private.__wrapped__(mine)
+
+
+def test_figures_that_were_measured_beside_other_programs_are_measured_again_when_they_are_gone(
+    machine, monkeypatch, caplog
+):
+    rates, disturbed, busy = iter((100.0, 200.0, 300.0)), [True], [True]
+    monkeypatch.setattr(quick, "quick_figures", lambda config: {"dense_gflop_per_s": next(rates)})
+    monkeypatch.setattr(kept, "is_disturbed", lambda began, ended: disturbed[0])
+    monkeypatch.setattr(kept, "_was_busy", lambda: busy[0])
+
+    def rate() -> float:
+        return with_figures(composed()).hardware.dense_gflop_per_s
+
+    assert rate() == 100.0 and "beside other programs" in caplog.text and find_kept(composed()).loaded
+    assert rate() == 100.0, "they are still at work"
+    disturbed[0] = busy[0] = False
+    assert rate() == 200.0 and not find_kept(composed()).loaded
+    busy[0] = True
+    assert rate() == 200.0, "it was measured alone"
+
+
+def test_what_others_do_while_it_is_measured_is_told_from_what_this_process_does(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 32)
+    began = CpuTimes(0.0, 1000.0, 50.0)
+    assert not is_disturbed(began, CpuTimes(10.0, 1320.0, 370.0)), "all 32 CPUs were ours"
+    assert is_disturbed(began, CpuTimes(10.0, 1160.0, 60.0)), "15 of 32 were others'"
+    assert not is_disturbed(began, CpuTimes(10.0, 1025.0, 60.0)), "one and a half"
+    assert not is_disturbed(began, CpuTimes(0.001, 1000.02, 50.0)), "ticks of the clock"
+    (tmp_path / "proc").mkdir()
+    assert cpu_times(tmp_path).machine == 0.0
+    (tmp_path / "proc/stat").write_text("cpu  100 20 30 9999 50 1 2 77 5 0\ncpu0 1 2 3 4 5 6 7 8 9 0\n")
+    assert cpu_times(tmp_path).machine == pytest.approx(153 / os.sysconf("SC_CLK_TCK"))
 
 
 def test_kept_figures_that_cannot_be_read_are_measured_again(machine):

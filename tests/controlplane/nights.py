@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,13 +78,15 @@ class Nights:
 
     def __post_init__(self) -> None:
         self.api = self.cluster.api("admin").patient(PATIENCE)
-        keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_ENDPOINT_URL": self.way.url}
+        keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_ENDPOINT_URL": self.way.url,
+                "NIGHTJAR_WEBHOOK": self.hook}  # fmt: skip
+        os.environ["NIGHTJAR_WEBHOOK"] = self.hook  # of the shell that renders the schedule
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "store"}, "stringData": keys}
         self.api.create("/api/v1/namespaces/training/secrets", secret)
         self.overrides = [
             *CLUSTER, "launch.namespace=training", "launch.pods.env_from=[store]", f"store={self.store}", "data=criteo",
             f'data.path="{self.folder}/logs/{{day}}/hour=*/part.tsv"',
-            f'data.watermark.partitions=["hour={{00..{HOURS - 1:02d}}}"]', f"nightly.webhook={self.hook}",
+            f'data.watermark.partitions=["hour={{00..{HOURS - 1:02d}}}"]', "nightly.webhook=${oc.env:NIGHTJAR_WEBHOOK}",
             f"launch.pods.volumes={{logs:{{claim:logs,path:{self.folder}}}}}", "schedule.suspended=true",
             "nightly.poll_seconds=5",
         ]  # fmt: skip

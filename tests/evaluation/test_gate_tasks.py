@@ -91,7 +91,7 @@ def test_a_task_without_labels_is_a_warning() -> None:
     settings = GateConfig(**QUIET)  # type: ignore[arg-type]
     record = judge(measure(one, settings), settings)
     assert record.reasons == ()
-    assert "no held-out row has a label of task rare that allows figures" in record.warnings
+    assert "no test row has a label of task rare that allows figures" in record.warnings
 
 
 def test_a_row_of_weight_three_counts_as_three_rows() -> None:
@@ -152,7 +152,7 @@ def test_a_task_whose_labels_have_no_weight_has_no_figures_and_is_a_warning() ->
     settings = GateConfig(**QUIET)  # type: ignore[arg-type]
     record = judge(measure(one, settings), settings)
     assert record.reasons == ()
-    assert "no held-out row has a label of task rare that allows figures" in record.warnings
+    assert "no test row has a label of task rare that allows figures" in record.warnings
 
 
 def test_a_slice_whose_rows_have_no_weight_is_not_judged() -> None:

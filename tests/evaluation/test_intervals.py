@@ -7,8 +7,10 @@ import pytest
 
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.bootstrap import FEWEST, evaluation_intervals
-from pipeline.records import Evaluation
+from pipeline.records import Evaluation, Result
+from pipeline.report.html import ReportData, render
 from pipeline.report.summary import doubts
+from pipeline.specs import STAGES
 
 
 def drawn(rows: int, seed: int, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +75,7 @@ def test_a_class_that_lies_in_few_blocks_allows_no_interval(label):
     ("figures", "said"),
     [
         ({"samples": 3, "clicks": 1, "ne": 0.2, "auc": 1.0}, "too few"),
-        ({"samples": 900, "clicks": 300, "ne": 0.99, "ne_interval": (0.97, 1.01)}, "may be 1"),
+        ({"samples": 900, "clicks": 300, "ne": 0.99, "ne_interval": (0.97, 1.01)}, "may be as high as 1.010; 1 is"),
         ({"samples": 900, "clicks": 300, "ne": 0.9, "ne_interval": (0.88, 0.92)}, None),
         ({"samples": 900, "clicks": 300, "ne": 1.1, "ne_interval": (1.0, 1.2)}, None),  # its own lines say so
         ({"samples": 900, "ne": 0.9}, None),  # of an earlier release
@@ -84,3 +86,13 @@ def test_rows_that_cannot_tell_are_a_warning_with_what_to_do(figures, said):
     lines = doubts(Evaluation(**figures))
     assert len(lines) == (said is not None)
     assert all(said in text and "data.split.test_share" in text for text in lines)
+
+
+def test_the_text_and_the_page_of_a_run_have_intervals_and_warnings():
+    figures = Evaluation(samples=3, clicks=1, ne=0.2, auc=1.0, ne_interval=(0.1, 1.01), auc_interval=(0.4, 1.0))
+    result = Result(run="r", status="done", eval=figures)
+    lines = STAGES.get("evaluate").lines(result)["eval"]
+    assert "on 3 test rows" in lines and any(line.startswith("warning: NE may be as high as 1.010") for line in lines)
+    assert "95% intervals: NE 0.10000 to 1.01000, AUC 0.40000 to 1.00000" in lines
+    page = render(ReportData(result=result))
+    assert "<h2>Warnings</h2>" in page and "NE may be as high as 1.010" in page

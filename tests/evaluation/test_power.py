@@ -130,7 +130,7 @@ def test_too_few_rows_are_held_in_words_that_say_how_many_it_takes() -> None:
     passed, words = answer(night(rng, 2000, 0.0, 0.5))
     assert not passed
     assert "too few rows to tell: a rise of up to +" in words and "the limit is +0.20%" in words
-    assert "held-out rows, or a limit that 2,000 rows can resolve: 0.0" in words
+    assert "test rows, or a limit that 2,000 rows can resolve: 0.0" in words
     assert words.endswith("(gate.max_ne_increase)")
     limit = float(words.rpartition("can resolve: ")[2].partition(" ")[0])
     rng = np.random.default_rng(1)

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 import pipeline
@@ -18,7 +19,9 @@ from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.mappings.vocab import VocabMapping
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.spec import data_spec
+from pipeline.ingest.stage import engine_of
 from pipeline.ingest.vocab_counts import VocabCounts
+from tests.launch.test_loopback import listening
 from tests.servers import kept_port
 from tests.waits import PATIENCE
 
@@ -91,6 +94,17 @@ def test_ray_makes_the_dataset_that_threads_make(tmp_path, run_ingest, monkeypat
     by_ray = run_ingest(config_for(tmp_path / "logs", block_mib=1, engine="ray"))
     assert by_ray.checksums == local.checksums
     assert by_ray.quarantine == local.quarantine
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_ray_of_this_machine_listens_on_its_loopback_alone(tmp_path):
+    """Whoever reaches the ports of a Ray runs commands in it."""
+    pytest.importorskip("ray")
+    config = config_for(tmp_path / "log.csv", engine="ray")
+    with engine_of(config.ingest):
+        addresses = listening(psutil.Process())
+    assert addresses == {"127.0.0.1"}
 
 
 @pytest.fixture

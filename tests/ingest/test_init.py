@@ -365,3 +365,12 @@ def test_values_that_name_a_time_are_not_looked_up_and_those_that_say_something_
     assert set(by_name(guessed(work / "log.csv"), "sparse")) == {"shop-value"}
     frame.drop("day").write_csv(work / "timeless.csv")
     assert set(by_name(guessed(work / "timeless.csv"), "sparse")) == {"shop-value", "temperature-value"}
+
+
+def test_a_log_in_one_file_with_times_is_offered_a_split_by_time(work):
+    clicks().write_csv("log.csv")
+    assert cli.main(["init", "log.csv"]) == 0
+    file = Path("my/data/log.yaml")
+    assert "\n# split: {by: time}  # " in file.read_text() and composed("log").data.split.by == "hash"
+    file.write_text(file.read_text().replace("# split: {by: time}", "split: {by: time}"))
+    assert composed("log").data.split.by == "time"

@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pipeline import cli
 from pipeline.config import LabelConfig, SparseFeature, WatermarkConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
-from pipeline.ingest import kafka_topic
+from pipeline.ingest import kafka_topic, messages
 from pipeline.ingest.days import day_state
 from pipeline.ingest.messages import AvroDecoder, registered
 from pipeline.ingest.parse import parse
@@ -244,8 +244,8 @@ def registry():
     class Registry(BaseHTTPRequestHandler):
         def do_GET(self):
             number = int(self.path.removeprefix("/schemas/ids/"))
-            known = {7: json.dumps(SCHEMA), 9: 'syntax = "proto3";'}
-            self.send_response(200 if number in known else number if number > 400 else 404)
+            known = {7: json.dumps(SCHEMA), 100_001: json.dumps(SCHEMA), 9: 'syntax = "proto3";'}
+            self.send_response(200 if number in known else number if 400 < number < 600 else 404)
             self.end_headers()
             self.wfile.write(json.dumps({"schema": known.get(number)}).encode())
 
@@ -268,6 +268,35 @@ def test_avro_by_a_schema_registry(run_ingest, cluster, registry):
     assert [entry["line"] for entry in dataset.quarantine] == [9, 10, 11, 12]
     assert "the registry has no Avro schema of number 8" in dataset.quarantine[3]["reason"]
     assert dataset.summary["rows"] == 200
+
+
+def test_garbage_before_good_messages_costs_only_itself(run_ingest, cluster, registry):
+    """Registries of a cloud begin to count at 100,001, far from what was known before."""
+    good = [b"\0" + (100_001).to_bytes(4, "big") + value for value in encoded(log().head(50), "avro")]
+    bad = [b"\0" + (2**30 + at).to_bytes(4, "big") + b"x" for at in range(150)]
+    cluster.send(bad + good, partition=0)
+    settings = config(cluster, messages="avro", options={**cluster.options, "schema.registry.url": registry})
+    dataset = run_ingest(settings)
+    assert dataset.summary["rows_quarantined"] == 150
+    assert f"the registry has no Avro schema of number {2**30}" in dataset.quarantine[0]["reason"]
+
+
+def test_a_registry_is_asked_once_for_a_number_and_not_for_ever_for_those_of_single_messages(monkeypatch):
+    asked = []
+    monkeypatch.setattr(messages, "_registries", {})
+    monkeypatch.setattr(messages, "_asked", lambda registry, number: asked.append(number))
+    assert registered("r", 5, lone=True) is registered("r", 5, lone=True) is registered("r", 2**31) is None
+    assert asked == [5]
+    monkeypatch.setattr(messages, "ASK_SECONDS", -1.0)
+    with pytest.raises(ValueError, match="is not asked for a schema of number 6, .* it had none of 1 others"):
+        registered("r", 6, lone=True)
+    spec = data_spec(csv_config("").data)
+    values = [b"\0" + number.to_bytes(4, "big") for number in (6, 8, 8)]
+    rejects = AvroDecoder("", "r").rows(values, spec, "clicks/0")[2]
+    assert [("is not asked" in reject.reason, "has no Avro schema" in reject.reason) for reject in rejects] == [
+        (True, False), (False, True), (False, True),
+    ]  # fmt: skip
+    assert asked == [5, 8], "a schema in use has several messages"
 
 
 def test_a_schema_registry_that_is_silent_or_refuses_is_told(registry):

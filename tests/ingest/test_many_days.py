@@ -63,3 +63,15 @@ def test_a_block_is_counted_as_often_for_many_days_as_for_a_few(run_ingest, tmp_
         costs.append(len(counted))
         counted.clear()
     assert costs == [4, 4]
+
+
+def test_many_test_days_cost_their_rows_and_not_a_block_each(run_ingest, tmp_path, monkeypatch):
+    rows, add = [], Partial.add
+
+    def counted(self, frame, *arguments):
+        rows.append(frame.height)
+        add(self, frame, *arguments)
+
+    monkeypatch.setattr(Partial, "add", counted)
+    run_ingest(config_of(write(tmp_path / "a.csv", 200), test_days=100))
+    assert 600 <= sum(rows) <= 2 * 600

@@ -15,6 +15,7 @@ from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.spec import SPLIT_TIME
 from pipeline.ingest.time_split import TimeCounts, cut_of
 from pipeline.ingest.times import seconds_of_rows
+from pipeline.ingest.zones import beginning_of
 
 from .conftest import csv_config
 from .test_days import write_day
@@ -138,6 +139,35 @@ def test_days_and_hours_tell_the_time_where_nothing_else_does(run_ingest, tmp_pa
     assert by_day.schema.rows == {"train": 72, "test": 24}
     by_hour = run_ingest(csv_config(path, day_column="d", hour_column="h", split=by_time(0.25 / 3)))
     assert by_hour.schema.rows == {"train": 88, "test": 8}
+
+
+def test_a_time_that_cannot_be_read_beside_a_day_costs_its_row(run_ingest, tmp_path):
+    """Days are numbered from 0 on: as the time of a row they would be of 1970, so it would always be a train row."""
+    lines = []
+    for hour in range(100):
+        at = START + datetime.timedelta(hours=hour)
+        written = {7: "garbage", 8: "", 90: "noon", 9: str(at.date())}.get(hour, str(at))
+        lines.append(f"{hour % 2},{hour},id{hour},{hour // 24},{written}")
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["label,x,c,d,t", *lines]) + "\n")
+    dataset = run_ingest(csv_config(path, day_column="d", timestamp="t", split=by_time(0.2)))
+    assert dataset.schema.rows == {"train": 78, "test": 19}
+    reasons = [entry["reason"] for entry in dataset.quarantine]
+    assert len(reasons) == 3 and reasons[0] == "t is 'garbage', expected a number or YYYY-MM-DD"
+    assert dataset.summary["split_time"]["test_from"] == "2026-01-04 08:00:00"
+
+
+def test_days_and_hours_of_a_zone_begin_there():
+    first = 20_454 * 24 * HOUR  # of 2026
+    days = pl.Series([20_454, 10**9])
+    assert beginning_of(days, None, "Europe/Berlin").to_list() == [first - HOUR, 10**9 * 24 * HOUR]
+    assert beginning_of(days, None, None).to_list() == [first, 10**9 * 24 * HOUR]
+    assert beginning_of(days.head(1), pl.Series([23]), "Europe/Berlin").to_list() == [first + 22 * HOUR]
+    dated, timed = pl.Series(["2026-01-02"]), pl.Series(["2026-01-02 00:00:00"])
+    assert seconds_of_rows(dated, dated, "Asia/Tokyo").to_list() == [None]
+    assert seconds_of_rows(timed, timed, "Asia/Tokyo").to_list() == beginning_of(
+        pl.Series([20_455]), None, "Asia/Tokyo"
+    ).to_list()
 
 
 def test_repeated_rows_do_not_count(run_ingest, tmp_path):

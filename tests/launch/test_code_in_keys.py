@@ -91,7 +91,7 @@ def test_figures_measured_again_after_the_cache_was_lost_are_planned_with(
     """A new container has an empty cache. Equal figures are one plan, wherever they were measured."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     config, keys = compose(["run=r", "hardware=auto"]), []
-    monkeypatch.setattr(kept, "is_busy", lambda: False)
+    monkeypatch.setattr(kept, "is_disturbed", lambda began, ended: False)
     for home, lookup_ns in (("a", 2.0), ("b", 3.0), ("c", 2.0)):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / home))
         monkeypatch.setattr("pipeline.calibration.quick.quick_figures", lambda config, ns=lookup_ns: {"lookup_ns": ns})
@@ -109,6 +109,7 @@ def test_figures_of_a_loaded_machine_are_planned_with_until_it_is_free(
     config, keys = compose(["run=r", "hardware=auto"]), []
     for busy, lookup_ns in ((True, 9.0), (True, 8.0), (False, 2.0), (False, 3.0)):
         monkeypatch.setattr(kept, "_was_busy", lambda busy=busy: busy)
+        monkeypatch.setattr(kept, "is_disturbed", lambda began, ended, busy=busy: busy)
         monkeypatch.setattr("pipeline.calibration.quick.quick_figures", lambda config, ns=lookup_ns: {"lookup_ns": ns})
         keys.append(made(config, tmp_path)["plan"].key)
         found = kept.with_figures(config).hardware.lookup_ns

@@ -1,14 +1,17 @@
 """Ranks of one machine meet on its loopback alone, forked or under torchrun, and nobody's pickles are read."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from pipeline.compose import compose
 from pipeline.launch.appdefs import pod_command, stage_app
+from pipeline.launch.loopback import loopback_environment
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER
 from tests.waits import PATIENCE, until
@@ -67,3 +70,33 @@ def test_whatever_runs_on_one_host_is_started_so_and_only_several_hosts_meet_by_
     one, two = (pod_command(stage, config, "s3://b/s/runs/x/config.yaml", "job") for stage in ("ingest", "train"))
     assert one[1:3] == alone and "--rdzv-backend" not in one
     assert two[1:3] == ["-m", "torch.distributed.run"] and "$(FIRST_POD):29500" in two
+
+
+# A process without torchrun joins a group of its own, as notebooks and inline stages do.
+LONE = """
+import psutil
+from pipeline.config import HardwareConfig
+from pipeline.training.distributed import connect
+connect(HardwareConfig(device="cpu", ranks_per_host=1))
+listening = [each.laddr.ip for each in psutil.Process().net_connections("inet") if each.status == psutil.CONN_LISTEN]
+print(*sorted(set(listening) - {"127.0.0.1"}), "end")
+"""
+
+
+def test_a_lone_rank_listens_on_the_loopback_alone() -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "GLOO_SOCKET_IFNAME")}
+    done = subprocess.run(
+        [sys.executable, "-c", LONE], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.stdout.split() == ["end"], done.stdout + done.stderr
+
+
+def test_the_loopback_is_known_by_its_flags_and_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo-mgmt"), (2, "lowpan0"), (3, "lo")])
+    flags = {"lo-mgmt": "0x1003", "lowpan0": "0x1043", "lo": "0x9"}
+    monkeypatch.setattr(Path, "read_text", lambda path: flags[path.parent.name])
+    assert loopback_environment() == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    assert loopback_environment() == {"GLOO_SOCKET_IFNAME": "lo"}

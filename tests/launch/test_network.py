@@ -10,7 +10,7 @@ from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.batch import IndexedRunner
 from pipeline.launch.kubernetes.manifest import indexed_job
 from pipeline.launch.kubernetes.names import job_labels
-from pipeline.launch.kubernetes.network import among, closed, run_policy, selects
+from pipeline.launch.kubernetes.network import among, closed, on_host_network, opens, run_policy, selects
 from pipeline.launch.kubernetes.rights import NETWORK, granted, rights
 from pipeline.records.step import Step
 from pipeline.schedule.manifests import network_policy
@@ -21,6 +21,7 @@ POLICIES = "/apis/networking.k8s.io/v1/namespaces/training/networkpolicies"
 JOBS, PODS = "/apis/batch/v1/namespaces/training/jobs", "/api/v1/namespaces/training/pods"
 TRAIN = Step(name="train", key="k" * 32, path="a/train")
 CONFIG = config_for("run=x", "hardware.hosts=2", "launch.job=indexed", "stages=[train]")
+LABELS = job_labels(CONFIG, TRAIN, 1)
 
 
 class Server:
@@ -62,6 +63,7 @@ class Server:
 
 
 ALL = NETWORK[2]
+EVERYBODY = {"spec": {"podSelector": {}, "ingress": [{}]}}
 
 
 def run_on(server: Server) -> list[str]:
@@ -84,7 +86,7 @@ def test_the_policy_selects_the_pods_of_the_run_and_lets_only_them_connect() -> 
 
 
 def test_it_is_there_before_the_run_and_gone_after_it() -> None:
-    name = f"{POLICIES}/nightjar-x"
+    name = f"{POLICIES}/nightjar-run-x"
     assert run_on(Server(*ALL)) == [f"create {POLICIES}", "run", f"delete {name}"]
     left = Server(*ALL, policies=[run_policy(CONFIG)])  # by a launcher that was killed
     assert run_on(left) == [f"create {POLICIES}", f"replace {name}", "run", f"delete {name}"]
@@ -112,7 +114,7 @@ def test_a_launcher_that_lost_the_run_leaves_the_policy_to_the_other_one() -> No
     assert server.asked == [f"create {POLICIES}"]
     with pytest.raises(LaunchError), closed(server, CONFIG, lambda: False):  # type: ignore[arg-type]
         raise LaunchError("a stage failed")
-    assert server.asked[-1] == f"delete {POLICIES}/nightjar-x"
+    assert server.asked[-1] == f"delete {POLICIES}/nightjar-run-x"
 
 
 def test_without_the_right_the_run_goes_on_with_a_warning_unless_another_policy_selects_its_pods() -> None:
@@ -126,6 +128,8 @@ def test_without_the_right_the_run_goes_on_with_a_warning_unless_another_policy_
     outwards = {"spec": {"podSelector": {}, "policyTypes": ["Egress"]}}
     run_on(Server("list", policies=[elsewhere, outwards]))
     assert "no other one of the namespace selects its pods" in said[-1]
+    run_on(Server("list", policies=[network_policy(CONFIG), EVERYBODY]))
+    assert "one of the namespace that selects its pods lets everybody in" in said[-1]
     run_on(Server("list", policies=[network_policy(CONFIG)]))
     assert said[-1].endswith("others of the namespace select its pods")
 
@@ -142,7 +146,8 @@ def test_a_policy_that_is_refused_or_cannot_be_deleted_is_said_and_ends_no_run(m
     server = Server(*ALL)
     monkeypatch.setattr(server, "delete", silent)
     run_on(server)
-    assert said[-1].endswith("kubectl --namespace training delete networkpolicy nightjar-x") and "no answer" in said[-1]
+    assert said[-1].endswith("kubectl --namespace training delete networkpolicy nightjar-run-x")
+    assert "no answer" in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -158,3 +163,54 @@ def test_expressions_of_a_selector_are_understood(operator: str, values: list[st
 def test_the_launchers_role_has_the_right_and_a_run_does_not_need_it() -> None:
     assert NETWORK in granted(CONFIG.launch) and NETWORK not in rights(CONFIG.launch)
     assert among({"a": "b"})["podSelector"] == {"matchLabels": {"a": "b"}}
+
+
+def test_the_policy_of_a_run_called_as_a_schedule_is_another_one() -> None:
+    """schedule.name is nightjar-nightly by default, and ``run=nightly`` a usual name."""
+    nightly = config_for("run=nightly", "hardware.hosts=2")
+    of_run, of_schedule = run_policy(nightly)["metadata"]["name"], network_policy(nightly)["metadata"]["name"]
+    assert (of_run, of_schedule) == ("nightjar-run-nightly", "nightjar-nightly")
+
+
+def test_a_policy_of_somebody_else_is_neither_replaced_nor_deleted() -> None:
+    said, policy = listen(), run_policy(CONFIG)
+    foreign = {**policy, "metadata": {**policy["metadata"], "labels": {"nightjar/schedule": "nightjar-nightly"}}}
+    server = Server(*ALL, policies=[{**foreign, "spec": {"podSelector": {"matchLabels": {"app": "web"}}}}])
+    assert run_on(server) == [f"create {POLICIES}", "run"]
+    assert "nightjar-run-x is there and is none of this run's" in said[-1]
+
+
+def test_a_patch_of_labels_does_not_take_pods_out_of_the_policy() -> None:
+    patched = {"app.kubernetes.io/name": "ads", **{key: value for key, value in LABELS.items() if "nightjar/" in key}}
+    assert selects(run_policy(CONFIG), patched)
+
+
+def test_pods_on_the_network_of_their_node_are_warned_of() -> None:
+    said = listen()
+    config = config_for("run=x", "hardware.hosts=2", "launch.pods.patch={all:{spec:{hostNetwork:true}}}")
+    with closed(Server(*ALL), config, lambda: False):  # type: ignore[arg-type]
+        assert "no network policy counts for pods on their node's network" in said[-1] and "to all" in said[-1]
+    quiet = config_for("run=x", "hardware.hosts=2", "launch.pods.patch={launcher:{spec:{hostNetwork:true}}}")
+    assert on_host_network(quiet) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "open_to_all"),
+    [
+        ({}, True),
+        ({"from": []}, True),
+        ({"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}, True),
+        ({"from": [{"namespaceSelector": {}}]}, True),
+        ({"ports": [{"port": 29000, "endPort": 30000}]}, True),
+        ({"ports": [{"port": 9090}, {"port": "metrics"}]}, False),
+        ({"from": [{"podSelector": {}}]}, False),
+        ({"from": [{"namespaceSelector": {"matchLabels": {"team": "ads"}}}]}, False),
+    ],
+)
+def test_a_rule_that_lets_anybody_in_closes_nothing(rule: dict, open_to_all: bool) -> None:
+    assert opens({"spec": {"podSelector": {}, "ingress": [rule]}}, 29500) is open_to_all
+
+
+def test_a_launcher_needs_no_right_to_list_for_a_policy_of_its_own() -> None:
+    server = Server("create", "update", "delete")
+    assert run_on(server)[0] == f"create {POLICIES}" and server.asked[-1] == f"delete {POLICIES}/nightjar-run-x"

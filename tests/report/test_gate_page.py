@@ -107,3 +107,11 @@ def test_a_verdict_without_figures_still_has_a_page() -> None:
 def test_what_was_overridden_is_not_shown_as_held() -> None:
     page = gate_page(record(verdict="PASS", forced="launch day", reasons=("forced: launch day", "NE is 0.9")))
     assert "Overridden checks" in page and "forced: launch day" in page and "Reasons for the hold" not in page
+
+
+def test_an_id_of_the_log_does_nothing_in_markdown() -> None:
+    value = "<img src=x>\x1b[31m@everyone|a\nb](http://evil/)"
+    part = Slice(slice="city", value=value, rows=400, clicks=100, candidate=figures())
+    text = gate_markdown(record(False, slices=(part,), reasons=(f"NE of city={value} is 0.9", "@here")))
+    assert [each for each in ("<img", "\x1b", "@everyone", "@here", "](", "\nb") if each in text] == []
+    assert "city=&lt;img src=x&gt;" in text

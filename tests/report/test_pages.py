@@ -1,5 +1,6 @@
 """All pages: wide tables scroll in a container of their own, and headings are the words of the field."""
 
+import ast
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -25,10 +26,10 @@ from pipeline.records import (
 )
 from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook
 from pipeline.records.scale import Figure, Scale, Wall, World
-from pipeline.report.comparing import comparison_page
+from pipeline.report.comparing import comparison_page, comparison_text
 from pipeline.report.gate import gate_page
 from pipeline.report.html import ReportData, render
-from pipeline.report.night import night_page
+from pipeline.report.night import night_markdown, night_page
 from pipeline.report.outlook_page import outlook_page
 from pipeline.report.page import wrapping
 from pipeline.report.plans import plan_page
@@ -39,7 +40,8 @@ from pipeline.report.towers import towers_page
 from tests.records.made import figures
 from tests.tuning.studies import shown, trial
 
-TEMPLATES = Path(__file__).parents[2] / "pipeline" / "report" / "templates"
+PACKAGE = Path(__file__).parents[2] / "pipeline"
+TEMPLATES = PACKAGE / "report" / "templates"
 RECORDED = Path(__file__).parents[1] / "records" / "recorded"
 PARTS = {"base.html", "parts.html", "figures.html"}  # no pages with tables
 OWN_WORDS = (
@@ -136,3 +138,31 @@ def test_every_table_of_every_page_scrolls_in_a_container_and_headings_are_the_f
 
 def test_the_key_of_a_setting_wraps_after_its_dots_and_is_escaped() -> None:
     assert wrapping("train.<lr>") == "train.<wbr/>&lt;lr&gt;"
+
+
+def test_reasons_and_reports_say_test_rows() -> None:
+    wrong = []
+    for path in (path for room in ("evaluation", "report") for path in (PACKAGE / room).glob("*.py")):
+        tree = ast.parse(path.read_text())
+        documents = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in documents)
+        wrong += [f"{path.name}: {text}" for text in texts if isinstance(text, str) and "held-out" in text]
+    assert wrong == []
+
+
+def test_what_comes_from_outside_does_nothing_in_a_terminal_or_in_markdown() -> None:
+    value = "de\x1b[31m@here"
+    night = NightRecord(
+        model="m", date="2026-01-02", run="m-2026-01-02", outcome="failed", exit_code=1, finished=0.0,
+        message=f"no such id: {value}", skipped=(f"2026-01-01: <b> {value}",), changed=(f"data.path: {value}",),
+    )  # fmt: skip
+    text = night_markdown(night)
+    assert "\x1b" not in text and "@here" not in text and "<b>" not in text
+    change = figures(0.05, 0.05, 0.05, kind=Figures)
+    part = RunSlice(slice="country", value=value, rows=400, clicks=100, change=change)
+    compared = RunsComparison(
+        runs=tuple(RunLine(run=name, status="done") for name in ("a", "b")), settings={}, confidence=0.95,
+        changes=(RunChange(run="b", rows=400, change=change, slices=(part,)),),
+    )  # fmt: skip
+    shown = comparison_text(compared)
+    assert "country=de\\x1b[31m@here" in shown and "\x1b" not in shown

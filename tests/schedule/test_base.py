@@ -138,7 +138,7 @@ def test_a_night_that_cannot_begin_is_told_and_recorded(tmp_path: Path, capsys: 
             thread = threading.Thread(target=server.handle_request, daemon=True)
             thread.start()
             url = f"nightly.webhook=http://127.0.0.1:{server.server_port}/secret"
-            config = compose(["publish.model=clicks", "data.day=2026-01-01", url])
+            config = compose(["publish.model=clicks", "data.day=2026-01-01", url], night=True)
             record = run_night(config, store, date(2026, 1, 1), lambda config: 0, 0.0)
             thread.join(PATIENCE)
             assert (record.outcome, record.exit_code) == ("failed", code)

@@ -47,7 +47,7 @@ MISTAKES = [
     ),
     (
         ["schedule", "render", *SCHEDULED, "nightly.webhook=https://u:secret@host/x"],
-        "nightly.webhook is a URL with a p",
+        "nightly.webhook is given as it is",
     ),
     (["schedule", "render", *SCHEDULED, "launch.pods.env={HF_PAT:x}"], "launch.pods.env sets HF_PAT, whose value"),
     (["schedule", "render", *SCHEDULED, "launch.pods.env={WANDB_API_KEY:x}"], "launch.pods.env sets WANDB_API_KEY"),

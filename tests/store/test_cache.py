@@ -56,6 +56,16 @@ def test_a_part_is_fetched_once_by_all_caches_of_a_folder(tmp_path):
     Source("xxh3_128:b").part(PartCache(tmp_path, 10**6), 4)  # another file has other parts
 
 
+def test_parts_have_the_mode_that_the_umask_says_so_users_can_share_a_folder(tmp_path):
+    before = os.umask(0o027)
+    try:
+        Source().part(PartCache(tmp_path, 10**6), 0)
+    finally:
+        os.umask(before)
+    (part,) = tmp_path.glob("*.part")
+    assert part.stat().st_mode & 0o777 == 0o640
+
+
 def test_who_wants_a_part_that_another_one_fetches_waits_for_it(tmp_path):
     clock, source, asked = TurnedClock(runs=False), Source(), []
 

@@ -107,6 +107,19 @@ def test_what_is_written_now_stays_whatever_the_clock_of_the_store_shows(monkeyp
     assert [each.path for each in going] == [f"{RUN}/checkpoints/k/step-00000009"]
 
 
+@pytest.mark.parametrize("days", [-40, 40])
+def test_nothing_of_a_folder_looks_old_too_soon_by_the_clock_of_its_file_server(tmp_path, monkeypatch, days) -> None:
+    """Its manifests are compared by their writers' clocks, which the server's may be far from."""
+    store = Store(str(tmp_path))
+    store.write_bytes("datasets/d/README", b"there is a place for the probe")
+    for version in ("v00001-00000000", "v00002-00000000"):
+        with store.draft(f"models/m/{version}", kind="publish", key="k", config={}, inputs={}) as draft:
+            draft.commit({})
+    Clock(store, monkeypatch, timedelta(days=days))
+    assert store_time(store) <= time.time()
+    assert commands.collect(store, "m", 0, 3600.0, dry_run=True) == []
+
+
 @pytest.mark.measures
 def test_where_the_store_takes_no_object_this_machines_clock_has_to_do(store: Store, monkeypatch) -> None:
     def refused(*args: object, **more: object) -> None:

@@ -14,7 +14,7 @@ from pipeline.errors import ArtifactError, FullDiskError, FullScratchError, Guar
 from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING, trial_path
 from pipeline.store import Store
 from pipeline.tuning import kept
-from pipeline.tuning.processes import FULL_DISK, trial_code
+from pipeline.tuning.processes import FULL_DISK, found_full, trial_code
 from pipeline.tuning.tuner import Tuner
 from tests.tuning.studies import ROWS, SPACE, trial
 
@@ -130,3 +130,8 @@ def test_the_process_of_a_trial_tells_a_full_disk_by_its_exit_code(monkeypatch, 
     options = argparse.Namespace(tuner=os.getpid(), overrides=["run=x"], config_dir=None)
     assert tune._trial(options) == code
     assert capsys.readouterr().err.startswith("nightjar: ")
+
+
+@pytest.mark.parametrize("code", [0, 1, 5, 7, 64, 78, 120, 126, 127, 128 + 9])
+def test_codes_of_wrappers_and_of_python_are_no_full_disk(code: int) -> None:
+    assert not found_full(code)

@@ -149,9 +149,11 @@ INLINE void OF(pack)(const Floats *out, int64_t columns, int bits, int rows, uin
 static int LANES_NAME(const Task *task) {
     const int64_t columns = task->columns;
     const float levels = (float)((1 << task->bits) - 1);
-    Floats *x = aligned_alloc(64, (size_t)(2 * columns + 1) * sizeof(Floats)), *out = x + columns;
+    const size_t bytes = (size_t)(2 * columns + 1) * sizeof(Floats);
+    Floats *x = aligned_alloc(64, (bytes + 63) / 64 * 64); /* C11: a size that is a multiple of the alignment */
     uint16_t half_low[LANES], half_span[LANES];
     if (!x) return -1;
+    Floats *out = x + columns;
     for (int64_t first = 0; first < task->n; first += LANES) {
         const int rows = task->n - first < LANES ? (int)(task->n - first) : LANES;
         for (int lane = 0; lane < LANES; lane++) {

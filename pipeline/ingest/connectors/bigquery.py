@@ -50,7 +50,7 @@ class BigQuery(Connector):
             raise ConfigError(f"{path}.options.settled_hours is {hours!r}, expected hours", hint="settled_hours=3")
         if data.options.get("credentials", ANONYMOUS) != ANONYMOUS:
             raise ConfigError(
-                f"{path}.options.credentials is {data.options['credentials']!r}, expected {ANONYMOUS} or nothing",
+                f"{path}.options.credentials is something else, expected {ANONYMOUS} or nothing",
                 hint="without it, Google's application default credentials are used",
             )
         if data.watermark.later_rows:

@@ -8,10 +8,11 @@ warns where none does. Connections to elsewhere (stores, name servers) stay as t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pipeline.config import Config
+from pipeline.config.kubernetes import LAUNCHER
 from pipeline.errors import LaunchError, LostLeaseError
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError
 from pipeline.launch.kubernetes.names import OURS, RUN_LABEL, STAGE_LABEL, run_label
@@ -29,14 +30,14 @@ def among(labels: Mapping[str, str]) -> Object:
 
 
 def run_policy(config: Config) -> Object:
-    """The policy of a run's pods."""
-    labels = _labels(config)
-    metadata = {"name": f"nightjar-{run_label(str(config.run), 54)}", "namespace": config.launch.namespace}
+    """The policy of a run's pods, which it selects by the label that no patch of a pod may change."""
+    # Not ``nightjar-<run>``: schedule.name is nightjar-nightly by default, and its policy has that name.
+    metadata = {"name": f"nightjar-run-{run_label(str(config.run), 50)}", "namespace": config.launch.namespace}
     return {
         "apiVersion": VERSION,
         "kind": KIND,
-        "metadata": {**metadata, "labels": labels},
-        "spec": among(labels),
+        "metadata": {**metadata, "labels": _labels(config)},
+        "spec": among({RUN_LABEL: run_label(str(config.run))}),
     }
 
 
@@ -53,6 +54,13 @@ def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[No
     why = _made(api, policy)
     if why:
         _warn(api, config, why)
+    if exposed := on_host_network(config):
+        log.warning(
+            "no network policy counts for pods on their node's network, which launch.pods.patch gives to %s: whoever "
+            "reaches port %d of the node can run commands in them; let the node's firewall close it",
+            ", ".join(exposed),
+            config.launch.port,
+        )
     ours = not why
     try:
         yield
@@ -64,6 +72,12 @@ def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[No
             _remove(api.brisk(BRISK_SECONDS), policy, goes_on)
 
 
+def on_host_network(config: Config) -> list[str]:
+    """The keys of ``launch.pods.patch`` whose pods share the network of their node; the launcher listens nowhere."""
+    fragments = config.launch.pods.patch.items()
+    return [name for name, each in fragments if name != LAUNCHER and (each.get("spec") or {}).get("hostNetwork")]
+
+
 def selects(policy: Object, labels: Mapping[str, str]) -> bool:
     """Whether ``policy`` says who may connect to pods with ``labels``."""
     spec = policy.get("spec") or {}
@@ -73,6 +87,30 @@ def selects(policy: Object, labels: Mapping[str, str]) -> bool:
         _holds(each, labels) for each in selector.get("matchExpressions") or ()
     )
     return holds and "Ingress" in (spec.get("policyTypes") or ["Ingress"])
+
+
+def opens(policy: Object, port: int) -> bool:
+    """Whether a rule of ``policy`` lets anybody connect to ``port``. Policies add up: one such rule opens it."""
+    rules = (policy.get("spec") or {}).get("ingress") or ()
+    return any(
+        _covers(rule.get("ports") or (), port) and (not rule.get("from") or any(map(_is_anyone, rule["from"])))
+        for rule in rules
+    )
+
+
+def _covers(ports: Sequence[Object], port: int) -> bool:
+    """Whether ``ports`` of a rule, all of them where it names none, hold ``port``; a port by name is another one."""
+    for each in ports:
+        first = each.get("port", port)
+        if isinstance(first, int) and first <= port <= each.get("endPort", first):
+            return True
+    return not ports
+
+
+def _is_anyone(peer: Object) -> bool:
+    """Whether ``peer`` of a rule is every address, or every pod of the cluster."""
+    every_pod = peer.get("namespaceSelector") == {} and not peer.get("podSelector")
+    return every_pod or str((peer.get("ipBlock") or {}).get("cidr", "")).endswith("/0")
 
 
 def _holds(expression: Object, labels: Mapping[str, str]) -> bool:
@@ -90,7 +128,8 @@ def _made(api: Api, policy: Object) -> str:
     """Make the policy, or set again what an earlier launcher left; returns why it cannot be, "" where it is."""
     group, resource, verbs = NETWORK
     namespace, name = policy["metadata"]["namespace"], policy["metadata"]["name"]
-    denied = [verb for verb in verbs if not allowed(api, namespace, group, resource, verb)]
+    needed = [verb for verb in verbs if verb != "list"]  # which serves to find others
+    denied = [verb for verb in needed if not allowed(api, namespace, group, resource, verb)]
     if denied:
         return f"these credentials may not {', '.join(denied)} {resource}.{group}"
     try:
@@ -99,10 +138,20 @@ def _made(api: Api, policy: Object) -> str:
         except RefusedError as error:
             if error.status != 409:
                 raise
+            if not _is_of_run(api, policy):
+                return f"network policy {name} is there and is none of this run's"
             api.replace(f"{_collection(namespace)}/{name}", policy)
     except RefusedError as error:
         return error.message
     return ""
+
+
+def _is_of_run(api: Api, policy: Object) -> bool:
+    """Whether the policy that has the name of ``policy`` was made for the same run, by an earlier launcher."""
+    namespace, name = policy["metadata"]["namespace"], policy["metadata"]["name"]
+    former = [each for each in api.get(_collection(namespace)).get("items", []) if each["metadata"]["name"] == name]
+    run = policy["metadata"]["labels"][RUN_LABEL]
+    return all((each["metadata"].get("labels") or {}).get(RUN_LABEL) == run for each in former)
 
 
 def _warn(api: Api, config: Config, why: str) -> None:
@@ -113,10 +162,14 @@ def _warn(api: Api, config: Config, why: str) -> None:
         policies = api.get(_collection(config.launch.namespace)).get("items", [])
         stages = [stage for stage in config.stages if stage not in config.launch.inline]
         pods = [{**_labels(config), STAGE_LABEL: stage} for stage in stages]
-        if all(any(selects(policy, labels) for policy in policies) for labels in pods):
+        selecting = [[policy for policy in policies if selects(policy, labels)] for labels in pods]
+        if not all(selecting):
+            found = "no other one of the namespace selects its pods"
+        elif any(opens(policy, config.launch.port) for each in selecting for policy in each):
+            found = "one of the namespace that selects its pods lets everybody in"
+        else:
             log.info("the run has no network policy of its own (%s); others of the namespace select its pods", why)
             return
-        found = "no other one of the namespace selects its pods"
     log.warning(
         "the run has no network policy (%s), and %s: whoever reaches port %d of its pods can run commands in them. The "
         "Role of `nightjar schedule render` has the right; `nightjar launch render` shows the policy",
@@ -128,8 +181,10 @@ def _remove(api: Api, policy: Object, goes_on: Callable[[], bool]) -> None:
     """Delete the policy, unless pods go on; one that stays is named."""
     namespace, name = policy["metadata"]["namespace"], policy["metadata"]["name"]
     try:
-        if not goes_on():
-            api.delete(f"{_collection(namespace)}/{name}")
+        if goes_on():
+            log.info("network policy %s stays: pods of the run go on; the run's next launcher deletes it", name)
+            return
+        api.delete(f"{_collection(namespace)}/{name}")
     except LaunchError as error:
         log.warning(
             "network policy %s stays: %s; kubectl --namespace %s delete networkpolicy %s", name, error.message,
