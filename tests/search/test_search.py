@@ -18,8 +18,7 @@ from pipeline.config import Config
 from pipeline.errors import PlanError
 from pipeline.records import SearchRecord, read
 from pipeline.report.search import search_page, search_text
-from pipeline.search.loop import decided, search, warning
-from pipeline.search.memory import require_memory, table_bytes
+from pipeline.search.loop import decided, require_memory, search, table_bytes, warning
 from pipeline.search.rows import PartReader
 from pipeline.search.space import Space
 from pipeline.search.state import Kept, State
