@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
+from pathlib import Path
 from typing import Any, TextIO
 
 import yaml
@@ -33,10 +33,10 @@ class YamlFiles(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Read a configuration as Hydra does, by ``read_yaml``."""
-        path = os.path.realpath(os.path.join(self.path, self._normalize_file_name(config_path)))
-        if not os.path.exists(path):
+        path = Path(self.path, self._normalize_file_name(config_path)).resolve()
+        if not path.exists():
             raise ConfigLoadError(f"Config not found : {path}")
-        with open(path, encoding="utf-8") as file:
+        with path.open(encoding="utf-8") as file:
             header = ConfigSource._get_header_dict(file.read(HEADER))
             file.seek(0)
             config = read_yaml(file)
@@ -65,7 +65,7 @@ def read_yaml(document: str | TextIO) -> Any:
 
 @functools.cache
 def _loader() -> Any:
-    rules = get_yaml_loader()
+    rules: Any = get_yaml_loader()
     if not yaml.__with_libyaml__:
         return rules
 

@@ -91,8 +91,9 @@ def late(run: Callable[[], None]) -> Callable[[], None]:
 
 
 if SLOW in ("main", "others"):
-    for owner, name in ((threading.Event, "set"), (threading.Event, "wait"), (queue.Queue, "put"), (queue.Queue, "get")):
-        wait_around(owner, name)
+    for owner, names in ((threading.Event, ("set", "wait")), (queue.Queue, ("put", "get"))):
+        for name in names:
+            wait_around(owner, name)
     wait_around(ThreadPoolExecutor, "submit", LONG)
     wait_at_conditions()
     begin_late()
