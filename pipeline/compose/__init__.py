@@ -26,7 +26,7 @@ from pipeline.compose import overrides as complaints
 from pipeline.compose.hardware import with_machine
 from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
 from pipeline.compose.trees import compose_kept, compose_lines
-from pipeline.compose.yaml_files import QuickRepository, read_yaml
+from pipeline.compose.yaml_files import LibyamlRepository, read_yaml
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
 from pipeline.config.renamed import with_first_names, with_new_names
@@ -76,7 +76,7 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
     with initialize_config_dir(str(conf_directory()), job_name="nightjar", version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        hydra.config_loader.repository = QuickRepository(hydra.config_loader.get_search_path())  # type: ignore[attr-defined]
+        hydra.config_loader.repository = LibyamlRepository(hydra.config_loader.get_search_path())  # type: ignore[attr-defined]
         yield hydra, extra
 
 

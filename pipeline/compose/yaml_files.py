@@ -17,18 +17,18 @@ from omegaconf._utils import get_yaml_loader
 HEADER = 512  # characters of a file in which Hydra looks for ``# @package``
 
 
-class QuickRepository(ConfigRepository):
-    """Hydra's repository of configurations, with ``YamlFiles`` for the directories of its search path."""
+class LibyamlRepository(ConfigRepository):
+    """Hydra's repository of configurations, with ``LibyamlFiles`` for the directories of its search path."""
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
         """Open the search path."""
         super().initialize_sources(config_search_path)
         self.sources = [
-            YamlFiles(each.provider, each.path) if type(each) is FileConfigSource else each for each in self.sources
+            LibyamlFiles(each.provider, each.path) if type(each) is FileConfigSource else each for each in self.sources
         ]
 
 
-class YamlFiles(FileConfigSource):
+class LibyamlFiles(FileConfigSource):
     """A directory of the search path."""
 
     def load_config(self, config_path: str) -> ConfigResult:
