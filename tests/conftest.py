@@ -24,6 +24,10 @@ from pipeline.cpus import share_cpus
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 share_cpus()
+# Helpers' assertions say what they compare, too.
+pytest.register_assert_rewrite(
+    *(f"tests.{each.stem}" for each in Path(__file__).parent.iterdir() if each != Path(__file__))
+)
 gc.disable()  # while everything is imported: see pytest_collection_finish
 
 
