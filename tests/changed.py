@@ -31,7 +31,11 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 TREES = ("pipeline/", "components/", "benchmarks/", "tests/")
-EVERYTHING = ("pyproject.toml", "requirements/", "conf/hardware/laptop.yaml")  # tests/conftest.py copies the last
+# tests/conftest.py copies the laptop's file and counts CPUs; the fork server imports the others for all tests.
+EVERYTHING = (
+    "pyproject.toml", "requirements/", "conf/hardware/laptop.yaml", "pipeline/cpus.py", "tests/frozen.py",
+    "tests/shared_cores.py", "tests/composed.py",
+)  # fmt: skip
 COMPOSE = "pipeline/compose/__init__.py"
 SLOW = "slow and not image"
 PASSED, NO_TESTS = 0, 5  # exit codes of pytest
@@ -112,7 +116,7 @@ class Fixtures:
 def is_automatic(function: ast.FunctionDef) -> bool:
     """Whether ``function`` is a fixture with ``autouse``."""
     calls = [each for each in function.decorator_list if isinstance(each, ast.Call)]
-    return any(keyword.arg == "autouse" for call in calls for keyword in call.keywords)
+    return any(ast.unparse(keyword) == "autouse=True" for call in calls for keyword in call.keywords)
 
 
 def bound_names(node: ast.stmt) -> list[str]:

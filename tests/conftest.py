@@ -24,6 +24,10 @@ from pipeline.cpus import share_cpus
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 share_cpus()
+# Helpers' assertions say what they compare, too.
+pytest.register_assert_rewrite(
+    *(f"tests.{each.stem}" for each in Path(__file__).parent.iterdir() if each != Path(__file__))
+)
 gc.disable()  # while everything is imported: see pytest_collection_finish
 
 
@@ -118,15 +122,29 @@ def _own_logger() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _numbers() -> Iterator[None]:
-    """Torch's random numbers do not depend on the tests before, and denormal numbers stay what they are.
+    """As ``_as_in_a_new_process``, after fixtures that are shared; denormal numbers stay what they are.
 
     torch.compile loads code built with -ffast-math, which rounds denormal numbers to 0 for the whole thread.
     """
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(67280421310721)  # what a new process begins with
+    _as_in_a_new_process()
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Fixtures that tests share are the same whichever test asks for them first."""
+    _as_in_a_new_process()
+
+
+def _as_in_a_new_process() -> None:
+    """Torch's random numbers and threads do not depend on the tests before: on the threads depend the last bits."""
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        torch.manual_seed(67280421310721)  # what a new process begins with
+        if torch.get_num_threads() != int(os.environ["OMP_NUM_THREADS"]):  # share_cpus sets it
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,10 +3,11 @@
     pytest -p tests.figures --figures FILE
     python -m tests.figures FILE FILE ...
 
-A line of FILE is one ``assert`` that held: its test, its line, and the numbers with decimals and the checksums that
-pytest shows of it, or one call of ``COMPARING`` in a test: its line, and checksums of what was compared. What a rank
-compares is not among them. Tests with the marker ``measures`` are left out: their figures are times, or follow from
-which of several threads was first. Several processes write to one file.
+A line of FILE is one ``assert`` that held: its test, its line, and the numbers with decimals and the checksums of what
+it compared, or one call of ``COMPARING`` in a test: its line, and checksums of what was compared. What a text or a list
+is searched for counts, and not the rest of it, which may be a log with times. What a rank compares is not among them.
+Tests with the marker ``measures`` are left out: their figures are times, or follow from which of several threads was
+first. Several processes write to one file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ for finder in sys.meta_path:
 
 # Not within a word, a path, a version or a time of day. Three decimals and more, or an exponent: fewer are bounds and
 # settings. Ten digits before them are seconds since 1970. Sixteen hex digits and more, one of them a letter, are
-# checksums and keys: without one, they may be nanoseconds.
+# checksums: without one, they may be nanoseconds. 32 are a name of an artifact, which follows the times of the log's
+# files, and with a b before them one of a bucket, unless it is said that they are a checksum.
 NUMBER = r"(?<![\w./:-])-?(?!\d{10}\.)(?:\d+\.\d{3,}(?:e[+-]?\d+)?|\d+(?:\.\d+)?e[+-]?\d+)(?![\w./:])"
-FIGURE = re.compile(NUMBER + r"|\b(?=\d*[a-f])[0-9a-f]{16,}\b")
+CHECKSUM = r"(?<=xxh3_128:)[0-9a-f]{32}\b|\b(?=\d*[a-f])(?!b?[0-9a-f]{32}\b)[0-9a-f]{16,}\b"
+FIGURE = re.compile(f"{NUMBER}|{CHECKSUM}")
 # Functions that compare their first two arguments, by module: pytest shows nothing of them, or the first values alone.
 COMPARING = (
     ("torch", "equal"),
@@ -53,18 +56,25 @@ class Recorder:
     def __init__(self, file: Path, tests: Sequence[Path]) -> None:
         self._file, self._tests = file, tuple(map(str, tests))
         self._item: pytest.Item | None = None
+        self._sides: list[object] = []  # what the assertion at hand compares
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Know which test runs."""
-        self._item = item
+        self._item, self._sides = item, []
         result = yield
         self._item = None
         return result
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> None:
+        """Keep what is compared: pytest shows it shortened, and sets in any order."""
+        self._sides += [left] if op in ("in", "not in") else [left, right]
+
     def pytest_assertion_pass(self, item: pytest.Item, lineno: int, expl: str) -> None:
         """Write the figures of one assertion, if it has any."""
-        self._write(item, lineno, FIGURE.findall(expl))
+        sides, self._sides = self._sides, []
+        self._write(item, lineno, FIGURE.findall(", ".join(map(shown, sides)) if sides else expl))
 
     def compared(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function``, which from now on writes checksums of its first two arguments when a test calls it."""
@@ -98,6 +108,25 @@ def place_of(item: pytest.Item, number: int) -> str:
     lines = [line for *_, line in code.co_lines() if line] if code is not None else []
     own = lines and min(lines) <= number <= max(lines)
     return item.nodeid if own else item.nodeid.partition("::")[0]
+
+
+def shown(value: object) -> str:
+    """Return ``value`` as text: mappings and sets sorted, arrays and tensors as checksums."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(sorted(f'{key!r}: {shown(each)}' for key, each in value.items()))}}}"
+    if isinstance(value, Set):
+        return f"{{{', '.join(sorted(map(shown, value)))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    return checksum(value) if is_array(value) else repr(value)
+
+
+def is_array(value: object) -> bool:
+    """Whether ``value`` is an array of NumPy or PyTorch with elements that ``parts`` can read."""
+    np, torch = sys.modules["numpy"], sys.modules["torch"]
+    if isinstance(value, torch.Tensor):
+        return value.layout is torch.strided and not value.is_meta
+    return isinstance(value, np.ndarray) and value.dtype != object
 
 
 def checksum(value: Any) -> str:

@@ -9,15 +9,19 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
+from pipeline import units
+from pipeline.embeddings.rules import table_rules
+from pipeline.errors import PlanError
+from pipeline.machine import usable_memory
 from pipeline.records import DecisionRecord, SearchPoint, SearchRecord
 from pipeline.search.choices import Choices
 from pipeline.search.cost import Costs, Weights, tabulate
 from pipeline.search.learning import Learner
-from pipeline.search.memory import require_memory
 from pipeline.search.rows import Parts, Rows, start_logit
 from pipeline.search.space import Space
 from pipeline.search.state import Kept, State
 from pipeline.store import Artifact, Store
+from pipeline.training.memory import status_bytes
 from pipeline.training.order import Order, shuffle_key
 
 log = logging.getLogger(__name__)
@@ -27,6 +31,8 @@ OPEN, FINAL = 1e-3, 1e-4  # log loss that makes a choice e times as likely as an
 TABLES = 2  # times that the costs are tabulated around the choices that are the most probable ones then
 KEEPING = 0.05  # of a search's time that it may take to keep its state
 DECIDED = 0.5  # of the way from as likely as the others to certain
+VALUE = 4  # bytes of a float32
+COPIES = 2  # of rows and their optimizers' state: a second one while the search's state is written or read
 
 Progress = Callable[[int, int], None]
 
@@ -51,6 +57,34 @@ def search(
     with parts.open(*course.batches()) as (learnt, held):
         course.run(learnt, held, progress)
     return _record(space, course, dataset)
+
+
+def table_bytes(space: Space, dim: int) -> int:
+    """Bytes that the tables take at width ``dim``: rows, their optimizers' state, and the copy that is kept."""
+    rules = table_rules(space.config.model, space.config.train)
+    columns = {column.name: column for table in space.schema.tables for column in rules.of(table.name).columns}
+    values = dim + sum(dim if column.per_value else 1 for column in columns.values())
+    return COPIES * VALUE * values * sum(table.rows for table in space.schema.tables)
+
+
+def require_memory(space: Space, room: int | None = None) -> None:
+    """Raise PlanError where the tables of the super-net do not fit into ``room`` bytes of memory.
+
+    By default that is what this process may still use on this machine. The dense part and a batch are small beside
+    tables that come near it, and are not counted.
+    """
+    dim, rows = space.config.model.embedding_dim, sum(table.rows for table in space.schema.tables)
+    if room is None:
+        room = usable_memory() - status_bytes("VmRSS")
+    if (needed := table_bytes(space, dim)) <= room:
+        return
+    fitting = next((width for width in range(dim - dim % 4, 3, -4) if table_bytes(space, width) <= room), None)
+    narrower = f"model.embedding_dim={fitting}, or " if fitting else ""
+    raise PlanError(
+        f"the search needs {units.size(needed)} for {units.count(rows)} rows at their full width of {dim}, with the "
+        f"optimizer's state and a copy of both to go on from, but this machine has {units.size(max(room, 0))} left",
+        hint=f"{narrower}data.sparse_defaults.min_count=<higher>, which makes fewer rows",
+    )
 
 
 class _Course:

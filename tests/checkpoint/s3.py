@@ -34,13 +34,15 @@ class Fault:
     def __init__(self, kind, method, part="", count=None):
         self.kind, self.method, self.part, self.count = kind, method, part, count
         self.seen = {}
+        self.counting = threading.Lock()  # a request is a thread
 
     def hits(self, method, path):
         """Whether this request fails; it is counted."""
         if method != self.method or self.part not in path:
             return False
-        self.seen[path] = self.seen.get(path, 0) + 1
-        return self.count is None or self.seen[path] <= self.count
+        with self.counting:
+            self.seen[path] = self.seen.get(path, 0) + 1
+            return self.count is None or self.seen[path] <= self.count
 
 
 class Between:
@@ -65,6 +67,7 @@ class Proxy(ThreadingHTTPServer):
     def __init__(self, port):
         self.behind, self.fault, self.ended = port, None, threading.Event()
         self.read: Counter = Counter()  # how often each part of a path was asked for
+        self.counting = threading.Lock()
         self.changing = threading.Lock()  # S3 looks at a condition and writes in one step; moto does not
         super().__init__(("127.0.0.1", 0), _Handler)
         self.thread = threading.Thread(target=self.serve_forever, daemon=True)
@@ -90,7 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.command == "GET":
-            self.server.read[self.path, self.headers.get("Range")] += 1
+            with self.server.counting:
+                self.server.read[self.path, self.headers.get("Range")] += 1
         fault = self.server.fault
         if fault is None or not fault.hits(self.command, self.path):
             self._pass_on(body)

@@ -27,7 +27,7 @@ WRITES = {"rows": "/rows/", "dense": "dense.safetensors", "index": "index.json",
 @pytest.fixture
 def store(endpoint, monkeypatch, request):
     """A store in a bucket of its own, over a client that gives up soon."""
-    patience = 1 if "timeout" in request.node.name else 60  # seconds; a busy machine takes its time for other answers
+    patience = 5 if "timeout" in request.node.name else 60  # seconds; a busy machine takes its time for other answers
     quick = {"read_timeout": patience, "connect_timeout": 60, "retries": {"max_attempts": 0}}
     settings = {"key": "k", "secret": "s", "endpoint_url": endpoint.url, "config_kwargs": quick}
     monkeypatch.setitem(fsspec.config.conf, "s3", settings)

@@ -60,13 +60,15 @@ NEVER_ON_S3 = {*NEVER, ("promote", "allocate"), ("nightly", "allocate")}
 
 @pytest.mark.parametrize("name", with_slow(BY_NAME, ["promote"]))
 def test_on_s3_every_phase_and_every_operation(endpoint, monkeypatch, name):
-    """A sample of the grid below."""
+    """A sample of the grid below: of memory and threads it takes phases that may not need any."""
     injector = Injector()
     with on_s3(endpoint, monkeypatch, injector) as (store, place):
         found = list(sample(BY_NAME[name], store, place, injector, ON_S3))
     assert {cell.phase for cell in found} == {str(phase) for phase in BY_NAME[name].phases}
     assert {cell.operation for cell in found} == set(ON_S3) and {cell.count for cell in found} == set(COUNTS)
-    assert checked(found), "no fault was met: the seams have moved"
+    met = {cell.operation for cell in checked(found)}
+    possible = {each for each in ON_S3 if (name, each) not in NEVER_ON_S3}
+    assert met >= possible - {"thread", "allocate"}, "a fault was not met: the seams have moved"
 
 
 @pytest.mark.slow

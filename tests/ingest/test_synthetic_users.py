@@ -48,7 +48,7 @@ def test_a_day_goes_on_from_what_users_saw_on_the_days_before():
     truth = UserLog(small(), 5)
     seen = first.sort("time").group_by("user", "category").agg(pl.col("item").last())
     new = second.sort("time").unique(["user", "category"], keep="first", maintain_order=True)
-    joined = new.join(seen, on=["user", "category"], how="inner", suffix="_before")
+    joined = new.join(seen, on=["user", "category"], how="inner", suffix="_before", maintain_order="left")
     assert joined.height > 200
     effects = truth.effects[joined["item_before"].str.slice(1).cast(pl.Int64).to_numpy()]
     np.testing.assert_allclose(joined["true_probability"], sigmoid(truth.bias + effects), rtol=1e-6)

@@ -1,7 +1,5 @@
 """Row groups of many columns: the rows are those that Arrow reads, and memory holds a batch, not the row group."""
 
-import gc
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +8,7 @@ import pytest
 from pipeline.errors import ArtifactError
 from pipeline.ingest.formats import wide_groups
 from pipeline.ingest.formats.columnar import Parquet
+from tests.alone import alone
 
 ROWS, NUMBERS, GROUP = 6_000, 140, 2_500
 KINDS = ["ids", "words", "vector", "map", "none"]
@@ -49,9 +48,9 @@ def test_a_part_and_some_columns_are_read_alike(wide_file):
     assert got.equals(pq.read_table(wide_file).select(names).slice(GROUP, GROUP))
 
 
-def test_memory_holds_some_columns_and_not_the_row_group(wide_file, monkeypatch):
-    monkeypatch.setattr(wide_groups, "_TOGETHER", 1 << 17)
-    gc.collect()  # what other tests left would be given back on the way
+@alone
+def test_memory_holds_some_columns_and_not_the_row_group(wide_file):
+    wide_groups._TOGETHER = 1 << 17  # for this process, which is the test's own
     before, held = pa.total_allocated_bytes(), []
     for _ in batches_of(wide_file, part=(0, 1)):
         held.append(pa.total_allocated_bytes() - before)

@@ -1,5 +1,6 @@
 """Launchers that tests start as processes of their own; a test that fails leaves none behind."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +19,20 @@ def launched(command: list[str], **more: Any) -> subprocess.Popen:
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
     _STARTED.append(process)
     return process
+
+
+def descendants_named(name: str, pid: int | None = None) -> list[psutil.Process]:
+    """The processes called ``name`` among those that process ``pid`` (None: this one) started, and that these started.
+
+    One that ends meanwhile is not among them.
+    """
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(pid or os.getpid()).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if each.name() == name:
+                    found.append(each)
+    return found
 
 
 @pytest.fixture(autouse=True)

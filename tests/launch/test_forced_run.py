@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pipeline.checkpoint.index import committed
@@ -13,6 +12,7 @@ from pipeline.launch.forkserver import RANK
 from pipeline.store import Store
 from tests.commands import nightjar
 from tests.conftest import ROOT
+from tests.launch.launchers import descendants_named
 from tests.launch.test_launched import environment
 from tests.waits import PATIENCE, until
 
@@ -58,9 +58,8 @@ def command(store: Path, *more: str) -> list[str]:
 
 def kill_rank(launcher: subprocess.Popen) -> None:
     """Kill the rank of the launcher's stage."""
-    for child in psutil.Process(launcher.pid).children(recursive=True):
-        if child.name() == RANK:
-            child.kill()
+    for rank in descendants_named(RANK, launcher.pid):
+        rank.kill()
 
 
 @pytest.mark.slow

@@ -39,7 +39,10 @@ def test_a_run_takes_the_host_back_that_it_gave_up(cluster, tmp_path: Path) -> N
         assert "going on with 1 of 2 hosts" in text
         (alone,) = wait_for(lambda: pods_of(cluster, "train"))
         assert pods_of(cluster, "train-room") == []  # the quota
+        assert cluster.kit.kill_pod(alone, signal.SIGSTOP)  # or it might end before there is room
         admin.delete(f"{QUOTAS}/one")
+        wait_for(lambda: len(pods_of(cluster, "train-room")) == 1)
+        assert cluster.kit.kill_pod(alone, signal.SIGCONT)
         text += launcher.communicate(timeout=PATIENCE)[0]
     finally:
         admin.delete(f"{QUOTAS}/one")

@@ -28,6 +28,8 @@ from pipeline.stages.worker import load
 from pipeline.store import Store
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER
+from tests.launch.test_forced_run import HANGING
+from tests.launch.test_launched import environment
 from tests.logged import listen
 from tests.servers import kept_port
 from tests.waits import TurnedClock
@@ -195,7 +197,7 @@ class Pods:
 
 
 class Job:
-    """The pods of a stage. A lost one ends them all; the first training loses one once it has a checkpoint."""
+    """The pods of a stage. A lost one ends them all; the first training stands still at a checkpoint and loses one."""
 
     def __init__(self, pods: Pods, step: Step, config_url: str, name: str) -> None:
         self.pods, self.step, self.name, self.victim = pods, step, name, None
@@ -210,10 +212,12 @@ class Job:
         self.running = [self._start(command, number) for number in range(min(self.hosts, pods.room))]
 
     def _start(self, command: list[str], number: int) -> subprocess.Popen:
-        environment = {**os.environ, **pod_environment(self.step.name, self.pods.config), "PYTHONPATH": str(ROOT)}
+        site = HANGING.replace("fork-server", "worker").format(mark=self.pods.folder / "stands")
+        first = environment(self.pods.folder, site)["PYTHONPATH"] if self.name == "train-0" else ""
+        given = {**os.environ, **pod_environment(self.step.name, self.pods.config), "PYTHONPATH": f"{first}:{ROOT}"}
         with (self.logs_folder / f"{number}.log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, *command], stdout=log, stderr=log, env=environment, start_new_session=True
+                [sys.executable, *command], stdout=log, stderr=log, env=given, start_new_session=True
             )
 
     def state(self) -> str:

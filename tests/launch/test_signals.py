@@ -14,7 +14,7 @@ from pipeline.compose import compose
 from pipeline.launch.appdefs import stage_app
 from pipeline.launch.forkserver import RANK
 from pipeline.launch.logs import killed_rank
-from tests.launch.launchers import launched
+from tests.launch.launchers import descendants_named, launched
 from tests.waits import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -45,10 +45,8 @@ def wait_for_steps(launcher: subprocess.Popen, lines: int) -> str:
 
 
 def rank_of(launcher: subprocess.Popen, rank: int) -> psutil.Process:
-    for child in psutil.Process(launcher.pid).children(recursive=True):
-        if child.name() == f"{RANK}{rank}":
-            return child
-    raise AssertionError(f"no process of rank {rank}")
+    (found,) = descendants_named(f"{RANK}{rank}", launcher.pid)
+    return found
 
 
 def tensors(store: Path, run: str) -> dict[str, bytes]:

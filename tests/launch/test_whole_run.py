@@ -89,6 +89,7 @@ def test_measured_phases_and_memory_are_in_result_and_report(store: Path, run: s
 
 KILLED = [
     *SMALL, "train.epochs=10000", "checkpoint.every_steps=4", "stages=[ingest,plan,partition,train]", "run=killed",
+    "train.compile=false",  # which so long a training tries
 ]  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def test_a_change_selects_what_imports_or_reads_it(root: Path, changed: str) -> 
     assert select(root, [changed]) == sorted([*SELECTED[changed], "tests/project/test_project.py"])
 
 
-ALL = ["pyproject.toml", "requirements/cpu.txt", "tests/conftest.py", "conf/hardware/laptop.yaml"]
+ALL = ["pyproject.toml", "requirements/cpu.txt", "tests/conftest.py", "conf/hardware/laptop.yaml", "pipeline/cpus.py"]
 
 
 @pytest.mark.parametrize("changed", ALL)

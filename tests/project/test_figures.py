@@ -13,6 +13,7 @@ pytest_plugins = ["pytester"]
 KEY = "0123456789abcdef"
 SHOWN = f"0.98765 == approx(0.98766) and -1e-07 < 2 and 0.5 < 1 and '2026-11-28' and 'v1.234' and '{KEY}'"
 SHOWN += " and 1795827619.987 and 1795827619987123456"
+SHOWN += f" and xxh3_128:{2 * KEY} and s3://b{2 * KEY} and datasets/{2 * KEY}"
 TESTS = """
 import pytest
 
@@ -28,7 +29,7 @@ def test_three():
 
 
 def test_figures_are_numbers_with_decimals_and_checksums() -> None:
-    assert FIGURE.findall(SHOWN) == ["0.98765", "0.98766", "-1e-07", KEY]
+    assert FIGURE.findall(SHOWN) == ["0.98765", "0.98766", "-1e-07", KEY, 2 * KEY]
 
 
 @pytest.fixture
@@ -82,7 +83,24 @@ def test_what_functions_compare_is_written_down_by_test(record) -> None:
     assert all(len(set(pair)) == 1 for pair in (*one[12], *one[13]))
     assert all(one[line] != other[line] for line in one)
     assert len(figures["test_it.py", 7]) == 2
-    assert figures["test_it.py::test_digest", 17] == [["0123456789abcdef" * 4]]  # shown once, as what is equal
+    assert figures["test_it.py::test_digest", 17] == [["0123456789abcdef" * 4] * 2]
+
+
+UNORDERED = """
+import numpy as np
+
+def test_sides():
+    assert {"a": 0.125, "b": {0.375, 0.875}} == {"b": {0.875, 0.375}, "a": 0.125}
+    assert (np.arange(3) == [0, 1, 2]).all()
+    assert 0.625 in [0.625, 0.75] and "x" not in "step 3: 0.5823"
+"""
+
+
+def test_sides_are_written_whole_and_in_order_and_what_is_searched_is_not(record) -> None:
+    figures = record(UNORDERED, passed=1)
+    found = {line: each for (_, line), (each,) in figures.items()}
+    assert found[4] == ["0.125", "0.375", "0.875"] * 2
+    assert len(found[5]) == 1 and found[6] == ["0.625"]
 
 
 def written(path: Path, figures: list[str]) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import polars as pl
-import psutil
 import pytest
 
 from pipeline.cli import main
@@ -31,6 +30,7 @@ from tests.alone import alone
 from tests.checkpoint import s3
 from tests.commands import nightjar
 from tests.ingest.test_fuzz_long import FIELDS
+from tests.launch.launchers import descendants_named
 from tests.publishing import made
 from tests.waits import until
 
@@ -166,23 +166,16 @@ def test_predict_on_any_ranks_writes_the_same_bytes(
     assert done[1]["rows_rejected"] == (2 if kind in ("tsv", "gz") else 0) and done[1]["eval"]["ne"] < 1
 
 
-def rank_of_predict() -> psutil.Process:
-    """The other process that scores, once it is there."""
-    return until(
-        lambda: next((p for p in psutil.Process().children(recursive=True) if p.name() == "nightjar-rank"), None)
-    )
-
-
 def test_predict_ends_whole_with_the_rank_that_dies(store: Store, logs: Path, tmp_path: Path) -> None:
     out, written = tmp_path / "scores.csv", []
 
     def write(scores: pl.DataFrame) -> None:
         written.append(scores)
         if len(written) == 2:  # the first one is written before there are ranks
-            rank_of_predict().kill()
+            until(lambda: descendants_named("nightjar-rank"))[0].kill()
 
     with pytest.raises(LaunchError, match="rank . of predict was killed by signal 9") as told:
-        while True:  # the rest of the log may be through before somebody looks after the rank
+        for _ in range(20):  # the rest of the log may be through before somebody looks after the rank
             written.clear()
             with score_sink(str(out), f"{logs}/mon.tsv") as sink:
                 path = f"{logs}/*.tsv"
@@ -191,7 +184,7 @@ def test_predict_ends_whole_with_the_rank_that_dies(store: Store, logs: Path, tm
     scored = len(written)  # a number: of which rows it shows scores depends on when the rank died
     assert "--ranks 1" in told.value.hint and scored
     assert not list(tmp_path.iterdir())
-    assert not [each for each in psutil.Process().children(recursive=True) if each.name() == "nightjar-rank"]
+    assert not descendants_named("nightjar-rank")
 
 
 def test_an_error_in_a_rank_is_the_error_of_predict(store: Store, logs: Path, tmp_path: Path) -> None:

@@ -202,6 +202,7 @@ def killed(folder: Path, root: str, module: str, name: str, victim: int) -> None
     def fatal(*arguments, **named):
         calls.append(1)
         if len(calls) > (name == "write_table"):
+            (folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*arguments, **named)
 
@@ -217,8 +218,9 @@ def test_a_rank_that_is_killed_leaves_nothing_published(trained, published, tmp_
     """Whichever it is; the same command then publishes the same version."""
     whole, store, model = published("fp32", 2), trained("fp32"), "fp32-2"
     store.fs.rm(store.full(f"models/{model}"), recursive=True)
-    with pytest.raises(ProcessExitedException, match="SIGKILL|exit code"):
+    with pytest.raises(ProcessExitedException, match="SIGKILL|exit code"):  # whichever rank's end is noticed first
         spawn(killed, 2, tmp_path, store.url, *POINTS[point])
+    assert (tmp_path / "killed").exists()
     assert told(store, model) == []
     assert not store.exists(f"models/{model}/current.json")
     spawn(publish, 2, tmp_path, store.url, "fp32")

@@ -32,7 +32,6 @@ def small(**plan: object) -> tuple[Config, PlanInputs]:
     return config, PlanInputs.of(config, replace(schema, rows={"train": 1_000}), profile)
 
 
-@pytest.mark.measures
 @pytest.mark.parametrize("types", [["row_wise"], ["table_wise", "data_parallel"], ["table_row_wise"]], ids="-".join)
 def test_every_row_is_sharded_named_and_dealt_once(types: list[str]) -> None:
     found = dry_run(*small(sharding_types=types), 16)

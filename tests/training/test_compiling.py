@@ -93,7 +93,6 @@ def test_a_short_training_is_not_tried(outcomes):
     assert outcomes["never"][0]["compiled"] is None
 
 
-@pytest.mark.measures
 def test_what_is_slower_compiled_stays_as_it_is_to_the_bit(outcomes):
     for each in outcomes["slower"]:
         assert each["compiled"] is False and len(each["kept"]) == 1

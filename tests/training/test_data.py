@@ -177,7 +177,7 @@ def failing(monkeypatch, error, times):
         return read(self, *arguments, **named)
 
     monkeypatch.setattr(parquet.pq.ParquetFile, "read_row_group", read_row_group)
-    monkeypatch.setattr(retrying.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(retrying, "FIRST_SECONDS", 0.0)
 
 
 def test_rows_that_cannot_be_read_once_are_read_again(split, monkeypatch):

@@ -33,24 +33,26 @@ SMALL = [
     "train.guard.collapse=false",
     "checkpoint.final_quantise=fp32",
 ]
-# A Monday morning and, two years later, a Saturday night.
-TIMES = {"here": datetime.datetime(2024, 1, 1, 8, 30), "elsewhere/there": datetime.datetime(2026, 1, 3, 23, 59)}
+# A Monday morning and, two years later, a Saturday night, in another folder, where the path is absolute.
+PLACES = {"here": datetime.datetime(2024, 1, 1, 8, 30), "elsewhere/there": datetime.datetime(2026, 1, 3, 23, 59)}
+NAMES = {"here": "log", "elsewhere/there": "a copy"}
 
 
-def write_adult(folder: Path, real_data: Path) -> list[str]:
-    shutil.copy(real_data / "adult.data", folder / "adult.data")
-    return ["experiment=adult", "data.path=adult.data"]
+def write_adult(folder: Path, name: str, real_data: Path) -> list[str]:
+    shutil.copy(real_data / "adult.data", folder / name)
+    return ["experiment=adult"]
 
 
-def write_demo(folder: Path) -> list[str]:
+def write_demo(folder: Path, name: str) -> list[str]:
     """The demo's log as the file of text that users have."""
     config = compose(["experiment=demo", "data.synthetic.rows=4000"])
-    write_tsv(config.data.synthetic, config.seed, str(folder / "day_0.tsv"))
-    return ["data=criteo", "data.path=day_0.tsv", "seed=5"]
+    write_tsv(config.data.synthetic, config.seed, str(folder / name))
+    return ["data=criteo", "seed=5"]
 
 
-def write_histories(folder: Path) -> list[str]:
+def write_histories(folder: Path, name: str) -> list[str]:
     test_sequences.write_log(folder)
+    (folder / "log.parquet").rename(folder / name)
     return ["-cd", "my", "data=clicks", "+model.sequences.searches={block: sasrec}"]
 
 
@@ -71,14 +73,16 @@ def trained(folder: Path, arguments: list[str], written: datetime.datetime) -> t
 @pytest.mark.parametrize("log", ["adult", "demo", "histories"])
 def test_another_folder_and_time_of_writing_change_no_bit(log: str, tmp_path: Path, request) -> None:
     made = []
-    for place, written in TIMES.items():
-        folder = tmp_path / place
+    suffix = {"adult": ".data", "demo": ".tsv", "histories": ".parquet"}[log]
+    for place, written in PLACES.items():
+        folder, name = tmp_path / place, NAMES[place] + suffix
         folder.mkdir(parents=True)
         if log == "adult":
-            arguments = write_adult(folder, request.getfixturevalue("real_data"))
+            arguments = write_adult(folder, name, request.getfixturevalue("real_data"))
         else:
-            arguments = write_demo(folder) if log == "demo" else write_histories(folder)
-        made.append(trained(folder, arguments, written))
+            arguments = write_demo(folder, name) if log == "demo" else write_histories(folder, name)
+        path = name if place == "here" else folder / name
+        made.append(trained(folder, [*arguments, f"data.path='{path}'"], written))
     (here, checkpoint, figures), (there, other_checkpoint, other_figures) = made
     assert here == there
     assert checkpoint == other_checkpoint

@@ -227,7 +227,6 @@ def test_rates_are_those_of_the_session(outcomes, world, name):
     before = figures["resumed"]["samples"] if name == "stopped" else 0
     assert figures["samples_per_s"] == pytest.approx((4220 - before) / figures["seconds"])
     assert 0 <= figures["data_wait_share"] <= 1
-    assert figures["peak_rss_bytes"] > 100e6
 
 
 @pytest.mark.measures
