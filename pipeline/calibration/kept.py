@@ -33,8 +33,8 @@ class Kept:
     """What is kept: the ``machine`` that was measured, the ``day`` (ISO), the ``seconds`` it took, and the figures.
 
     ``revision``: 0 for the first measurement, which plans do not name; of one by order a mark of its figures, the same
-    wherever they are kept. ``loaded``: other programs were at work meanwhile, so it is measured again once they are not,
-    and has the next revision.
+    wherever they are kept. ``loaded``: other programs were at work meanwhile, so it is measured again once they are
+    not, and has the next revision.
     """
 
     machine: dict[str, Any]

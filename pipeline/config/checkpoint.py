@@ -109,7 +109,8 @@ class CheckpointConfig:
 
     def check_start(self, path: str = "checkpoint") -> None:
         """Raise ConfigError for what belongs to ``init_from`` without it. A night's is known later."""
-        of_training = [name for name in self.allow if not is_allowed(name, [DATA])]  # those of data are for the gate, too
+        # Those of data are for the gate, too.
+        of_training = [name for name in self.allow if not is_allowed(name, [DATA])]
         given = {"init_tables_only": self.init_tables_only, "allow": of_training, "rename": self.rename}
         for name, value in given.items():
             if self.init_from is None and value:

@@ -171,7 +171,7 @@ def _against_by_shape(counts: np.ndarray) -> Found:
     elif LEAST_PEAK <= len(counts) < LEAST_VALUES:
         frequent = counts[counts > 0.02 * counts.max()]  # the ends of a small count are a matter of luck
         steps, peak = np.diff(frequent), int(np.argmax(frequent))
-        one_peak = 0 < peak and (steps[:peak] > 0).all() and (steps[peak:] < 0).all()
+        one_peak = peak > 0 and (steps[:peak] > 0).all() and (steps[peak:] < 0).all()
         if one_peak and counts.max() > 3 * counts.min():  # days of a week are about as frequent as each other
             yield -1, "one peak"
 

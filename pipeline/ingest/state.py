@@ -140,8 +140,10 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
     label = {"column": spec.label, "positive": spec.positive, "negative": spec.negative}
     sequences = {"sequences": _sequences_json(spec)} if spec.sequences else {}
     decimal = {"decimal": spec.decimal} if spec.decimal != "." else {}
-    return {"label": label, "missing": list(spec.missing), "strip": spec.strip, "quote": spec.quote, **decimal,
-            "dense": dense, "sparse": sparse, "raw": lossy(spec, state), "unseen": with_vocabulary(state), **sequences}  # fmt: skip
+    return {
+        "label": label, "missing": list(spec.missing), "strip": spec.strip, "quote": spec.quote, **decimal,
+        "dense": dense, "sparse": sparse, "raw": lossy(spec, state), "unseen": with_vocabulary(state), **sequences,
+    }  # fmt: skip
 
 
 def _sequences_json(spec: DataSpec) -> dict[str, Any]:

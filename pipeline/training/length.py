@@ -81,9 +81,8 @@ def rates_differ(train: TrainConfig, before: int, total: int, step: int, cycle: 
     if before == total or not step or cycle is not None:
         return False
     last = step - 1
-    return (
-        warmup_steps(train, before) != warmup_steps(train, total)
-        or lr_factor(train, last, before) != lr_factor(train, last, total)
+    return warmup_steps(train, before) != warmup_steps(train, total) or lr_factor(train, last, before) != lr_factor(
+        train, last, total
     )
 
 

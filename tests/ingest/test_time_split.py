@@ -165,9 +165,10 @@ def test_days_and_hours_of_a_zone_begin_there():
     assert beginning_of(days.head(1), pl.Series([23]), "Europe/Berlin").to_list() == [first + 22 * HOUR]
     dated, timed = pl.Series(["2026-01-02"]), pl.Series(["2026-01-02 00:00:00"])
     assert seconds_of_rows(dated, dated, "Asia/Tokyo").to_list() == [None]
-    assert seconds_of_rows(timed, timed, "Asia/Tokyo").to_list() == beginning_of(
-        pl.Series([20_455]), None, "Asia/Tokyo"
-    ).to_list()
+    assert (
+        seconds_of_rows(timed, timed, "Asia/Tokyo").to_list()
+        == beginning_of(pl.Series([20_455]), None, "Asia/Tokyo").to_list()
+    )
 
 
 def test_repeated_rows_do_not_count(run_ingest, tmp_path):

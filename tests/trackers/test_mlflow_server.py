@@ -29,7 +29,7 @@ def answering(logins: list[str | None], to: str = "") -> Iterator[str]:
             self.end_headers()
             self.wfile.write(b"{}")
 
-        do_GET = do_POST  # what follows a redirected POST
+        do_GET = do_POST  # noqa: N815 what follows a redirected POST
 
     with serving(Handler) as url:
         yield url
