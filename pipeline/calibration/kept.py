@@ -19,6 +19,7 @@ from pipeline.errors import NightjarError
 from pipeline.machine import cpu_times, gpus, is_busy, is_disturbed, kept_figures, known_figures, processor
 
 log = logging.getLogger(__name__)
+_taken_here = set[str]()  # keys of the machines and settings that this process measured
 PACKAGES = ("torch", "torchrec")
 # Where a GPU cannot be measured: an H100's (conf/hardware/h100x8.yaml).
 GPU_FIGURES = {
@@ -33,8 +34,8 @@ class Kept:
     """What is kept: the ``machine`` that was measured, the ``day`` (ISO), the ``seconds`` it took, and the figures.
 
     ``revision``: 0 for the first measurement, which plans do not name; of one by order a mark of its figures, the same
-    wherever they are kept. ``loaded``: other programs were at work meanwhile, so it is measured again once they are
-    not, and has the next revision.
+    wherever they are kept. ``loaded``: other programs were at work meanwhile, so a later process measures again, once,
+    when they are not; that measurement has the next revision.
     """
 
     machine: dict[str, Any]
@@ -56,8 +57,8 @@ def with_figures(config: Config) -> Config:
     kept = find_kept(config)
     if kept is None:
         kept = _measured(config, 0)
-    elif kept.loaded and not _was_busy():
-        kept = _measured(config, kept.revision + 1)
+    elif _is_due(config, kept):
+        kept = _measured(config, kept.revision + 1, kept)
     figures: dict[str, Any] = {name: kept.figures[name] for name in names if name in kept.figures}
     return replace(config, hardware=replace(config.hardware, **figures))
 
@@ -89,17 +90,20 @@ def calibration_revision(config: Config) -> int:
     if not config.hardware.measured:
         return 0
     kept = find_kept(config)
-    if kept is None:
-        return 0
-    return kept.revision + (kept.loaded and not _was_busy())
+    return 0 if kept is None else kept.revision + _is_due(config, kept)
+
+
+def _is_due(config: Config, kept: Kept) -> bool:
+    """Whether this machine is measured again: other programs disturbed the figures, and are gone.
+
+    Not by the process that took them: a plan and its key, made before and after, must have the same answer.
+    """
+    return kept.loaded and _key(config) not in _taken_here and not _was_busy()
 
 
 @functools.cache
 def _was_busy() -> bool:
-    """Whether other programs were at work when this process asked first, before its own stages loaded the machine.
-
-    A plan and its key have the same answer.
-    """
+    """Whether other programs were at work when this process asked first: later, its own stages load the machine."""
     return is_busy()
 
 
@@ -158,19 +162,24 @@ def _key(config: Config) -> str:
     return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _measured(config: Config, revision: int) -> Kept:
+def _measured(config: Config, revision: int, former: Kept | None = None) -> Kept:
     from pipeline.calibration.quick import quick_figures
 
     began = cpu_times()
     try:
         figures = quick_figures(config)
     except (NightjarError, RuntimeError, OSError) as error:
+        if former is not None:
+            log.warning("calibrate  this machine cannot be measured again, so plans use what is kept: %s", error)
+            return former
         log.warning("calibrate  this machine's speed cannot be measured, so plans assume usual figures: %s", error)
         usual = GPU_FIGURES if config.hardware.device == "cuda" else {}
         return Kept(machine=identity(config), day="", seconds=0.0, figures=usual)
     ended = cpu_times()
-    loaded = is_disturbed(began, ended)
+    # Whoever waits for an idle machine may wait for ever: the second measurement stays, and plans with it.
+    loaded = former is None and is_disturbed(began, ended)
     kept = keep(config, figures, ended.clock - began.clock, revision, loaded=loaded)
+    _taken_here.add(_key(config))
     beside = ", beside other programs: it is measured again when they are gone" if loaded else ""
     log.info("calibrate  this machine's speed measured once for hardware=auto, in %.1f s%s", kept.seconds, beside)
     return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from itertools import takewhile
@@ -154,8 +155,15 @@ def _by_neighbours(counts: np.ndarray) -> Found:
     logs = np.log(counts)
     if len(counts) < LEAST_VALUES or counts.mean() < LEAST_COUNT or logs.std() == 0:
         return
-    if np.corrcoef(logs[:-1], logs[1:])[0, 1] < 0.2:
+    if _likeness(logs) < 0.2:
         yield 1, "neighbouring values not alike in frequency"
+
+
+def _likeness(logs: np.ndarray) -> float:
+    """Correlation of each of ``logs`` with the next one; NaN where all, but for one at an end, are equal."""
+    if np.ptp(logs[:-1]) == 0 or np.ptp(logs[1:]) == 0:
+        return math.nan
+    return float(np.corrcoef(logs[:-1], logs[1:])[0, 1])
 
 
 def _against_by_shape(counts: np.ndarray) -> Found:
@@ -166,7 +174,7 @@ def _against_by_shape(counts: np.ndarray) -> Found:
     logs, ranks = np.log(counts), np.argsort(np.argsort(-counts, kind="stable"))
     if len(counts) >= LEAST_VALUES and counts.mean() >= LEAST_COUNT and logs.std() > 0:
         falls = np.corrcoef(ranks, np.arange(len(counts)))[0, 1] > 0.8
-        if np.corrcoef(logs[:-1], logs[1:])[0, 1] > 0.6 and not falls:
+        if _likeness(logs) > 0.6 and not falls:
             yield -1, "a smooth histogram"
     elif LEAST_PEAK <= len(counts) < LEAST_VALUES:
         frequent = counts[counts > 0.02 * counts.max()]  # the ends of a small count are a matter of luck

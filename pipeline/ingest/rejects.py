@@ -65,6 +65,8 @@ class Rejected:
 
 def is_of_rows(error: BaseException) -> bool:
     """Whether ``error``, of reading or parsing rows, may come of what a row holds."""
+    if isinstance(error, OSError) and error.errno is not None:  # the system's: parsers raise theirs without a number
+        return False
     return not isinstance(error, NightjarError) and not passes(error)
 
 

@@ -47,6 +47,7 @@ WEIGHTS, CONFIG = "dense.safetensors", "config.yaml"
 _RANKING, _TOWERS, _NORMALISE, _PROJECT = "head.ranking.", "towers.tower.", "head.normalise.", "head.project."
 _HISTORIES = "head.histories.vectors."
 _PROBE_ROWS = 3
+_NO_MEMORY = "can't allocate memory"  # the only mark of an error of torch, which says nothing about the code
 # Logits of the probe may differ by this, relative to the largest of them and to 1: another processor or number of
 # threads gives differences of about 1e-6, other code far larger ones.
 _SAME = 1e-3
@@ -100,7 +101,7 @@ def read_dense(folder: Path) -> nn.Module:
         module = build_dense(record.schema, record.towers, members, record.shares, config)
         found = probe(module, record.schema, config.model, len(members)) if record.probe else ()
     except Exception as error:  # whatever the code of a package raises
-        if passes(error):
+        if passes(error) or _NO_MEMORY in str(error):
             raise
         said = error.message if isinstance(error, NightjarError) else f"{type(error).__name__}: {error}"
         raise OtherCodeError(

@@ -11,7 +11,6 @@ import json
 import logging
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch._ops import OpOverload
 
 from pipeline.errors import ArtifactError
 from pipeline.store import Draft
+from pipeline.store.retrying import passes
 
 PROGRAM = "dense.pt2"
 _EXAMPLE_ROWS = 3  # not 0 or 1, which torch would specialise on
@@ -61,7 +61,8 @@ _EXPRESSION = re.compile(
     r"(?:(?:Symbol|Integer|Add|Mul|Max|Min|Mod|FloorDiv|CleanDiv)\(|'[a-z]+\d+'"
     r"|(?:positive|nonnegative|integer)=(?:True|False)|[-\d(), ])*"
 )
-_WORD, _PATH = re.compile(r"[A-Za-z_]\w*"), re.compile(r"[\w.@/ :+%#&=,~*()-]*")
+# Of parameters, which have names of features: whatever torch can put between double quotes.
+_WORD, _PATH = re.compile(r"[A-Za-z_]\w*"), re.compile(r'[^"\\\x00-\x1f\x7f]*')
 _NUMBER = re.compile(r"-?Infinity|NaN")
 # By key, the texts that a program of ours has. Names become lines of Python when torch makes a module of the program.
 _TEXTS = {
@@ -82,11 +83,6 @@ _TEXTS = {
 }
 # Kinds of nodes in the tree of a program's arguments: a leaf, and what holds others.
 _TREE_TYPES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
-# What torch, zipfile and json raise for an archive that is cut off or changed.
-_DAMAGE = (
-    OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, AssertionError, SyntaxError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 Program = Callable[..., Tensor]
 
 
@@ -140,7 +136,9 @@ def read_program(path: Path) -> Program:
     """
     try:
         module = torch.export.load(io.BytesIO(_rebuilt(path))).module()
-    except _DAMAGE as error:
+    except Exception as error:  # whatever torch, zipfile and json raise for one that is cut off or changed
+        if isinstance(error, ArtifactError) or passes(error):
+            raise
         raise ArtifactError(f"{path} is not an exported program: {error}", hint="publish it again") from error
     return module
 

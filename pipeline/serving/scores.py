@@ -120,7 +120,7 @@ def score_columns(
         for name, each in ids.items():
             moved = translation.rows(name, each.values if name in columns.ragged else each, unseen.get(name))
             ids[name] = replace(each, values=moved) if name in columns.ragged else moved
-            if name in translation.longest:
+            if name in columns.ragged and name in translation.longest:
                 ids[name] = ids[name].first(translation.longest[name])
     stacked = np.stack(dense, axis=1) if dense else np.zeros((len(columns.labels), 0), np.float32)
     return model.score(np.ascontiguousarray(stacked), ids)

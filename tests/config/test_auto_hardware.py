@@ -11,7 +11,7 @@ import pytest
 
 from pipeline import machine as this_machine
 from pipeline.calibration import kept, quick
-from pipeline.calibration.kept import find_kept, keep, with_figures
+from pipeline.calibration.kept import calibration_revision, find_kept, keep, with_figures
 from pipeline.commands.doctor import auto_hardware
 from pipeline.compose import compose
 from pipeline.compose import hardware as auto
@@ -266,20 +266,35 @@ def test_a_temporary_folder_that_somebody_else_can_write_to_is_not_trusted(tmp_p
 def test_figures_that_were_measured_beside_other_programs_are_measured_again_when_they_are_gone(
     machine, monkeypatch, caplog
 ):
-    rates, disturbed, busy = iter((100.0, 200.0, 300.0)), [True], [True]
+    rates, busy = iter((100.0, 200.0, 300.0)), [False]
     monkeypatch.setattr(quick, "quick_figures", lambda config: {"dense_gflop_per_s": next(rates)})
-    monkeypatch.setattr(kept, "is_disturbed", lambda began, ended: disturbed[0])
+    monkeypatch.setattr(kept, "is_disturbed", lambda began, ended: True)
     monkeypatch.setattr(kept, "_was_busy", lambda: busy[0])
 
     def rate() -> float:
         return with_figures(composed()).hardware.dense_gflop_per_s
 
     assert rate() == 100.0 and "beside other programs" in caplog.text and find_kept(composed()).loaded
-    assert rate() == 100.0, "they are still at work"
-    disturbed[0] = busy[0] = False
-    assert rate() == 200.0 and not find_kept(composed()).loaded
+    assert rate() == 100.0 and calibration_revision(composed()) == 0, "not by the process that measured"
+    monkeypatch.setattr(kept, "_taken_here", set())
     busy[0] = True
-    assert rate() == 200.0, "it was measured alone"
+    assert rate() == 100.0 and calibration_revision(composed()) == 0, "they are still at work"
+    busy[0] = False
+    assert calibration_revision(composed()) == 1
+    assert rate() == 200.0 and calibration_revision(composed()) == 1
+    monkeypatch.setattr(kept, "_taken_here", set())
+    assert rate() == 200.0 and calibration_revision(composed()) == 1, "measured again once, whatever disturbed it"
+
+
+def test_figures_that_cannot_be_measured_again_stay(machine, monkeypatch, caplog):
+    def fail(config: Config) -> dict[str, float]:
+        raise RuntimeError("no memory")
+
+    keep(composed(), {"dense_gflop_per_s": 100.0}, 0.1, loaded=True)
+    monkeypatch.setattr(kept, "_was_busy", lambda: False)
+    monkeypatch.setattr(quick, "quick_figures", fail)
+    assert with_figures(composed()).hardware.dense_gflop_per_s == 100.0
+    assert "plans use what is kept: no memory" in caplog.text and find_kept(composed()).loaded
 
 
 def test_what_others_do_while_it_is_measured_is_told_from_what_this_process_does(tmp_path, monkeypatch):

@@ -108,6 +108,7 @@ def test_figures_of_a_loaded_machine_are_planned_with_until_it_is_free(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config, keys = compose(["run=r", "hardware=auto"]), []
     for busy, lookup_ns in ((True, 9.0), (True, 8.0), (False, 2.0), (False, 3.0)):
+        monkeypatch.setattr(kept, "_taken_here", set())  # in processes of their own
         monkeypatch.setattr(kept, "_was_busy", lambda busy=busy: busy)
         monkeypatch.setattr(kept, "is_disturbed", lambda began, ended, busy=busy: busy)
         monkeypatch.setattr("pipeline.calibration.quick.quick_figures", lambda config, ns=lookup_ns: {"lookup_ns": ns})
