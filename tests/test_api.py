@@ -28,6 +28,7 @@ def done(tmp_path_factory) -> Run:
     return run(*SMALL, "run=small", store=str(tmp_path_factory.mktemp("store")), progress=False)
 
 
+@pytest.mark.measures
 def test_a_run_gives_its_result_its_metrics_and_its_page(done: Run) -> None:
     assert (done.name, done.result.status) == ("small", "done")
     assert done.metrics.columns[:2] == ["step", "steps_total"] and done.metrics["loss"].is_not_null().all()

@@ -35,7 +35,8 @@ def until(
     """
     last = time.monotonic() + seconds
     while not (found := look()):
-        assert time.monotonic() < last, f"nothing within {seconds:g} s: {why()}"
+        if time.monotonic() > last:
+            raise AssertionError(f"nothing within {seconds:g} s: {why()}")
         time.sleep(every)
     return found
 

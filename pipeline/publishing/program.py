@@ -106,6 +106,9 @@ def write_program(
         taken = (*shapes[:2], tuple(shapes[2:])) if events else tuple(shapes)  # those of ``*events`` are one argument
         program = torch.export.export(module.eval(), tuple(example), dynamic_shapes=taken)
     program.example_inputs = None  # it would be pickled
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # the lines of this source and its folder on this machine
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     with draft.open(PROGRAM) as sink:

@@ -112,7 +112,7 @@ class Ingest(Stage):
 
         if raw := step.config.get("raw"):
             with answering(config.data.path, store):
-                require_same_log(config.data, store, raw)
+                require_same_log(config.data, store, str(raw))
 
     def path(self, config: Config, key: str) -> str:
         """``datasets/<data>/[<day>/]<key>``."""

@@ -40,6 +40,11 @@ def tree(root):
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+def changes(before, after):
+    """Names of the files that came, went, or have other bytes: not the bytes, since a manifest has the time."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
 def fail(holder, name, error, count):
     """Let function ``name`` of ``holder`` fail with ``error`` on chunks, the first ``count`` times; where it failed.
 
@@ -104,7 +109,7 @@ def test_a_fault_while_restoring_goes_on_or_stops_and_changes_no_file(tmp_path, 
     three(tmp_path)
     before = tree(tmp_path / "store")
     spawn(resume_through, 2, tmp_path, name, count)
-    assert tree(tmp_path / "store") == before
+    assert changes(before, tree(tmp_path / "store")) == []
 
 
 def no_new_threads(folder):
@@ -130,7 +135,7 @@ def test_no_thread_to_read_with_is_no_damage(tmp_path, three):
     three(tmp_path)
     before = tree(tmp_path / "store")
     spawn(no_new_threads, 1, tmp_path)
-    assert tree(tmp_path / "store") == before
+    assert changes(before, tree(tmp_path / "store")) == []
 
 
 def resume_once(folder, expected):
@@ -160,10 +165,12 @@ def test_a_damaged_checkpoint_is_set_aside_with_what_rests_on_it_and_nothing_is_
         before = tree(root / "ck")
         spawn(resume_once, 1, root.parent, min(expected) - 1)
         after = tree(root / "ck")
+        moved = {}
         for name, data in before.items():
             step, _, rest = name.partition("/")
-            moved = int(step.removeprefix("step-")) in expected
-            assert after[f"aside/{step}.1/{rest}" if moved else name] == data
+            aside = int(step.removeprefix("step-")) in expected
+            moved[f"aside/{step}.1/{rest}" if aside else name] = data
+        assert changes(moved, {name: after[name] for name in moved}) == []
         said = (root.parent / "said.txt").read_text()
         for step in expected:
             assert f"checkpoint ck/step-{step:08d} is set aside as ck/aside/step-{step:08d}.1" in said

@@ -305,10 +305,12 @@ def test_a_version_is_built_from_settings_and_weights_and_its_program_stays_clos
         ServedModel(folder, 1 << 20)
 
 
-def test_nothing_of_a_version_is_pickled(tmp_path: Path) -> None:
+def test_nothing_of_a_version_is_pickled_or_names_a_file_of_this_machine(tmp_path: Path) -> None:
+    """So the same model has the same bytes wherever it is published."""
     store = Store(str(tmp_path / "store"))
     with zipfile.ZipFile(store.full(f"{made.write_version(store, '8')}/{PROGRAM}")) as archive:
         assert not [entry.filename for entry in archive.infolist() if entry.file_size and ".pt" in entry.filename]
+        assert not [name for name in archive.namelist() if b".py" in archive.read(name)]
 
 
 def test_a_version_in_an_object_store_is_fetched_for_the_while(tmp_path: Path) -> None:
