@@ -18,7 +18,7 @@ NO_KEY = (
     use("train", "compile cuda_graphs pipeline threads_per_rank hogwild.threads log_every_steps profile"),
     use("train.guard", "window_steps collapse_after_steps min_logit_std max_window_ne collapse"),
     use("checkpoint", "every_steps every_minutes policy quantise tables max_chain when_busy chunk_mib keep_last"),
-    use("checkpoint", "keep_every grace_seconds compact_after allow"),
+    use("checkpoint", "keep_every grace_seconds compact_after"),
     use("debug", "*"),
     use("publish", "cache_mib"),
     # How and when stages are started.

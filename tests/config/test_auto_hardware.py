@@ -49,6 +49,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(auto, "usable_memory", lambda: int(15.7 * GIB))
     monkeypatch.setattr(auto, "gpus", lambda: ())
     monkeypatch.setattr(kept, "is_disturbed", lambda began, ended: False)  # whatever else runs here
+    monkeypatch.setattr(kept, "_taken_here", set())
     return tmp_path
 
 
