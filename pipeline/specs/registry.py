@@ -99,8 +99,9 @@ class Registry(Generic[T]):
             Registry.state = state if Registry.state == own else next(_states)
 
     def package(self, name: str) -> str:
-        """The package and version that adds the choice ``name``; "" for a built-in one."""
-        origin = self.origin(name)
+        """The package and version that adds the choice ``name``; "" for one that is built in, or that there is not."""
+        self._loaded()
+        origin = self._origins.get(name, BUILT_IN)
         return "" if origin in (BUILT_IN, ADDED) else origin
 
     def _loaded(self) -> dict[str, T]:

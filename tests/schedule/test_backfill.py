@@ -87,7 +87,7 @@ def test_a_missed_day_without_logs_does_not_hold_up_tonight(tmp_path: Path) -> N
     assert Hook.bodies[3]["skipped"] == [why] and f"skipped {why}" in Hook.bodies[3]["text"]
     for page in ("nightly.html", "nightly.md"):
         text = (tmp_path / "store" / "runs/synthetic-2026-01-04" / page).read_text()
-        assert "Skipped days: this night does not learn from them" in text and "2026-01-03 is not complete" in text
+        assert "Skipped days: not in the training data of this night" in text and "2026-01-03 is not complete" in text
     assert missed_nights(nights.store, "synthetic", DAYS[3], 9) == []  # tonight is published
 
 

@@ -163,7 +163,7 @@ def test_a_fault_that_nobody_expected_is_recorded_and_told(tmp_path: Path, capsy
     record = read_record(store, "clicks", day)
     assert record is not None
     assert (record.outcome, record.exit_code, record.message) == ("failed", 1, "unexpected KeyError: 'c14'")
-    assert "What stopped it" in (page := (tmp_path / record.summary).read_text()) and "KeyError" in page
+    assert ">Error<" in (page := (tmp_path / record.summary).read_text()) and "KeyError" in page
     (told,) = Hook.bodies
     assert (told["outcome"], told["exit_code"]) == ("failed", 1)
     assert "FAILED; unexpected KeyError: 'c14'" in told["text"] and "bug in Nightjar" in told["hint"]

@@ -130,7 +130,7 @@ def test_what_a_guard_advises_goes_on_where_it_stopped(said: tuple[Path, dict[st
     _, text = said
     assert "code 5" in text["stopped"] and "train.guard.collapse=false to continue" in text["stopped"]
     assert "code 0" in text["guarded less"]
-    assert re.search(r"resumed from runs/e/checkpoints/\w+/step-0000000[36] after step [36]\n", text["guarded less"])
+    assert re.search(r"resumed from runs/e/checkpoints/\w+/step-0000000[369] after step [369]\n", text["guarded less"])
 
 
 def recorded(**train: object) -> dict[str, object]:
