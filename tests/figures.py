@@ -7,7 +7,7 @@ A line of FILE is one ``assert`` that held: its test, its line, and the numbers 
 it compared, or one call of ``COMPARING`` in a test: its line, and checksums of what was compared. What a text or a list
 is searched for counts, and not the rest of it, which may be a log with times. What a rank compares is not among them.
 Tests with the marker ``measures`` are left out: their figures are times, or follow from which of several threads was
-first. Several processes write to one file.
+first. An ``assert`` that compares nothing itself has none. Several processes write to one file.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Recorder:
         self._sides += [left] if op in ("in", "not in") else [left, right]
 
     def pytest_assertion_pass(self, item: pytest.Item, lineno: int, expl: str) -> None:
-        """Write the figures of one assertion, if it has any."""
+        """Write the figures that one assertion compared, if any. ``expl`` may be cut within a name."""
         sides, self._sides = self._sides, []
-        self._write(item, lineno, FIGURE.findall(", ".join(map(shown, sides)) if sides else expl))
+        self._write(item, lineno, FIGURE.findall(", ".join(map(shown, sides))))
 
     def compared(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function``, which from now on writes checksums of its first two arguments when a test calls it."""

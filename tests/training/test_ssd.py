@@ -183,6 +183,7 @@ def test_figures_reach_the_records_and_the_log_line(outcomes, world):
     assert "ssd" not in plain_line(plain["records"][-1])
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize(("world", "name"), on_ranks(MESSAGES))
 def test_a_disk_that_fails_is_one_message_on_every_rank(outcomes, world, name):
     kind, message = MESSAGES[name]
