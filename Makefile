@@ -67,7 +67,7 @@ test-all: install ## every test this machine can run: all grids, walks of the do
 
 # A race that one thread always wins on this machine: make the other one win (tests/slow_threads).
 .PHONY: test-slow-main
-test-slow-main: install ## make test with a slow main thread: finds races (15 minutes)
+test-slow-main: install ## make test with a slow main thread: finds races
 	@PYTHONPATH=tests/slow_threads SLOW_THREADS=main .venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "$(CHEAPEST)" $(OPTIONS)
 
 .PHONY: test-slow-others

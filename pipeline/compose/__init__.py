@@ -26,7 +26,6 @@ from pipeline.compose import overrides as complaints
 from pipeline.compose.hardware import with_machine
 from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
 from pipeline.compose.trees import compose_kept, compose_lines
-from pipeline.compose.yaml_files import LibyamlRepository, read_yaml
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
 from pipeline.config.renamed import with_first_names, with_new_names
@@ -77,7 +76,6 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
     with initialize_config_dir(str(conf_directory()), job_name="nightjar", version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        hydra.config_loader.repository = LibyamlRepository(hydra.config_loader.get_search_path())  # type: ignore[attr-defined]
         yield hydra, extra
 
 
@@ -219,13 +217,13 @@ def to_yaml(config: Config) -> str:
 def from_yaml(text: str) -> Config:
     """The configuration that ``to_yaml`` wrote, of any age, checked; ConfigError where it does not fit the schema."""
     try:
-        recorded = read_yaml(text)
+        recorded = OmegaConf.to_container(OmegaConf.create(text))
         if not isinstance(recorded, dict):
             raise ConfigError(
                 "the configuration is not a mapping of settings",
                 hint="use runs/<run>/config.yaml, which nightjar run writes",
             )
-        tree = OmegaConf.merge(schema_for(recorded), with_new_names(recorded))
+        tree = OmegaConf.merge(schema_for(recorded), with_new_names(cast(dict[str, Any], recorded)))
         config = OmegaConf.to_object(tree)
     except complaints.config_errors() as error:
         raise complaints.translate(error) from None

@@ -107,8 +107,9 @@ def write_program(
         program = torch.export.export(module.eval(), tuple(example), dynamic_shapes=taken)
     program.example_inputs = None  # it would be pickled
     for part in program.graph_module.modules():
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # the lines of this source and its folder on this machine
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                node.meta.pop("stack_trace", None)  # the lines of this source and its folder on this machine
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     with draft.open(PROGRAM) as sink:

@@ -14,7 +14,7 @@ LOCKED = ("cpu", "cuda", "dev")  # requirements/<name>.in
 # What a library calls, by names that it gives.
 CALLED_FROM_OUTSIDE = {
     "load_run", "load_version", "metrics", "page", "_repr_html_",  # what notebooks use of pipeline.api
-    "emit", "enqueue", "forward", "ignore_aliases", "load_config", "redirect_request", "reset_parameters", "seekable",
+    "emit", "enqueue", "forward", "ignore_aliases", "redirect_request", "reset_parameters", "seekable",
     "writable"
 }  # fmt: skip
 # What a requirement is imported as where that is not its name.
