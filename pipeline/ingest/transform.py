@@ -89,9 +89,10 @@ def transform(
 def lossy(spec: DataSpec, state: State) -> list[str]:
     """The features, dense ones first, whose values do not tell the number.
 
-    Those of bins, clipped ones, and those whose 0 is a number and a missing value.
+    Those of bins, clipped ones, those whose 0 is a number and a missing value, and standardised ones: where the mean
+    lies far from a number, as one that is off by a factor of 1e9 moves it, float32 rounds the number away.
     """
-    unclear = {f.name for f in spec.dense if (f.clip or f.zero_is_missing) and not f.vector}
+    unclear = {f.name for f in spec.dense if (f.clip or f.zero_is_missing or f.linear) and not f.vector}
     dense = [name for name, each in state.dense.items() if each.bounds is not None or name in unclear]
     return [*dense, *(name for name, each in state.sparse.items() if each.bounds is not None)]
 

@@ -165,6 +165,16 @@ def test_dense_values_change_their_scale(store: Store, now: dict, then: dict) ->
         ({"strip": True}, {}, "data.strip is True in the dataset, False in the model"),
         ({"decimal": ","}, {}, "data.decimal is ',' in the dataset, '.' in the model"),
         ({"x": dense("percentile", bounds=[1.0])}, {}, "feature 'x' has other bounds of percentile in the dataset"),
+        (
+            {"x": dense("standardise", 1e9)},
+            {"x": dense("standardise")},
+            "feature 'x' has a mean so far from the model's",
+        ),
+        (
+            {"x": dense("standardise", 1e9) | {"width": 2}},
+            {"x": dense("standardise") | {"width": 2}},
+            "a vector, has a m",
+        ),
         ({"x": dense() | {"width": 2}}, {}, "feature 'x' has width 2 in the dataset, 1 in the model"),
     ],
 )
@@ -378,6 +388,23 @@ def test_of_earlier_releases_the_settings_say_what_a_quote_is(store: Store) -> N
     assert translation(store, "now", "then", ["data.quote"]).dense == {"x": None}
 
 
+def test_without_a_header_a_column_is_the_one_at_its_place(store: Store) -> None:
+    put(store, "now", x=dense() | {"column": "x"})
+    put(store, "then", x=dense() | {"column": "x"})
+    store.write_bytes("then/config.yaml", b"data: {format: csv, header: false, columns: [label, x, a, b]}")
+    moved = b"data: {format: csv, header: false, columns: [label, b, a, x]}"
+    store.write_bytes("now/config.yaml", moved)
+    with pytest.raises(
+        NotComparableError, match="'x' is column 4 of the lines in the dataset, 2 in the model; .*allow="
+    ):
+        translation(store, "now", "then")
+    assert translation(store, "now", "then", ["data.columns"]).dense == {"x": None}
+    for same in (b"[label, x, a, c, b]", moved.replace(b"header: false", b"header: true")):  # nothing read has moved
+        settings = same if same.startswith(b"data") else b"data: {format: csv, header: false, columns: %s}" % same
+        store.write_bytes("now/config.yaml", settings)
+        assert translation(store, "now", "then").dense == {"x": None}
+
+
 def test_ids_without_a_row_today_keep_theirs_in_the_other_model(store: Store) -> None:
     """A model that knows more ids than today's short log is not made to forget them."""
     rng = np.random.default_rng(3)
@@ -422,10 +449,12 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def fitted(store: Store, name: str, seed: int, *overrides: str):
+def fitted(store: Store, name: str, seed: int, *overrides: str, outlier: float | None = None):
     """A dataset of rows whose numbers lie elsewhere for every ``seed``; a tenth of them is missing."""
     rng = np.random.default_rng(seed)
     x = np.round(rng.gamma(2.0 + seed, 10.0, 2000), 1)
+    if outlier is not None:
+        x[7::100] = outlier  # in rows to train on and in held-out ones
     fields = [[i % 3 == 0, "" if i % 10 == 0 else x[i], f"id{i % 7}"] for i in range(2000)]
     path = Path(store.full(f"{name}.csv"))
     path.write_text("label,x,c\n" + "".join(f"{int(a)},{b},{c}\n" for a, b, c in fields))
@@ -469,6 +498,18 @@ def test_a_fresh_fit_of_percentiles_and_bins_is_scored_from_the_raw_numbers(tmp_
         assert np.array_equal(moved[name], wanted[name].to_numpy(), equal_nan=True), name
     assert not np.array_equal(moved["b"], split.column("b")), "the fits do differ"
     assert np.allclose(moved["l"], wanted["l"].to_numpy(), atol=1e-5)
+
+
+def test_a_number_that_moves_the_mean_far_away_rounds_no_other_number(tmp_path: Path) -> None:
+    """A price where the column holds a time, in microseconds, leaves no digit of the others in float32."""
+    store, scaled = Store(str(tmp_path)), "+data.dense.s={column: x, transform: standardise}"
+    first = fitted(store, "then", 0, scaled)
+    second = fitted(store, "now", 0, scaled, outlier=1.7e15)
+    moved, split = translated(store, second, first)["s"], SplitReader(store, second, "test")
+    raw = np.concatenate([split.raw(group, ["s"])["s"] for group in split.groups])
+    assert 0 < (raw > 1e15).sum() < 10 and len(np.unique(split.column("s"))) < 5 < len(np.unique(raw))
+    records = [{"x": None if np.isnan(value) else float(value), "c": "id1"} for value in raw]
+    assert np.array_equal(moved, RecordTransform.read(store, first.path)(records)["s"].to_numpy())
 
 
 def test_only_numbers_that_a_transform_does_not_keep_are_kept_beside_the_rows(tmp_path: Path) -> None:
