@@ -147,12 +147,13 @@ JUDGED_AS_IT_SERVES = """
 # names the setting, because the log changed. Limits: where they put rows into quarantine. A larger ``max_ids`` is cut.
 HELD = """
     columns missing strip decimal quote dense.*.width dense.*.column sparse.*.column sparse.*.mapping
-    sparse_defaults.mapping sparse.*.separator sparse_defaults.separator sparse.*.weight_separator sparse_defaults.weight_separator
-    sparse.*.weights sparse.*.holds sparse.*.cross sparse.*.cross_bins sparse.*.integer sparse.*.table sparse.*.max_ids
-    sequences.*.max_length sequences.*.time sequences.*.age_bins sequences.*.separator sequences.*.features.*.column
-    sequences.*.features.*.table sequences.*.history.by sequences.*.history.days sequences.*.history.where
-    sequences.*.history.lag_minutes timestamp time_zone time_format label.column label.positive label.negative
-    dense.*.min dense.*.max dense.*.required sparse.*.required sequences.*.leaks
+    sparse_defaults.mapping sparse.*.separator sparse_defaults.separator sparse.*.weight_separator
+    sparse_defaults.weight_separator sparse.*.weights sparse.*.holds sparse.*.cross sparse.*.cross_bins
+    sparse.*.integer sparse.*.table sparse.*.max_ids sequences.*.max_length sequences.*.time sequences.*.age_bins
+    sequences.*.separator sequences.*.features.*.column sequences.*.features.*.table sequences.*.history.by
+    sequences.*.history.days sequences.*.history.where sequences.*.history.lag_minutes timestamp time_zone time_format
+    label.column label.positive label.negative dense.*.min dense.*.max dense.*.required sparse.*.required
+    sequences.*.leaks
 """
 # It says which rows there are and how a file is read: the same for both versions. Text that another separator cuts into
 # the numbers of a vector is refused.
