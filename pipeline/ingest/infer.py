@@ -45,6 +45,7 @@ MISSING_NUMBERS = MISSING_WORDS | {"NA", "None", "none", "-", "."}
 ROW_ID_SHARE = 0.98  # of different values, from which on a value is taken to name its row
 MOST_REPEATED = 0.8  # share of different rows of a log that delivers some again; below it, rows are merely alike
 LEAST_ROWS = 100  # by which anything is concluded from how many values differ
+LABEL_SHARE = 0.95  # of a label's values, that its two classes are at least
 ALSO_AN_ID = 0.001  # NE that exact values gain over bins, from which on a number is looked up too
 FEW = 100  # values of a whole number, and rows for each of them, by which it is looked up too
 PERIODS = 10  # of a log whose rows have times: what a value says is judged by rows of other periods
@@ -207,8 +208,8 @@ def _label(columns: list[Column], name: str | None) -> tuple[Column, list[Column
     if not two:
         raise DataError(
             "no column has two values and is nearly always filled, so none can be the label (click or no click)",
-            hint="--label <the column that says whether a row was clicked>; for one of more than two values, "
-            "see docs/data.md",
+            hint="--label <the column that says whether a row was clicked>; of a column of more than two values, such "
+            "as a rating, write one of 0 and 1 into the log",
         )
     ends = (columns[0], columns[-1])
     ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
@@ -252,6 +253,12 @@ def _classes(label: Column) -> tuple[str, str]:
             f"column {label.name!r} has one value in the sample, {shorten(counts[0]) if counts else 'none'}, expected "
             "clicks and rows without one",
             hint="--label <another column>, or a log that holds both",
+        )
+    others = len(label.present) - int(label.present.is_in(counts[:2]).sum())
+    if others > (1 - LABEL_SHARE) * len(label.present):
+        raise DataError(
+            f"column {label.name!r} has {len(counts):,} values in the sample, expected two: clicks and rows without",
+            hint=f"--label <another column>, or write one of 0 and 1 into the log, such as {label.name} >= {counts[0]}",
         )
     yes = next((word for word in _POSITIVE if word in counts[:2]), counts[1])
     return yes, next(word for word in counts if word != yes)

@@ -244,11 +244,11 @@ def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset
         _require_raw(name, f"is clipped to {now['clip']}", kept)
     if merged:
         _require_raw(name, _MERGED, kept)
-    linear = Scale.of(name, now).feature.linear
-    if linear and _is_coarse(name, now, then):
+    today = Scale.of(name, now)
+    if _is_coarse(name, now, then):
         _require_raw(name, _COARSE, kept)
-    raw = ranked or clipped or merged or (linear and name in kept)
-    return DenseTranslation(Scale.of(name, now), Scale.of(name, then), raw)
+    unclear = (today.feature.linear or today.fitted.constant) and name in kept
+    return DenseTranslation(today, Scale.of(name, then), ranked or clipped or merged or unclear)
 
 
 def _is_coarse(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:

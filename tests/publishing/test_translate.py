@@ -449,10 +449,14 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def fitted(store: Store, name: str, seed: int, *overrides: str, outlier: float | None = None):
+def fitted(
+    store: Store, name: str, seed: int, *overrides: str, outlier: float | None = None, value: float | None = None
+):
     """A dataset of rows whose numbers lie elsewhere for every ``seed``; a tenth of them is missing."""
     rng = np.random.default_rng(seed)
     x = np.round(rng.gamma(2.0 + seed, 10.0, 2000), 1)
+    if value is not None:
+        x[:] = value
     if outlier is not None:
         x[7::100] = outlier  # in rows to train on and in held-out ones
     fields = [[i % 3 == 0, "" if i % 10 == 0 else x[i], f"id{i % 7}"] for i in range(2000)]
@@ -510,6 +514,20 @@ def test_a_number_that_moves_the_mean_far_away_rounds_no_other_number(tmp_path: 
     assert 0 < (raw > 1e15).sum() < 10 and len(np.unique(split.column("s"))) < 5 < len(np.unique(raw))
     records = [{"x": None if np.isnan(value) else float(value), "c": "id1"} for value in raw]
     assert np.array_equal(moved, RecordTransform.read(store, first.path)(records)["s"].to_numpy())
+
+
+@pytest.mark.parametrize("transform", ["standardise", "log1p_standardise"])
+def test_a_number_that_is_the_same_in_all_rows_of_today_is_no_missing_one(tmp_path: Path, transform: str) -> None:
+    """In today's scale both are 0; to the other model, of days with other numbers, they are not."""
+    store, scaled = Store(str(tmp_path)), f"+data.dense.s={{column: x, transform: {transform}}}"
+    first = fitted(store, "then", 0, scaled)
+    second = fitted(store, "now", 0, scaled, value=7.0)
+    split = SplitReader(store, second, "test")
+    raw = np.concatenate([split.raw(group, ["s"])["s"] for group in split.groups])
+    assert set(raw[~np.isnan(raw)]) == {7.0} and np.isnan(raw).any()
+    records = [{"x": None if np.isnan(value) else float(value), "c": "id1"} for value in raw]
+    wanted = RecordTransform.read(store, first.path)(records)["s"].to_numpy()
+    assert len(np.unique(wanted)) == 2 and np.array_equal(translated(store, second, first)["s"], wanted)
 
 
 def test_only_numbers_that_a_transform_does_not_keep_are_kept_beside_the_rows(tmp_path: Path) -> None:
