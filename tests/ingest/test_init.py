@@ -238,6 +238,13 @@ def test_one_date_tells_whether_the_day_or_the_month_comes_first(work):
     assert (schema.time_format, schema.other_format) == ("%m/%d/%Y", "")
 
 
+def test_a_label_of_many_values_is_an_error(work):
+    log = clicks().with_columns((pl.arange(pl.len()) % 5 + 1).alias("rating"))
+    log.write_csv("log.csv")
+    with pytest.raises(DataError, match="column 'rating' has 5 values in the sample, expected two"):
+        guessed("log.csv", "rating")
+
+
 def test_a_count_is_no_label_with_broken_values(work):
     log = clicks().with_columns(pl.when(pl.arange(pl.len()) < 9).then(2).otherwise("clicked").alias("clicked"))
     log.select("ad", "clicked").write_csv("log.csv")
