@@ -58,6 +58,7 @@ def differences(
         elif not is_allowed(f"data.{setting}", allow):
             yield _unless(f"data.{setting}", f"data.{setting} is {today!r}", other, "the ids are the same")
     yield from _label(now.get("label", {}), then.get("label", {}), allow)
+    yield from _tasks(_data(store, dataset).get("tasks") or {}, _data(store, version).get("tasks") or {}, allow)
     yield from _refused(store, dataset, now, then)
 
 
@@ -185,6 +186,17 @@ def _label(today: Mapping[str, Any], other: Mapping[str, Any], allow: Collection
         setting = f"data.label.{name}"
         if name in today and name in other and today[name] != other[name] and not is_allowed(setting, allow):
             yield _unless(setting, f"{setting} is {today[name]!r}", other[name], "the label is the same")
+
+
+def _tasks(today: Mapping[str, Any], other: Mapping[str, Any], allow: Collection[str]) -> Iterator[str]:
+    """Further labels, by the settings of both, that say something else than those that the model learned."""
+    for name in other.keys() & today.keys():
+        defaults = {"column": name, "kind": "binary", "positive": "1", "negative": "0"}
+        for each, default in defaults.items():
+            ours, theirs = (tasks[name].get(each) or default for tasks in (today, other))
+            setting = f"data.tasks.{name}.{each}"
+            if ours != theirs and not is_allowed(setting, allow):
+                yield _unless(setting, f"{setting} is {ours!r}", theirs, "the label is the same")
 
 
 def _refused(store: Store, dataset: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[str]:

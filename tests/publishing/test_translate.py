@@ -377,6 +377,20 @@ def test_a_label_of_another_column_judges_nobody(store: Store) -> None:
     assert translation(store, "now", "then", ["data.label.column"]).dense == {"x": None}
 
 
+@pytest.mark.parametrize("change", ["column: cart", "positive: bought", "negative: left", "kind: number"])
+def test_a_further_label_that_says_something_else_judges_nobody(store: Store, change: str) -> None:
+    put(store, "now")
+    put(store, "then")
+    store.write_bytes("then/config.yaml", b"data: {tasks: {buy: {kind: binary, positive: '1', negative: '0'}}}")
+    store.write_bytes("now/config.yaml", b"data: {tasks: {buy: {column: buy}, late: {positive: x}}}")
+    assert translation(store, "now", "then").dense == {"x": None}
+    store.write_bytes("now/config.yaml", f"data: {{tasks: {{buy: {{{change}}}}}}}".encode())
+    setting = f"data.tasks.buy.{change.partition(':')[0]}"
+    with pytest.raises(NotComparableError, match=f"{setting} is .* in the model; .*checkpoint.allow="):
+        translation(store, "now", "then")
+    assert translation(store, "now", "then", [setting]).dense == {"x": None}
+
+
 def test_of_earlier_releases_the_settings_say_what_a_quote_is(store: Store) -> None:
     put(store, "now", quote=None)
     put(store, "then")
