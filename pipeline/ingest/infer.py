@@ -21,11 +21,11 @@ from pipeline.ingest.columns import (
     Column,
     bins_of,
     comma_columns,
+    first_and_last_day,
     form_of,
     is_hour,
     is_other_date,
     is_time,
-    last_day,
     list_settings,
     shorten,
     transform_of,
@@ -82,9 +82,9 @@ class Guess:
 class Schema:
     """All guesses of a log. ``others``: columns that could be the label too; ``missing``: words beside the empty one.
 
-    ``rate``: of the label. ``transform``: of most numbers. ``by_day``: the time tells no more than the day. ``hour``:
-    column of a partition that is the row's hour. ``time_format``: of the time, ``other_format``: that its values could
-    have as well.
+    ``rate``: of the label. ``transform``: of most numbers. ``days``: the first and the last one. ``by_day``: the time
+    tells no more than the day. ``hour``: column of a partition that is the row's hour. ``time_format``: of the time,
+    ``other_format``: that its values could have as well.
     """
 
     label: Guess
@@ -93,7 +93,7 @@ class Schema:
     rate: float
     others: tuple[str, ...]
     time: Guess | None
-    last_day: str | None
+    days: tuple[str, str] | None
     by_day: bool
     hour: str | None
     features: tuple[Guess, ...]
@@ -144,7 +144,7 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
         label=Guess(column=chosen.name, kind="label", seen=chosen.seen()), positive=positive, negative=negative,
         rate=rate, others=tuple(column.name for column in others),
         time=None if time is None else Guess(column=time.name, kind="time", seen=time.seen()),
-        last_day=None if time is None else last_day(time), missing=tuple(missing),
+        days=None if time is None else first_and_last_day(time), missing=tuple(missing),
         by_day=time is not None and bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0],
         transform=str(transform),
         hour=next((column.name for column in columns if column.name in sample.partitions and is_hour(column)), None),
