@@ -41,8 +41,9 @@ def differences(
         allow: ``checkpoint.allow``: settings that differ because the log changed, not what is read from it.
     """
     yield from _columns(now, then, allow)
+    settings, others = _data(store, dataset), _data(store, version)
     if not is_allowed("data.columns", allow):
-        yield from _places(_columns_by_place(store, dataset), _columns_by_place(store, version), then)
+        yield from _places(_columns_by_place(settings), _columns_by_place(others), then)
     groups = now.get("sequences", {}).get("groups", {})
     for name, own in then.get("sequences", {}).get("groups", {}).items():
         built = (_history(store, dataset, name, groups[name]), _history(store, version, name, own))
@@ -58,7 +59,7 @@ def differences(
         elif not is_allowed(f"data.{setting}", allow):
             yield _unless(f"data.{setting}", f"data.{setting} is {today!r}", other, "the ids are the same")
     yield from _label(now.get("label", {}), then.get("label", {}), allow)
-    yield from _tasks(_data(store, dataset).get("tasks") or {}, _data(store, version).get("tasks") or {}, allow)
+    yield from _tasks(settings.get("tasks") or {}, others.get("tasks") or {}, allow)
     yield from _refused(store, dataset, now, then)
 
 
@@ -78,9 +79,8 @@ def _columns(now: Mapping[str, Any], then: Mapping[str, Any], allow: Collection[
                 yield _unless(setting, f"feature {name!r} is read from column {today!r}", other)
 
 
-def _columns_by_place(store: Store, path: str) -> list[str]:
+def _columns_by_place(data: Mapping[str, Any]) -> list[str]:
     """The names of the columns of a log without a header, which its settings give them; [] of any other log."""
-    data = _data(store, path)
     return [] if data.get("header", True) else data.get("columns") or []
 
 
