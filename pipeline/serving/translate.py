@@ -247,8 +247,8 @@ def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset
     today = Scale.of(name, now)
     if _is_coarse(name, now, then):
         _require_raw(name, _COARSE, kept)
-    unclear = (today.feature.linear or today.fitted.constant) and name in kept
-    return DenseTranslation(today, Scale.of(name, then), ranked or clipped or merged or unclear)
+    raw = ranked or clipped or merged or (today.feature.linear and name in kept)
+    return DenseTranslation(today, Scale.of(name, then), raw)
 
 
 def _is_coarse(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
