@@ -425,6 +425,30 @@ def test_without_a_header_a_column_is_the_one_at_its_place(store: Store) -> None
         assert translation(store, "now", "then").dense == {"x": None}
 
 
+@pytest.mark.parametrize(
+    ("reading", "column"),
+    [
+        ("format: criteo, columns: ", "x"),
+        ("format: kafka, messages: csv, columns: ", "x"),
+        ("format: csv, header: false, columns: ", "heard"),
+        ("format: csv, header: false, columns: ", "city"),
+        ("format: csv, header: false, columns: ", "bought"),
+    ],
+)
+def test_columns_by_place_are_those_of_every_format_and_of_all_that_is_read(
+    store: Store, reading: str, column: str
+) -> None:
+    """Weights, parts of a cross and further labels are read, too."""
+    ids = sparse(weights="heard") | {"cross": ["city", "day"]}
+    for path, columns in (("now", f"[free, other, {column}]"), ("then", f"[{column}, other, free]")):
+        put(store, path, x=dense() | {"column": "x"}, a=ids)
+        settings = f"data: {{{reading}{columns}, tasks: {{buy: {{column: bought}}}}}}"
+        store.write_bytes(f"{path}/config.yaml", settings.encode())
+    with pytest.raises(NotComparableError, match=f"'{column}' is column 3 of the lines in the dataset, 1 in the model"):
+        translation(store, "now", "then")
+    translation(store, "now", "then", ["data.columns"])
+
+
 def test_ids_without_a_row_today_keep_theirs_in_the_other_model(store: Store) -> None:
     """A model that knows more ids than today's short log is not made to forget them."""
     rng = np.random.default_rng(3)
