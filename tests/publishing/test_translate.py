@@ -156,8 +156,16 @@ def test_dense_values_change_their_scale(store: Store, now: dict, then: dict) ->
         ({"a": sparse("hash", 5)}, {}, "by vocab into 5 in the model"),
         ({"a": sparse(seed=8)}, {}, "seed of feature 'a' is 8 in the dataset, 7 in the model"),
         ({"a": sparse(separator="|")}, {}, "separator of feature 'a'"),
-        ({"a": sparse(max_ids=3)}, {}, "feature 'a' keeps at most 3 ids of a row in the dataset, all of them in the"),
-        ({"a": sparse(max_ids=3)}, {"a": sparse(max_ids=4)}, "at most 3 ids of a row in the dataset, 4 in the model"),
+        (
+            {"a": sparse(max_ids=3)},
+            {},
+            "feature 'a' has at most 3 ids per row in the dataset, where the model takes all",
+        ),
+        (
+            {"a": sparse(max_ids=3)},
+            {"a": sparse(max_ids=4)},
+            "at most 3 ids per row in the dataset, where the model takes 4",
+        ),
         ({}, {"a": sparse(weights="w")}, "weights of feature 'a' is None in the dataset, 'w' in the model"),
         ({"x": dense() | {"clip": [0, 9]}}, {}, r"feature 'x' is clipped to \[0, 9\] in the dataset, which does not"),
         ({"x": dense() | {"clip": [0, 9]}}, {"x": dense() | {"clip": [0, 10]}}, "is clipped to"),
