@@ -32,8 +32,8 @@ from pipeline.evaluation.metrics import evaluate
 from pipeline.store import Artifact, Store
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 

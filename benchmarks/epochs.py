@@ -19,7 +19,7 @@ from benchmarks.common import finish
 from benchmarks.runs import processes, run
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.cpus import available_cpus
-from pipeline.ingest.truth import SPARSE, feature_sizes
+from pipeline.ingest.ground_truth import SPARSE, feature_sizes
 
 COLUMNS, IDS = 10, 5_000
 

@@ -35,8 +35,8 @@ from pipeline.publishing.served import ServedModel, local_version
 from pipeline.records import LABEL
 from pipeline.report.page import Figure, from_template
 from pipeline.report.svg import Axis, Frame, Point, drawing, tag, text_at
+from pipeline.serving.incumbent_features import translation
 from pipeline.serving.scores import score_dataset
-from pipeline.serving.translate import translation
 from pipeline.store import Artifact, Store
 from pipeline.training.parquet import SplitReader
 

@@ -70,7 +70,7 @@ def _updates(optimizer: str, exponent: float) -> Any:
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-    from pipeline.embeddings.by_rows import RowOptimizer
+    from pipeline.embeddings.sparse_optimizer import RowOptimizer
     from pipeline.embeddings.tables import Kernel
     from pipeline.specs import TABLE_OPTIMIZERS
 

@@ -34,7 +34,7 @@ from pipeline.errors import PlanError
 from pipeline.ingest.table_specs import dataset
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.predict import predict
-from pipeline.planning.setting import settle
+from pipeline.planning.problem import settle
 from pipeline.records import Plan, ShardPlan, TablePlan
 from pipeline.units import GIB
 

@@ -23,8 +23,8 @@ from benchmarks.common import finish
 from pipeline.store import Store
 from pipeline.training.data import BatchReader
 from pipeline.training.loop import train
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
 from pipeline.training.settings import TrainingSettings
 
 BATCH = 8192

@@ -25,8 +25,8 @@ from benchmarks.common import finish
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.store import Artifact, Store
 from pipeline.training.data import BatchReader
-from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import Columns, Group, Ragged, SplitReader
+from pipeline.training.sampler import Deal, Order
 
 WORLDS, LANES = (1, 2, 4, 8, 64), 64
 FILE_GROUPS = 8  # row groups of a file

@@ -37,8 +37,8 @@ from pipeline.records import DatasetSchema, Plan, SequenceColumn, SequenceGroup,
 from pipeline.store import Artifact, Store
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 

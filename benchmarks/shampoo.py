@@ -36,8 +36,8 @@ from pipeline.stages.steps import steps as steps_of
 from pipeline.store import Store
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 

@@ -26,7 +26,7 @@ from benchmarks.common import finish
 from benchmarks.runs import run_config
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.ingest.truth import planted_blocks
+from pipeline.ingest.ground_truth import planted_blocks
 from pipeline.records import Towers
 from pipeline.specs.stage import StageIO
 from pipeline.stages.read import read_dataset

@@ -32,8 +32,8 @@ from pipeline.store import Store
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.metrics import Meter
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 

@@ -34,7 +34,7 @@ from pipeline.commands.command import Command
 from pipeline.commands.console import complain
 from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, LostLeaseError, NightjarError, exit_code_of
-from pipeline.triple import missing_triple
+from pipeline.versions import missing_triple
 
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 EPILOG = f"""\

@@ -77,7 +77,7 @@ class Module:
 
 MODULES = {
     "order": Module(
-        ("training/order.py",),
+        ("training/sampler.py",),
         (
             ("training/test_multiset.py", "training/test_lanes.py", "training/test_data.py"),
             ("training/test_fetched.py", "training/test_event_parts.py", "training/test_same_bytes.py"),

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint.aside import set_aside, spared
+from pipeline.checkpoint.async_save import Flight, Limits
 from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.codings import Codings
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.fault_points import OnPoint, ignore
-from pipeline.checkpoint.flight import Flight, Limits
 from pipeline.checkpoint.index import (
     BASELINE,
     DELTA,
@@ -28,12 +27,13 @@ from pipeline.checkpoint.index import (
     newest_chain,
     step_of,
 )
-from pipeline.checkpoint.job import Job
 from pipeline.checkpoint.policy import parents, wants_baseline
 from pipeline.checkpoint.prune import Pruner, sweep
+from pipeline.checkpoint.quarantine import set_aside, spared
 from pipeline.checkpoint.ranks import once, patiently, this_rank, together
 from pipeline.checkpoint.reader import Target, restore_newest
 from pipeline.checkpoint.retention import HELD, pinned_names
+from pipeline.checkpoint.save import Job
 from pipeline.checkpoint.snapshot import HostBuffers, full_bytes, full_values, take_snapshot
 from pipeline.checkpoint.state import TrainState, dense_part
 from pipeline.checkpoint.writer import Outcome

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, heat_of
 from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
 from pipeline.config import CheckpointConfig
-from pipeline.embeddings.rules import TableRules, as_rules
+from pipeline.embeddings.table_optimizer_config import TableRules, as_rules
 from pipeline.specs import TableOptimizer
 
 _SAMPLE_ROWS = 4096

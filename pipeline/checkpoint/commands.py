@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pipeline.checkpoint import aside
+from pipeline.checkpoint import quarantine
 from pipeline.checkpoint.index import DENSE, committed, entry_of, needed, step_of
-from pipeline.checkpoint.naming import candidates, directories, find_checkpoint, newest, run_of, unknown
+from pipeline.checkpoint.reference import candidates, directories, find_checkpoint, newest, run_of, unknown
 from pipeline.config.recorded import config_changes
 from pipeline.errors import ConfigError
 from pipeline.records import (
@@ -42,7 +42,7 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpo
         entries = {entry.name: entry for entry in map(entry_of, artifacts)}
         records = [ListedCheckpoint(**_record(artifact)) for artifact in artifacts]
         records += [_damaged_record(path, problem) for path, problem in damaged.items()]
-        records += [_aside_record(store, each) for each in aside.listed(store, directory)]
+        records += [_aside_record(store, each) for each in quarantine.listed(store, directory)]
         for record in sorted(records, key=lambda record: record.step):
             rests = tuple(each.name for each in entries.values() if record.name in needed(each, entries))
             listed.append(replace(record, rests=rests))
@@ -66,11 +66,11 @@ def _damaged_record(path: str, problem: str) -> ListedCheckpoint:
     )  # fmt: skip
 
 
-def _aside_record(store: Store, each: aside.SetAside) -> ListedCheckpoint:
+def _aside_record(store: Store, each: quarantine.SetAside) -> ListedCheckpoint:
     age = None if each.created is None else max(0.0, time.time() - each.created)
     return ListedCheckpoint(
         run=run_of(each.path), name=each.path.rpartition("/")[2], path=each.path, step=step_of(each.former),
-        type="set aside", bytes=aside.size(store, each), created=each.created, age_seconds=age, why=each.why,
+        type="set aside", bytes=quarantine.size(store, each), created=each.created, age_seconds=age, why=each.why,
     )  # fmt: skip
 
 

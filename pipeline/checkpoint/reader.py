@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint.agreed import listing, require_seen_by_all
 from pipeline.checkpoint.chunks import RowBlock, read_block
+from pipeline.checkpoint.consensus import listing, require_seen_by_all
 from pipeline.checkpoint.container import VERIFY, read_tensors, unreadable
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import DENSE, INDEX, STATE, restore_order

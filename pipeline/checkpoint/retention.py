@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.checkpoint import aside
+from pipeline.checkpoint import quarantine
 from pipeline.checkpoint.index import NAME, committed, entry_of, kept, needed, rested_on, step_of
-from pipeline.checkpoint.naming import directories, run_of
+from pipeline.checkpoint.reference import directories, run_of
 from pipeline.store import MANIFEST, Artifact, Store
 from pipeline.store.references import pins
 from pipeline.store.removal import Removal, age, remove, store_time, written
@@ -51,7 +51,7 @@ def collect(
             else:
                 size = sum(entry.bytes for entry in artifact.files.values())
                 going.append(Removal(path=artifact.path, bytes=size, reason="outside retention", kind=WHOLE))
-        for one in aside.listed(store, directory):
+        for one in quarantine.listed(store, directory):
             removal, reason = _aside(store, one, named, now - min_age_seconds)
             staying += [_kept(one.path, reason)] if reason else []
             going += [] if reason else [removal]
@@ -81,7 +81,7 @@ def clear(store: Store, directory: str, pinned: Mapping[str, str]) -> list[str]:
     stay = named | {below for name in named & set(entries) for below in needed(entries[name], entries)}
     for odd in named - set(entries):  # what it rests on is not known
         stay |= {name for name in names if step_of(name) < step_of(odd)}
-    theirs = aside.in_place(store, directory)
+    theirs = quarantine.in_place(store, directory)
     for name in sorted(set(names) - stay - theirs, key=step_of, reverse=True):
         remove(store, f"{directory}/{name}")
     if not store.names(directory) and store.exists(directory):
@@ -89,18 +89,18 @@ def clear(store: Store, directory: str, pinned: Mapping[str, str]) -> list[str]:
     return sorted(stay & set(names))
 
 
-def _aside(store: Store, each: aside.SetAside, named: dict[str, str], young: float) -> tuple[Removal, str]:
+def _aside(store: Store, each: quarantine.SetAside, named: dict[str, str], young: float) -> tuple[Removal, str]:
     """The removal of a checkpoint that a training set aside, and why it stays ("": it goes).
 
     What something names stays until a whole checkpoint lies in its place again. So does what was set aside after
     ``young``, by the clock of the store.
     """
-    removal = Removal(path=each.path, bytes=aside.size(store, each), reason=f"{ASIDE}: {each.why}", kind=ASIDE)
+    removal = Removal(path=each.path, bytes=quarantine.size(store, each), reason=f"{ASIDE}: {each.why}", kind=ASIDE)
     if each.former in named and not store.exists(f"{each.former}/{MANIFEST}"):
         return removal, f"{ASIDE}, but {named[each.former]} names {each.former}"
     if each.created is None:
         return removal, ""
-    since = each.created if store.is_local else written(store, store.full(f"{each.path}/{aside.RECORD}"))
+    since = each.created if store.is_local else written(store, store.full(f"{each.path}/{quarantine.RECORD}"))
     return removal, f"{ASIDE} only now" if since > young else ""
 
 
@@ -131,7 +131,7 @@ def _remains(
     """Directories without a manifest, and files that their checkpoint's manifest does not name."""
     remains = []
     known = {each.path: each for each in artifacts}
-    theirs = aside.in_place(store, directory)
+    theirs = quarantine.in_place(store, directory)
     for name in store.names(directory):
         path = f"{directory}/{name}"
         if path in going or not name.startswith("step-") or name in theirs:
@@ -162,8 +162,8 @@ def sweep(store: Store, going: list[Removal]) -> None:
             remove(store, path)
     for each in going:
         if each.kind == ASIDE:
-            for one in aside.listed(store, each.path.rsplit("/", 2)[0]):
+            for one in quarantine.listed(store, each.path.rsplit("/", 2)[0]):
                 if one.path == each.path:
-                    aside.remove(store, one)
+                    quarantine.remove(store, one)
         elif each.kind == REMAINS:
             remove(store, each.path)

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import Entry, entry_of
-from pipeline.checkpoint.job import SLOW, Job, parsed_artifact, write_checkpoint
 from pipeline.checkpoint.ranks import from_first
+from pipeline.checkpoint.save import SLOW, Job, parsed_artifact, write_checkpoint
 from pipeline.errors import NightjarError, PassingError
 from pipeline.store import Artifact, Store
 

@@ -89,7 +89,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from pipeline.calibration.fit import hardware_yaml
     from pipeline.calibration.measure import calibrate
     from pipeline.compose import compose
-    from pipeline.triple import require_triple
+    from pipeline.versions import require_triple
 
     config = compose(options.overrides, options.config_dir)
     require_triple()
@@ -114,7 +114,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _measure_again(config: Config, *, as_json: bool) -> int:
     """Measure what ``hardware=auto`` uses, and print it."""
-    from pipeline.calibration.kept import find_kept, measure_again
+    from pipeline.calibration.hardware_cache import find_kept, measure_again
 
     if not config.hardware.measured:
         raise ConfigError(

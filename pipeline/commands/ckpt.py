@@ -96,7 +96,7 @@ def _result(action: str, store: Store, options: argparse.Namespace) -> tuple[Any
             return commands.gc(store, options.run, *keep, 60 * options.min_age, dry_run=options.dry_run), False
         case _:
             from pipeline.checkpoint.export import export
-            from pipeline.checkpoint.naming import find_checkpoint
+            from pipeline.checkpoint.reference import find_checkpoint
             from pipeline.store import Store
 
             out = Store(options.out, "--out ")

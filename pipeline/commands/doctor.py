@@ -245,7 +245,7 @@ def shared_memory() -> Finding:
 
 def auto_hardware() -> Finding:
     """What ``hardware=auto`` stands for here, and where its speeds come from."""
-    from pipeline.calibration.kept import find_kept
+    from pipeline.calibration.hardware_cache import find_kept
     from pipeline.compose import compose
 
     try:

@@ -52,7 +52,7 @@ def _write_page(file: str, page: str) -> None:
 
 
 def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, str]) -> Outlook:
-    from pipeline.calibration.kept import with_figures
+    from pipeline.calibration.hardware_cache import with_figures
     from pipeline.compose import compose
     from pipeline.planning import PlanInputs
     from pipeline.planning.nights import read_nights
@@ -92,7 +92,7 @@ def _base(config: Config, store: Store) -> Base:
 
 def _limits(config: Config) -> dict[str, Limit]:
     """The limit of every table, and the setting that says it."""
-    from pipeline.ingest.spec import data_spec
+    from pipeline.ingest.schema import data_spec
     from pipeline.planning.nights import Limit
 
     if config.data.format == "tables":

@@ -138,7 +138,7 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
 
     ``timed``: the speeds of the hardware matter, so those of this machine are measured where they are not known.
     """
-    from pipeline.calibration.kept import with_figures
+    from pipeline.calibration.hardware_cache import with_figures
     from pipeline.compose import compose
     from pipeline.planning import PlanInputs
     from pipeline.stages.batch import with_batch, with_former_batch

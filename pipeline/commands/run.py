@@ -139,7 +139,7 @@ def _alone(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result 
     """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
     from pipeline.launch.schedulers import only_launcher
     from pipeline.store import Store
-    from pipeline.triple import require_triple
+    from pipeline.versions import require_triple
 
     if config.launch.name != "kubernetes" and set(config.stages) != {"ingest"}:
         require_triple()
@@ -174,7 +174,7 @@ def _held_run(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Resul
     from pipeline.launch.result import record_failure
     from pipeline.launch.signals import Interrupted
     from pipeline.report import write_report
-    from pipeline.stages.forced import discard
+    from pipeline.stages.cleanup import discard
     from pipeline.stages.run import run_stage
     from pipeline.stages.steps import prepare, with_possible_stages
     from pipeline.trackers.following import followed

@@ -51,7 +51,7 @@ def _search(options: argparse.Namespace) -> int:
     from pipeline.records import search_directory
     from pipeline.report.search import search_text
     from pipeline.store import Store
-    from pipeline.triple import require_triple
+    from pipeline.versions import require_triple
 
     given = [f"search.name={text.removeprefix(_KEY)}" if text.startswith(_KEY) else text for text in options.overrides]
     config = compose(given, options.config_dir)
@@ -108,7 +108,7 @@ def _searched(
     """Ingest where the dataset is missing, search, and write what was found."""
     import torch
 
-    from pipeline.calibration.kept import with_figures
+    from pipeline.calibration.hardware_cache import with_figures
     from pipeline.search.export import best_experiment, write_search
     from pipeline.search.loop import search, warning
     from pipeline.search.space import Space

@@ -69,7 +69,7 @@ def _trial(options: argparse.Namespace) -> int:
 def _ls(options: argparse.Namespace) -> int:
     from pipeline.report.study import studies_listing
     from pipeline.store import Store
-    from pipeline.tuning.kept import studies, study_line
+    from pipeline.tuning.study_store import studies, study_line
 
     names, url = _named(options)
     if names:
@@ -82,8 +82,8 @@ def _ls(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     from pipeline.report.study import study_text
     from pipeline.store import Store
-    from pipeline.tuning.kept import shown
     from pipeline.tuning.study import best_file
+    from pipeline.tuning.study_store import shown
 
     names, url = _named(options)
     if len(names) != 1:

@@ -13,7 +13,7 @@ from dataclasses import Field, dataclass
 from typing import Any
 
 from pipeline.config import Config, ModelConfig
-from pipeline.config.meant import meant_by
+from pipeline.config.aliases import meant_by
 from pipeline.specs import MODELS
 
 # Of a few classes, for every setting of a long help.

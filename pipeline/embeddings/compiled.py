@@ -17,8 +17,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from pipeline.embeddings.rules import TableRules
 from pipeline.embeddings.ssd.kernel import states_of, storage_of
+from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.embeddings.tables import Kernel, kernels
 from pipeline.errors import GuardError
 from pipeline.native import Library, Tables, library

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.embeddings.initial import rows_at
-from pipeline.embeddings.rules import TableRules
 from pipeline.embeddings.shards import LocalShard, ShardStore
 from pipeline.embeddings.state import kernel_states
+from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.embeddings.tables import Kernel, TableSpec, kernels, sharded_collections, table_group
 
 _AT_ONCE = 1 << 18

@@ -27,13 +27,13 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.compiled import compile_tables, compiled_on
-from pipeline.embeddings.learning import ReplicaOptimizer, fuse_optimizer, learn_by_rows
-from pipeline.embeddings.narrow import any_width
-from pipeline.embeddings.rules import TableRules, as_rules
+from pipeline.embeddings.dim_padding import any_width
+from pipeline.embeddings.fused_optimizer import ReplicaOptimizer, fuse_optimizer, learn_by_rows
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
+from pipeline.embeddings.table_optimizer_config import TableRules, as_rules
 from pipeline.embeddings.tables import kernels
-from pipeline.embeddings.together import divide_tables
+from pipeline.embeddings.threaded_lookup import divide_tables
 from pipeline.embeddings.workers import SHARDINGS, Workers, WorkersWrapper
 from pipeline.errors import PlanError
 from pipeline.records import Plan, TablePlan

@@ -20,16 +20,16 @@ from pipeline.evaluation.bootstrap import (
     ratio,
     resample,
 )
-from pipeline.evaluation.gate_tasks import ScoredTask, measure_tasks
-from pipeline.evaluation.metrics import check_labels, evaluate, sigmoid
-from pipeline.evaluation.power import error_of
-from pipeline.evaluation.reliability import reliability
-from pipeline.evaluation.shift import (
+from pipeline.evaluation.drift import (
     calibration_by_prediction,
     histogram,
     kolmogorov_smirnov,
     population_stability,
 )
+from pipeline.evaluation.gate_tasks import ScoredTask, measure_tasks
+from pipeline.evaluation.metrics import check_labels, evaluate, sigmoid
+from pipeline.evaluation.power import error_of
+from pipeline.evaluation.reliability import reliability
 from pipeline.records import (
     Beside,
     Best,

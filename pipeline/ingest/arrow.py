@@ -10,7 +10,7 @@ import polars.selectors as cs
 import pyarrow as pa
 
 from pipeline.errors import DataError
-from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.schema import DataSpec
 
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 

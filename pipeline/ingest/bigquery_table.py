@@ -30,8 +30,8 @@ from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.connectors.options import ANONYMOUS
 from pipeline.ingest.days import day_number
+from pipeline.ingest.schema import DataSpec, data_spec, require_columns
 from pipeline.ingest.sources import Block, RawBlock, Source
-from pipeline.ingest.spec import DataSpec, data_spec, require_columns
 from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day
 from pipeline.specs import Delivery, Excerpt, Snapshot
 

@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.schema import DataSpec, SparseSpec
 from pipeline.ingest.sketch import bin_of
-from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.values import absent_in, nulls, number_of
 
 CROSS = "\x1f"  # between the values of a cross: the unit separator, which no log field holds

@@ -18,8 +18,8 @@ from pipeline.errors import DataError
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import Files, find_files, fingerprint
+from pipeline.ingest.schema import data_spec
 from pipeline.ingest.sources import decompressed, readable
-from pipeline.ingest.spec import data_spec
 from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day, skipped_hours
 from pipeline.records import dataset_path
 from pipeline.specs import Delivery, Snapshot

@@ -20,16 +20,16 @@ import pyarrow as pa
 from pipeline.config import IngestConfig
 from pipeline.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, train_rows, transformed
-from pipeline.ingest.dealing import dealt
-from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.numbering import Numbering
 from pipeline.ingest.output import PartWriter, encoded_frame
+from pipeline.ingest.parallel import dealt
 from pipeline.ingest.quality import Alone
+from pipeline.ingest.schema import DataSpec, SparseSpec
 from pipeline.ingest.sources import Block, Source
-from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.spill import Spill
 from pipeline.ingest.state import fitted_state
-from pipeline.ingest.transform import State
+from pipeline.ingest.statistics_pass import Fit, Partial
+from pipeline.ingest.transform_pass import State
 from pipeline.ingest.vocab_counts import IDS_IN_MEMORY, IDS_OF_A_FEATURE
 from pipeline.records import EVENTS
 from pipeline.specs.id_mapping import FittingDay

@@ -15,7 +15,7 @@ import polars as pl
 from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.ids import as_lists
 from pipeline.ingest.rejects import Rejected
-from pipeline.ingest.spec import DataSpec, EventSource, SequenceSpec, SparseSpec
+from pipeline.ingest.schema import DataSpec, EventSource, SequenceSpec, SparseSpec
 from pipeline.ingest.values import absent_in, nulls, strings_of
 from pipeline.ingest.zones import instants, standard
 from pipeline.records import SequenceProfile

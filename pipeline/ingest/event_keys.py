@@ -7,7 +7,7 @@ import xxhash
 
 from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.rejects import Rejected
-from pipeline.ingest.spec import CAME_CLICKED, CLICKED_LATER, EVENT, EVENT_CHECK, DataSpec
+from pipeline.ingest.schema import CAME_CLICKED, CLICKED_LATER, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.values import absent_in, nulls
 
 

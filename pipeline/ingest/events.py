@@ -16,8 +16,8 @@ from pipeline.config import SamplingConfig, SplitConfig
 from pipeline.ingest.event_keys import hashed
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.schema import CLICKED_LATER, DAY, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.sources import Block, RawBlock, Source, WrappedSource
-from pipeline.ingest.spec import CLICKED_LATER, DAY, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.values import text_of
 from pipeline.records import LABEL
 

@@ -12,11 +12,11 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.config import DataConfig
 from pipeline.ingest.formats import FileFormat, LogFile, format_named
+from pipeline.ingest.gzip_members import Members, first_line, has_one, members_of, text_of
 from pipeline.ingest.hive import PartitionBlock, values_of
-from pipeline.ingest.members import Members, first_line, has_one, members_of, text_of
 from pipeline.ingest.rawfiles import COMPRESSED, Files
+from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import PART_BLOCKS, Block, Source, decompressed, readable
-from pipeline.ingest.spec import DataSpec
 from pipeline.units import MIB
 
 BLOCK_UNIT = MIB  # of ingest.block_mib

@@ -16,8 +16,8 @@ from pipeline.ingest.events import FindClicks, FindEvents, MarkedSource, Marks, 
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.repeats import CLICK, ROW, Judged, Repeats
+from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Source
-from pipeline.ingest.spec import DataSpec
 from pipeline.store import Store
 
 CLICKS_MIB = 4  # of a block of a log of clicks

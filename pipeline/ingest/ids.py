@@ -9,7 +9,7 @@ import pyarrow as pa
 from pipeline.ingest.crosses import crossed
 from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.rejects import Rejected, shown
-from pipeline.ingest.spec import DataSpec, SparseSpec
+from pipeline.ingest.schema import DataSpec, SparseSpec
 from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls, number_of, strings_of
 from pipeline.specs.id_mapping import MappedFeature
 

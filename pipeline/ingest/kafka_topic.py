@@ -22,8 +22,8 @@ from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.connectors.options import CONFIG_FILE, REGISTRY, SCHEMA_FILE
 from pipeline.ingest.messages import MessageBlock, decoder_of, schema_mark
+from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, Source
-from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.zones import end_of_day
 from pipeline.specs import Delivery, Excerpt, Snapshot
 

@@ -27,8 +27,8 @@ from pipeline.ingest.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
 from pipeline.ingest.formats import LogFile, format_named
 from pipeline.ingest.formats.json_lines import TELLING_LINES, json_frame, object_lines
 from pipeline.ingest.rejects import Reject
+from pipeline.ingest.schema import DataSpec, require_columns
 from pipeline.ingest.sources import RawBlock
-from pipeline.ingest.spec import DataSpec, require_columns
 from pipeline.store.retrying import retried
 
 REGISTRY_SECONDS = 10.0

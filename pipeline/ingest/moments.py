@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.spec import DenseSpec
+from pipeline.ingest.schema import DenseSpec
 from pipeline.native.columns import exact_sums, looked_up_sums, whole_sums
 
 SMALL = 1024  # whole numbers below are looked up where they would be taken the logarithm of

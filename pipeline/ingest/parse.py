@@ -20,7 +20,7 @@ from pipeline.ingest.event_keys import event_columns
 from pipeline.ingest.ids import check_ids, ids_of
 from pipeline.ingest.rejects import Reject, Rejected, by_halves, is_of_rows, not_read, shown
 from pipeline.ingest.sampling import read_rates
-from pipeline.ingest.spec import CLICKED_LATER, DAY, SPLIT_TIME, DataSpec, DenseSpec
+from pipeline.ingest.schema import CLICKED_LATER, DAY, SPLIT_TIME, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
 from pipeline.ingest.times import HOUR, day_of, hour_of, seconds_of_rows, whole_hour_of
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.moments import Moments
 from pipeline.ingest.sampling import CLICKS_FOR, COUNTS_FOR
-from pipeline.ingest.spec import DataSpec, SparseSpec
+from pipeline.ingest.schema import DataSpec, SparseSpec
+from pipeline.ingest.statistics_pass import Fit, Partial
 from pipeline.ingest.tasks import typed
-from pipeline.ingest.transform import State
+from pipeline.ingest.transform_pass import State
 from pipeline.records import ROW_WEIGHT, DenseProfile, FeatureProfile, Profile
 
 

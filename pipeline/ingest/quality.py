@@ -15,10 +15,10 @@ import polars as pl
 
 from pipeline.config import ChecksConfig, DriftLimits
 from pipeline.evaluation.metrics import grouped_auc
-from pipeline.ingest.coded import Coded
-from pipeline.ingest.fit import Fit, Partial
+from pipeline.ingest.dictionary_encoding import Coded
+from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.statistics_pass import Fit, Partial
 from pipeline.records import LABEL
 from pipeline.specs.id_mapping import Counts
 

@@ -23,13 +23,13 @@ from pipeline.errors import ConfigError, LaunchError, NightjarError
 from pipeline.ingest import ray_work as work
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, train_rows
 from pipeline.ingest.engines import Engine
-from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.numbering import Numbering
 from pipeline.ingest.quality import Alone
+from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, Source
-from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.state import fitted_dense
-from pipeline.ingest.transform import State
+from pipeline.ingest.statistics_pass import Fit, Partial
+from pipeline.ingest.transform_pass import State
 from pipeline.records import EVENTS
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store import Draft

@@ -14,13 +14,13 @@ import polars as pl
 import pyarrow as pa
 
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, transformed
-from pipeline.ingest.fit import Fit
 from pipeline.ingest.footers import Encoded, RowsFile, encoded
 from pipeline.ingest.output import plain, write_frame
 from pipeline.ingest.quality import BINS, TOP, Alone
+from pipeline.ingest.schema import SparseSpec
 from pipeline.ingest.sources import Block, Source
-from pipeline.ingest.spec import SparseSpec
-from pipeline.ingest.transform import State
+from pipeline.ingest.statistics_pass import Fit
+from pipeline.ingest.transform_pass import State
 from pipeline.ingest.vocab_counts import VocabCounts
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store import Draft

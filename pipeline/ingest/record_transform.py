@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from pipeline.errors import DataError
 from pipeline.ingest.parse import parse
-from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.state import read_state, spec_of
-from pipeline.ingest.transform import State, transform
+from pipeline.ingest.transform_pass import State, transform
 from pipeline.records import LABEL, TRANSFORMS
 from pipeline.store import Store
 

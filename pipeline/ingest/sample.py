@@ -30,8 +30,8 @@ from pipeline.ingest.hive import partition_values
 from pipeline.ingest.kinds import with_maps
 from pipeline.ingest.quoted import Layout, records
 from pipeline.ingest.rawfiles import Files, find_files, missing_data
+from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.sources import decompressed, readable
-from pipeline.ingest.spec import CRITEO_COLUMNS
 from pipeline.ingest.text import endless, read_lines
 from pipeline.specs import Connector
 

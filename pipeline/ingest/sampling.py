@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from pipeline.evaluation.counted import counted_for
+from pipeline.evaluation.sample_weights import counted_for
 from pipeline.ingest.rejects import Rejected
-from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.values import number_of
 from pipeline.records import LABEL, NEGATIVE_RATE, ROW_WEIGHT
 

@@ -19,28 +19,28 @@ import polars as pl
 from pipeline.config import DataConfig, IngestConfig
 from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, history, synthetic, table_specs
-from pipeline.ingest.accept import check_day, check_kept, held
 from pipeline.ingest.blocks import CountJob, TransformJob
-from pipeline.ingest.corrected import corrected_rows
+from pipeline.ingest.delayed_labels import corrected_rows
 from pipeline.ingest.delivered import SOURCES, compared, without_folders
 from pipeline.ingest.engines import Engine, LocalEngine
 from pipeline.ingest.file_source import block_bytes, file_sources
 from pipeline.ingest.find_repeats import FoundRepeats, find_repeats
-from pipeline.ingest.fit import Fit
 from pipeline.ingest.histories.build import BuiltHistories, build_histories
-from pipeline.ingest.histories.kept import marks as history_marks
+from pipeline.ingest.histories.event_store import marks as history_marks
 from pipeline.ingest.output import joined, narrowed_groups, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.quality import Alone, distribution, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
 from pipeline.ingest.rejects import Quarantine
+from pipeline.ingest.schema import DataSpec, data_spec
 from pipeline.ingest.sources import FrameSource, Source, answering
-from pipeline.ingest.spec import DataSpec, data_spec
 from pipeline.ingest.state import continued_state, dataset_schema, transforms_json
+from pipeline.ingest.statistics_pass import Fit
 from pipeline.ingest.time_split import find_cut
 from pipeline.ingest.times import Cut
-from pipeline.ingest.transform import State
+from pipeline.ingest.transform_pass import State
+from pipeline.ingest.validation import check_day, check_kept, held
 from pipeline.records import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
 from pipeline.specs import Snapshot
 from pipeline.specs.id_mapping import FittedMapping, FittingDay

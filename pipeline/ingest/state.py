@@ -17,10 +17,10 @@ import polars as pl
 from pipeline.config import PERCENTILE, SplitConfig
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.ingest.binning import bin_bounds
-from pipeline.ingest.fit import Partial
 from pipeline.ingest.moments import LOG_QUANTUM
-from pipeline.ingest.spec import DataSpec, DenseSpec, EventSource, SequenceSpec, SparseSpec
-from pipeline.ingest.transform import DenseTransform, State, lossy, with_vocabulary
+from pipeline.ingest.schema import DataSpec, DenseSpec, EventSource, SequenceSpec, SparseSpec
+from pipeline.ingest.statistics_pass import Partial
+from pipeline.ingest.transform_pass import DenseTransform, State, lossy, with_vocabulary
 from pipeline.records import TRANSFORMS, DatasetSchema, SequenceColumn, SequenceGroup, SparseColumn, TaskColumn
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay

@@ -21,11 +21,11 @@ import polars as pl
 
 from pipeline.config import DataConfig, SyntheticConfig
 from pipeline.errors import ConfigError
+from pipeline.ingest.ground_truth import DENSE, SPARSE, Truth, aged, planted_truth, quad_logits, sigmoid, with_bias
+from pipeline.ingest.schema import CRITEO_COLUMNS, DAY, TIME, data_spec, require_columns
 from pipeline.ingest.sources import RawBlock, Source
-from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME, data_spec, require_columns
 from pipeline.ingest.synthetic_users import COLUMNS as USER_COLUMNS
 from pipeline.ingest.synthetic_users import user_rows
-from pipeline.ingest.truth import DENSE, SPARSE, Truth, aged, planted_truth, quad_logits, sigmoid, with_bias
 from pipeline.ingest.zones import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from pipeline.records import TRUE_PROBABILITY
 from pipeline.units import MIB

@@ -18,8 +18,8 @@ import numpy as np
 import polars as pl
 
 from pipeline.config import SyntheticConfig
-from pipeline.ingest.spec import DAY, TIME
-from pipeline.ingest.truth import sigmoid, with_bias
+from pipeline.ingest.ground_truth import sigmoid, with_bias
+from pipeline.ingest.schema import DAY, TIME
 from pipeline.ingest.zones import SECONDS_PER_DAY
 from pipeline.records import TRUE_PROBABILITY
 

@@ -24,8 +24,8 @@ from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.formats.columnar import WHOLE, Parquet, Part, row_groups
+from pipeline.ingest.schema import DataSpec, data_spec, require_columns
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, readable
-from pipeline.ingest.spec import DataSpec, data_spec, require_columns
 from pipeline.specs import Delivery, Excerpt, Snapshot
 
 EXCERPT_FILES = 8  # that are looked into

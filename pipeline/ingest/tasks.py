@@ -10,7 +10,7 @@ import polars as pl
 
 from pipeline.ingest.rejects import Rejected
 from pipeline.ingest.sampling import came_with
-from pipeline.ingest.spec import CLICKED_LATER, DataSpec
+from pipeline.ingest.schema import CLICKED_LATER, DataSpec
 from pipeline.ingest.values import number_of
 from pipeline.records import LABEL, ROW_WEIGHT, task_column
 from pipeline.specs import MAIN_TASK, TaskSpec

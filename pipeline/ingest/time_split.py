@@ -15,8 +15,8 @@ from pipeline.ingest import events
 from pipeline.ingest.days import day_number
 from pipeline.ingest.engines import Engine
 from pipeline.ingest.parse import DayRule, parse
+from pipeline.ingest.schema import DAY, SPLIT_TIME, DataSpec
 from pipeline.ingest.sources import Block, Source
-from pipeline.ingest.spec import DAY, SPLIT_TIME, DataSpec
 from pipeline.ingest.times import Cut, time_text
 from pipeline.ingest.zones import SECONDS_PER_HOUR
 

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.rejects import Rejected, shown
-from pipeline.ingest.spec import DAY, SPLIT_TIME
+from pipeline.ingest.schema import DAY, SPLIT_TIME
 from pipeline.ingest.values import nulls
 from pipeline.ingest.zones import (
     HOURS_PER_DAY,

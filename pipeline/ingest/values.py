@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.rejects import Rejected, shown
-from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.schema import DataSpec
 
 FLOAT32_MAX = 3.4028234663852886e38
 WHOLE = 2.0**53  # floats below this hold every whole number

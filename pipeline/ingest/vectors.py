@@ -12,7 +12,7 @@ import polars as pl
 
 from pipeline.ingest.moments import Moments, measure, prepared, quantised
 from pipeline.ingest.rejects import Rejected, shown
-from pipeline.ingest.spec import DataSpec, DenseSpec
+from pipeline.ingest.schema import DataSpec, DenseSpec
 from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls
 
 _ABSENT = np.uint64(0x9AE16A3B2F90404F)  # hash of a missing vector

@@ -25,17 +25,17 @@ from pipeline.errors import (
     PlanError,
 )
 from pipeline.launch.appdefs import distributed, seconds_to_end
+from pipeline.launch.artifact_check import final_problem, size_problem
 from pipeline.launch.grow import Growth, MoreRoomError, with_more_hosts
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.memory import exceeded, release
 from pipeline.launch.protocol import GivenUpError, StageJob, StageRunner
 from pipeline.launch.result import Outcome, assemble, error_part
+from pipeline.launch.run_steps import write_steps
 from pipeline.launch.schedulers import scheduler
 from pipeline.launch.shrink import NoRoomError, with_fewer_hosts
 from pipeline.launch.signals import Interrupted, deadline, handled
-from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
-from pipeline.launch.steps import write_steps
 from pipeline.records import Grown, Result, Shrunk, StageAttempt
 from pipeline.records.step import Step, run_directory
 from pipeline.specs import STAGES

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from pipeline.clock import CLOCK, Clock
 from pipeline.records.step import run_directory
 from pipeline.store import Store
+from pipeline.store.errors import taken
 from pipeline.store.lease import Lease
 from pipeline.store.leasefile import LeaseFile
-from pipeline.store.refusals import taken
 
 
 def run_lock(store: Store, run: str, seconds: float, clock: Clock = CLOCK) -> AbstractContextManager[None]:

@@ -63,7 +63,7 @@ def only_launcher(config: Config, store: Store) -> Iterator[None]:
         from pipeline.launch.kubernetes.lease import held
         from pipeline.launch.kubernetes.names import run_label
         from pipeline.launch.kubernetes.network import closed
-        from pipeline.launch.kubernetes.rights import check_rights
+        from pipeline.launch.kubernetes.rbac import check_rights
         from pipeline.launch.kubernetes.trial import check_templates
 
         outage = 60 * config.launch.outage_minutes

@@ -24,7 +24,7 @@ from pipeline.planning.choices import (
 )
 from pipeline.planning.cost import FLOAT, ShardLoad, missing_rows, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
-from pipeline.planning.loads import Asked, Block, asked_of
+from pipeline.planning.shard_workload import Asked, Block, asked_of
 from pipeline.records import HOST_ROW_BYTES, MARK_BYTES
 from pipeline.records.scratch import NUMBER_BYTES, log_shape, place_bytes
 

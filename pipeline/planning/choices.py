@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.config import SHARDING_TYPES, DataConfig, HardwareConfig
-from pipeline.embeddings.rules import table_rules
+from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.errors import ArtifactError
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import tiers

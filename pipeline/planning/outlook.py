@@ -17,7 +17,7 @@ from pipeline.planning.hardware import memories, memory_gib
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.nights import Limit, Nights, check_tables
 from pipeline.planning.planner import make_plan, sketch
-from pipeline.planning.setting import settle
+from pipeline.planning.problem import settle
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile
 from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook, TierOutlook
 

@@ -10,12 +10,12 @@ from pipeline.planning.candidates import offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, Table
 from pipeline.planning.greedy import default_plan
 from pipeline.planning.hardware import MEMORIES, fast_memory, figures, memory_gib
+from pipeline.planning.infeasibility import plan_error
 from pipeline.planning.inputs import PlanInputs
+from pipeline.planning.problem import Setting, rounds, settle
 from pipeline.planning.quiet import quiet
-from pipeline.planning.remedies import plan_error
 from pipeline.planning.report import reason
 from pipeline.planning.search import Best, Placement, Space, anywhere, best
-from pipeline.planning.setting import Setting, rounds, settle
 from pipeline.records import Plan, ShardPlan, TablePlan
 from pipeline.units import GIB
 
@@ -57,7 +57,7 @@ def open_space(setting: Setting, offered: dict[str, Choice]) -> Space:
     if _only_whole(hardware, offered):
         layouts = {table.name: [whole_layout(train.batch, table)] for table in setting.tables}
     else:
-        from pipeline.planning.engine import Engine
+        from pipeline.planning.torchrec_planner import Engine
 
         layouts = Engine(hardware, train.batch, setting.tables, offered, setting.room).layouts()
     all_offers = {t.name: offers(hardware, train, t, offered[t.name], layouts[t.name]) for t in setting.tables}

@@ -13,8 +13,8 @@ from pipeline.models.costs import model_costs
 from pipeline.planning.choices import Table, tables_of
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT, dense_ms, fixed_ms, local_batch, shard_ms, step_ms, vector_costs
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.reservations import dense_bytes, staged_row
+from pipeline.planning.shard_workload import Block, asked_of
 from pipeline.records import BESIDE_TRAINING, PHASES, Plan, TablePlan
 from pipeline.specs import ModelCosts, ModelInputs, task_inputs
 

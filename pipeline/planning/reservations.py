@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.config.lanes import fitting_lanes
 from pipeline.embeddings.event_lookups import event_lookups
-from pipeline.embeddings.rules import table_rules
+from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch, vector_costs
 from pipeline.planning.events import kept_activations
 from pipeline.planning.inputs import PlanInputs
@@ -90,8 +90,8 @@ def host_bytes(inputs: PlanInputs) -> dict[str, int]:
 def _window_rows(inputs: PlanInputs, largest: int, groups: int) -> int:
     """Rows of decoded windows in memory, of row ``groups`` of at most ``largest`` rows: each lane's, and those ahead.
 
-    A window is decoded into memory of its own, and its rows are mixed into that of the lane (``training/windows.py``).
-    Rows that are not shuffled need less.
+    A window is decoded into memory of its own, and its rows are mixed into that of the lane
+    (``training/shuffle_buffer.py``). Rows that are not shuffled need less.
     """
     train = inputs.train
     lanes = fitting_lanes(train.lanes, train.batch, groups)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from pipeline.config import DataConfig, HardwareConfig, ModelConfig
 from pipeline.embeddings.widths import Projections, projections
 from pipeline.errors import ArtifactError, NightjarError, OtherCodeError
-from pipeline.evaluation.members import shares
+from pipeline.evaluation.ensemble_members import shares
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm
 from pipeline.models.sequences.build import build_sequences

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.store import Artifact, Store
-from pipeline.store.refusals import taken
+from pipeline.store.errors import taken
 
 KIND = "model"
 NAME = re.compile(r"v(\d{5,})-[0-9a-f]{8}")

@@ -26,7 +26,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
-from pipeline.checkpoint.job import extent_of, pieces, report_of
+from pipeline.checkpoint.save import extent_of, pieces, report_of
 from pipeline.config import Config, TrainConfig
 from pipeline.embeddings.collection import build_collection, event_collection
 from pipeline.embeddings.sharding import to_sharding_plan
@@ -41,8 +41,8 @@ from pipeline.records import Extent, Index, Plan, TablePlan, TableSize
 from pipeline.records.scale import DryRank, DryRun
 from pipeline.scaling.worlds import resized
 from pipeline.store import FileEntry
-from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import Group
+from pipeline.training.sampler import Deal, Order
 from pipeline.training.share import decoded_share
 from pipeline.units import GIB, MIB
 

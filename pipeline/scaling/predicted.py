@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline import units
-from pipeline.calibration.kept import find_kept
+from pipeline.calibration.hardware_cache import find_kept
 from pipeline.config import Config
 from pipeline.planning import PlanInputs
 from pipeline.planning.hardware import figures as hardware_figures

@@ -65,8 +65,8 @@ def measured_rates(
 def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
     """Rows/s of a reader alone."""
     from pipeline.training.data import BatchReader
-    from pipeline.training.order import Order, shuffle_key
     from pipeline.training.parquet import SplitReader
+    from pipeline.training.sampler import Order, shuffle_key
 
     train = inputs.train
     order = Order(
@@ -127,7 +127,7 @@ def _drawn(inputs: PlanInputs) -> tuple[float, float, float]:
 
 def _checkpoint_gb_per_s(config: Config, store: Store) -> float:
     """GB/s of float32 rows with their state that one rank encodes and writes into ``store``."""
-    from pipeline.checkpoint.job import write_checkpoint
+    from pipeline.checkpoint.save import write_checkpoint
 
     with _scratch(store) as path:
         began, size, number = time.perf_counter(), 0, 0
@@ -145,8 +145,8 @@ def _job(config: Config, path: str) -> Any:
 
     from pipeline.checkpoint.chunks import RowBlock
     from pipeline.checkpoint.codings import Codings
-    from pipeline.checkpoint.job import Job
-    from pipeline.embeddings.rules import table_rules
+    from pipeline.checkpoint.save import Job
+    from pipeline.embeddings.table_optimizer_config import table_rules
     from pipeline.records import TableSize
     from pipeline.units import MIB
 

@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.launch.kubernetes.names import OURS, launcher_account, stage_account
 from pipeline.launch.kubernetes.network import KIND, VERSION, among
 from pipeline.launch.kubernetes.pods import LAUNCHER, Object, pod_template
-from pipeline.launch.kubernetes.rights import rules
+from pipeline.launch.kubernetes.rbac import rules
 from pipeline.schedule.dates import ANY_DAY, night_zone, taken
 
 NIGHT = "date=yesterday"  # the last whole day when the night's job was made, in schedule.time_zone

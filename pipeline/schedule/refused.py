@@ -17,7 +17,7 @@ from pipeline.errors import NightjarError
 from pipeline.schedule.dates import ANY_DAY, night_zone
 from pipeline.schedule.nightly import of_family, refused
 from pipeline.store import Store
-from pipeline.store.refusals import TakenError
+from pipeline.store.errors import TakenError
 
 TRACK = "track."
 # Overrides that say where records and posts go; the others may be the mistake.

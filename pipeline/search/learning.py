@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from pipeline.checkpoint.state import flatten_optimizer, load_optimizer
 from pipeline.config import Config
-from pipeline.embeddings.rules import table_rules
+from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.models.layers import initialise
 from pipeline.records import DatasetSchema
 from pipeline.search.choices import Choices, Gates

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from pipeline import units
-from pipeline.embeddings.rules import table_rules
+from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.errors import PlanError
 from pipeline.machine import usable_memory
 from pipeline.records import DecisionRecord, SearchPoint, SearchRecord
@@ -22,7 +22,7 @@ from pipeline.search.space import Space
 from pipeline.search.state import Kept, State
 from pipeline.store import Artifact, Store
 from pipeline.training.memory import status_bytes
-from pipeline.training.order import Order, shuffle_key
+from pipeline.training.sampler import Order, shuffle_key
 
 log = logging.getLogger(__name__)
 POINTS = 24  # of the record

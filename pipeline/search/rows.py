@@ -14,8 +14,8 @@ from pipeline.errors import DataError
 from pipeline.store import Artifact, Store
 from pipeline.training.counted import RowCounts
 from pipeline.training.data import Batch, BatchReader
-from pipeline.training.order import Order
 from pipeline.training.parquet import Columns, Group, Ragged, SplitReader, take_each
+from pipeline.training.sampler import Order
 
 
 @dataclass(frozen=True, kw_only=True)

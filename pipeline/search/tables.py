@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.config import ModelConfig
-from pipeline.embeddings.rules import TableRules
+from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.records import DatasetSchema
 
 

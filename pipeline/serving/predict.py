@@ -27,8 +27,8 @@ from pipeline.evaluation.tasks import evaluate_tasks
 from pipeline.ingest.file_source import FileSource, file_sources
 from pipeline.ingest.rawfiles import Files, find_files, missing_data
 from pipeline.ingest.rejects import Quarantine, Reject
+from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, Source
-from pipeline.ingest.spec import DataSpec
 from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import local_version
 from pipeline.records import LABEL, Description, TaskColumn

@@ -29,8 +29,8 @@ from pipeline.launch.forked import POLL_SECONDS, ForkServer
 from pipeline.launch.forkserver import Request
 from pipeline.launch.logs import cause_of
 from pipeline.machine import own_memory, spare_memory
+from pipeline.serving.ipc import Channel, Message, block_message, block_of, scored_message, scored_of
 from pipeline.serving.scorer import ScoredBlock, Scorer
-from pipeline.serving.wire import Channel, Message, block_message, block_of, scored_message, scored_of
 from pipeline.store import Store
 
 COMMAND = "scorer"  # of the fork server: what its ranks do

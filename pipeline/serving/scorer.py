@@ -19,11 +19,11 @@ from pipeline.errors import ArtifactError
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sampling import rows_counted_for
+from pipeline.ingest.schema import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.sources import Block, RawBlock
-from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
 from pipeline.ingest.tasks import labels_of
-from pipeline.ingest.transform import transform
+from pipeline.ingest.transform_pass import transform
 from pipeline.publishing.served import ServedModel
 from pipeline.records import Description, weight_column
 from pipeline.records.record import read

@@ -13,9 +13,9 @@ from pipeline.evaluation.baseline import RowBlock
 from pipeline.publishing.served import ServedModel
 from pipeline.publishing.writing import is_set
 from pipeline.records import MISSING_ROW, RESERVED_ROWS
+from pipeline.serving.incumbent_features import Translation
 from pipeline.serving.lengths import length_codes
 from pipeline.serving.threads import side_by_side
-from pipeline.serving.translate import Translation
 
 if TYPE_CHECKING:
     from pipeline.training.parquet import Columns, Group, SplitReader

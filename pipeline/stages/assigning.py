@@ -124,7 +124,7 @@ def kept_towers(config: Config, store: Store, checkpoints: Sequence[Artifact], t
 
 
 def _checkpoint(config: Config, store: Store) -> Artifact | None:
-    from pipeline.checkpoint.naming import find_checkpoint
+    from pipeline.checkpoint.reference import find_checkpoint
 
     wanted = config.partition.probe
     return find_checkpoint(store, wanted, option="partition.probe=") if wanted is not None else None

@@ -55,7 +55,7 @@ def with_former_batch(config: Config, store: Store) -> Config:
     """
     if isinstance(config.train.global_batch, int) or config.checkpoint.init_from is None:
         return config
-    from pipeline.checkpoint.naming import find_checkpoint
+    from pipeline.checkpoint.reference import find_checkpoint
 
     former, known = (None, None) if config.force else recorded_init(config, store)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.config.secrets import recorded
 from pipeline.errors import ArtifactError, ConfigError, NightjarError
-from pipeline.launch.steps import read_steps
+from pipeline.launch.run_steps import read_steps
 from pipeline.records.step import Step, run_directory
 from pipeline.store import Artifact, Store
 
@@ -19,8 +19,8 @@ def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
 
     Raises ArtifactError where there is no such checkpoint, ConfigError where it does not go with the settings.
     """
-    from pipeline.checkpoint.changes import check_changes
-    from pipeline.checkpoint.naming import find_checkpoint
+    from pipeline.checkpoint.config_compatibility import check_changes
+    from pipeline.checkpoint.reference import find_checkpoint
 
     wanted = config.checkpoint
     if wanted.init_from == config.run:
@@ -69,7 +69,7 @@ def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
     if not isinstance(covered, dict):
         return None
     from pipeline.checkpoint.index import committed
-    from pipeline.checkpoint.naming import find_checkpoint
+    from pipeline.checkpoint.reference import find_checkpoint
 
     try:
         place, key, step_number = str(config.checkpoint.init_from), covered["key"], covered["step"]

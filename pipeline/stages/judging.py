@@ -168,7 +168,7 @@ def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumben
 
     Collective: each rank opens all of them.
     """
-    from pipeline.serving.translate import NotComparableError
+    from pipeline.serving.incumbent_features import NotComparableError
     from pipeline.stages.sharing import open_version, translated
 
     memory = int(config.publish.cache_mib * MIB)
@@ -200,7 +200,7 @@ def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], 
     One that is gone, damaged or cannot be scored is noted, and the next best is taken: no night fails by it.
     """
     from pipeline.checkpoint.ranks import from_first
-    from pipeline.serving.translate import NotComparableError
+    from pipeline.serving.incumbent_features import NotComparableError
     from pipeline.stages.sharing import require_sound
 
     notes, count = list[str](), config.gate.best_of_last

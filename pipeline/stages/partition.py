@@ -12,7 +12,7 @@ from pipeline.config import Config
 from pipeline.records import PlanPart, Result, Towers, TowersPart
 from pipeline.records.step import Step
 from pipeline.specs.stage import Stage, StageIO, use
-from pipeline.stages.optimizing import optimizer_options
+from pipeline.stages.artifact_keys import optimizer_options
 from pipeline.store import Artifact, Store
 
 log = logging.getLogger(__name__)
@@ -90,11 +90,11 @@ class Partition(Stage):
 
     def modules(self, config: Config) -> tuple[str, ...]:
         """Towers are planned, and a probe is trained; without them nothing is to be done."""
-        return ("pipeline.planning.engine", "pipeline.training.loop") if has_towers(config) else ()
+        return ("pipeline.planning.torchrec_planner", "pipeline.training.loop") if has_towers(config) else ()
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""
-        from pipeline.calibration.kept import with_figures
+        from pipeline.calibration.hardware_cache import with_figures
         from pipeline.planning import plan_summary
         from pipeline.report import PLAN_PAGE, plan_page
         from pipeline.report.towers import TOWERS_PAGE, refined_text, towers_page, towers_summary, towers_text

@@ -51,7 +51,7 @@ class PlanStage(Stage):
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
         """Which measurement of this machine it was, where its measured figures count; the first one is not named."""
-        from pipeline.calibration.kept import calibration_revision
+        from pipeline.calibration.hardware_cache import calibration_revision
 
         revision = calibration_revision(config)
         return {"calibration": revision} if revision else {}
@@ -62,11 +62,11 @@ class PlanStage(Stage):
 
     def modules(self, config: Config) -> tuple[str, ...]:
         """The planner."""
-        return ("pipeline.planning.engine",)
+        return ("pipeline.planning.torchrec_planner",)
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``plan.json`` and its page: a new plan, or ``plan.former`` where nothing changed since."""
-        from pipeline.calibration.kept import with_figures
+        from pipeline.calibration.hardware_cache import with_figures
         from pipeline.planning import PlanInputs, make_plan, plan_summary, render_plan
         from pipeline.planning.reuse import reused_plan
         from pipeline.report import PLAN_PAGE, plan_page

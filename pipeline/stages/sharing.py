@@ -25,9 +25,9 @@ from pipeline.publishing.served import ServedModel, fetch_version, local_version
 from pipeline.publishing.writing import WrittenTable, write_table
 from pipeline.records import Importance, TableLayout
 from pipeline.serving.importance import importance
+from pipeline.serving.incumbent_features import NotComparableError, Translation, translation
 from pipeline.serving.scores import DatasetScores, score_dataset
 from pipeline.serving.threads import side_by_side
-from pipeline.serving.translate import NotComparableError, Translation, translation
 from pipeline.store import Draft, FileEntry, Store
 from pipeline.training.distributed import connect
 

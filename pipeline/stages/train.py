@@ -18,7 +18,7 @@ from pipeline.records import CheckpointPart, EnsemblePart, LinkShare, Record, Re
 from pipeline.records.step import Step, run_directory
 from pipeline.specs import code_of
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
-from pipeline.stages.optimizing import optimizer_options
+from pipeline.stages.artifact_keys import optimizer_options
 from pipeline.stages.partition import compares, has_towers, low_rank, probes, tower_settings
 from pipeline.store import Artifact, Store, artifact_key
 
@@ -138,7 +138,7 @@ class Train(Stage):
 
     def scratch(self, config: Config, store: Store, step: Step, *, forced: bool) -> tuple[str, ...]:
         """Where the checkpoints lie; a forced training may have a directory of its own."""
-        from pipeline.stages.forced import current_directory
+        from pipeline.stages.cleanup import current_directory
 
         key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
         place = f"{run_directory(str(config.run))}/checkpoints/{key[:10]}"

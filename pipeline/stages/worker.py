@@ -22,9 +22,9 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, FullDiskError, LaunchError, is_full
 from pipeline.launch.forkserver import end, end_with_parent, import_for_good
 from pipeline.launch.memory import hold, is_held, plan_of
-from pipeline.launch.places import place_of_role
+from pipeline.launch.roles import place_of_role
+from pipeline.launch.run_steps import read_steps
 from pipeline.launch.status import Report, write_report
-from pipeline.launch.steps import read_steps
 from pipeline.records.step import run_directory
 from pipeline.specs import STAGES
 from pipeline.specs.stage import StageIO

@@ -23,9 +23,9 @@ import xxhash
 
 from pipeline.errors import ArtifactError, DamagedError, LaunchError, PassingError, UnreachableError
 from pipeline.store.cache import CachedFile, PartCache
+from pipeline.store.errors import disk_errors, taken
 from pipeline.store.files import Files
 from pipeline.store.manifest import MANIFEST, SCHEMA_VERSION, Artifact, FileEntry, parsed, sealed
-from pipeline.store.refusals import disk_errors, taken
 from pipeline.store.removal import forget, remove
 from pipeline.store.retrying import retried
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from fsspec.asyn import sync
 
+from pipeline.store.errors import disk_errors
 from pipeline.store.files import Files, write_beside
-from pipeline.store.refusals import disk_errors
 from pipeline.store.retrying import TRIES, pause, retried
 
 _MEMORY = threading.Lock()  # fsspec's memory:// is inside this process

@@ -3,7 +3,7 @@
 No clocks of different machines are compared. A holder is alive if its record changes within the time that it promised,
 as in Kubernetes' leader election. A ``Place`` stores the record: a file (``leasefile.py``) or an object of a cluster.
 
-A holder that cannot renew in time stands still before anybody may take its lease (``pausing.py``). When the place
+A holder that cannot renew in time stands still before anybody may take its lease (``fencing.py``). When the place
 answers again, it goes on if the record is still its own, and ends if it is not: an outage that keeps everybody from
 the record ends nobody.
 """
@@ -23,8 +23,8 @@ from typing import Protocol
 from pipeline.clock import CLOCK, Clock
 from pipeline.errors import LaunchError, LostLeaseError
 from pipeline.store.conditional import Seen, SwappedError
-from pipeline.store.pausing import can_pause, end_soon, hold, pausable, tell
-from pipeline.store.refusals import taken
+from pipeline.store.errors import taken
+from pipeline.store.fencing import can_pause, end_soon, hold, pausable, tell
 from pipeline.store.retrying import passes
 from pipeline.units import duration
 
@@ -275,7 +275,7 @@ class Lease:
             tell(f"{self.place.name} is renewed: going on")
 
     def check(self) -> bool:
-        """Whether the main thread may go on (``pausing.py``)."""
+        """Whether the main thread may go on (``fencing.py``)."""
         if self.lost:
             raise LostLeaseError(f"another launcher has {self.place.name}")
         if self._paused and (silent := self._silent_seconds()) > self.outage_seconds + self.seconds:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import ArtifactError, UnreachableError
+from pipeline.store.errors import disk_errors, reachable
 from pipeline.store.files import Files
 from pipeline.store.manifest import MANIFEST
-from pipeline.store.refusals import disk_errors, reachable
 
 _CLOCKS = "datasets"  # a folder whose leftovers ``store gc`` removes
 

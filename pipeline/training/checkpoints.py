@@ -11,25 +11,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.checkpoint.changes import check_changes
 from pipeline.checkpoint.checkpointer import Checkpointer, Model
+from pipeline.checkpoint.config_compatibility import check_changes
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import name_of
-from pipeline.checkpoint.job import parsed_artifact
 from pipeline.checkpoint.ranks import from_first
 from pipeline.checkpoint.reader import Target, restore
+from pipeline.checkpoint.save import parsed_artifact
 from pipeline.checkpoint.state import TrainState
 from pipeline.checkpoint.warm import warm_start
 from pipeline.config import PartitionConfig
-from pipeline.embeddings.learning import set_table_steps
+from pipeline.embeddings.fused_optimizer import set_table_steps
 from pipeline.embeddings.rows import reset_rows
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.records import dataset_path
 from pipeline.store import Artifact, Store
 from pipeline.training.averages import drop_averages
+from pipeline.training.bias_correction import set_level, unset_level
 from pipeline.training.compiling import AutoCompile
-from pipeline.training.length import (
+from pipeline.training.early_stopping import Stopping
+from pipeline.training.metrics import Meter
+from pipeline.training.parquet import SplitReader
+from pipeline.training.remapped import remapped_rows
+from pipeline.training.resume_checks import (
     check_average,
     check_finer,
     check_length,
@@ -39,13 +44,8 @@ from pipeline.training.length import (
     rates_differ,
     same_coding,
 )
-from pipeline.training.level import set_level, unset_level
-from pipeline.training.metrics import Meter
-from pipeline.training.order import Order
-from pipeline.training.parquet import SplitReader
-from pipeline.training.remapped import remapped_rows
+from pipeline.training.sampler import Order
 from pipeline.training.settings import TrainingSettings
-from pipeline.training.stopping import Stopping
 from pipeline.training.trainer import Trainer
 
 # The settings that fix a step's learning rates, together with the number of steps.

@@ -21,12 +21,12 @@ from torchrec.streamable import Pipelineable
 
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.errors import DataError
-from pipeline.training.announcing import Announce, Announcement, Announcements
 from pipeline.training.counted import RowCounts
 from pipeline.training.events import EventBuilder, lengthened
-from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import Columns, SplitReader
-from pipeline.training.windows import LaneReader, no_rows
+from pipeline.training.prefetch_exchange import Announce, Announcement, Announcements
+from pipeline.training.sampler import Deal, Order
+from pipeline.training.shuffle_buffer import LaneReader, no_rows
 
 LOCAL_READERS, REMOTE_READERS = 2, 8  # threads: a disk answers at once, requests to an object store run side by side
 
@@ -78,8 +78,8 @@ class BatchReader:
     It stops before epoch ``epochs``. ``wait_seconds`` adds up the time that the consumer waited. ``announce`` gets the
     ids of every batch ahead of it. ``pin``: batches are in page-locked memory, from which copies to an accelerator run
     beside its work. Use it as a context manager, or call ``close``. Taking a batch raises the errors of the reading
-    thread. With ``announce`` or sequences, taking one is collective on several ranks (``announcing.py``), unless the
-    model needs nothing of other ranks (``apart``).
+    thread. With ``announce`` or sequences, taking one is collective on several ranks (``prefetch_exchange.py``), unless
+    the model needs nothing of other ranks (``apart``).
     """
 
     def __init__(

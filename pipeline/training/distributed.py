@@ -21,7 +21,7 @@ import torch.distributed as dist
 from pipeline.checkpoint.ranks import exchange
 from pipeline.config import HardwareConfig
 from pipeline.cpus import available_cpus
-from pipeline.embeddings.pages import LARGE_PAGE
+from pipeline.embeddings.huge_pages import LARGE_PAGE
 from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError, NightjarError
 from pipeline.machine import stay_on_loopback

@@ -19,7 +19,7 @@ from torch import nn
 from pipeline.config import TrainConfig
 from pipeline.config.fields import AUTO
 from pipeline.cpus import available_cpus
-from pipeline.embeddings.learning import anchors
+from pipeline.embeddings.fused_optimizer import anchors
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.errors import ConfigError
 from pipeline.models.layers import batch_norms

@@ -20,29 +20,29 @@ from pipeline.models.layers import log_odds
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.towers.links import LinkBytes
-from pipeline.training.announcing import Announce
+from pipeline.training.bias_correction import levels
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compared import compared
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
+from pipeline.training.early_stopping import Verdict
 from pipeline.training.guards import Collapse, Judged, check_finite, check_layers
 from pipeline.training.hogwild import Hogwild
-from pipeline.training.level import levels
 from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
-from pipeline.training.order import Order, shuffle_key
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import judge_train_rows
-from pipeline.training.products import Speed
+from pipeline.training.preemption import STOP, Agreement
+from pipeline.training.prefetch_exchange import Announce
 from pipeline.training.profiling import STEPS, Profiler, debugging
+from pipeline.training.roofline import Speed
+from pipeline.training.sampler import Order, shuffle_key
 from pipeline.training.schedule import log_planned, planned_steps, warmup_steps
 from pipeline.training.settings import TrainingSettings
-from pipeline.training.signals import STOP, Agreement
 from pipeline.training.snapshots import Snapshots, Start
 from pipeline.training.ssd import SsdMeter, log_shortcomings, naming_checkpoint, ssd_store
-from pipeline.training.stopping import Verdict
 from pipeline.training.trainer import Trainer
 from pipeline.training.validation import Validation, log_without, validation_split
 

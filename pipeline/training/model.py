@@ -19,9 +19,9 @@ from pipeline.config import DataConfig, ModelConfig, TrainConfig
 from pipeline.embeddings.collection import build_collection, event_collection, feature_vectors
 from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.rows import RowAccess
-from pipeline.embeddings.rules import table_rules
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.ssd import SsdStore
+from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.whole import whole_tables
 from pipeline.embeddings.widths import Projections, projections

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from pipeline.embeddings.one_rank import looked_up
+from pipeline.embeddings.single_rank_lookup import looked_up
 from pipeline.embeddings.tables import sharded_collections
 from pipeline.records import PHASES
 

@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.ranks import exchange
 from pipeline.checkpoint.reader import Target, restore
-from pipeline.embeddings.one_rank import without_exchange
+from pipeline.embeddings.single_rank_lookup import without_exchange
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.whole import whole_tables_pay
 from pipeline.embeddings.workers import Workers
-from pipeline.evaluation.members import ne_of, shares
+from pipeline.evaluation.ensemble_members import ne_of, shares
 from pipeline.models.layers.events import EVEN_ROWS
 from pipeline.records import LABEL, Member, Plan, Towers
 from pipeline.store import Artifact, Store
@@ -27,8 +27,8 @@ from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of
 from pipeline.training.guards import Judged
 from pipeline.training.model import assemble
-from pipeline.training.order import Deal, Order, shuffle_key
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Deal, Order, shuffle_key
 from pipeline.training.settings import PredictionSettings
 from pipeline.training.shared_memory import memory_between
 from pipeline.training.ssd import ssd_store

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint.changes import check_changes
+from pipeline.checkpoint.config_compatibility import check_changes
 from pipeline.checkpoint.reader import Target
 from pipeline.checkpoint.warm import warm_start
 from pipeline.config import ModelConfig
@@ -26,8 +26,8 @@ from pipeline.towers.interaction import Interaction
 from pipeline.towers.placement import Matrix
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect
-from pipeline.training.order import Order, shuffle_key
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order, shuffle_key
 from pipeline.training.schedule import warmup_steps
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.trainer import Trainer

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from pipeline.config import DebugConfig
 from pipeline.errors import GuardError
 from pipeline.store import Store
-from pipeline.training.products import Speed
+from pipeline.training.roofline import Speed
 
 log = logging.getLogger(__name__)
 WARM_UP_STEPS, STEPS = 3, 10  # before the profile, and in it where ``debug.profile_steps`` is 0

@@ -23,16 +23,16 @@ from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.ranks import exchange
 from pipeline.config import TrainConfig
 from pipeline.config.snapshots import PERTURB, RESET
-from pipeline.embeddings.learning import set_table_steps
+from pipeline.embeddings.fused_optimizer import set_table_steps
 from pipeline.errors import ConfigError
-from pipeline.evaluation.members import choose, fitted_weights, ne_of
+from pipeline.evaluation.ensemble_members import choose, fitted_weights, ne_of
 from pipeline.training.checkpoints import Checkpoints
+from pipeline.training.early_stopping import Verdict
 from pipeline.training.model import build
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import main_logits
+from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
-from pipeline.training.stopping import Verdict
 from pipeline.training.trainer import Trainer
 from pipeline.training.validation import Validation
 

@@ -16,10 +16,10 @@ from torchrec.distributed.train_pipeline import (
     TrainPipelineSparseDist,
 )
 
-from pipeline.embeddings.learning import keeping_steps
-from pipeline.embeddings.one_rank import without_exchange
-from pipeline.embeddings.pages import use_large_pages
+from pipeline.embeddings.fused_optimizer import keeping_steps
+from pipeline.embeddings.huge_pages import use_large_pages
 from pipeline.embeddings.sharding import cached_tables
+from pipeline.embeddings.single_rank_lookup import without_exchange
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
 from pipeline.embeddings.workers import Workers
@@ -31,9 +31,9 @@ from pipeline.training.data import Batch
 from pipeline.training.distributed import workers_of
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
-from pipeline.training.products import Speed
 from pipeline.training.reduction import DenseReduction
 from pipeline.training.regularise import seed_step
+from pipeline.training.roofline import Speed
 from pipeline.training.settings import ModelSettings
 from pipeline.training.shared_memory import memory_between
 from pipeline.training.towers import TowerPipeline, gather_towers

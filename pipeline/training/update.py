@@ -8,7 +8,7 @@ from typing import cast
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.config import TrainConfig
-from pipeline.embeddings.learning import clip_table_gradients, replica_optimizer, set_sparse_lr
+from pipeline.embeddings.fused_optimizer import clip_table_gradients, replica_optimizer, set_sparse_lr
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.workers import Workers
 from pipeline.towers.transform import TowerEmbeddings

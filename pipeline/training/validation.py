@@ -17,14 +17,14 @@ from pipeline.checkpoint.ranks import exchange, together
 from pipeline.config import TrainConfig
 from pipeline.errors import DataError, GuardError
 from pipeline.evaluation import evaluate
-from pipeline.evaluation.parts import loss_parts
+from pipeline.evaluation.blockwise_loss import loss_parts
 from pipeline.records import LABEL, VALIDATION
 from pipeline.training.checkpoints import Checkpoints
+from pipeline.training.early_stopping import Look, Stopping, Verdict, is_due, looks_after
 from pipeline.training.guards import Judged
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import main_logits, score_published
-from pipeline.training.stopping import Look, Stopping, Verdict, is_due, looks_after
+from pipeline.training.sampler import Order
 from pipeline.training.trainer import Trainer
 
 _FIGURES = ("ne", "auc", "logloss")

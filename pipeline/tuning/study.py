@@ -18,9 +18,9 @@ from pipeline.launch.signals import handled
 from pipeline.records.study import BROKEN, TRYING, Dimension, StudyRecord, StudyShown, TrialRecord, study_directory
 from pipeline.report.study import study_page
 from pipeline.store import Store
-from pipeline.tuning import kept
-from pipeline.tuning.chance import best_of
+from pipeline.tuning import study_store
 from pipeline.tuning.proposals import optuna
+from pipeline.tuning.significance import best_of
 from pipeline.tuning.space import edges, held, split
 from pipeline.tuning.tuner import Tuner
 
@@ -46,19 +46,19 @@ def tune(
     store = Store(config.store)
     store.answers()
     study = str(config.tune.study)
-    with handled(), kept.study_lock(store, study, config.launch.lease_seconds):
+    with handled(), study_store.study_lock(store, study, config.launch.lease_seconds):
         record = _begun(config, store, shared, space)
         earlier = _earlier(config, store, study)
         log.info("study %s: %s (store %s)", study, ", ".join(space), config.store)
 
         def settled(trials: list[TrialRecord]) -> None:
             progress(sum(each.state != TRYING for each in trials), max(len(trials), config.tune.trials))
-            _write_page(store, kept.shown(store, study))
+            _write_page(store, study_store.shown(store, study))
 
         firsts, given = _firsts(config, space, earlier)
         common = [*record.overrides, *_now(shared)]
         trials = Tuner(config, store, common, space, config_dir, firsts, given, earlier, settled).run()
-        shown = kept.shown(store, study)
+        shown = study_store.shown(store, study)
         _write_best(store, shown, config_dir)
     _require_one(trials)
     return store, shown
@@ -139,9 +139,9 @@ def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str,
         settings=_settings(config, space), created=time.time(),
         warm_start=config.tune.warm_start,
     )  # fmt: skip
-    known = kept.find_study(store, study)
+    known = study_store.find_study(store, study)
     if known is None:
-        kept.write_study(store, record)
+        study_store.write_study(store, record)
         return record
     hint = f"study=<another name> tune.warm_start={study}"
     for key in {**known.space, **space}:
@@ -202,8 +202,8 @@ def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
         return []
     if name == study:
         raise ConfigError(f"tune.warm_start={name} is this study itself", hint="study=<another name>")
-    kept.read_study(store, name)
-    return [each for each in kept.trials_of(store, name) if each.state not in (TRYING, BROKEN)]
+    study_store.read_study(store, name)
+    return [each for each in study_store.trials_of(store, name) if each.state not in (TRYING, BROKEN)]
 
 
 def _firsts(

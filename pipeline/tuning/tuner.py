@@ -18,18 +18,18 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, LaunchError, NightjarError
+from pipeline.launch.run_steps import read_steps
 from pipeline.launch.signals import Interrupted
-from pipeline.launch.steps import read_steps
 from pipeline.records import DatasetSchema, Result, read
 from pipeline.records.step import run_directory
 from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING, Dimension, Look, TrialRecord
 from pipeline.report import read_records
 from pipeline.specs import STAGES
 from pipeline.store import Store
-from pipeline.tuning import kept
-from pipeline.tuning.chance import best_of
+from pipeline.tuning import study_store
 from pipeline.tuning.processes import TrialProcess, found_full, full_disk
 from pipeline.tuning.proposals import FAR, decided, proposal
+from pipeline.tuning.significance import best_of
 from pipeline.tuning.trial import poll_seconds
 
 ATTEMPTS = 3  # of a trial whose process is killed, or cannot start
@@ -60,7 +60,7 @@ class Tuner:
 
     def _known(self) -> list[TrialRecord]:
         """The trials so far, each at the place of its number. ArtifactError where one is missing."""
-        trials = kept.trials_of(self.store, self.study)
+        trials = study_store.trials_of(self.store, self.study)
         if missing := set(range(len(trials))) - {each.number for each in trials}:
             raise ArtifactError(
                 f"study {self.study!r} has {len(trials)} trials, but no record of trial {min(missing)}",
@@ -123,7 +123,7 @@ class Tuner:
             number=number, run=run, state=TRYING, parameters=parameters, started=time.time(),
             asks_at=FAR if self.tune.pruner == "none" else 0, given=self.given and not number,
         )  # fmt: skip
-        kept.create_trial(self.store, self.study, trial)
+        study_store.create_trial(self.store, self.study, trial)
         self.trials.append(trial)
         log.info("trial %d: begins, %s", number, " ".join(trial.overrides))
         return trial
@@ -197,7 +197,7 @@ class Tuner:
         return read(Result, self.store, path) if self.store.exists(path) else None
 
     def _write(self, trial: TrialRecord) -> None:
-        kept.write_trial(self.store, self.study, trial)
+        study_store.write_trial(self.store, self.study, trial)
         self.trials[trial.number] = trial
 
     def _tell(self, trial: TrialRecord) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
-from pipeline.checkpoint.job import Job, write_checkpoint
 from pipeline.checkpoint.quantise import Coding
 from pipeline.checkpoint.reader import Target, restore
+from pipeline.checkpoint.save import Job, write_checkpoint
 from pipeline.checkpoint.state import TrainState
 from pipeline.config import Config, DataConfig, SparseFeature, TrainConfig
 from pipeline.embeddings.shards import LocalShard

@@ -7,12 +7,12 @@ import torch
 from pipeline.checkpoint.chunks import TableCoding
 from pipeline.checkpoint.fault_points import ignore
 from pipeline.checkpoint.index import name_of
-from pipeline.checkpoint.job import Job, write_checkpoint
 from pipeline.checkpoint.reader import Target, restore
+from pipeline.checkpoint.save import Job, write_checkpoint
 from pipeline.checkpoint.snapshot import HostBuffers, take_snapshot
 from pipeline.checkpoint.state import TrainState, flatten_optimizer
-from pipeline.embeddings.rules import TableRules
 from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.specs import TABLE_OPTIMIZERS
 

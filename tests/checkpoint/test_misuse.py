@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from pipeline.checkpoint.naming import find_checkpoint
+from pipeline.checkpoint.reference import find_checkpoint
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint import reader
-from pipeline.checkpoint.aside import listed, set_aside
 from pipeline.checkpoint.checkpointer import Checkpointer, Model
 from pipeline.checkpoint.commands import gc, list_checkpoints
 from pipeline.checkpoint.container import require_memory
 from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.prune import sweep
+from pipeline.checkpoint.quarantine import listed, set_aside
 from pipeline.checkpoint.reader import OTHER_MODEL, Target, restore_newest
 from pipeline.checkpoint.retention import clear
 from pipeline.checkpoint.state import TrainState

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pipeline.checkpoint import ranks
-from pipeline.checkpoint.aside import in_place, listed, remove, set_aside
 from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.prune import sweep
+from pipeline.checkpoint.quarantine import in_place, listed, remove, set_aside
 from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.reader import Target, restore_newest
 from pipeline.errors import ArtifactError

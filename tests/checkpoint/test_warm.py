@@ -8,7 +8,7 @@ import shlex
 import pytest
 import torch
 
-from pipeline.checkpoint import changes
+from pipeline.checkpoint import config_compatibility
 from pipeline.checkpoint.reader import Target
 from pipeline.checkpoint.warm import warm_start
 from pipeline.compose import compose
@@ -21,7 +21,9 @@ from tests.checkpoint.built import CODINGS, DIM, ROWS, config, dense, model, new
 
 
 def check_changes(artifact, config, dataset):
-    return changes.check_changes(artifact, dataclasses.asdict(config), config.checkpoint, config.data, dataset)
+    return config_compatibility.check_changes(
+        artifact, dataclasses.asdict(config), config.checkpoint, config.data, dataset
+    )
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import machine as this_machine
-from pipeline.calibration import kept, quick
-from pipeline.calibration.kept import calibration_revision, find_kept, keep, with_figures
+from pipeline.calibration import hardware_cache, quick
+from pipeline.calibration.hardware_cache import calibration_revision, find_kept, keep, with_figures
 from pipeline.commands.doctor import auto_hardware
 from pipeline.compose import compose
 from pipeline.compose import hardware as auto
@@ -48,8 +48,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(auto, "usable_memory", lambda: int(15.7 * GIB))
     monkeypatch.setattr(auto, "gpus", lambda: ())
-    monkeypatch.setattr(kept, "is_disturbed", lambda began, ended: False)  # whatever else runs here
-    monkeypatch.setattr(kept, "_taken_here", set())
+    monkeypatch.setattr(hardware_cache, "is_disturbed", lambda began, ended: False)  # whatever else runs here
+    monkeypatch.setattr(hardware_cache, "_taken_here", set())
     return tmp_path
 
 
@@ -221,15 +221,15 @@ def test_where_no_folder_can_be_found_figures_serve_one_plan(machine, monkeypatc
     def nowhere(key: str) -> Path:
         raise FileNotFoundError("no usable temporary directory")
 
-    monkeypatch.setattr(kept, "kept_figures", nowhere)
-    monkeypatch.setattr(kept, "known_figures", nowhere)
+    monkeypatch.setattr(hardware_cache, "kept_figures", nowhere)
+    monkeypatch.setattr(hardware_cache, "known_figures", nowhere)
     assert keep(composed(), {"lookup_ns": 1.0}, 0.1).figures == {"lookup_ns": 1.0}
     assert "are not kept: no usable temporary directory" in caplog.text and find_kept(composed()) is None
 
 
 def test_figures_of_a_home_that_cannot_be_written_are_read_and_newer_ones_are_kept_elsewhere(machine, monkeypatch):
     keep(composed(), {"lookup_ns": 1.0}, 0.1)
-    own = kept_figures(kept._key(composed()))
+    own = kept_figures(hardware_cache._key(composed()))
     elsewhere = machine / "tmp"
     elsewhere.mkdir(mode=0o700)
     monkeypatch.setattr(this_machine, "_temporary", lambda: elsewhere)
@@ -269,21 +269,21 @@ def test_figures_that_were_measured_beside_other_programs_are_measured_again_whe
 ):
     rates, busy = iter((100.0, 200.0, 300.0)), [False]
     monkeypatch.setattr(quick, "quick_figures", lambda config: {"dense_gflop_per_s": next(rates)})
-    monkeypatch.setattr(kept, "is_disturbed", lambda began, ended: True)
-    monkeypatch.setattr(kept, "_was_busy", lambda: busy[0])
+    monkeypatch.setattr(hardware_cache, "is_disturbed", lambda began, ended: True)
+    monkeypatch.setattr(hardware_cache, "_was_busy", lambda: busy[0])
 
     def rate() -> float:
         return with_figures(composed()).hardware.dense_gflop_per_s
 
     assert rate() == 100.0 and "beside other programs" in caplog.text and find_kept(composed()).loaded
     assert rate() == 100.0 and calibration_revision(composed()) == 0, "not by the process that measured"
-    monkeypatch.setattr(kept, "_taken_here", set())
+    monkeypatch.setattr(hardware_cache, "_taken_here", set())
     busy[0] = True
     assert rate() == 100.0 and calibration_revision(composed()) == 0, "they are still at work"
     busy[0] = False
     assert calibration_revision(composed()) == 1
     assert rate() == 200.0 and calibration_revision(composed()) == 1
-    monkeypatch.setattr(kept, "_taken_here", set())
+    monkeypatch.setattr(hardware_cache, "_taken_here", set())
     assert rate() == 200.0 and calibration_revision(composed()) == 1, "measured again once, whatever disturbed it"
 
 
@@ -292,7 +292,7 @@ def test_figures_that_cannot_be_measured_again_stay(machine, monkeypatch, caplog
         raise RuntimeError("no memory")
 
     keep(composed(), {"dense_gflop_per_s": 100.0}, 0.1, loaded=True)
-    monkeypatch.setattr(kept, "_was_busy", lambda: False)
+    monkeypatch.setattr(hardware_cache, "_was_busy", lambda: False)
     monkeypatch.setattr(quick, "quick_figures", fail)
     assert with_figures(composed()).hardware.dense_gflop_per_s == 100.0
     assert "plans use what is kept: no memory" in caplog.text and find_kept(composed()).loaded
@@ -313,7 +313,7 @@ def test_what_others_do_while_it_is_measured_is_told_from_what_this_process_does
 
 def test_kept_figures_that_cannot_be_read_are_measured_again(machine):
     keep(composed(), {"lookup_ns": 1.0}, 0.1)
-    path = kept_figures(kept._key(composed()))
+    path = kept_figures(hardware_cache._key(composed()))
     assert find_kept(composed()) is not None
     path.write_text("{")
     assert find_kept(composed()) is None
@@ -326,7 +326,7 @@ def test_kept_figures_that_cannot_be_read_are_measured_again(machine):
 )  # fmt: skip
 def test_kept_figures_that_no_plan_can_use_are_measured_again(machine, change):
     keep(composed(), {"lookup_ns": 1.0}, 0.1)
-    path = kept_figures(kept._key(composed()))
+    path = kept_figures(hardware_cache._key(composed()))
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert find_kept(composed()) is None
 
@@ -335,7 +335,7 @@ def test_doctor_says_what_auto_is_where_torchrec_is_missing(machine, monkeypatch
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(kept, "version", version)
+    monkeypatch.setattr(hardware_cache, "version", version)
     assert "15.5 GiB for each; the first plan measures its speed" in auto_hardware().found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.checkpoint import changes
+from pipeline.checkpoint import config_compatibility
 from pipeline.compose import compose, config_hash, from_yaml, to_yaml
 from pipeline.config.paths import field_type
 from pipeline.config.recorded import config_changes
@@ -18,7 +18,7 @@ from tests.keys import key_config
 
 
 def check_changes(artifact, config, dataset):
-    return changes.check_changes(artifact, asdict(config), config.checkpoint, config.data, dataset)
+    return config_compatibility.check_changes(artifact, asdict(config), config.checkpoint, config.data, dataset)
 
 
 OVERRIDES = ["train.decay_ratio=0.3", "train.min_lr_factor=0.1", "launch.limit_memory=never", "run=r"]

@@ -14,7 +14,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 
 from pipeline.compiled import open_installed
 from pipeline.embeddings import native
-from pipeline.embeddings.by_rows import RowOptimizer
+from pipeline.embeddings.sparse_optimizer import RowOptimizer
 from pipeline.embeddings.tables import Kernel
 from pipeline.specs import TABLE_OPTIMIZERS
 from tests import compile

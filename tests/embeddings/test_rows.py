@@ -5,8 +5,8 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from pipeline.embeddings.collection import pooled_stack
+from pipeline.embeddings.fused_optimizer import set_sparse_lr
 from pipeline.embeddings.initial import initial_rows
-from pipeline.embeddings.learning import set_sparse_lr
 from pipeline.embeddings.tables import TableSpec, dense_parameters, dense_table_parameters
 from pipeline.errors import GuardError, PlanError
 from tests.embeddings.cases import batch as global_batch

@@ -9,7 +9,7 @@ from pipeline.config import GateConfig
 from pipeline.evaluation import Scored, SliceColumn, evaluate, judge, measure
 from pipeline.evaluation.bootstrap import block_of_rows, block_sums, poisson_weights, resample
 from pipeline.evaluation.check import not_worse
-from pipeline.evaluation.shift import calibration_by_prediction, kolmogorov_smirnov, population_stability
+from pipeline.evaluation.drift import calibration_by_prediction, kolmogorov_smirnov, population_stability
 from pipeline.records import Best, Curve, Former, GateRecord, Interval
 from tests.records.made import gate_record
 

@@ -18,7 +18,7 @@ from pipeline.ingest.engines import LocalEngine, in_order
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.mappings.vocab import VocabMapping
 from pipeline.ingest.rawfiles import find_files
-from pipeline.ingest.spec import data_spec
+from pipeline.ingest.schema import data_spec
 from pipeline.ingest.stage import engine_of
 from pipeline.ingest.vocab_counts import VocabCounts
 from tests.launch.test_loopback import listening

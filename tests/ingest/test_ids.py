@@ -7,7 +7,7 @@ from pipeline.config import SparseFeature
 from pipeline.ingest.hashing import estimated_distinct, hash_rows, hash_rows_of, second_rows_of
 from pipeline.ingest.ids import as_bits, as_lists, as_text, check_ids, of_bits
 from pipeline.ingest.rejects import Rejected
-from pipeline.ingest.spec import SparseSpec, data_spec
+from pipeline.ingest.schema import SparseSpec, data_spec
 
 from .conftest import csv_config
 

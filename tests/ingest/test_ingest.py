@@ -13,7 +13,7 @@ import zstandard
 from omegaconf import OmegaConf
 
 from pipeline.config import Config, DenseFeature, LabelConfig, SparseDefaults, SparseFeature, SplitConfig
-from pipeline.ingest.spec import CRITEO_COLUMNS
+from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.records import Profile
 

@@ -25,7 +25,7 @@ from pipeline.ingest import kafka_topic, messages
 from pipeline.ingest.days import day_state
 from pipeline.ingest.messages import AvroDecoder, registered
 from pipeline.ingest.parse import parse
-from pipeline.ingest.spec import data_spec
+from pipeline.ingest.schema import data_spec
 from pipeline.ingest.stage import raw_fingerprint
 from tests.ingest import test_delta
 from tests.ingest.conftest import csv_config

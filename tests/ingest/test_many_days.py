@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from pipeline.config import SparseFeature, SplitConfig
-from pipeline.ingest.fit import Fit, Partial
+from pipeline.ingest.statistics_pass import Fit, Partial
 
 from .conftest import csv_config
 

@@ -8,11 +8,11 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from pipeline.ingest.contents import row_hashes
+from pipeline.ingest.duplicate_rate import row_hashes
 from pipeline.ingest.moments import measure, quantised_moments
+from pipeline.ingest.schema import DenseSpec, data_spec
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.spec import DenseSpec, data_spec
-from pipeline.ingest.transform import DenseTransform, State, transform
+from pipeline.ingest.transform_pass import DenseTransform, State, transform
 from pipeline.native import columns
 
 from .conftest import csv_config, write_rows

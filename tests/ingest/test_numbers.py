@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.ingest.parse import parse
 from pipeline.ingest.record_transform import RecordTransform
+from pipeline.ingest.schema import data_spec
 from pipeline.ingest.sources import TextBlock
-from pipeline.ingest.spec import data_spec
 from pipeline.ingest.text import Layout
 
 from .conftest import csv_config

@@ -16,12 +16,12 @@ import pytest
 from pipeline.config import DedupeConfig
 from pipeline.errors import DataError
 from pipeline.ingest import stage
-from pipeline.ingest.dealing import dealt
 from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.file_source import FileSource, file_sources
+from pipeline.ingest.parallel import dealt
 from pipeline.ingest.rawfiles import find_files
+from pipeline.ingest.schema import data_spec
 from pipeline.ingest.sources import RawBlock, Source
-from pipeline.ingest.spec import data_spec
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.store import Store
 from tests.waits import PATIENCE

@@ -16,7 +16,7 @@ from pipeline.ingest import quoted
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.quoted import Layout, is_record, records
 from pipeline.ingest.rawfiles import find_files
-from pipeline.ingest.spec import data_spec
+from pipeline.ingest.schema import data_spec
 from tests.ingest.conftest import csv_config
 
 LAYOUT = Layout(names=("label", "x", "c"), separator=",", quote='"')

@@ -24,7 +24,7 @@ from pipeline.ingest.events import MarkedSource, Marks
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.repeats import CLICK, FORMER, KNOWN, ROW, Repeats
-from pipeline.ingest.spec import data_spec
+from pipeline.ingest.schema import data_spec
 
 from .conftest import csv_config
 from .test_days import Nights

@@ -8,9 +8,9 @@ import pytest
 from pipeline.config import Config
 from pipeline.errors import DataError
 from pipeline.ingest import synthetic
-from pipeline.ingest.spec import CRITEO_COLUMNS
+from pipeline.ingest.ground_truth import planted_blocks, planted_truth, quad_logits
+from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.stage import raw_fingerprint
-from pipeline.ingest.truth import planted_blocks, planted_truth, quad_logits
 
 from .test_ingest import yaml_config
 

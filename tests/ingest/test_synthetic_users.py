@@ -11,8 +11,8 @@ import pytest
 from pipeline.config import SyntheticConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest import synthetic
+from pipeline.ingest.ground_truth import sigmoid
 from pipeline.ingest.synthetic_users import UserLog
-from pipeline.ingest.truth import sigmoid
 
 
 def small(**changes) -> SyntheticConfig:

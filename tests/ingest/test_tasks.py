@@ -11,7 +11,7 @@ import pytest
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError, DataError
-from pipeline.ingest.spec import data_spec
+from pipeline.ingest.schema import data_spec
 from pipeline.records import DatasetSchema, TaskColumn, read
 from pipeline.specs.stage import StageIO
 from pipeline.stages.run import run_stage

@@ -12,7 +12,7 @@ from pipeline.config import Config, DataConfig, DedupeConfig, HardwareConfig, Sp
 from pipeline.config.checks import check
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.engines import LocalEngine
-from pipeline.ingest.spec import SPLIT_TIME
+from pipeline.ingest.schema import SPLIT_TIME
 from pipeline.ingest.time_split import TimeCounts, cut_of
 from pipeline.ingest.times import seconds_of_rows
 from pipeline.ingest.zones import beginning_of

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.ingest.coded import coded_ids
-from pipeline.ingest.fit import Partial
+from pipeline.ingest.dictionary_encoding import coded_ids
 from pipeline.ingest.record_transform import RecordTransform
+from pipeline.ingest.schema import data_spec
 from pipeline.ingest.sketch import Sketch, bin_of, lower_edges
-from pipeline.ingest.spec import data_spec
+from pipeline.ingest.statistics_pass import Partial
 from tests.alone import alone
 
 from .conftest import csv_config

@@ -13,7 +13,7 @@ from pipeline.ingest import parse, rejects, text
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
 from pipeline.ingest.quoted import Layout
 from pipeline.ingest.rejects import by_halves
-from pipeline.ingest.spec import data_spec
+from pipeline.ingest.schema import data_spec
 from pipeline.ingest.text import read_lines
 
 from .conftest import csv_config, write_rows

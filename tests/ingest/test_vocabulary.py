@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config import SparseDefaults, SparseFeature, SplitConfig
 from pipeline.errors import ArtifactError, ConfigError
-from pipeline.ingest.spec import data_spec
+from pipeline.ingest.schema import data_spec
 from pipeline.ingest.vocabulary import empty, updated
 
 from .conftest import csv_config

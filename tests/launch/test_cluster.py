@@ -13,7 +13,7 @@ import torch
 
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import DENSE
-from pipeline.checkpoint.naming import find_checkpoint
+from pipeline.checkpoint.reference import find_checkpoint
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.checkpoint.verified import read_verified
 from pipeline.compose import compose
@@ -22,8 +22,8 @@ from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.batch import IndexedRunner
 from pipeline.launch.kubernetes.jobs import ClusterJob
 from pipeline.launch.kubernetes.lease import held
+from pipeline.launch.kubernetes.rbac import allowed, check_rights, granted
 from pipeline.launch.kubernetes.render import stage_objects
-from pipeline.launch.kubernetes.rights import allowed, check_rights, granted
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
 from pipeline.records.step import Step
 from pipeline.schedule.cluster import apply, collection, delete, status, suspend

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.calibration import kept
+from pipeline.calibration import hardware_cache
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.records.step import Step
@@ -76,11 +76,11 @@ def test_a_machine_that_is_measured_again_is_planned_for_again(tmp_path: Path, m
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     config = compose(["run=r", "hardware=auto"])
     keys = [made(config, tmp_path)["plan"].key]
-    kept.keep(config, {"lookup_ns": 1.0}, 3.0)
+    hardware_cache.keep(config, {"lookup_ns": 1.0}, 3.0)
     keys.append(made(config, tmp_path)["plan"].key)
     for lookup_ns in (2.0, 3.0):
         monkeypatch.setattr("pipeline.calibration.quick.quick_figures", lambda config, ns=lookup_ns: {"lookup_ns": ns})
-        assert kept.measure_again(config).figures == {"lookup_ns": lookup_ns}
+        assert hardware_cache.measure_again(config).figures == {"lookup_ns": lookup_ns}
         keys.append(made(config, tmp_path)["plan"].key)
     assert keys[0] == keys[1] and len(set(keys)) == 3
 
@@ -91,11 +91,11 @@ def test_figures_measured_again_after_the_cache_was_lost_are_planned_with(
     """A new container has an empty cache. Equal figures are one plan, wherever they were measured."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     config, keys = compose(["run=r", "hardware=auto"]), []
-    monkeypatch.setattr(kept, "is_disturbed", lambda began, ended: False)
+    monkeypatch.setattr(hardware_cache, "is_disturbed", lambda began, ended: False)
     for home, lookup_ns in (("a", 2.0), ("b", 3.0), ("c", 2.0)):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / home))
         monkeypatch.setattr("pipeline.calibration.quick.quick_figures", lambda config, ns=lookup_ns: {"lookup_ns": ns})
-        kept.measure_again(config)
+        hardware_cache.measure_again(config)
         keys.append(made(config, tmp_path)["plan"].key)
     assert keys[0] != keys[1] and keys[0] == keys[2]
 
@@ -108,12 +108,12 @@ def test_figures_of_a_loaded_machine_are_planned_with_until_it_is_free(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config, keys = compose(["run=r", "hardware=auto"]), []
     for busy, lookup_ns in ((True, 9.0), (True, 8.0), (False, 2.0), (False, 3.0)):
-        monkeypatch.setattr(kept, "_taken_here", set())  # in processes of their own
-        monkeypatch.setattr(kept, "_was_busy", lambda busy=busy: busy)
-        monkeypatch.setattr(kept, "is_disturbed", lambda began, ended, busy=busy: busy)
+        monkeypatch.setattr(hardware_cache, "_taken_here", set())  # in processes of their own
+        monkeypatch.setattr(hardware_cache, "_was_busy", lambda busy=busy: busy)
+        monkeypatch.setattr(hardware_cache, "is_disturbed", lambda began, ended, busy=busy: busy)
         monkeypatch.setattr("pipeline.calibration.quick.quick_figures", lambda config, ns=lookup_ns: {"lookup_ns": ns})
         keys.append(made(config, tmp_path)["plan"].key)
-        found = kept.with_figures(config).hardware.lookup_ns
+        found = hardware_cache.with_figures(config).hardware.lookup_ns
         assert found == (9.0 if busy else 2.0)
     assert keys[0] == keys[1] != keys[2] == keys[3]
     assert made(config, tmp_path)["plan"].key == keys[2]

@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError, LaunchError, NightjarError, PlanError
 from pipeline.launch.chain import Chain, Console
 from pipeline.launch.grow import Growth, MoreRoomError, with_more_hosts
 from pipeline.launch.kubernetes.batch import IndexedRunner
-from pipeline.launch.kubernetes.room import WAITING, as_room, room_of
+from pipeline.launch.kubernetes.capacity_probe import WAITING, as_room, room_of
 from pipeline.records import Grown, Shrunk
 from pipeline.records.step import Step
 from pipeline.report.summary import hosts_lines

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.compose import compose, from_yaml
 from pipeline.errors import ArtifactError, DataError
-from pipeline.launch.steps import read_steps
+from pipeline.launch.run_steps import read_steps
 from pipeline.publishing import promotion, versions
 from pipeline.records.step import Step
 from pipeline.specs import STAGES, default_stages

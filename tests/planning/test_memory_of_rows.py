@@ -8,7 +8,7 @@ import pytest
 from pipeline.embeddings.ssd.log import place_type
 from pipeline.planning.candidates import Kept, _bytes
 from pipeline.planning.choices import Table
-from pipeline.planning.loads import Block
+from pipeline.planning.shard_workload import Block
 from pipeline.records import HOST_ROW_BYTES, ShardPlan, TablePlan, place_bytes
 from pipeline.specs import TABLE_OPTIMIZERS
 from tests.planning.plan_cases import cpu

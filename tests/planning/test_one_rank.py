@@ -12,9 +12,9 @@ import pytest
 from plan_cases import configure, cpu, dataset
 
 from pipeline.planning import PlanInputs
-from pipeline.planning.engine import Engine
 from pipeline.planning.planner import open_space
-from pipeline.planning.setting import settle
+from pipeline.planning.problem import settle
+from pipeline.planning.torchrec_planner import Engine
 
 
 @pytest.mark.parametrize("pooling", [0.3, 1.0, 7.7])

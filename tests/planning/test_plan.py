@@ -17,7 +17,7 @@ from plan_cases import PRESETS, ROOT, check_plan, configure, cpu, criteo, datase
 from pipeline.config import TablePin
 from pipeline.errors import PlanError
 from pipeline.planning import PlanInputs, make_plan, plan_summary, render_plan
-from pipeline.planning.setting import SEARCH_PAIRS, settle
+from pipeline.planning.problem import SEARCH_PAIRS, settle
 from pipeline.records import Plan
 
 
@@ -118,8 +118,8 @@ def test_many_tables_whose_row_wise_buffers_would_fill_hbm_still_fit_whole():
 def test_equal_shards_estimated_once_cost_what_torchrec_says():
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 
-    from pipeline.planning.engine import Engine
-    from pipeline.planning.setting import settle
+    from pipeline.planning.problem import settle
+    from pipeline.planning.torchrec_planner import Engine
 
     config = configure(preset("h100x2x8"), dim=256)
     setting = settle(PlanInputs.of(config, *dataset({"a": 3_000_007, "b": 40, "c": 70_001})))

@@ -11,8 +11,8 @@ from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.choices import Table
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hitrate import HitCurve
-from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.predict import predict
+from pipeline.planning.shard_workload import Block, asked_of
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn, TablePlan
 from pipeline.specs import TABLE_OPTIMIZERS
 

@@ -16,9 +16,9 @@ from pipeline.planning import PlanInputs, make_plan, render_plan
 from pipeline.planning.choices import tables_of
 from pipeline.planning.greedy import default_plan
 from pipeline.planning.hardware import size_text
-from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.planner import open_space
-from pipeline.planning.setting import rounds, settle
+from pipeline.planning.problem import rounds, settle
+from pipeline.planning.shard_workload import Block, asked_of
 from pipeline.records import PHASES, Plan
 from pipeline.records.scratch import log_shape
 from tests.keys import key_config

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from pipeline import triple
+from pipeline import versions
 from pipeline.commands.doctor import TRIPLES, minor
 
 ROOT = Path(__file__).parents[2]
@@ -74,11 +74,11 @@ def named(requirements: list[str]) -> set[str]:
 
 
 def test_pip_installs_all_that_is_needed_but_what_depends_on_torch() -> None:
-    """What the packages of ``pipeline.triple`` need is named, as they are installed without what they need."""
+    """What the packages of ``pipeline.versions`` need is named, as they are installed without what they need."""
     dependencies = named(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
-    apart = named([*triple.PACKAGES.values(), "fbgemm-gpu"])
+    apart = named([*versions.PACKAGES.values(), "fbgemm-gpu"])
     needed = set()
-    for name in named(list(triple.PACKAGES.values())):
+    for name in named(list(versions.PACKAGES.values())):
         wanted = [Requirement(each) for each in requires(name) or ()]
         needed |= named([str(each) for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})])
     assert needed - apart - dependencies == set()
@@ -91,7 +91,7 @@ def test_the_lock_files_keep_to_the_dependencies_and_to_the_triple(device: str) 
     locked = [Requirement(line.rstrip("\\ ")) for line in text.splitlines() if line[:1].strip()]
     here = {canonicalize_name(each.name): each for each in locked if each.marker is None or each.marker.evaluate()}
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    pinned = [each.replace("-cpu", "") if device == "cuda" else each for each in triple.PACKAGES.values()]
+    pinned = [each.replace("-cpu", "") if device == "cuda" else each for each in versions.PACKAGES.values()]
     for wanted in map(Requirement, [*asked, *pinned]):
         (version,) = here[canonicalize_name(wanted.name)].specifier
         assert wanted.specifier.contains(version.version), wanted
@@ -119,7 +119,7 @@ for command in json.loads(sys.argv[1]):
 
 
 def without_torch(*commands: list[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Command lines of ``nightjar`` in a process without the packages of ``pipeline.triple``, up to one that fails."""
+    """Command lines of ``nightjar`` in a process without what ``pipeline.versions`` pins, up to the first failure."""
     arguments = [sys.executable, "-c", HIDING, json.dumps(commands)]
     return subprocess.run(arguments, cwd=cwd, capture_output=True, text=True)
 
@@ -141,7 +141,7 @@ def test_where_torch_is_missing_one_line_says_what_installs_it(tmp_path: Path, a
     assert "Traceback" not in done.stdout + done.stderr
     assert "not installed: torch" in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "pip install" in line]
-    assert triple.INSTALL in line and "make install" in line
+    assert versions.INSTALL in line and "make install" in line
     assert not {path.name for path in tmp_path.iterdir()} & {"datasets", "conf_here"}
 
 
@@ -157,6 +157,6 @@ def test_what_needs_no_torch_works_without_it(tmp_path: Path) -> None:
 
 
 def test_the_pins_are_those_that_doctor_expects() -> None:
-    versions = {name: pin.rpartition("==")[2] for name, pin in triple.PACKAGES.items()}
-    minors = {name: minor(version) for name, version in versions.items()}
+    found = {name: pin.rpartition("==")[2] for name, pin in versions.PACKAGES.items()}
+    minors = {name: minor(version) for name, version in found.items()}
     assert TRIPLES[minors["torch"]] == (minors["torchrec"], minors["fbgemm_gpu"])

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEAVES = {
-    "errors", "config", "records", "store", "cpus", "machine", "units", "specs", "triple", "logs", "native", "compiled",
+    "errors", "config", "records", "store", "cpus", "machine", "units", "specs", "versions", "logs", "native", "compiled",
     "clock",
 }  # fmt: skip
 # Room -> the rooms it may import, leaves apart (the table of the architecture page).
@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "compiled": set(),
     "logs": set(),
     "units": set(),
-    "triple": set(),
+    "versions": set(),
     "native": set(),
     "specs": set(),
     "ingest": {"evaluation"},

@@ -11,7 +11,7 @@ from pipeline.evaluation import evaluate
 from pipeline.ingest.stage import ingest
 from pipeline.publishing.versions import version_path
 from pipeline.records import Best
-from pipeline.serving.translate import NotComparableError
+from pipeline.serving.incumbent_features import NotComparableError
 from pipeline.stages.judging import _baseline, _best
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader

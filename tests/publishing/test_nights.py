@@ -20,7 +20,7 @@ from pipeline.errors import LaunchError
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest import parse
 from pipeline.ingest.rejects import Reject
-from pipeline.ingest.spec import CRITEO_COLUMNS
+from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.publishing.dense import DensePart
 from pipeline.records import GateRecord, read

@@ -11,7 +11,7 @@ from pipeline.compose import compose
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.stage import ingest
 from pipeline.records import LABEL
-from pipeline.serving.translate import NotComparableError, Scale, translation
+from pipeline.serving.incumbent_features import NotComparableError, Scale, translation
 from pipeline.store import Store
 from pipeline.training.parquet import Ragged, SplitReader
 

@@ -12,7 +12,7 @@ from pipeline.ingest.hive import PartitionBlock
 from pipeline.ingest.quoted import Layout
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import RawBlock, TextBlock
-from pipeline.serving import wire
+from pipeline.serving import ipc
 from pipeline.serving.ranks import Effort
 from pipeline.serving.scorer import ScoredBlock
 
@@ -34,8 +34,8 @@ BLOCKS = [TEXT, JSON, RAW, PartitionBlock(block=TEXT, values={"c": None, "d": "1
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: type(block).__name__)
 def test_a_block_is_read_alike_on_the_other_side(block) -> None:
     here, there = socket.socketpair()
-    wire.Channel(here).send(*wire.block_message(block))
-    moved = wire.block_of(*wire.Channel(there).receive())
+    ipc.Channel(here).send(*ipc.block_message(block))
+    moved = ipc.block_of(*ipc.Channel(there).receive())
     found, known = moved.read(), block.read()
     assert type(moved) is type(block)
     assert found.frame.equals(known.frame) and found.frame.schema == known.frame.schema
@@ -50,7 +50,7 @@ def test_scores_keep_their_bits_and_shapes(tasks: int) -> None:
     labels = {"click": np.array([0, 1, np.nan, 1, 0], np.float32)} if tasks else {}
     weights = rng.random(5).astype(np.float32) if tasks == 1 else None
     known = ScoredBlock("f", np.arange(3, 8), logits, labels, weights, [Reject(1, "k", "r")])
-    found = wire.scored_of(*wire.scored_message(known))
+    found = ipc.scored_of(*ipc.scored_message(known))
     for one, other in zip(dataclasses.astuple(known), dataclasses.astuple(found), strict=True):
         if isinstance(one, np.ndarray):
             assert one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
@@ -63,7 +63,7 @@ def test_the_other_end_that_goes_is_noticed() -> None:
     here.sendall(b"123")
     here.close()
     with pytest.raises(EOFError):
-        wire.Channel(there).receive()
+        ipc.Channel(there).receive()
 
 
 def test_ranks_are_started_where_what_is_left_takes_longer_than_their_start(monkeypatch) -> None:

@@ -14,7 +14,7 @@ from pipeline.clock import CLOCK, Clock
 from pipeline.errors import ArtifactError, LaunchError, LostLeaseError
 from pipeline.launch.signals import Interrupted, handled
 from pipeline.schedule.lock import lease_path, model_lease, night_lock
-from pipeline.store import Store, conditional, pausing
+from pipeline.store import Store, conditional, fencing
 from pipeline.store.conditional import Seen
 from pipeline.store.lease import CHECKS, Lease, watched
 from tests.logged import listen
@@ -207,7 +207,7 @@ class Hanging(Lease):
         """Let so much time pass without a renewal that the main thread is held."""
         until(lambda: self.turned.waiting() == 2)  # both of its threads
         self.turned.turn(5.1 * CHECK)
-        until(pausing._is_held.is_set)
+        until(fencing._is_held.is_set)
 
     def then(self, act: Callable[[], None]) -> "Hanging":
         """Do ``act`` in a thread once the main thread stands still; returns this lease."""
@@ -233,9 +233,9 @@ def test_a_holder_that_cannot_renew_stands_still_and_goes_on_if_the_lease_is_sti
         until(lambda: lease.turned.waiting() == 2)  # both of its threads
         lease.turned.turn(4.9 * CHECK)
         until(lambda: lease.turned.waiting() == 1)  # one renews in vain, the other has looked
-        held_early.append(pausing._is_held.is_set())
+        held_early.append(fencing._is_held.is_set())
         lease.turned.turn(0.3 * CHECK)
-        until(pausing._is_held.is_set)
+        until(fencing._is_held.is_set)
         for _ in range(2):
             until(lambda asked=lease.checks: lease.checks > asked + 1)
             counts.append(len(steps))

@@ -14,8 +14,8 @@ from pipeline import units
 from pipeline.checkpoint.index import name_of
 from pipeline.cli import main
 from pipeline.errors import ArtifactError
+from pipeline.launch.run_steps import read_steps, write_steps
 from pipeline.launch.runlock import run_lock
-from pipeline.launch.steps import read_steps, write_steps
 from pipeline.publishing import commands, promotion, versions
 from pipeline.records.step import Step
 from pipeline.records.study import DONE, TRYING, TrialRecord, trial_path

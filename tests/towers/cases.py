@@ -13,8 +13,8 @@ from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
 from pipeline.store import Store
 from pipeline.training.data import BatchReader
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 from tests.embeddings.ranks import on_tier, plan_for, row_shards

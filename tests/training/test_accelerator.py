@@ -13,8 +13,8 @@ from pipeline.embeddings.ssd import FIGURES
 from pipeline.embeddings.touched import _Marker, _Marks
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import add_up, collective_device, largest
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
 from pipeline.training.ssd import SsdMeter
 from tests.fake_cuda import fake_cuda
 from tests.training.dataset import write_dataset

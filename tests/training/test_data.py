@@ -8,10 +8,10 @@ from pipeline.errors import ArtifactError, DataError, GuardError, PassingError
 from pipeline.records import SparseColumn
 from pipeline.store import retrying
 from pipeline.training import parquet
-from pipeline.training.announcing import Announce
 from pipeline.training.data import BatchReader
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.prefetch_exchange import Announce
+from pipeline.training.sampler import Order
 from tests.training.dataset import KEY, write_dataset
 
 RAGGED = (

@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.store import Store
 from pipeline.training.data import BatchReader
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
 from tests.tiers import with_slow
 from tests.training import dataset as datasets
 

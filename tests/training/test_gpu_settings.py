@@ -18,8 +18,8 @@ from pipeline.training import trainer
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.model import DensePart, _dense_part, compute_dtype, use_tf32
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
 from tests.embeddings.ranks import on_tier, plan_for
 from tests.training.dataset import write_dataset

@@ -12,8 +12,8 @@ from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 from tests.embeddings.ranks import on_tier, plan_for

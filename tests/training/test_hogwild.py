@@ -15,9 +15,9 @@ from pipeline.models.wide_deep import WideDeepConfig
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training import hogwild, loop
+from pipeline.training.early_stopping import Stopping
 from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
-from pipeline.training.stopping import Stopping
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.tiers import with_slow
 from tests.training.dataset import KEY, write_dataset

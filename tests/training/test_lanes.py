@@ -12,10 +12,10 @@ import torch.distributed as dist
 from pipeline.config.lanes import fitting_lanes
 from pipeline.records import SequenceColumn, SequenceGroup, SparseColumn
 from pipeline.store import Store
-from pipeline.training.announcing import Announce
 from pipeline.training.data import BatchReader
-from pipeline.training.order import Deal, Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.prefetch_exchange import Announce
+from pipeline.training.sampler import Deal, Order
 from tests.embeddings.ranks import shards_for, spawn
 from tests.tiers import with_slow
 from tests.training.dataset import KEY, write_dataset

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline.training.data import BatchReader
-from pipeline.training.order import Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
 from tests.training.dataset import KEY, write_dataset
 
 ROWS = 437  # a prime: no batch, group or world size divides it

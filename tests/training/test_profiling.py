@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pipeline.store import Store
-from pipeline.training.products import Speed
 from pipeline.training.profiling import OTHER, Profiler, kind_of
+from pipeline.training.roofline import Speed
 
 
 def profiled(folder, steps, wanted=10):

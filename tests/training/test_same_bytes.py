@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoint.naming import find_checkpoint
+from pipeline.checkpoint.reference import find_checkpoint
 from pipeline.compose import compose
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.store import Store

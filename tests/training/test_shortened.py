@@ -13,8 +13,8 @@ from pipeline.errors import ConfigError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training import checkpoints, loop
+from pipeline.training.early_stopping import Stopping
 from pipeline.training.settings import TrainingSettings
-from pipeline.training.stopping import Stopping
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import ROWS, config

@@ -18,12 +18,12 @@ from pipeline.checkpoint.rows import ChainReader
 from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig, TablePin
 from pipeline.embeddings import optimizers
-from pipeline.embeddings.by_rows import new_state
-from pipeline.embeddings.learning import set_table_steps
+from pipeline.embeddings.fused_optimizer import set_table_steps
 from pipeline.embeddings.optimizers.ftrl import Ftrl
 from pipeline.embeddings.optimizers.rowwise_adagrad import RowwiseAdagrad
-from pipeline.embeddings.rules import TableRules
 from pipeline.embeddings.sharding import _check_optimizer
+from pipeline.embeddings.sparse_optimizer import new_state
+from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.choices import tables_of

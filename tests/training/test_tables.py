@@ -160,7 +160,7 @@ def test_checkpoints_have_the_state_of_every_rule_and_a_frozen_table_its_first_v
 def test_a_killed_training_ends_with_the_same_bits(runs):
     """Killed as it commits its third checkpoint, the same command goes on from one before."""
     command = ["run", *BASE, *RULES, INLINE, "run=killed"]
-    kill_nightjar(command, cwd=runs, where="pipeline.checkpoint.job:_commit", count=3)
+    kill_nightjar(command, cwd=runs, where="pipeline.checkpoint.save:_commit", count=3)
     again = nightjar(*command, cwd=runs)
     assert again.returncode == 0, again.stderr
     assert result(runs, "killed")["train"]["resumed"]["step"] in (10, 20)

@@ -15,8 +15,8 @@ from pipeline.compose.experiment import experiment_file
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING
 from pipeline.store import Store
-from pipeline.tuning import kept, study
-from pipeline.tuning.chance import best_of
+from pipeline.tuning import study, study_store
+from pipeline.tuning.significance import best_of
 from tests.commands import nightjar
 from tests.tuning.studies import SPACE, trial
 
@@ -75,7 +75,7 @@ def test_a_warm_start_takes_what_ended_of_an_earlier_study_of_this_store(tmp_pat
     shared, space = study.split([*SMALL, RATES, "tune.study=monday"])
     study._begun(compose(shared), store, shared, space)
     for number, state in enumerate((DONE, TRYING, PRUNED, BROKEN)):
-        kept.create_trial(store, "monday", trial(number, state=state))
+        study_store.create_trial(store, "monday", trial(number, state=state))
     earlier = study._earlier(compose(["tune.warm_start=monday"]), store, "tuesday")
     assert [each.state for each in earlier] == [DONE, PRUNED]
     assert study._earlier(compose([]), store, "tuesday") == []
@@ -129,7 +129,7 @@ def test_a_study_finds_a_best_trial_that_its_file_makes_again_bit_for_bit(tmp_pa
     done = nightjar(*sweep, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     store = Store(str(tmp_path / "store"))
-    known = kept.trials_of(store, "s")
+    known = study_store.trials_of(store, "s")
     assert [each.number for each in known] == [0, 1, 2] and {each.state for each in known} <= {DONE, PRUNED}
     best = best_of(known)
     assert best is not None and known[0].parameters == {"train.lr": 0.002}

@@ -13,7 +13,7 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, FullDiskError, FullScratchError, GuardError, LaunchError
 from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING, trial_path
 from pipeline.store import Store
-from pipeline.tuning import kept
+from pipeline.tuning import study_store
 from pipeline.tuning.processes import FULL_DISK, found_full, trial_code
 from pipeline.tuning.tuner import Tuner
 from tests.tuning.studies import ROWS, SPACE, trial
@@ -37,12 +37,12 @@ def test_a_new_trial_is_no_run_that_is_there_already(store: Store) -> None:
     with pytest.raises(LaunchError, match="trial 1 of study 's' would be the run s-00001, which is there") as caught:
         loop._next()
     assert "study=<another name>, or remove" in caught.value.hint
-    assert [each.number for each in kept.trials_of(store, "s")] == [0]
+    assert [each.number for each in study_store.trials_of(store, "s")] == [0]
 
 
 def test_a_study_without_the_record_of_a_trial_is_refused_by_its_number(store: Store) -> None:
     for number in range(3):
-        kept.create_trial(store, "s", trial(number))
+        study_store.create_trial(store, "s", trial(number))
     store.fs.rm(store.full(trial_path("s", 1)))
     with pytest.raises(ArtifactError, match="study 's' has 2 trials, but no record of trial 1") as caught:
         tuner(store)
@@ -51,8 +51,8 @@ def test_a_study_without_the_record_of_a_trial_is_refused_by_its_number(store: S
 
 def test_a_trial_that_is_ended_by_its_last_look_after_a_crash_is_told(store: Store, monkeypatch) -> None:
     for number in range(3):
-        kept.create_trial(store, "s", trial(number, 0.4, DONE, samples=(500,), rungs={"0": 0.4}))
-    kept.create_trial(store, "s", trial(3, state=TRYING))
+        study_store.create_trial(store, "s", trial(number, 0.4, DONE, samples=(500,), rungs={"0": 0.4}))
+    study_store.create_trial(store, "s", trial(3, state=TRYING))
     look = '{"step": 50, "steps_total": 400, "samples": 500, "validation_ne": 0.9}\n'
     store.write_bytes("runs/s-00003/metrics.jsonl", look.encode())
     told: list[list[str]] = []
@@ -94,7 +94,7 @@ def test_a_full_disk_ends_the_study_which_goes_on_with_the_trial(store: Store, m
         loop.run()
     assert caught.value.exit_code == kind.exit_code and "the same command continues" in caught.value.hint
     assert ends[1].killed
-    left = kept.trials_of(store, "s")
+    left = study_store.trials_of(store, "s")
     assert [(each.state, each.attempts, each.error) for each in left] == [(TRYING, 0, None)] * 2
     again, begun = tuner(store, trials=2), []
     monkeypatch.setattr(again, "_launch", lambda trial: begun.append(trial.number))
@@ -107,7 +107,7 @@ def test_other_errors_of_a_trial_fail_it(store: Store) -> None:
     for number, error in enumerate((ArtifactError("gone"), GuardError("not finite"), OSError(errno.EACCES, "no"))):
         loop.trials.append(trial(number, state=TRYING))
         loop._end(loop.trials[number], Ended(trial_code(error), said="gone"), trial_code(error))
-    assert [(each.state, each.exit_code) for each in kept.trials_of(store, "s")] == [
+    assert [(each.state, each.exit_code) for each in study_store.trials_of(store, "s")] == [
         (BROKEN, 7),
         (BROKEN, 5),
         (BROKEN, 1),

@@ -2,8 +2,8 @@
 
 A call sums the gradients of a batch by row and applies an optimizer's formula to these rows, a table after another,
 without the copies that torch's operations make. A wheel and the image carry the library; installing from a checkout
-builds it where there is a C compiler. Everywhere else ``pipeline.embeddings.by_rows`` does the same with torch; the
-results agree to rounding.
+builds it where there is a C compiler. Everywhere else ``pipeline.embeddings.sparse_optimizer`` does the same with
+torch; the results agree to rounding.
 
 ctypes lets go of the interpreter's lock during a call, so several threads can share one.
 """

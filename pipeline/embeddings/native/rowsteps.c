@@ -1,4 +1,4 @@
-/* Steps of table optimizers on the rows that a batch looked up: the compiled form of pipeline/embeddings/by_rows.py.
+/* Steps of table optimizers on the rows that a batch looked up: the compiled form of pipeline/embeddings/sparse_optimizer.py.
 
    Plain C; nothing of Python or torch is included, so that one build serves every version of both. formulas.h is built
    once for each instruction set, and the best one is picked when it runs. No operation is reordered or fused, so all of

@@ -16,7 +16,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS
-from pipeline.embeddings.rules import TableRules
 from pipeline.embeddings.shards import LocalShard, Places
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.cached import CachedShard
@@ -32,6 +31,7 @@ from pipeline.embeddings.ssd.support import shortcomings
 from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.ssd.worker import Worker
 from pipeline.embeddings.state import kept_state
+from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.embeddings.tables import TableSpec, kernels
 from pipeline.records import Plan, ShardPlan
 from pipeline.records.scratch import LOG_SPARE

@@ -17,8 +17,8 @@ from pipeline.config import DataConfig
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
 from pipeline.ingest.formats.wide_groups import cut_groups, is_wide
+from pipeline.ingest.schema import require_columns
 from pipeline.ingest.sources import Block, RawBlock
-from pipeline.ingest.spec import require_columns
 
 Part = tuple[int, int | None]  # of row groups: from, to (None: all that follow)
 WHOLE: Part = (0, None)

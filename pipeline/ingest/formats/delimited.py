@@ -14,8 +14,8 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
 from pipeline.ingest.formats.lines import BOM, Lines
 from pipeline.ingest.quoted import LONGEST, Layout, records
+from pipeline.ingest.schema import CRITEO_COLUMNS, require_columns
 from pipeline.ingest.sources import Block, TextBlock
-from pipeline.ingest.spec import CRITEO_COLUMNS, require_columns
 from pipeline.ingest.text import text_blocks
 
 COUNTED_BYTES = 1 << 22  # that are looked at together where records are counted

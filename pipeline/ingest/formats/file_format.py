@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from pipeline.config import DataConfig
 from pipeline.errors import DataError
+from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, counted_lines
-from pipeline.ingest.spec import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)

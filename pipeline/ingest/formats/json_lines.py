@@ -16,8 +16,8 @@ import polars as pl
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
 from pipeline.ingest.formats.lines import Lines
 from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
+from pipeline.ingest.schema import DataSpec, require_columns
 from pipeline.ingest.sources import Block, RawBlock
-from pipeline.ingest.spec import DataSpec, require_columns
 from pipeline.ingest.text import LINE_TOO_LONG, TOO_LONG, looks_packed
 from pipeline.ingest.values import nulls, strings_of
 

@@ -13,10 +13,10 @@ from pipeline.ingest.days import day_number
 from pipeline.ingest.engines import Engine
 from pipeline.ingest.find_repeats import of_named_days
 from pipeline.ingest.histories.built import Builder, Histories, HistorySource
+from pipeline.ingest.histories.event_store import Keeper, events_before
 from pipeline.ingest.histories.events import ReadEvents, narrow
-from pipeline.ingest.histories.kept import Keeper, events_before
+from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Source
-from pipeline.ingest.spec import DataSpec
 from pipeline.store import Draft
 
 Sources = Callable[[date | None, DataSpec], Sequence[Source]]

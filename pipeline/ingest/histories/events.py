@@ -14,8 +14,8 @@ from pipeline.ingest.event_keys import hashed
 from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.schema import DAY, DataSpec
 from pipeline.ingest.sources import Block
-from pipeline.ingest.spec import DAY, DataSpec
 from pipeline.ingest.values import text_of
 from pipeline.ingest.zones import instants, standard
 from pipeline.records import LABEL

@@ -18,7 +18,7 @@ class _Learned(VocabMapping):
         self, feature: MappedFeature, counts: VocabCounts, before: FittedMapping | None, day: FittingDay
     ) -> FittedMapping:
         """Decided once: later days keep who shares a row with whom."""
-        from pipeline.ingest.sharing import probe, shared_rows
+        from pipeline.ingest.learned_collision import probe, shared_rows
 
         return before or shared_rows(feature, counts.table(), day.once(probe)[feature.name])
 

@@ -15,10 +15,10 @@ from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import hosts_of
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError
+from pipeline.launch.kubernetes.capacity_probe import ASKING_SECONDS, JobRoom, as_room, room_of
 from pipeline.launch.kubernetes.diagnosis import Problem, death, is_alive, is_lost, job_problem, pending_problem
 from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, RUN_LABEL, job_name, run_label, selector
 from pipeline.launch.kubernetes.podlogs import PodLogs
-from pipeline.launch.kubernetes.room import ASKING_SECONDS, JobRoom, as_room, room_of
 from pipeline.launch.protocol import GivenUpError
 from pipeline.launch.shrink import NoRoomError, fewest_hosts, patience
 from pipeline.records.step import Step

@@ -16,7 +16,7 @@ from pipeline.config.kubernetes import LAUNCHER
 from pipeline.errors import LaunchError, LostLeaseError
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError
 from pipeline.launch.kubernetes.names import OURS, RUN_LABEL, STAGE_LABEL, run_label
-from pipeline.launch.kubernetes.rights import NETWORK, allowed
+from pipeline.launch.kubernetes.rbac import NETWORK, allowed
 
 VERSION, KIND = "networking.k8s.io/v1", "NetworkPolicy"
 BRISK_SECONDS = 5.0  # for the answer to what a run asks when it has ended

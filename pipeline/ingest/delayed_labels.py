@@ -1,0 +1,127 @@
+"""Rows of earlier days whose click came later, taken from their own day's dataset to be trained on once more.
+
+The rows lie there as they were transformed that day. Ids are brought to the rows that today's mapping has for them, by
+their hashes; an id that had no row then has none now. Labels of tasks that cannot happen without a click are missing:
+the 0 that they had was of a row without one.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import polars as pl
+
+from pipeline.ingest.blocks import TRAIN_EVENT
+from pipeline.ingest.history import events_of
+from pipeline.ingest.parse import parse
+from pipeline.ingest.schema import DataSpec
+from pipeline.ingest.state import read_state, transforms_json, unreadable_sequence
+from pipeline.ingest.tasks import after_click
+from pipeline.ingest.transform_pass import State, transform
+from pipeline.records import LABEL, MISSING_ROW, TRANSFORMS, UNSEEN_ROW, DatasetSchema, read, task_column
+from pipeline.specs.id_mapping import FittedMapping
+from pipeline.store import Artifact, Store
+
+log = logging.getLogger(__name__)
+
+
+def corrected_rows(
+    store: Store, dataset: Artifact, events: pl.DataFrame, day: int, spec: DataSpec, state: State
+) -> pl.DataFrame | None:
+    """The train rows of ``dataset`` with the ``events`` (key, check) of ``day``, clicked, as ``state`` transforms them.
+
+    ``day``: days since 1970. None where the dataset was made with other features, columns or transforms.
+    """
+    schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
+    before, now = read_state(store, dataset.path, spec), _no_rows(spec, state)
+    then = store.read_json(f"{dataset.path}/{TRANSFORMS}")
+    unreadable = unreadable_sequence(then, transforms_json(spec, state))
+    if unreadable or not (_holds(store, dataset, schema, now) and _alike(spec, before, state)):
+        log.warning("%s has other features or transforms: its %s late clicks are not trained on", dataset.path,
+                    f"{events.height:,}")  # fmt: skip
+        return None
+    rows = _taken(store, dataset, schema, _places(store, dataset, events, day))
+    moved = [_moved(rows[f.name], before.sparse[f.name], state.sparse[f.name]) for f in spec.sparse]
+    unknown = [pl.lit(np.nan, pl.Float32).alias(task_column(name)) for name in after_click(spec)]
+    return rows.select(now.columns).with_columns(pl.lit(1.0, pl.Float32).alias(LABEL), *unknown, *moved)
+
+
+def _no_rows(spec: DataSpec, state: State) -> pl.DataFrame:
+    """The columns of today's dataset."""
+    raw = pl.DataFrame(schema=dict.fromkeys(spec.columns, pl.String))
+    return transform(parse(raw, np.zeros(0, np.int64), spec).frame, spec, state)
+
+
+def _holds(store: Store, dataset: Artifact, schema: DatasetSchema, now: pl.DataFrame) -> bool:
+    """Whether the files of ``dataset`` have all columns of ``now``, and of the same types."""
+    for name in schema.files["train"][:1]:
+        with store.open(f"{dataset.path}/{name}") as source:
+            then = pl.read_parquet_schema(source)
+        return all(then.get(column) == kind for column, kind in now.schema.items())
+    return False
+
+
+def _alike(spec: DataSpec, before: State, now: State) -> bool:
+    """Whether rows of one state can be brought to the other: dense transforms stay, tables without a vocabulary too."""
+    for f in spec.dense:
+        then = before.dense.get(f.name)
+        if then is None or (then.mean, then.std) != (now.dense[f.name].mean, now.dense[f.name].std):
+            return False
+        if not _same_bounds(then.bounds, now.dense[f.name].bounds):
+            return False
+    for s in spec.sparse:
+        was, is_now = before.sparse.get(s.name), now.sparse[s.name]
+        if was is None or (was.lookup is None) != (is_now.lookup is None):
+            return False
+        if was.lookup is None and (was.rows != is_now.rows or not _same_bounds(was.bounds, is_now.bounds)):
+            return False
+    return True
+
+
+def _same_bounds(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return (one is None) == (other is None) and (one is None or other is None or np.array_equal(one, other))
+
+
+def _places(store: Store, dataset: Artifact, events: pl.DataFrame, day: int) -> np.ndarray:
+    """The rows of split train that have one of the ``events`` of ``day``: other days may have other rows of a key."""
+    places, before = [], 0
+    for block in events_of(store, dataset):
+        train = block.filter(pl.col("split") == TRAIN_EVENT).with_row_index("row", before)
+        before += train.height
+        own = train.filter(pl.col("day") == day).join(events, on=["key", "check"], how="semi")
+        places.append(own["row"].to_numpy())
+    return np.sort(np.concatenate(places)).astype(np.int64) if places else np.zeros(0, np.int64)
+
+
+def _taken(store: Store, dataset: Artifact, schema: DatasetSchema, places: np.ndarray) -> pl.DataFrame:
+    """The rows at ``places`` of split train, a file at a time."""
+    parts, start = list[pl.DataFrame](), 0
+    for name, groups in zip(schema.files["train"], schema.groups["train"], strict=True):
+        stop = start + sum(groups)
+        own = places[slice(*np.searchsorted(places, [start, stop]))] - start
+        if len(own) or not parts:
+            store.verify(dataset, name)
+            with store.open(f"{dataset.path}/{name}") as source:
+                parts.append(pl.read_parquet(source.read())[own])
+        start = stop
+    return pl.concat(parts)
+
+
+def _moved(rows: pl.Series, before: FittedMapping, now: FittedMapping) -> pl.Series:
+    """Row numbers of the same ids in the table of today."""
+    if before.lookup is None or now.lookup is None:
+        return rows
+    to = np.full(before.rows, UNSEEN_ROW, np.int32)
+    to[MISSING_ROW] = MISSING_ROW
+    if before.spread is not None and before.spread == now.spread:
+        to[before.spread[0] : sum(before.spread)] = np.arange(before.spread[0], sum(before.spread))
+    same = before.lookup.select("hash", "row").join(now.lookup.select("hash", now="row"), on="hash")
+    to[same["row"].to_numpy()] = same["now"].to_numpy()
+    if rows.dtype != pl.List:
+        return pl.Series(rows.name, to[rows.to_numpy()])
+    flat = pl.Series(rows.name, to[rows.explode().to_numpy()])
+    lengths = rows.list.len().to_numpy()
+    return flat.to_frame().group_by(pl.Series("at", np.repeat(np.arange(len(rows)), lengths)), maintain_order=True).agg(
+        pl.col(rows.name)
+    )[rows.name]  # fmt: skip

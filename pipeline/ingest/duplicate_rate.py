@@ -1,0 +1,101 @@
+"""How often the contents of rows repeat, from a sample of them that merges exactly; a row's place as a hash.
+
+Equal rows stay on one side of the hash split. Where most rows repeat, as in a log of few features, that holds out whole
+contents instead of rows: of one feature, every id of the test rows would be one that no train row has.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import xxhash
+
+from pipeline.ingest.hashing import estimated_distinct, hash_rows
+from pipeline.ingest.schema import DataSpec
+from pipeline.ingest.sketch import added_up
+from pipeline.ingest.vectors import hashes_of
+from pipeline.native.columns import mixed
+
+SAMPLE = 4096  # distinct contents, those with the smallest hashes
+OFTEN = 4  # rows that share a content; fewer may be one row that was delivered again
+
+
+class Contents:
+    """The ``SAMPLE`` smallest of the hashes of rows' contents, and how many rows have each: the same in any order."""
+
+    def __init__(self) -> None:
+        self.hashes = np.zeros(0, np.uint64)
+        self.counts = np.zeros(0, np.int64)
+        self.rows = 0
+
+    def add(self, hashes: np.ndarray) -> None:
+        """Take in the content hashes (uint64) of rows."""
+        self.rows += len(hashes)
+        least = hashes
+        if len(hashes) > 4 * SAMPLE:
+            # Most rows are no part of the sample: a cut that leaves enough distinct ones saves sorting them.
+            cut = np.uint64(2 * SAMPLE * 2.0**64 / len(hashes))
+            least = hashes[hashes < cut]
+        distinct, counts = np.unique(least, return_counts=True)
+        if len(distinct) < SAMPLE and len(least) < len(hashes):
+            distinct, counts = np.unique(hashes, return_counts=True)
+        self._take_in(distinct[:SAMPLE], counts[:SAMPLE])
+
+    def merge(self, other: Contents) -> None:
+        """Take in what ``other`` counted."""
+        self.rows += other.rows
+        self._take_in(other.hashes, other.counts)
+
+    def _take_in(self, hashes: np.ndarray, counts: np.ndarray) -> None:
+        distinct, total = added_up((self.hashes, hashes), (self.counts, counts))
+        self.hashes, self.counts = distinct[:SAMPLE], total[:SAMPLE]
+
+    @property
+    def distinct(self) -> int:
+        """Distinct contents."""
+        return estimated_distinct(self.hashes, SAMPLE)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether more than half of the rows have a content that OFTEN rows share."""
+        if not self.rows:
+            return False
+        # What repeats often is rare among distinct contents, and the sample may miss it: the others are counted.
+        seldom = float(self.counts[self.counts < OFTEN].sum()) * self.distinct / len(self.hashes)
+        return seldom < self.rows / 2
+
+
+def place_hashes(file: str, lines: np.ndarray) -> np.ndarray:
+    """Stable hash (uint64) of each row's place: its ``file`` and line number."""
+    name = np.full(len(lines), xxhash.xxh64_intdigest(file.encode(errors="surrogateescape")), np.uint64)
+    return hash_rows([name, lines.astype(np.uint64)])
+
+
+def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
+    """Stable hash (uint64) of each typed row's features.
+
+    The label is left out: with it, equal rows that differ in the click alone fall on different sides of the split,
+    and the side of a row tells its label.
+    """
+    words = [frame[f"dense:{dense.name}"] for dense in spec.dense if not dense.vector]
+    words += [pl.Series(hashes_of(frame[f"dense:{dense.name}"])) for dense in spec.dense if dense.vector]
+    for sparse in spec.sparse:
+        hashes = frame[f"hash:{sparse.name}"]
+        words.append(_fold(hashes) if sparse.multi else hashes)
+    mixes = mixed([each.to_arrow() for each in words])
+    return hash_rows([_bits(each) for each in words]) if mixes is None else mixes
+
+
+def _bits(words: pl.Series) -> np.ndarray:
+    """uint64 [rows]; of a missing hash 0, of a missing number NaN."""
+    return words.fill_null(np.nan if words.dtype.is_float() else 0).to_numpy().view(np.uint64)
+
+
+def _fold(lists: pl.Series) -> pl.Series:
+    """One UInt64 per list: its elements' hashes, shifted by their place, added up."""
+    frame = lists.to_frame("h").with_row_index("row").explode("h").drop_nulls()
+    place = pl.int_range(pl.len()).over("row").cast(pl.UInt64)
+    folded = frame.with_columns(pl.col("h") // (place * 2 + 1)).group_by("row").agg(pl.col("h").sum())
+    result = np.zeros(len(lists), np.uint64)
+    result[folded["row"].to_numpy()] = folded["h"].to_numpy()
+    return pl.Series(result)

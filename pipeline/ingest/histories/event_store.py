@@ -1,0 +1,113 @@
+"""The events that a dataset keeps for the histories of the days after it: ``histories/<name>/part-*.parquet``.
+
+Each dataset keeps those of its own days, and a night reads those of the days before that its histories reach. Their
+checksums are part of the night's key, so a day that is ingested again with other events makes the next days again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import date, timedelta
+
+import polars as pl
+
+from pipeline.config import DataConfig
+from pipeline.ingest.days import day_number
+from pipeline.ingest.histories.events import event_schema
+from pipeline.ingest.histories.plan import HistoryPlan
+from pipeline.ingest.history import around
+from pipeline.ingest.output import write_frame
+from pipeline.ingest.schema import data_spec
+from pipeline.records import HISTORIES
+from pipeline.store import Artifact, Draft, Store
+
+_PART_ROWS = 1 << 20
+log = logging.getLogger(__name__)
+
+
+def folder(plan: HistoryPlan) -> str:
+    """The folder of a dataset with the events of a history."""
+    return f"{HISTORIES}/{plan.name}"
+
+
+class Keeper:
+    """Writes the events of the days of a dataset that count, for later days; none ask for those of a whole log."""
+
+    def __init__(self, draft: Draft, plan: HistoryPlan, compression: str, *, active: bool) -> None:
+        self.draft, self.plan, self.compression, self.active = draft, plan, compression, active
+        self._waiting: list[pl.DataFrame] = []
+        self._parts = 0
+
+    def add(self, events: pl.DataFrame) -> None:
+        """Take in events of some rows, in their order."""
+        if self.active:
+            self._waiting.append(events.filter("counts").select(*event_schema(self.plan)))
+        if sum(frame.height for frame in self._waiting) >= _PART_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits; a dataset without events has a file without rows."""
+        if self._waiting and (self._parts == 0 or any(frame.height for frame in self._waiting)):
+            events, self._waiting = pl.concat(self._waiting), []
+            named = events.rename(_to_names(self.plan))
+            write_frame(self.draft, f"{folder(self.plan)}/part-{self._parts:05d}.parquet", named, self.compression)
+            self._parts += 1
+
+
+def _to_names(plan: HistoryPlan) -> dict[str, str]:
+    """Columns of events to those in files, which say what the values are of."""
+    values = [name for name in event_schema(plan) if name.startswith("value")]
+    return {own: f"of:{field}={column}" for own, (field, column) in zip(values, plan.of.items(), strict=True)}
+
+
+def datasets_before(store: Store, data: DataConfig, plan: HistoryPlan) -> dict[date, Artifact]:
+    """The datasets of the days before those of ``data.day`` that histories reach, by day."""
+    if not data.days:
+        return {}
+    first = data.days[0]
+    return around(store, data, first - timedelta(days=plan.reach), first - timedelta(days=1))
+
+
+def _files(dataset: Artifact, plan: HistoryPlan) -> list[str]:
+    return sorted(name for name in dataset.files if name.startswith(f"{folder(plan)}/"))
+
+
+def marks(store: Store | None, data: DataConfig) -> list[str]:
+    """What of the days before decides the histories of ``data.day``, for its fingerprint."""
+    if store is None:
+        return []
+    return [
+        dataset.files[name].checksum
+        for plan in data_spec(data).histories
+        for dataset in datasets_before(store, data, plan).values()
+        for name in _files(dataset, plan)
+    ]
+
+
+def events_before(store: Store, data: DataConfig, plan: HistoryPlan) -> Iterator[pl.DataFrame]:
+    """The events of the days before, a file at a time; says which days have none."""
+    datasets = datasets_before(store, data, plan)
+    for day, dataset in datasets.items():
+        for events in _events_of(store, dataset, plan):
+            yield events.filter(pl.col("day") == day_number(day))
+    first = data.days[0] if data.days else None
+    known = {day for day, dataset in datasets.items() if _files(dataset, plan)}
+    wanted = [first - timedelta(days=back) for back in range(1, plan.reach)] if first else []
+    if missing := sorted(set(wanted) - known):
+        log.info(
+            "data.sequences.%s: of %d days before %s, %d have no events kept, first %s: histories begin later",
+            plan.name, len(wanted), first, len(missing), missing[0],
+        )  # fmt: skip
+
+
+def _events_of(store: Store, dataset: Artifact, plan: HistoryPlan) -> Iterator[pl.DataFrame]:
+    names = _to_names(plan)
+    for name in _files(dataset, plan):
+        store.verify(dataset, name)
+        with store.open(f"{dataset.path}/{name}") as source:
+            events = pl.read_parquet(source.read())
+        if not set(names.values()) <= set(events.columns):
+            log.warning("%s keeps events of other columns: its rows are in no history", dataset.path)
+            return
+        yield events.rename({there: own for own, there in names.items()}).select(*event_schema(plan))

@@ -1,0 +1,343 @@
+"""Rows of one dataset as a model trained on another one reads them: other id mappings, other scales.
+
+Today's rows hold row numbers of today's mapping. A model that was trained on another dataset has another mapping. Both
+use the same 64-bit hash of an id, which leads from row to row. All ids without a row today share row 1, and the other
+model may have rows for them: the dataset keeps their hashes for its held-out rows. A percentile or a bin does not
+determine the number it came from. Neither does a clipped number, a 0 that may be a missing value, or a standardised
+number far from the mean, which float32 rounds. These are computed from the raw numbers, which the dataset also keeps.
+Where the rows do not show what the other model would see (``comparable``), it cannot be judged as it serves, and
+``NotComparableError`` says which setting it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from pipeline.config import BINNINGS
+from pipeline.ingest.ids import as_bits
+from pipeline.ingest.schema import DenseSpec
+from pipeline.ingest.state import dense_transform, unreadable_sequence
+from pipeline.ingest.transform_pass import DenseTransform, dense_column
+from pipeline.records import RESERVED_ROWS, TRANSFORMS, UNSEEN_ROW, vector_columns
+from pipeline.serving.comparable import differences
+from pipeline.specs import ID_MAPPINGS
+from pipeline.specs.id_mapping import FittedMapping, IdMapping
+from pipeline.store import Store
+
+# What may differ between two mappings whose ids have the same hashes; ``max_ids`` only so that it can be made up for.
+_FREE = {"column", "rows", "vocab", "mapping", "spread", "required", "max_ids"}
+# Settings of a sparse feature that a record has only where they are set.
+_QUIET = {"holds", "weights", "cross_bins", "sequence"}
+# Of the record of a dense feature, what its values follow from.
+_FITTED = ("transform", "clip", "mean", "std", "missing", "bounds")
+_COARSE = "has a mean so far from the model's that float32 rounds its numbers away"
+_MOST_ROUNDING = 1e-3  # of the standard deviation that the model knows
+_MERGED = "does not tell a zero from a missing value"
+
+
+class NotComparableError(Exception):
+    """The rows do not hold what the other model needs; the message says which feature, and why."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A dense feature's fitted transform, both ways."""
+
+    feature: DenseSpec
+    fitted: DenseTransform
+
+    @staticmethod
+    def of(name: str, record: Mapping[str, Any]) -> Scale:
+        """The scale behind a feature's ``record`` of ``transforms.json``."""
+        clip, transform = tuple(record.get("clip") or ()), record["transform"]
+        return Scale(DenseSpec(name=name, column=name, transform=transform, clip=clip), dense_transform(record))
+
+    def values(self, numbers: NDArray[np.floating]) -> NDArray[np.float32]:
+        """float32 [n] of raw ``numbers`` [n], as ingestion makes them; NaN: missing."""
+        column = pl.Series(f"dense:{self.feature.name}", numbers.astype(np.float64), nan_to_null=True)
+        return dense_column(column.to_frame(), self.feature, self.fitted).to_numpy()
+
+    def numbers(self, values: NDArray[np.floating], *, bounds: bool = False) -> NDArray[np.float64]:
+        """Raw numbers [n] of ``values`` [n] in this scale, which is none of bins; NaN: missing.
+
+        In a standardised scale a 0 is a missing value (or the mean itself, which is as good). ``bounds``: they are
+        bounds of bins, of which none is missing.
+        """
+        raw = values.astype(np.float64) * self.fitted.std + self.fitted.mean
+        if self.feature.logarithmic:
+            raw = np.sign(raw) * np.expm1(np.abs(raw))
+        return raw if bounds or np.isnan(self.fitted.missing) else np.where(values == 0, np.nan, raw)
+
+
+@dataclass(frozen=True)
+class DenseTranslation:
+    """A dense feature's values from the scale ``now`` to the scale ``then``.
+
+    ``raw``: the dataset keeps the feature's raw numbers, and they are taken in place of its values.
+    """
+
+    now: Scale
+    then: Scale
+    raw: bool = False
+
+    def apply(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
+        """float32 [n] of ``values`` [n]: numbers where ``raw``, else values in the scale ``now``."""
+        if self.raw:
+            return self.then.values(values)
+        then, bounds = self.then, self.then.fitted.bounds
+        if bounds is not None:  # through the same roundings as the values, so that equal numbers stay equal
+            rounded = self.now.numbers(self.now.values(bounds), bounds=True)
+            then = replace(then, fitted=replace(then.fitted, bounds=rounded))
+        return then.values(self.now.numbers(values))
+
+
+@dataclass(frozen=True)
+class IdsTranslation:
+    """A sparse feature's rows in the other model's table, by its mapping ``fitted`` there.
+
+    ``table``: those of the rows of today's table; None for bins, which are computed from the raw numbers.
+    ``unseen``: the dataset keeps the hashes of the ids that have no row today.
+    """
+
+    mapping: IdMapping
+    fitted: FittedMapping
+    table: NDArray[np.int32] | None
+    unseen: bool = False
+
+    def apply(self, ids: NDArray[Any], unseen: NDArray[np.uint64] | None) -> NDArray[np.int32]:
+        """Row numbers [n] of ``ids`` [n]: rows of today's table, of bins raw numbers with NaN for a missing one.
+
+        ``unseen`` [n]: hashes of the ids without a row today, 0 for the others.
+        """
+        if self.table is None:
+            return self.rows_of(as_bits(pl.Series(ids, nan_to_null=True)))
+        rows = self.table[ids]
+        if unseen is not None:
+            at = np.flatnonzero(unseen)
+            rows[at] = self.rows_of(pl.Series(unseen[at]))
+        return rows
+
+    def rows_of(self, hashes: pl.Series) -> NDArray[np.int32]:
+        """The row of each of ``hashes``."""
+        return self.mapping.rows(self.fitted, hashes)[0].to_numpy()
+
+
+@dataclass(frozen=True)
+class Translation:
+    """By feature, None: nothing changes."""
+
+    dense: dict[str, DenseTranslation | None]
+    sparse: dict[str, IdsTranslation | None]
+    longest: dict[str, int] = field(default_factory=dict)  # by feature, lookups of a row that the other model makes
+
+    @property
+    def raw(self) -> list[str]:
+        """Features whose raw numbers ``values`` and ``rows`` want in place of what the dataset's columns hold."""
+        dense = [name for name, each in self.dense.items() if each is not None and each.raw]
+        return dense + [name for name, each in self.sparse.items() if each is not None and each.table is None]
+
+    @property
+    def unseen(self) -> list[str]:
+        """Features of whose ids without a row today ``rows`` wants the hashes."""
+        return [name for name, each in self.sparse.items() if each is not None and each.unseen]
+
+    def values(self, feature: str, values: NDArray[np.floating]) -> NDArray[np.floating]:
+        """A dense feature in the other model's scale."""
+        change = self.dense[feature]
+        return values if change is None else change.apply(values)
+
+    def rows(self, feature: str, ids: NDArray[Any], unseen: NDArray[np.uint64] | None = None) -> NDArray[Any]:
+        """Row numbers of the other model's table; ``unseen``: as of ``IdsTranslation``."""
+        change = self.sparse[feature]
+        return ids if change is None else change.apply(ids, unseen)
+
+
+def translation(store: Store, dataset: str, version: str, allow: Collection[str] = ()) -> Translation:
+    """Return how rows of a dataset become those that a version would have got.
+
+    Args:
+        store: Where both are.
+        dataset: Path of the dataset.
+        version: Path of the version.
+        allow: ``checkpoint.allow``: settings that differ because the log changed, not what is read from it.
+
+    Raises:
+        NotComparableError: A feature is missing, its ids cannot be translated, or the rows do not show what the version
+            would see.
+    """
+    now, then = (store.read_json(f"{path}/{TRANSFORMS}") for path in (dataset, version))
+    raw, unseen = frozenset(now.get("raw", ())), frozenset(now.get("unseen", ()))
+    for group in ("dense", "sparse"):
+        for name in then[group]:
+            if name not in now[group]:
+                raise NotComparableError(f"it needs feature {name!r}, which the dataset does not have")
+    differing = differences(store, dataset, version, now, then, allow)
+    if problem := unreadable_sequence(now, then) or next(differing, ""):
+        raise NotComparableError(problem)
+    return Translation(
+        {
+            column: change
+            for name, record in then["dense"].items()
+            for column, change in _dense_columns(name, now["dense"][name], record, raw).items()
+        },
+        {
+            name: _binned(name, now["sparse"][name], record, raw)
+            if ID_MAPPINGS.get(record["mapping"]).numbers
+            else _ids(store, (dataset, version), name, now["sparse"][name], record, name in unseen)
+            for name, record in then["sparse"].items()
+        },
+        {
+            name: most
+            for name, record in then["sparse"].items()
+            if (most := _longest(name, now["sparse"][name], record))
+        },
+    )
+
+
+def _longest(name: str, now: dict[str, Any], then: dict[str, Any]) -> int | None:
+    """How many lookups of a row the model makes, where the dataset may have more; None: all that there are."""
+    today, other = now.get("max_ids"), then.get("max_ids")
+    if today is not None and (other is None or today < other):
+        raise NotComparableError(
+            f"feature {name!r} has at most {today} ids per row in the dataset, where the model takes "
+            f"{'all of them' if other is None else other}"
+        )
+    return None if today == other or other is None else other * ID_MAPPINGS.get(then["mapping"]).rows_per_id
+
+
+def _dense_columns(
+    name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]
+) -> dict[str, DenseTranslation | None]:
+    """What a dense feature's columns become: one of a number, ``width`` of a vector."""
+    width = then.get("width", 1)
+    if width != now.get("width", 1):
+        today = now.get("width", 1)
+        raise NotComparableError(f"feature {name!r} has width {today} in the dataset, {width} in the model")
+    if width > 1 and _clips_more(now["clip"], then["clip"]):
+        raise NotComparableError(f"feature {name!r}, a vector, is clipped to {now['clip']} in the dataset")
+    if width > 1 and _is_coarse(name, now, then):
+        raise NotComparableError(f"feature {name!r}, a vector, {_COARSE} in the dataset")
+    if width > 1 and _merges(name, now, then):
+        raise NotComparableError(f"feature {name!r}, a vector, {_MERGED} in the dataset")
+    change = _dense(name, now, then, kept)
+    if change is not None and "unit" in (now["transform"], then["transform"]):
+        raise NotComparableError(
+            f"feature {name!r} has transform {now['transform']} in the dataset, {then['transform']} in the model"
+        )
+    return dict.fromkeys(vector_columns(name, width) if width > 1 else [name], change)
+
+
+def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> DenseTranslation | None:
+    if all(now.get(each) == then.get(each) for each in _FITTED):
+        return None
+    ranked, clipped = now["transform"] in BINNINGS, _clips_more(now["clip"], then["clip"])
+    merged = _merges(name, now, then)
+    if ranked:
+        _require_raw(name, f"has other bounds of {now['transform']}", kept)
+    if clipped:
+        _require_raw(name, f"is clipped to {now['clip']}", kept)
+    if merged:
+        _require_raw(name, _MERGED, kept)
+    today = Scale.of(name, now)
+    if _is_coarse(name, now, then):
+        _require_raw(name, _COARSE, kept)
+    raw = ranked or clipped or merged or (today.feature.linear and name in kept)
+    return DenseTranslation(today, Scale.of(name, then), raw)
+
+
+def _is_coarse(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
+    """Whether float32 rounds numbers in the scale ``now`` that lie where those of ``then`` do, by more than little.
+
+    A number is rounded by its distance from the mean; what counts is the deviation that the model knows.
+    """
+    today, other = Scale.of(name, now), Scale.of(name, then)
+    if not (today.feature.linear and other.feature.linear):
+        return False
+    distance = abs(today.fitted.mean - other.fitted.mean)
+    return distance * float(np.finfo(np.float32).eps) > _MOST_ROUNDING * other.fitted.std
+
+
+def _merges(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
+    """Whether zeros and missing values have one value in the scale ``now``, and different ones in ``then``."""
+    return Scale.of(name, now).feature.zero_is_missing and not Scale.of(name, then).feature.zero_is_missing
+
+
+def _clips_more(now: Sequence[float], then: Sequence[float]) -> bool:
+    """Whether the bounds ``now`` cut off numbers that ``then`` tells apart; both are [] or [lowest, highest]."""
+    if not now:
+        return False
+    return not then or now[0] > then[0] or now[1] < then[1]
+
+
+def _require_raw(name: str, loss: str, kept: frozenset[str]) -> None:
+    if name not in kept:
+        raise NotComparableError(
+            f"feature {name!r} {loss} in the dataset, which does not keep its raw numbers; "
+            "stages=[ingest] force=true writes a dataset that does"
+        )
+
+
+def _binned(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> IdsTranslation | None:
+    if now["mapping"] != then["mapping"]:
+        raise NotComparableError(_mapped_otherwise(name, now, then))
+    if now["bounds"] == then["bounds"]:
+        return None
+    _require_raw(name, f"has other bounds of {now['mapping']}", kept)
+    mapping = ID_MAPPINGS.get(then["mapping"])
+    return IdsTranslation(mapping, mapping.read(name, then, lambda file: None), None)
+
+
+def _ids(
+    store: Store, paths: tuple[str, str], name: str, now: dict[str, Any], then: dict[str, Any], unseen: bool
+) -> IdsTranslation | None:
+    for setting in sorted((now.keys() | (then.keys() & _QUIET)) - _FREE):
+        if now.get(setting) != then.get(setting):
+            raise NotComparableError(
+                f"{setting} of feature {name!r} is {now.get(setting)!r} in the dataset, {then.get(setting)!r} in the "
+                "model"
+            )
+    if now["vocab"] is None:
+        if (now["mapping"], now["rows"]) != (then["mapping"], then["rows"]):
+            raise NotComparableError(
+                f"feature {name!r} is mapped by {now['mapping']} into {now['rows']} rows in the dataset, by "
+                f"{then['mapping']} into {then['rows']} in the model"
+            )
+        return None
+    dataset, version = paths
+    _, today = _fitted(store, dataset, name, now)
+    mapping, fitted = _fitted(store, version, name, then)
+    if mapping.rows_per_id > 1:
+        raise NotComparableError(_mapped_otherwise(name, now, then))
+    table = np.full(now["rows"], UNSEEN_ROW, np.int32)
+    table[:RESERVED_ROWS] = np.arange(RESERVED_ROWS)
+    if today.spread and today.spread == fitted.spread:  # rows that unknown ids hash into
+        table[today.spread[0] :][: today.spread[1]] = np.arange(today.spread[0], sum(today.spread))
+    # Where ids share a row, the most frequent one comes last: it speaks for the row.
+    known = today.known.sort("count", "hash")
+    moved = IdsTranslation(mapping, fitted, table, unseen)
+    table[known["row"].to_numpy()] = moved.rows_of(known["hash"])
+    same = then["rows"] == now["rows"] and bool((table == np.arange(len(table))).all())
+    return None if same else moved
+
+
+def _mapped_otherwise(name: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
+    return f"feature {name!r} is mapped by {now['mapping']} in the dataset, by {then['mapping']} in the model"
+
+
+def _fitted(store: Store, path: str, name: str, record: Mapping[str, Any]) -> tuple[IdMapping, FittedMapping]:
+    """The mapping of feature ``name`` and its fit in the dataset or version at ``path``, without candidates."""
+
+    def opened(file: str) -> pl.DataFrame | None:
+        if file != record["vocab"]:
+            return None
+        with store.open(f"{path}/{file}") as source:
+            return pl.read_parquet(source.read())
+
+    mapping = ID_MAPPINGS.get(record["mapping"])
+    return mapping, mapping.read(name, record, opened)

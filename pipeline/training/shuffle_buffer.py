@@ -1,0 +1,203 @@
+"""Windows of lanes, decoded and mixed ahead by a pool of threads, in memory that is used again."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.training.parquet import Columns, Ragged, SplitReader, join_ragged
+from pipeline.training.sampler import Deal, Take, Window
+
+
+@dataclass
+class Block:
+    """Rows in two arrays: ``floats`` [1 + k + n, N] with label, extra and dense columns, and single-valued ``ids``."""
+
+    floats: np.ndarray
+    ids: np.ndarray
+    ragged: dict[str, Ragged] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, split: SplitReader, rows: int) -> Block:
+        """Memory for ``rows`` rows of ``split``."""
+        floats = 1 + len(split.extra) + len(split.schema.dense)
+        return cls(np.empty((floats, rows), np.float32), np.empty((len(split.single), rows), np.int32))
+
+    def columns(self, extra: int) -> Columns:
+        """The same memory by column, ``extra`` of them between labels and dense ones."""
+        more = 1 + extra
+        return Columns(self.floats[0], self.floats[more:], self.ids, self.ragged, self.floats[1:more])
+
+
+def no_rows(split: SplitReader) -> tuple[Columns, int]:
+    """What a rank without a share of global batches takes of each: no rows, not even padding."""
+    block = Block.empty(split, 0)
+    for column in split.multi:
+        weights = np.empty(0, np.float32) if column.weighted else None
+        block.ragged[column.name] = Ragged(np.zeros(1, np.int64), np.empty(0, np.int32), weights)
+    return block.columns(len(split.extra)), 0
+
+
+class LaneReader:
+    """The rows of global batches for one of ``world`` ranks, from (epoch, batch) ``start`` on; decodes only its lanes'.
+
+    As many windows are decoded ahead as the rank has lanes, up to ``window_groups`` row groups. New memory for every
+    window would cost about as much time as decoding, since the system clears its pages.
+    """
+
+    def __init__(
+        self, split: SplitReader, deal: Deal, pool: Executor, *, rank: int, world: int, epochs: int,
+        start: tuple[int, int],
+    ) -> None:  # fmt: skip
+        self.split, self._deal, self._pool = split, deal, pool
+        self._rank, self._world = rank, world
+        lanes = max(len(deal.takes(0, rank, world)), 1)
+        self._ahead = max(1, min(lanes, deal.order.window_groups // deal.together))
+        largest = max(group.rows for group in split.groups)
+        self._size = min(deal.together * largest, split.rows)
+        self._coming = self._schedule(epochs, start)
+        self._pending: deque[tuple[int, _Decoding]] = deque()
+        self._lanes: dict[int, list[tuple[Window, Block]]] = {}
+        self._spare: list[Block] = []
+
+    def take(self, epoch: int, batch: int) -> tuple[Columns, int]:
+        """The rank's rows of a global batch, filled up with the first one, and how many there are without.
+
+        A rank without rows is filled up with the global batch's first row. Call it batch after batch.
+        """
+        takes = self._deal.takes(batch, self._rank, self._world)
+        own = sum(take.stop - take.start for take in takes)
+        self._load(epoch * self._deal.batches + batch)
+        pieces = [piece for take in takes or [self._deal.first(batch)] for piece in self._cut(take)]
+        block = Block.empty(self.split, -(-self._deal.order.global_batch // self._world))
+        _fill(block, pieces)
+        self._drop(batch)
+        return block.columns(len(self.split.extra)), own
+
+    def _schedule(self, epochs: int, start: tuple[int, int]) -> Iterator[tuple[int, Window]]:
+        """The windows that the rank needs, each with the number of the global batch that is the first to need it."""
+        (epoch, first), deal = start, self._deal
+        while epoch < epochs:
+            own = {take.lane for take in self._takes(first)}
+            late = {take.lane for take in self._takes(deal.batches - 1)} - own
+            windows = [
+                (max(window.start // deal.quota, since), lane, window)
+                for lanes, since in ((own, first), (late, deal.batches - 1))
+                for lane in sorted(lanes)
+                for window in deal.windows(epoch, lane)
+                if window.start + window.rows > since * deal.quota
+            ]
+            for batch, _, window in sorted(windows, key=lambda each: each[:2]):
+                yield epoch * deal.batches + batch, window
+            epoch, first = epoch + 1, 0
+
+    def _takes(self, batch: int) -> list[Take]:
+        return self._deal.takes(batch, self._rank, self._world) or [self._deal.first(batch)]
+
+    def _load(self, number: int) -> None:
+        """Wait for the windows that are needed from global batch ``number`` on, and decode the next ones."""
+        self._submit()
+        while self._pending and self._pending[0][0] <= number:
+            _, decoding = self._pending.popleft()
+            self._submit()
+            self._lanes.setdefault(decoding.window.lane, []).append((decoding.window, decoding.done.result()))
+
+    def _submit(self) -> None:
+        while len(self._pending) < self._ahead and (coming := next(self._coming, None)) is not None:
+            self._pending.append((coming[0], _Decoding(self, self._deal, coming[1])))
+
+    def _cut(self, take: Take) -> Iterator[tuple[Block, int, int]]:
+        """The pieces of the lane's windows with these rows: rows [low, high) of each."""
+        for window, block in self._lanes[take.lane]:
+            low, high = max(take.start - window.start, 0), min(take.stop - window.start, window.rows)
+            if low < high:
+                yield block, low, high
+
+    def _drop(self, batch: int) -> None:
+        """Use the memory of windows that no batch after ``batch`` needs again."""
+        position, ended = (batch + 1) * self._deal.quota, batch + 1 == self._deal.batches
+        for windows in self._lanes.values():
+            while windows and (ended or windows[0][0].start + windows[0][0].rows <= position):
+                self.release(windows.pop(0)[1])
+
+    def block(self) -> Block:
+        """Memory for a window."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return Block.empty(self.split, self._size)
+
+    def release(self, block: Block) -> None:
+        """Take memory back."""
+        self._spare.append(block)
+
+    def submit(self, decoding: _Decoding, part: int) -> None:
+        """Let a thread decode a part of a window."""
+        self._pool.submit(decoding.decode, part)
+
+
+class _Decoding:
+    """A ``window`` under way; ``done`` has its mixed rows. The thread with its last part mixes them."""
+
+    def __init__(self, reader: LaneReader, deal: Deal, window: Window) -> None:
+        self._reader, self._deal, self.window = reader, deal, window
+        self.done: Future[Block] = Future()
+        self._lock = threading.Lock()
+        self._raw: Block | None = None
+        self._parts: dict[int, dict[str, Ragged]] = {}
+        self._at = np.cumsum([0, *(part.group.rows for part in window.parts)]).tolist()
+        for number in range(len(window.parts)):
+            reader.submit(self, number)
+
+    def decode(self, number: int) -> None:
+        """Decode a part; errors are those of ``done``."""
+        try:
+            with self._lock:
+                raw = self._raw = self._raw or self._reader.block()
+            split, group = self._reader.split, self.window.parts[number].group
+            ragged = split.read(group, raw.columns(len(split.extra)), self._at[number])
+            with self._lock:
+                self._parts[number] = ragged
+                last = len(self._parts) == len(self.window.parts)
+            if last:
+                self.done.set_result(self._mixed(raw))
+        except BaseException as error:  # raised where the window is awaited
+            with self._lock:
+                if not self.done.done():
+                    self.done.set_exception(error)
+
+    def _mixed(self, raw: Block) -> Block:
+        parts = [self._parts[number] for number in range(len(self._parts))]
+        raw.ragged = {name: join_ragged([part[name] for part in parts]) for name in parts[0]}
+        if not self._deal.order.shuffle and self.window.rows == self._at[-1]:  # whole row groups
+            return raw
+        places = zip(self.window.parts, self._at, strict=False)
+        own = np.concatenate([np.arange(at + part.start, at + part.stop) for part, at in places])
+        picks, mixed = own[self._deal.mixed(self.window)], self._reader.block()
+        for sources, targets in ((raw.floats, mixed.floats), (raw.ids, mixed.ids)):
+            for source, target in zip(sources, targets, strict=True):
+                # mode="clip" spares NumPy a buffered copy; the indices are always in range.
+                np.take(source, picks, out=target[: len(picks)], mode="clip")
+        mixed.ragged = {name: column.take(picks) for name, column in raw.ragged.items()}
+        self._reader.release(raw)
+        return mixed
+
+
+def _fill(block: Block, pieces: list[tuple[Block, int, int]]) -> None:
+    """Copy the pieces' rows into ``block``, one after the other, and the first of them into what is left."""
+    at, rows = 0, block.floats.shape[1]
+    for source, low, high in pieces:
+        end = at + high - low
+        block.floats[:, at:end] = source.floats[:, low:high]
+        block.ids[:, at:end] = source.ids[:, low:high]
+        at = end
+    if at < rows:
+        block.floats[:, at:], block.ids[:, at:] = block.floats[:, :1], block.ids[:, :1]
+    for name in pieces[0][0].ragged:
+        whole = join_ragged([source.ragged[name].cut(low, high) for source, low, high in pieces])
+        block.ragged[name] = whole if at == rows else whole.take(np.r_[:at, np.zeros(rows - at, np.int64)])
