@@ -29,10 +29,15 @@ def overrides(source: Path, folder: str, seed: int) -> list[str]:
     os.utime(path, (1, 1))  # the key of its dataset, which the order of rows is drawn from, covers a file's time
     columns = compose(["experiment=adult", f"data.path={path}"]).data.columns
     return [
-        "experiment=adult", f"data.path={path}", f"data.columns=[{','.join([*columns, 'fold'])}]",
-        "data.day_column=fold", "data.split.by=day", "model.embedding_dim=16", "train.schedule=linear",
+        "experiment=adult",
+        f"data.path={path}",
+        f"data.columns=[{','.join([*columns, 'fold'])}]",
+        "data.day_column=fold",
+        "data.split.by=day",
+        "model.embedding_dim=16",
+        "train.schedule=linear",
         "train.decay_ratio=1",
-    ]  # fmt: skip
+    ]
 
 
 def _day(line: str, seed: int) -> int:

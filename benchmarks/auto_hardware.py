@@ -34,11 +34,12 @@ def main() -> None:
     given = options.parse_args()
     cases = {f"{name}_{count}": _run(name, count) for name in given.experiments for count in given.threads}
     finish(
-        "auto_hardware", max(case["step_error"] for case in cases.values()),
+        "auto_hardware",
+        max(case["step_error"] for case in cases.values()),
         memory=max(case["memory_error"] for case in cases.values()),
         seconds=max(case["calibration_s"] for case in cases.values()),
         **{f"{name}_{key}": value for name, case in cases.items() for key, value in case.items()},
-    )  # fmt: skip
+    )
 
 
 def _run(name: str, threads: int) -> dict[str, Any]:
@@ -46,25 +47,39 @@ def _run(name: str, threads: int) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))[:threads]
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "pipeline.cli", "run", "hardware=auto", *EXPERIMENTS[name], STAGES, "run=first",
-            f"store={folder}/store", f"train.threads_per_rank={threads}",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "pipeline.cli",
+            "run",
+            "hardware=auto",
+            *EXPERIMENTS[name],
+            STAGES,
+            "run=first",
+            f"store={folder}/store",
+            f"train.threads_per_rank={threads}",
+        ]
         environment = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
         subprocess.run(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True,
+            command,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
-        )  # fmt: skip
+        )
         trained = json.loads(Path(folder, "store/runs/first/result.json").read_text())["train"]
         (kept,) = Path(folder, "cache/nightjar/machines").glob("*.json")
         calibration = json.loads(kept.read_text())
     step, memory = trained["step"], trained["memory"]
     case = {
-        "step_ms": step["measured_ms"], "predicted_ms": step["predicted_ms"],
+        "step_ms": step["measured_ms"],
+        "predicted_ms": step["predicted_ms"],
         "step_error": abs(step["predicted_ms"] / step["measured_ms"] - 1),
-        "memory_mib": memory["measured_bytes"] / 2**20, "predicted_mib": memory["predicted_bytes"] / 2**20,
+        "memory_mib": memory["measured_bytes"] / 2**20,
+        "predicted_mib": memory["predicted_bytes"] / 2**20,
         "memory_error": abs(memory["predicted_bytes"] / memory["measured_bytes"] - 1),
         "calibration_s": calibration["seconds"],
-    }  # fmt: skip
+    }
     print(f"{name}, {threads} threads: {case}", flush=True)
     return case
 

@@ -93,10 +93,16 @@ def main() -> None:
     began = time.monotonic()
     same = _same_model(given)
     shape = {
-        "rows": given.weights // given.dim, "dim": given.dim, "wide": given.wide, "parts": given.parts,
-        "shards": given.shards, "ids": given.ids, "batch": given.batch, "threads": given.cores,
+        "rows": given.weights // given.dim,
+        "dim": given.dim,
+        "wide": given.wide,
+        "parts": given.parts,
+        "shards": given.shards,
+        "ids": given.ids,
+        "batch": given.batch,
+        "threads": given.cores,
         "exchange": given.exchange,
-    }  # fmt: skip
+    }
     alone = _hogwild(given, shape)
     measured, counted = _measure(given, shape)
     carried = {}
@@ -104,50 +110,78 @@ def main() -> None:
         parts = measured.step(given.workers, owners, given.batch, given.cores, 1e6 * given.mb_per_s)
         speed = given.workers * given.batch / seconds_of(parts)
         carried[str(owners)] = {
-            "samples_per_s": round(speed), "ratio": round(speed * alone / given.cores, 2),
+            "samples_per_s": round(speed),
+            "ratio": round(speed * alone / given.cores, 2),
             "step_ms": {name: round(1e3 * seconds, 3) for name, seconds in parts.items()},
-        }  # fmt: skip
+        }
         print(f"carried: {given.workers} workers, {owners} embedding hosts: {carried[str(owners)]}", flush=True)
     finish(
-        "bipartite", carried[str(given.owners[0])]["ratio"], seconds=time.monotonic() - began, **same,
+        "bipartite",
+        carried[str(given.owners[0])]["ratio"],
+        seconds=time.monotonic() - began,
+        **same,
         measured={
-            "hogwild_cpu_us": 1e6 * alone, "worker_cpu_us": 1e6 * measured.worker,
-            "embedding_cpu_us": 1e6 * measured.owners, "latency_us": 1e6 * measured.latency, **counted,
+            "hogwild_cpu_us": 1e6 * alone,
+            "worker_cpu_us": 1e6 * measured.worker,
+            "embedding_cpu_us": 1e6 * measured.owners,
+            "latency_us": 1e6 * measured.latency,
+            **counted,
         },
-        carried={"workers": given.workers, "cores": given.cores, "hogwild_samples_per_s": given.cores / alone,
-                 "embedding_hosts": carried},
-    )  # fmt: skip
+        carried={
+            "workers": given.workers,
+            "cores": given.cores,
+            "hogwild_samples_per_s": given.cores / alone,
+            "embedding_hosts": carried,
+        },
+    )
 
 
 def _same_model(given: argparse.Namespace) -> dict[str, Any]:
     """NE and bytes of both kinds of clusters, trained one after the other on the same ranks."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [
-            "data=synthetic", f"data.synthetic.rows={given.rows}", "data.synthetic.days=1", "hardware=laptop",
-            "model=dlrm_small", "train.global_batch=1024", "train.precision=fp32", "train.warmup_steps=10",
-            "train.threads_per_rank=1", "train.guard.collapse=false", f"store={folder}", "partition=flat",
+            "data=synthetic",
+            f"data.synthetic.rows={given.rows}",
+            "data.synthetic.days=1",
+            "hardware=laptop",
+            "model=dlrm_small",
+            "train.global_batch=1024",
+            "train.precision=fp32",
+            "train.warmup_steps=10",
+            "train.threads_per_rank=1",
+            "train.guard.collapse=false",
+            f"store={folder}",
+            "partition=flat",
             "plan.sharding_types=[table_wise]",
-        ]  # fmt: skip
+        ]
         dataset = run([*settings, "run=data", "stages=[ingest]"])["ingest"].path
         found = {}
         with Bed(HOSTS) as bed, Ranks(bed, 1, RANK) as ranks:
             bed.limit(1e6 * given.mb_per_s)
             for name, owners, exchange in (("flat", 0, "fp32"), ("bipartite", 2, "fp32"), ("half", 2, given.exchange)):
                 own = [
-                    f"hardware.hosts={HOSTS}", f"hardware.embedding_hosts={owners}", f"run={name}",
+                    f"hardware.hosts={HOSTS}",
+                    f"hardware.embedding_hosts={owners}",
+                    f"run={name}",
                     f"partition.exchange={exchange}",
-                ]  # fmt: skip
+                ]
                 before = bed.sent()
                 found[name] = ranks.ask(what="fit", overrides=[*settings, *own], dataset=dataset)[0]
                 wire = [after - start for after, start in zip(bed.sent(), before, strict=True)]
                 print(f"{name}: {found[name]}, {[round(each / 2**20, 1) for each in wire]} MiB a host", flush=True)
     flat, apart, half = found["flat"], found["bipartite"], found["half"]
     return {
-        "ne_flat": flat["ne"], "ne_bipartite": apart["ne"], "ne_change": abs(apart["ne"] / flat["ne"] - 1),
-        f"ne_{given.exchange}": half["ne"], f"ne_change_{given.exchange}": abs(half["ne"] / flat["ne"] - 1),
-        "bytes_flat": flat["sent"], "bytes_bipartite": apart["sent"], "bytes_formula": apart["formula"],
-        "bytes_of_formula": apart["sent"] / apart["formula"], f"bytes_{given.exchange}": half["sent"],
-    }  # fmt: skip
+        "ne_flat": flat["ne"],
+        "ne_bipartite": apart["ne"],
+        "ne_change": abs(apart["ne"] / flat["ne"] - 1),
+        f"ne_{given.exchange}": half["ne"],
+        f"ne_change_{given.exchange}": abs(half["ne"] / flat["ne"] - 1),
+        "bytes_flat": flat["sent"],
+        "bytes_bipartite": apart["sent"],
+        "bytes_formula": apart["formula"],
+        "bytes_of_formula": apart["sent"] / apart["formula"],
+        f"bytes_{given.exchange}": half["sent"],
+    }
 
 
 def _hogwild(given: argparse.Namespace, shape: dict[str, int]) -> float:
@@ -184,8 +218,11 @@ def _measure(given: argparse.Namespace, shape: dict[str, int]) -> tuple[Measured
         "sent_of_formula_back": statistics.median(found[-1]["sent"] for found in rounds) * 2 / (back * samples * 2),
         "wire_of_formula_worker": wire[0] / (there * samples + reduced),
         "wire_of_formula_embedding": wire[-1] / (back * samples * workers / 2),
-        "bytes_there": there, "bytes_back": back, "dense_bytes": measured.dense, "step_ms_here": 1e3 * wall,
-    }  # fmt: skip
+        "bytes_there": there,
+        "bytes_back": back,
+        "dense_bytes": measured.dense,
+        "step_ms_here": 1e3 * wall,
+    }
     print(f"2 + 2 hosts: {measured}, {counted}", flush=True)
     return measured, counted
 

@@ -67,9 +67,19 @@ class Shape:
         self.samples = 0
 
     def build(
-        self, hosts: int, owners: int, rows: int, dim: int, wide: int, parts: int, shards: int, ids: int, batch: int,
-        threads: int, exchange: str,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        hosts: int,
+        owners: int,
+        rows: int,
+        dim: int,
+        wide: int,
+        parts: int,
+        shards: int,
+        ids: int,
+        batch: int,
+        threads: int,
+        exchange: str,
+    ) -> dict[str, Any]:
         """``rows`` of ``dim`` weights in all, ``ids`` a sample, ``batch`` samples a worker or thread.
 
         ``shards``: into which the columns of each part are cut; ``exchange``: precision of embeddings on the network.
@@ -149,11 +159,15 @@ def profile_of(schema: DatasetSchema, pooling: float) -> Profile:
     """A profile of ``pooling`` ids a sample in each list."""
     sparse = {
         column.name: FeatureProfile(
-            rows=column.rows, distinct=column.rows, missing_share=0.0, pooling=pooling,
-            hot_rows=[column.rows // 100, column.rows], hot_share=[0.5, 1.0],
+            rows=column.rows,
+            distinct=column.rows,
+            missing_share=0.0,
+            pooling=pooling,
+            hot_rows=[column.rows // 100, column.rows],
+            hot_share=[0.5, 1.0],
         )
         for column in schema.sparse
-    }  # fmt: skip
+    }
     return Profile(rows={}, label_rate={}, dense={}, sparse=sparse)
 
 
@@ -164,10 +178,13 @@ def config_of(hosts: int, owners: int, dim: int, wide: int, batch: int, threads:
         hardware=HardwareConfig(name="bench", hosts=hosts, embedding_hosts=owners, inter_host_gb_per_s=0.15),
         model=WideDeepConfig(embedding_dim=dim, wide=wide),
         train=TrainConfig(
-            global_batch=batch * max(hosts - owners, 1), warmup_steps=20, schedule="constant", threads_per_rank=1,
+            global_batch=batch * max(hosts - owners, 1),
+            warmup_steps=20,
+            schedule="constant",
+            threads_per_rank=1,
             precision="fp32",
         ),
-    )  # fmt: skip
+    )
     config.plan.sharding_types = ["table_wise"]
     if not owners:
         config.train.mode = "hogwild"

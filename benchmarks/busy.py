@@ -103,9 +103,17 @@ def _report(speeds: dict[str, list[float]], skipped: dict[str, str], rounds: int
     ratio = None if skipped else median_of_pairs("quota", "pinned")
     figures = {f"samples_per_s_{kind}": statistics.median(found) for kind, found in speeds.items()}
     finish(
-        "busy", ratio, slowdown=slowdown, **figures, rounds=rounds, cpus=cpus,
-        busy_loops=cpus, quota_cpus=PART, spins=os.environ.get("GOMP_SPINCOUNT", "nightjar's"), skipped=skipped,
-    )  # fmt: skip
+        "busy",
+        ratio,
+        slowdown=slowdown,
+        **figures,
+        rounds=rounds,
+        cpus=cpus,
+        busy_loops=cpus,
+        quota_cpus=PART,
+        spins=os.environ.get("GOMP_SPINCOUNT", "nightjar's"),
+        skipped=skipped,
+    )
 
 
 if __name__ == "__main__":

@@ -30,14 +30,26 @@ def plan_of(tables: int, rows: int, slots: int) -> Plan:
     """Whole tables on SSD on one rank."""
     shard = ShardPlan(rank=0, row=0, rows=rows, column=0, columns=DIM)
     table = TablePlan(
-        rows=rows, dim=DIM, pooling=1.0, tier="ssd", sharding="table_wise", kernel="fused", shards=(shard,),
-        cost_ms=0.0, reason="", cache_rows=slots,
-    )  # fmt: skip
+        rows=rows,
+        dim=DIM,
+        pooling=1.0,
+        tier="ssd",
+        sharding="table_wise",
+        kernel="fused",
+        shards=(shard,),
+        cost_ms=0.0,
+        reason="",
+        cache_rows=slots,
+    )
     names = [f"t{number}" for number in range(tables)]
     return Plan(
-        hardware="bench", device="cpu", world_size=1, ranks_per_host=1, global_batch=1,
+        hardware="bench",
+        device="cpu",
+        world_size=1,
+        ranks_per_host=1,
+        global_batch=1,
         tables=dict.fromkeys(names, table),
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

@@ -98,10 +98,18 @@ def main() -> None:
         figures |= {"trained_overall": abs(trained.after[0]), "trained_before": abs(trained.before[0])}
     worst = max(map(abs, planted.after))
     finish(
-        "calibration", LIMIT / worst, seconds=time.monotonic() - began, rows=given.rows, clicks=planted.clicks,
-        overall=abs(planted.after[0]), overall_before=abs(planted.before[0]), worst=worst,
-        worst_before=max(map(abs, planted.before)), auc_change=planted.auc_change, **figures,
-    )  # fmt: skip
+        "calibration",
+        LIMIT / worst,
+        seconds=time.monotonic() - began,
+        rows=given.rows,
+        clicks=planted.clicks,
+        overall=abs(planted.after[0]),
+        overall_before=abs(planted.before[0]),
+        worst=worst,
+        worst_before=max(map(abs, planted.before)),
+        auc_change=planted.auc_change,
+        **figures,
+    )
 
 
 def _planted(rows: int, rate: float, seed: int, part: int = 0) -> Rows:
@@ -122,12 +130,25 @@ def _planted(rows: int, rate: float, seed: int, part: int = 0) -> Rows:
 def _held_out(given: argparse.Namespace) -> tuple[Rows, NDArray[np.bool_]]:
     """What a model of a synthetic log, trained for one pass, says of held-out rows; which of them fit the curve."""
     with tempfile.TemporaryDirectory() as folder:
-        config = compose([
-            "data=synthetic", "model=dlrm_small", f"data.synthetic.rows={given.trained}", "data.synthetic.days=1",
-            f"data.synthetic.base_rate={given.rate}", "data.synthetic.ids_per_feature=500", "data.split.by=hash",
-            "data.split.test_share=0.7", "train.global_batch=4096", "train.log_every_steps=1000",
-            "train.guard.collapse=false", f"seed={given.seed}", f"store={folder}/store", "run=calibration", *given.set,
-        ])  # fmt: skip
+        config = compose(
+            [
+                "data=synthetic",
+                "model=dlrm_small",
+                f"data.synthetic.rows={given.trained}",
+                "data.synthetic.days=1",
+                f"data.synthetic.base_rate={given.rate}",
+                "data.synthetic.ids_per_feature=500",
+                "data.split.by=hash",
+                "data.split.test_share=0.7",
+                "train.global_batch=4096",
+                "train.log_every_steps=1000",
+                "train.guard.collapse=false",
+                f"seed={given.seed}",
+                f"store={folder}/store",
+                "run=calibration",
+                *given.set,
+            ]
+        )
         store = Store(config.store)
         made = {step.name: step for step in steps(config, store)}
         for step in made.values():

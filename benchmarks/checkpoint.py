@@ -31,7 +31,7 @@ from benchmarks.checkpoint_disk import measure_restore, race_dd
 from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
 from benchmarks.checkpoint_share import measure_coding, measure_share
 from benchmarks.common import finish
-from pipeline.checkpoint.checkpointer import Checkpointer, Model
+from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.index import BASELINE, committed
 from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
@@ -115,7 +115,7 @@ class _Bench:
     def saver(self, name: str, **settings: Any) -> Checkpointer:
         """A checkpointer of its own directory and marks."""
         touched = TouchedRows(self.trainer.model)
-        model = Model(self.trainer.rows, touched, dict(self.trainer.dense), self.trainer.optimizers.dense)
+        model = CheckpointedModel(self.trainer.rows, touched, dict(self.trainer.dense), self.trainer.optimizers.dense)
         return Checkpointer(self.store, name, CheckpointConfig(**settings), model, "bench", {}, {})
 
     def marks(self, rounds: int = 8, steps: int = 3) -> dict[str, float]:
@@ -197,8 +197,10 @@ class _Bench:
         seen.seconds.append(trained + waited + stall)
         seen.stalls.append(stall)
         seen.waits.append(waited)
-        _say(f"interval {number}: {trained:.1f} s of training, {seen.shares[-1]:.1%} of rows in the marks, stopped "
-             f"{1000 * stall:.0f} ms (guard {1000 * checked:.0f}) + {1000 * waited:.0f} ms waiting")  # fmt: skip
+        _say(
+            f"interval {number}: {trained:.1f} s of training, {seen.shares[-1]:.1%} of rows in the marks, stopped "
+            f"{1000 * stall:.0f} ms (guard {1000 * checked:.0f}) + {1000 * waited:.0f} ms waiting"
+        )
 
     def _settle(self, four: Checkpointer, seen: _Intervals) -> float:
         """Wait for the write in flight (time the next save would wait) and note what lies on the disk."""

@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 
 from benchmarks.checkpoint_model import config_of, plan_of, schema_of
 from pipeline.checkpoint.checkpointer import latest
-from pipeline.checkpoint.reader import Target, restore
+from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.store import Store
 from pipeline.training.distributed import connect
 from pipeline.training.settings import ModelSettings
@@ -37,8 +37,11 @@ def race_dd(write: Callable[[], tuple[int, float, float]], folder: Path, rounds:
         whole.append(size / call)
         synced.append(_dd_write(folder, size, "conv=fdatasync"))
         direct.append(_dd_write(folder, size, "oflag=direct"))
-        print(f"fp32 write {number + 1}: ours {ours[-1] / 1e6:.0f} MB/s, dd fdatasync {synced[-1] / 1e6:.0f}, "
-              f"direct {direct[-1] / 1e6:.0f}", flush=True)  # fmt: skip
+        print(
+            f"fp32 write {number + 1}: ours {ours[-1] / 1e6:.0f} MB/s, dd fdatasync {synced[-1] / 1e6:.0f}, "
+            f"direct {direct[-1] / 1e6:.0f}",
+            flush=True,
+        )
     return {
         "write_mb_s": statistics.median(ours) / 1e6,
         "write_mb_s_with_snapshot": statistics.median(whole) / 1e6,
@@ -102,7 +105,7 @@ def _rank(rank: int, folder: str, directory: str, shape: tuple[int, int, int, in
     if artifact is None:
         sys.exit(f"no checkpoint in {folder}/{directory}")
     size = sum(entry.bytes for entry in artifact.files.values())
-    target = Target(trainer.rows, dict(trainer.dense), trainer.optimizers.dense)
+    target = RestoreTarget(trainer.rows, dict(trainer.dense), trainer.optimizers.dense)
     lines = []
     for number in range(rounds):
         if rank == 0:

@@ -38,16 +38,27 @@ def plan_of(schema: DatasetSchema, config: Config, tier: str = "ddr", cache_rows
     world, dim = config.world_size, config.model.embedding_dim
     tables = {
         column.name: TablePlan(
-            rows=column.rows, dim=dim, pooling=1.0, tier=tier, sharding="table_wise", kernel="fused", cost_ms=0.0,
-            shards=(ShardPlan(rank=i % world, row=0, rows=column.rows, column=0, columns=dim),), reason="",
+            rows=column.rows,
+            dim=dim,
+            pooling=1.0,
+            tier=tier,
+            sharding="table_wise",
+            kernel="fused",
+            cost_ms=0.0,
+            shards=(ShardPlan(rank=i % world, row=0, rows=column.rows, column=0, columns=dim),),
+            reason="",
             cache_rows=cache_rows,
         )
         for i, column in enumerate(schema.sparse)
-    }  # fmt: skip
+    }
     return Plan(
-        hardware="bench", device="cpu", world_size=world, ranks_per_host=world,
-        global_batch=config.train.global_batch, tables=tables,
-    )  # fmt: skip
+        hardware="bench",
+        device="cpu",
+        world_size=world,
+        ranks_per_host=world,
+        global_batch=config.train.global_batch,
+        tables=tables,
+    )
 
 
 class ZipfIds:

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
-from pipeline.checkpoint.checkpointer import Checkpointer, Model
+from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.quantise import bits_for_restores
 from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
@@ -111,7 +111,7 @@ def _train(
 
 def _saver(store: Store, trainer: Trainer, restores: int, coding: dict[str, Any], seed: int) -> Checkpointer:
     settings = CheckpointConfig(expected_restores=restores, **coding)
-    model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
+    model = CheckpointedModel(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
     return Checkpointer(store, f"quality-{restores}-{seed}", settings, model, "bench", {}, {})
 
 

@@ -46,8 +46,11 @@ def measure_share(train: Steps, saver: Checkpointer, interval: float, count: int
         waits.append(time.perf_counter() - waited)
         rates.append(steps / (time.perf_counter() - began))
         writing.append(saver.figures.writing - written)
-        print(f"{number}: {rates[-1] / alone[-1]:.4f} of the samples/s, stopped {1000 * stalls[-1]:.0f} ms, written in "
-              f"{writing[-1]:.1f} s, waited {1000 * waits[-1]:.0f} ms", flush=True)  # fmt: skip
+        print(
+            f"{number}: {rates[-1] / alone[-1]:.4f} of the samples/s, stopped {1000 * stalls[-1]:.0f} ms, written in "
+            f"{writing[-1]:.1f} s, waited {1000 * waits[-1]:.0f} ms",
+            flush=True,
+        )
     return {
         "throughput_share": statistics.fmean(rates) / statistics.fmean(alone),
         "throughput_share_each": [round(a / b, 4) for a, b in zip(rates, alone, strict=True)],

@@ -39,7 +39,7 @@ def plan_of(schema: DatasetSchema) -> Plan:
             cost_ms=0.0,
             shards=(ShardPlan(rank=0, row=0, rows=column.rows, column=0, columns=16),),
             reason="",
-        )  # fmt: skip
+        )
         for column in schema.sparse
     }
     return Plan(hardware="bench", device="cpu", world_size=1, ranks_per_host=1, global_batch=8192, tables=tables)

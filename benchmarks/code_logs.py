@@ -23,8 +23,13 @@ class CodeLog:
     def hand(self) -> list[str]:
         """Overrides that write the human-typed schema."""
         typed = [f"+data.{kind}.{column}={{}}" for column, kind in self.kinds.items()]
-        return ["data=parquet", "data.label.column=clicked", "data.sparse_defaults.min_count=5",
-                "data.sparse_defaults.rows=5000", *typed]  # fmt: skip
+        return [
+            "data=parquet",
+            "data.label.column=clicked",
+            "data.sparse_defaults.min_count=5",
+            "data.sparse_defaults.rows=5000",
+            *typed,
+        ]
 
 
 def code_logs(rows: int, adult: Path) -> list[CodeLog]:

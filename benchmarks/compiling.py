@@ -42,12 +42,17 @@ def main() -> None:
             continue
         saved = (timed.eager_ms - timed.compiled_ms) / 1000
         figures[name] = {
-            "eager_ms": timed.eager_ms, "compiled_ms": timed.compiled_ms, "compile_seconds": timed.seconds,
+            "eager_ms": timed.eager_ms,
+            "compiled_ms": timed.compiled_ms,
+            "compile_seconds": timed.seconds,
             "quotient": timed.eager_ms / timed.compiled_ms,
             "steps": round(timed.seconds / saved) if saved > 0 else None,
-        }  # fmt: skip
-        print(f"{name:<10} {timed.eager_ms:8.2f} ms, compiled {timed.compiled_ms:8.2f} ms, {timed.seconds:5.1f} s to "
-              "compile", flush=True)  # fmt: skip
+        }
+        print(
+            f"{name:<10} {timed.eager_ms:8.2f} ms, compiled {timed.compiled_ms:8.2f} ms, {timed.seconds:5.1f} s to "
+            "compile",
+            flush=True,
+        )
     best = max((each["quotient"] or 0.0 for each in figures.values()), default=None)
     finish("compile", best, models=figures, machine=device_name(device), threads=torch.get_num_threads())
 

@@ -48,30 +48,54 @@ def main() -> None:
                     print(f"round {number + 1}, {days:,} days: {found[-1]:.2f} s", flush=True)
     many, few = median(seconds[given.days]), median(seconds[2])
     finish(
-        "days", many / few, seconds_many=many, seconds_two=few, rows=given.rows, days=given.days, users=given.users,
-        test_days=given.test_days, leak=given.leak, rows_per_s=given.rows / many, rounds=given.rounds,
-    )  # fmt: skip
+        "days",
+        many / few,
+        seconds_many=many,
+        seconds_two=few,
+        rows=given.rows,
+        days=given.days,
+        users=given.users,
+        test_days=given.test_days,
+        leak=given.leak,
+        rows_per_s=given.rows / many,
+        rounds=given.rounds,
+    )
 
 
 def write_log(path: Path, rows: int, days: int, users: int) -> None:
     """Write clicks of ``users`` on 5,000 items, in no order of time."""
     rng = np.random.default_rng(0)
     item, kind = rng.zipf(1.3, rows) % 5_000, rng.integers(0, 20, rows)
-    frame = pl.DataFrame({
-        "label": rng.binomial(1, 0.2 + 0.4 * (item % 2)), "x": rng.normal(size=rows), "item": item, "kind": kind,
-        "user": rng.integers(0, users, rows), "time": 1_600_000_000 + rng.integers(0, days * DAY_SECONDS, rows),
-    })  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "label": rng.binomial(1, 0.2 + 0.4 * (item % 2)),
+            "x": rng.normal(size=rows),
+            "item": item,
+            "kind": kind,
+            "user": rng.integers(0, users, rows),
+            "time": 1_600_000_000 + rng.integers(0, days * DAY_SECONDS, rows),
+        }
+    )
     frame.write_parquet(path)
 
 
 def timed(log: str, store: str, *more: str) -> float:
     """Return the seconds that the ingestion of ``log`` takes."""
-    config = compose([
-        "data=parquet", f"data.path={log}", "data.name=days", "data.timestamp=time", "data.split.by=day",
-        "+data.dense.x={}", "+data.sparse={item: {}, kind: {}, user: {}}",
-        "+data.sequences.seen={features: {item: {table: item}}, target: item, max_length: 20, history: {by: user}}",
-        "data.sequences.seen.history.days=null", "stages=[ingest]", *more,
-    ])  # fmt: skip
+    config = compose(
+        [
+            "data=parquet",
+            f"data.path={log}",
+            "data.name=days",
+            "data.timestamp=time",
+            "data.split.by=day",
+            "+data.dense.x={}",
+            "+data.sparse={item: {}, kind: {}, user: {}}",
+            "+data.sequences.seen={features: {item: {table: item}}, target: item, max_length: 20, history: {by: user}}",
+            "data.sequences.seen.history.days=null",
+            "stages=[ingest]",
+            *more,
+        ]
+    )
     began = time.perf_counter()
     with Store(store).draft("datasets/days/k", kind="ingest", key="k", config={}, inputs={}) as draft:
         draft.commit(ingest(config.data, config.ingest, config.seed, draft))

@@ -21,8 +21,12 @@ from pipeline.schedule.nightly import read_record
 from pipeline.store import Store
 
 MODEL = "synthetic"  # publish.model's default: the name of the data
-WORLD = ("data=synthetic", "data.synthetic.drift=0.06", "data.synthetic.new_ids=0.02",
-         "data.synthetic.popularity_drift=0.02")  # fmt: skip
+WORLD = (
+    "data=synthetic",
+    "data.synthetic.drift=0.06",
+    "data.synthetic.new_ids=0.02",
+    "data.synthetic.popularity_drift=0.02",
+)
 
 
 def main() -> None:
@@ -41,11 +45,15 @@ def main() -> None:
         nights = [_night(store, world, number, given.judged) for number in range(given.nights)]
     late = nights[NIGHT_AFTER:]
     finish(
-        "defaults", nights[0]["gain"], held=sum(night["held"] for night in nights), of=len(nights),
-        frozen_beaten=sum(night["nightly"] < night["frozen"] for night in late), frozen_of=len(late),
+        "defaults",
+        nights[0]["gain"],
+        held=sum(night["held"] for night in nights),
+        of=len(nights),
+        frozen_beaten=sum(night["nightly"] < night["frozen"] for night in late),
+        frozen_of=len(late),
         seconds=[round(night["seconds"], 1) for night in nights],
         **{name: [round(night[name], 5) for night in nights] for name in ("gain", "calibration", "nightly", "frozen")},
-    )  # fmt: skip
+    )
 
 
 def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict[str, Any]:
@@ -62,10 +70,13 @@ def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict
     dataset = judged_dataset(store, day, shared, judged, f"{MODEL}-{day}")
     found = scores(store, dataset, {"nightly": now, "scratch": first, "frozen": first})
     night = {
-        "gain": (1 - figures["ne"]) / (1 - figures["bayes_ne"]), "calibration": figures["calibration"],
-        "held": int(held), "nightly": found["nightly"], "frozen": found["frozen"],
+        "gain": (1 - figures["ne"]) / (1 - figures["bayes_ne"]),
+        "calibration": figures["calibration"],
+        "held": int(held),
+        "nightly": found["nightly"],
+        "frozen": found["frozen"],
         "seconds": sum(stage["seconds"] for stage in result["stages"].values()),
-    }  # fmt: skip
+    }
     print(
         f"{day}  {night['gain']:.1%} of the reachable gain, calibration {night['calibration']:.3f}; "
         f"NE {found['nightly']:.5f}, frozen {found['frozen']:.5f} ({found['frozen'] / found['nightly'] - 1:+.2%} "

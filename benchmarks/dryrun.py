@@ -33,12 +33,20 @@ def main() -> None:
         few, _, _ = _run(settings, 64)
         many, seconds, cpu = _run(settings, 512)
     finish(
-        "dryrun", _metadata(many["largest"]) / _metadata(few["largest"]), seconds=seconds, cpu_seconds=cpu,
-        peak_gib=many["peak"] / GIB, largest_metadata_bytes=_metadata(many["largest"]),
-        largest_rank=many["largest"]["rank"], ratio_mean=many["mean_metadata"] / few["mean_metadata"],
-        mean_metadata_bytes=many["mean_metadata"], plan_bytes=many["plan_bytes"], files=many["files"],
-        problems=len(few["problems"]) + len(many["problems"]), experiment=given.experiment,
-    )  # fmt: skip
+        "dryrun",
+        _metadata(many["largest"]) / _metadata(few["largest"]),
+        seconds=seconds,
+        cpu_seconds=cpu,
+        peak_gib=many["peak"] / GIB,
+        largest_metadata_bytes=_metadata(many["largest"]),
+        largest_rank=many["largest"]["rank"],
+        ratio_mean=many["mean_metadata"] / few["mean_metadata"],
+        mean_metadata_bytes=many["mean_metadata"],
+        plan_bytes=many["plan_bytes"],
+        files=many["files"],
+        problems=len(few["problems"]) + len(many["problems"]),
+        experiment=given.experiment,
+    )
 
 
 def _run(settings: tuple[str, ...], ranks: int) -> tuple[dict[str, Any], float, float]:

@@ -58,9 +58,12 @@ def main() -> None:
     for log, seeds in found.items():
         figures |= {f"{log}_{name}": value for name, value in summary(seeds).items()}
     finish(
-        "ensembles", max(figures[f"{log}_ratio"] for log in logs),
-        selection=max(figures[f"{log}_selection"] for log in logs), **figures, seconds=time.monotonic() - began,
-    )  # fmt: skip
+        "ensembles",
+        max(figures[f"{log}_ratio"] for log in logs),
+        selection=max(figures[f"{log}_selection"] for log in logs),
+        **figures,
+        seconds=time.monotonic() - began,
+    )
 
 
 def summary(seeds: list[Figures]) -> Figures:

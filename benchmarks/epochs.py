@@ -46,10 +46,13 @@ def main() -> None:
     began = time.monotonic()
     seeds = [run_seed(given.rows, 1 + seed, given.epochs, given.jobs, tuple(given.set)) for seed in range(given.seeds)]
     finish(
-        "epochs", float(np.mean([seed["ratio"] for seed in seeds])), seconds=time.monotonic() - began,
+        "epochs",
+        float(np.mean([seed["ratio"] for seed in seeds])),
+        seconds=time.monotonic() - began,
         ratio_all_rows=float(np.mean([seed["ratio_all_rows"] for seed in seeds])),
-        worst=max(seed["ratio"] for seed in seeds), seeds=seeds,
-    )  # fmt: skip
+        worst=max(seed["ratio"] for seed in seeds),
+        seeds=seeds,
+    )
 
 
 def run_seed(rows: int, seed: int, epochs: int, jobs: int, more: tuple[str, ...]) -> dict[str, float]:
@@ -69,14 +72,20 @@ def run_seed(rows: int, seed: int, epochs: int, jobs: int, more: tuple[str, ...]
     print(
         f"seed {seed}: by hand, epochs 1 to {epochs}: {by_hand}; stops after step {stops.steps:,}, "
         f"epoch {looked.get('best_epoch', 0):.2f} published: {stops.ne:.4f}, {stops.ne / best['same']:.4f} of the "
-        f"best, {stops.ne / best['all']:.4f} of that with all rows", flush=True,
-    )  # fmt: skip
+        f"best, {stops.ne / best['all']:.4f} of that with all rows",
+        flush=True,
+    )
     return {
-        "ratio": stops.ne / best["same"], "ratio_all_rows": stops.ne / best["all"], "ne": stops.ne,
-        "best_by_hand": best["same"], "last_epoch": results[f"same-{epochs}"].ne, "steps": float(stops.steps),
-        "best_epoch": looked.get("best_epoch", 0.0), "seconds_of_looks": looked.get("seconds", 0.0),
+        "ratio": stops.ne / best["same"],
+        "ratio_all_rows": stops.ne / best["all"],
+        "ne": stops.ne,
+        "best_by_hand": best["same"],
+        "last_epoch": results[f"same-{epochs}"].ne,
+        "steps": float(stops.steps),
+        "best_epoch": looked.get("best_epoch", 0.0),
+        "seconds_of_looks": looked.get("seconds", 0.0),
         "seconds": stops.seconds,
-    }  # fmt: skip
+    }
 
 
 def base(rows: int, seed: int) -> list[str]:
@@ -85,13 +94,24 @@ def base(rows: int, seed: int) -> list[str]:
     chosen = set(np.argsort(feature_sizes(log))[np.linspace(0, SPARSE - 1, COLUMNS).astype(int)].tolist())
     others = [f"~data.sparse.C{number + 1}" for number in range(SPARSE) if number not in chosen]
     return [
-        "data=synthetic", f"data.synthetic.rows={rows}", "data.synthetic.days=1",
-        f"data.synthetic.ids_per_feature={IDS}", "data.synthetic.zipf=0.8", "data.synthetic.dense_effect=0", *others,
-        *(f"~data.dense.I{number}" for number in range(1, 14)), f"seed={seed}",
+        "data=synthetic",
+        f"data.synthetic.rows={rows}",
+        "data.synthetic.days=1",
+        f"data.synthetic.ids_per_feature={IDS}",
+        "data.synthetic.zipf=0.8",
+        "data.synthetic.dense_effect=0",
+        *others,
+        *(f"~data.dense.I{number}" for number in range(1, 14)),
+        f"seed={seed}",
         "data.synthetic.first_order_effect=2",
-        "model=dlrm", "model.embedding_dim=32", "model.bottom_mlp=[64,32]", "model.top_mlp=[256,128]",
-        "train.global_batch=512", "train.guard.collapse=false", "train.threads_per_rank=1",
-    ]  # fmt: skip
+        "model=dlrm",
+        "model.embedding_dim=32",
+        "model.bottom_mlp=[64,32]",
+        "model.top_mlp=[256,128]",
+        "train.global_batch=512",
+        "train.guard.collapse=false",
+        "train.threads_per_rank=1",
+    ]
 
 
 def train(settings: list[str], name: str) -> Trained:

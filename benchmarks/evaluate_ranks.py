@@ -49,11 +49,19 @@ def _made(config: Config, last: str) -> dict[str, Artifact]:
 
 
 def _config(folder: str, rows: int, world: int) -> Config:
-    return compose([
-        "experiment=demo", "run=e", f"store={folder}/evaluated", f"data.synthetic.rows={rows}",
-        "data.split.test_share=0.75", "train.max_steps=20", "train.threads_per_rank=1", "train.guard.collapse=false",
-        f"hardware.ranks_per_host={world}",
-    ])  # fmt: skip
+    return compose(
+        [
+            "experiment=demo",
+            "run=e",
+            f"store={folder}/evaluated",
+            f"data.synthetic.rows={rows}",
+            "data.split.test_share=0.75",
+            "train.max_steps=20",
+            "train.threads_per_rank=1",
+            "train.guard.collapse=false",
+            f"hardware.ranks_per_host={world}",
+        ]
+    )
 
 
 def _evaluated(folder: Path, config: Config, checkpoint: str, share: float) -> dict[str, Any]:

@@ -21,9 +21,23 @@ KEPT = Path.home() / ".cache" / "nightjar" / "flights.parquet"
 LATE_MINUTES = 15
 DENSE = ("distance", "year", "seats", "temp", "dewp", "humid", "wind_dir", "wind_speed", "precip", "pressure", "visib")
 SPARSE = (
-    "carrier", "flight", "tailnum", "origin", "dest", "month", "day", "weekday", "hour", "minute", "kind",
-    "manufacturer", "model", "route", "carrier_hour", "date",
-)  # fmt: skip
+    "carrier",
+    "flight",
+    "tailnum",
+    "origin",
+    "dest",
+    "month",
+    "day",
+    "weekday",
+    "hour",
+    "minute",
+    "kind",
+    "manufacturer",
+    "model",
+    "route",
+    "carrier_hour",
+    "date",
+)
 
 
 def flights() -> Path | None:
@@ -46,14 +60,28 @@ def overrides(path: Path) -> list[str]:
     Chosen by rows held out of the training rows; from the second epoch on it overfits.
     """
     return [
-        "data=parquet", "data.name=flights", f"data.path={path}", "data.label.column=late",
-        "data.dense_transform=standardise", "data.sparse_defaults.min_count=5", "data.sparse_defaults.rows=5000",
-        *(f"+data.dense.{name}={{}}" for name in DENSE), *(f"+data.sparse.{name}={{}}" for name in SPARSE),
-        "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[256,128]", "train.global_batch=1024",
-        "train.lr=0.005", "train.sparse_lr=0.3", "train.schedule=linear", "train.decay_ratio=1",
+        "data=parquet",
+        "data.name=flights",
+        f"data.path={path}",
+        "data.label.column=late",
+        "data.dense_transform=standardise",
+        "data.sparse_defaults.min_count=5",
+        "data.sparse_defaults.rows=5000",
+        *(f"+data.dense.{name}={{}}" for name in DENSE),
+        *(f"+data.sparse.{name}={{}}" for name in SPARSE),
+        "model.embedding_dim=16",
+        "model.bottom_mlp=[64]",
+        "model.top_mlp=[256,128]",
+        "train.global_batch=1024",
+        "train.lr=0.005",
+        "train.sparse_lr=0.3",
+        "train.schedule=linear",
+        "train.decay_ratio=1",
         "train.warmup_steps=50",
-        "train.precision=fp32", "train.log_every_steps=200", "hardware=laptop",
-    ]  # fmt: skip
+        "train.precision=fp32",
+        "train.log_every_steps=200",
+        "hardware=laptop",
+    ]
 
 
 def _unpacked(folder: Path) -> Path:
@@ -67,8 +95,10 @@ def _unpacked(folder: Path) -> Path:
 
 def _joined(data: Path) -> pl.DataFrame:
     """A row a flight that arrived, cancelled ones are none."""
-    read = {name: pl.read_csv(data / f"{name}.csv", null_values="NA", infer_schema_length=None)
-            for name in ("flights", "weather", "planes")}  # fmt: skip
+    read = {
+        name: pl.read_csv(data / f"{name}.csv", null_values="NA", infer_schema_length=None)
+        for name in ("flights", "weather", "planes")
+    }
     weather = read["weather"].unique(["origin", "time_hour"]).drop("year", "month", "day", "hour")
     day = pl.date(2013, "month", "day")
     rows = (

@@ -38,10 +38,16 @@ def main() -> None:
     interval = change.interval(settings.confidence)
     seconds = plain * settings.replicates
     finish(
-        "gate", seconds / ours, rows=rows, replicates=settings.replicates, slices=len(record.slices or ()),
-        seconds=ours, plain_seconds=seconds, width=(high - low) / (interval.high - interval.low),
+        "gate",
+        seconds / ours,
+        rows=rows,
+        replicates=settings.replicates,
+        slices=len(record.slices or ()),
+        seconds=ours,
+        plain_seconds=seconds,
+        width=(high - low) / (interval.high - interval.low),
         figures_seconds=time_figures(),
-    )  # fmt: skip
+    )
 
 
 def time_figures() -> float:

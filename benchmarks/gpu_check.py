@@ -26,10 +26,12 @@ PYTHON, PLATFORM = "3.12", "manylinux_2_28_x86_64"
 # Installed with torch, and large.
 WITH_TORCH = re.compile(r"(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==")
 RUNS = {
-    "fp32": ["train.precision=fp32"], "tf32": ["train.precision=tf32"], "bf16": ["train.precision=bf16"],
+    "fp32": ["train.precision=fp32"],
+    "tf32": ["train.precision=tf32"],
+    "bf16": ["train.precision=bf16"],
     "compiled": ["train.precision=bf16", "train.compile=true"],
     "graphs": ["train.precision=bf16", "train.cuda_graphs=true"],
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -92,9 +94,11 @@ def outcome_of(report: Path) -> dict[str, Any]:
     kinds = {name: [case for case in cases if case.find(name) is not None] for name in ("failure", "error", "skipped")}
     bad = kinds["failure"] + kinds["error"]
     return {
-        "passed": len(cases) - len(bad) - len(kinds["skipped"]), "failed": len(bad), "skipped": len(kinds["skipped"]),
+        "passed": len(cases) - len(bad) - len(kinds["skipped"]),
+        "failed": len(bad),
+        "skipped": len(kinds["skipped"]),
         "names": sorted(f"{case.get('classname')}::{case.get('name')}" for case in bad),
-    }  # fmt: skip
+    }
 
 
 def _demo(name: str, changed: list[str], work: Path, environment: dict[str, str]) -> dict[str, Any]:
@@ -110,9 +114,11 @@ def _demo(name: str, changed: list[str], work: Path, environment: dict[str, str]
     table = work / "store" / "runs" / name / "profile-rank0.txt"
     train, judged = record["train"], record["eval"]
     return {
-        "samples_per_s": train["samples_per_s"], "phases": train.get("phases"), "auc": judged["auc"],
+        "samples_per_s": train["samples_per_s"],
+        "phases": train.get("phases"),
+        "auc": judged["auc"],
         "profile": table.read_text().splitlines() if table.exists() else [],
-    }  # fmt: skip
+    }
 
 
 def _machine(environment: dict[str, str]) -> dict[str, str]:

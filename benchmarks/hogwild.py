@@ -44,9 +44,12 @@ def main() -> None:
                 )
     speeds = {mode: float(np.median([run[2] for run in each])) for mode, each in runs.items()}
     finish(
-        "hogwild", speeds["hogwild"] / speeds["sync"], threads=given.threads, seconds=time.monotonic() - began,
+        "hogwild",
+        speeds["hogwild"] / speeds["sync"],
+        threads=given.threads,
+        seconds=time.monotonic() - began,
         **{f"{mode}_{name}": value for mode, each in runs.items() for name, value in figures(each).items()},
-    )  # fmt: skip
+    )
 
 
 def figures(runs: Sequence[Run]) -> dict[str, float | str]:
@@ -65,9 +68,15 @@ def figures(runs: Sequence[Run]) -> dict[str, float | str]:
 def base(rows: int) -> list[str]:
     """The log and the model of every run."""
     return [
-        "data=synthetic", f"data.synthetic.rows={rows}", "data.synthetic.days=1", "model=dlrm_small",
-        "train.global_batch=256", "train.epochs=1", "train.guard.collapse=false", "train.log_every_steps=100",
-    ]  # fmt: skip
+        "data=synthetic",
+        f"data.synthetic.rows={rows}",
+        "data.synthetic.days=1",
+        "model=dlrm_small",
+        "train.global_batch=256",
+        "train.epochs=1",
+        "train.guard.collapse=false",
+        "train.log_every_steps=100",
+    ]
 
 
 def _apart(settings: list[str]) -> Run:

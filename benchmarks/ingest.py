@@ -40,9 +40,7 @@ from pipeline.store import Store
 
 Work = Callable[[str, int, int], int]  # (folder, min count, most rows of a table) -> rows
 
-RIVALS = {
-    "plain_polars": plain_polars, "per_column_numpy": per_column_numpy, "per_column_unique": per_column_unique
-}  # fmt: skip
+RIVALS = {"plain_polars": plain_polars, "per_column_numpy": per_column_numpy, "per_column_unique": per_column_unique}
 CONTENDERS = ("nightjar", *RIVALS)
 MIN_COUNT, MOST_ROWS = 2, 100_000
 IDS = 200_000  # of the largest feature
@@ -88,13 +86,19 @@ def _wide(columns: int, rows: int, times: int) -> None:
         runs = {log: {count: _run("nightjar", log, columns, count) for count in THREADS} for log in (csv, parquet)}
         small, large = _run("nightjar", csv, columns), _run("nightjar", long, columns)
     finish(
-        "ingest_columns", large["peak"] / small["peak"], columns=columns, rows=rows, times=times,
-        peak_bytes=small["peak"], peak_bytes_large=large["peak"], values_per_s=large["rows_per_s"] * columns,
+        "ingest_columns",
+        large["peak"] / small["peak"],
+        columns=columns,
+        rows=rows,
+        times=times,
+        peak_bytes=small["peak"],
+        peak_bytes_large=large["peak"],
+        values_per_s=large["rows_per_s"] * columns,
         peak_bytes_by_threads={
             Path(log).suffix[1:]: {count: run["peak"] for count, run in by.items()} for log, by in runs.items()
         },
         same=all(len({run["checksum"] for run in by.values()}) == 1 for by in runs.values()),
-    )  # fmt: skip
+    )
 
 
 def _write_numbers(path: str, rows: int, columns: int) -> None:
@@ -143,8 +147,11 @@ def _run(name: str, log: str, columns: int | None = None, threads: int | None = 
         raise SystemExit(done.stderr)
     one: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     of = f" of {Path(log).suffix[1:]}, {threads} threads" if threads else ""
-    print(f"{name}: {one['rows']:,} rows{of}, {one['rows_per_s']:,.0f} rows/s, {one['cpu_seconds']:.1f} s of processor "
-          f"time, peak {one['peak'] / 2**20:,.0f} MiB", flush=True)  # fmt: skip
+    print(
+        f"{name}: {one['rows']:,} rows{of}, {one['rows_per_s']:,.0f} rows/s, {one['cpu_seconds']:.1f} s of processor "
+        f"time, peak {one['peak'] / 2**20:,.0f} MiB",
+        flush=True,
+    )
     return one
 
 
@@ -157,8 +164,18 @@ def _child(name: str, log: str, columns: int | None, threads: int | None) -> Non
         manifest = Path(folder, DATASET, "manifest.json")
         files = json.loads(manifest.read_text())["files"] if manifest.exists() else {}
     checksum = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-    print(json.dumps({"rows": rows, "seconds": seconds, "rows_per_s": rows / seconds, "cpu_seconds": spent,
-                      "peak": peak_bytes(), "checksum": checksum}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "rows": rows,
+                "seconds": seconds,
+                "rows_per_s": rows / seconds,
+                "cpu_seconds": spent,
+                "peak": peak_bytes(),
+                "checksum": checksum,
+            }
+        )
+    )
 
 
 def _nightjar(log: str, columns: int | None, threads: int | None) -> Work:
@@ -199,14 +216,23 @@ def _report(figures: dict[str, list[dict[str, Any]]], big: dict[str, Any], times
     rows_per_s = statistics.median(one["rows_per_s"] for one in ours)
     peak = max(one["peak"] for one in ours)
     finish(
-        "ingest", ratio, rows=int(ours[0]["rows"]), rows_per_s=rows_per_s, ratio_cpu=ratio_cpu,
+        "ingest",
+        ratio,
+        rows=int(ours[0]["rows"]),
+        rows_per_s=rows_per_s,
+        ratio_cpu=ratio_cpu,
         plain_polars_rows_per_s=statistics.median(one["rows_per_s"] for one in plain),
-        numpy_rows_per_s=numpy, ratio_numpy=rows_per_s / numpy, unique_rows_per_s=unique,
-        ratio_unique=rows_per_s / unique, peak_bytes=peak,
-        plain_polars_peak_bytes=max(one["peak"] for one in plain), times=times,
+        numpy_rows_per_s=numpy,
+        ratio_numpy=rows_per_s / numpy,
+        unique_rows_per_s=unique,
+        ratio_unique=rows_per_s / unique,
+        peak_bytes=peak,
+        plain_polars_peak_bytes=max(one["peak"] for one in plain),
+        times=times,
         time_growth=big["seconds"] / statistics.median(one["seconds"] for one in ours) / times,
-        peak_growth=big["peak"] / peak, peak_bytes_large=big["peak"],
-    )  # fmt: skip
+        peak_growth=big["peak"] / peak,
+        peak_bytes_large=big["peak"],
+    )
 
 
 if __name__ == "__main__":

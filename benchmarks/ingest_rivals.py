@@ -24,8 +24,10 @@ FIRST_ROW = 2  # 0: missing, 1: too rare
 def plain_polars(tsv: str, out: str, min_count: int, most_rows: int) -> int:
     """Write ``out``/train.parquet and a vocabulary per category; returns the rows."""
     schema: dict[str, pl.DataType | type[pl.DataType]] = {
-        "label": pl.Float32, **dict.fromkeys(INTEGERS, pl.Float64), **dict.fromkeys(CATEGORIES, pl.String)
-    }  # fmt: skip
+        "label": pl.Float32,
+        **dict.fromkeys(INTEGERS, pl.Float64),
+        **dict.fromkeys(CATEGORIES, pl.String),
+    }
     log = pl.read_csv(tsv, separator="\t", has_header=False, schema=schema, quote_char=None)
     hashed = [
         pl.when(pl.col(name) != "").then(plh.col(name).nchash.xxhash64(seed=seed))  # type: ignore[attr-defined]

@@ -84,19 +84,31 @@ def _bench(rows: int, times: int, rounds: int) -> None:
     )
     every = [each for runs in figures.values() for each in runs]
     finish(
-        "ingest_scale", rates[most] / (most * rates[1]) if shown else None, rows=rows, machine_ratio=ceiling,
+        "ingest_scale",
+        rates[most] / (most * rates[1]) if shown else None,
+        rows=rows,
+        machine_ratio=ceiling,
         ratio_busy=rates[most] * spent[most] / (most * rates[1] * spent[1]) if shown else None,
-        ratio_2=rates[2] / (2 * rates[1]) if shown else None, share=share, cores=available_cpus(),
-        ratio_cpu=spent[1] / spent[most], driver_cpu_share=drivers[most] / spent[most],
-        local_cpu_seconds=local["cpu_seconds"], **{f"cpu_seconds_{count}": seconds for count, seconds in spent.items()},
+        ratio_2=rates[2] / (2 * rates[1]) if shown else None,
+        share=share,
+        cores=available_cpus(),
+        ratio_cpu=spent[1] / spent[most],
+        driver_cpu_share=drivers[most] / spent[most],
+        local_cpu_seconds=local["cpu_seconds"],
+        **{f"cpu_seconds_{count}": seconds for count, seconds in spent.items()},
         **{f"rows_per_s_{count}": rate for count, rate in rates.items()},
-        told_share=max(each["told"] / each["bytes"] for each in every), told_share_large=big["told"] / big["bytes"],
+        told_share=max(each["told"] / each["bytes"] for each in every),
+        told_share_large=big["told"] / big["bytes"],
         same=all(each["files"] == local["files"] for each in every),
-        driver_peak_bytes=max(each["peak"] for each in figures[most]), driver_peak_bytes_large=big["peak"],
-        driver_growth=big["peak"] / max(each["peak"] for each in figures[most]), times=times,
-        rows_per_s_large=big["rows_per_s"], cpu_seconds_large=big["cpu_seconds"],
-        driver_cpu_seconds_large=big["driver_cpu_seconds"], local_rows_per_s=local["rows_per_s"],
-    )  # fmt: skip
+        driver_peak_bytes=max(each["peak"] for each in figures[most]),
+        driver_peak_bytes_large=big["peak"],
+        driver_growth=big["peak"] / max(each["peak"] for each in figures[most]),
+        times=times,
+        rows_per_s_large=big["rows_per_s"],
+        cpu_seconds_large=big["cpu_seconds"],
+        driver_cpu_seconds_large=big["driver_cpu_seconds"],
+        local_rows_per_s=local["rows_per_s"],
+    )
 
 
 def _generate(folder: str, rows: int, files: int) -> None:
@@ -138,9 +150,12 @@ def _run(workers: int, log: str, cores: int, first: int = 0) -> dict[str, Any]:
         raise SystemExit(done.stderr)
     one: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     name = f"ray with {workers} workers" if workers else f"local on {cores} cores"
-    print(f"{name}: {one['rows']:,} rows, {one['rows_per_s']:,.0f} rows/s, driver {one['peak'] / 2**20:,.0f} MiB, "
-          f"{one['cpu_seconds']:.1f} s of processor time, {one['driver_cpu_seconds']:.1f} of them the driver's, "
-          f"told {one['told'] / 2**20:.1f} MiB of {one['bytes'] / 2**20:,.0f}", flush=True)  # fmt: skip
+    print(
+        f"{name}: {one['rows']:,} rows, {one['rows_per_s']:,.0f} rows/s, driver {one['peak'] / 2**20:,.0f} MiB, "
+        f"{one['cpu_seconds']:.1f} s of processor time, {one['driver_cpu_seconds']:.1f} of them the driver's, "
+        f"told {one['told'] / 2**20:.1f} MiB of {one['bytes'] / 2**20:,.0f}",
+        flush=True,
+    )
     return one
 
 
@@ -160,11 +175,21 @@ def _child(workers: int, log: str, cpus: float, share: float) -> None:
             seconds, own = time.perf_counter() - began, time.process_time() - own
             others = (ended[-1] if ended else _children_seconds()) - others
     rows = int(summary["rows"])
-    print(json.dumps({
-        "rows": rows, "rows_per_s": rows / seconds, "peak": peak_bytes(), "told": sum(told), "files": files,
-        "cpu_seconds": own + others, "driver_cpu_seconds": own,
-        "bytes": int(summary["bytes_in"]), "share": share,
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "rows": rows,
+                "rows_per_s": rows / seconds,
+                "peak": peak_bytes(),
+                "told": sum(told),
+                "files": files,
+                "cpu_seconds": own + others,
+                "driver_cpu_seconds": own,
+                "bytes": int(summary["bytes_in"]),
+                "share": share,
+            }
+        )
+    )
 
 
 def _processes() -> list[int]:

@@ -33,8 +33,13 @@ from pipeline.store import Store
 
 SHARED = Path(__file__).parents[2] / "shared/data"
 TRAIN, TEST = 1, 2  # days: a split by day holds out the last one
-MODEL = ["model.embedding_dim=8", "model.bottom_mlp=[64]", "model.top_mlp=[64,32]", "train.precision=fp32",
-         "hardware=laptop"]  # fmt: skip
+MODEL = [
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[64]",
+    "model.top_mlp=[64,32]",
+    "train.precision=fp32",
+    "hardware=laptop",
+]
 ADULT = [*MODEL, "train.global_batch=256", "train.epochs=4", "train.warmup_steps=50"]
 LAST_DAYS = 36  # of the flights' year, held out
 FOLD = ["data.day_column=fold", "data.split.by=day"]
@@ -91,9 +96,13 @@ def _logs(rows: int) -> list[Log]:
         named = ["data=adult", f"data.columns=[{','.join([*columns, 'fold'])}]"]
         logs += [
             Log("adult", _lines(adult, ", ", None), named, ADULT),
-            Log("adult_header", _lines(adult, ", ", ", ".join(columns)),
-                ["data=adult", "data.header=true", "data.columns=[]"], ADULT),
-        ]  # fmt: skip
+            Log(
+                "adult_header",
+                _lines(adult, ", ", ", ".join(columns)),
+                ["data=adult", "data.header=true", "data.columns=[]"],
+                ADULT,
+            ),
+        ]
     if (SHARED / "criteo_sample.tsv").is_file():
         sample = (SHARED / "criteo_sample.tsv").read_text().split("\n")
         columns = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)), "fold"]
@@ -113,16 +122,25 @@ def _logs(rows: int) -> list[Log]:
     generated = [*MODEL, "train.global_batch=256", "train.epochs=2", "train.warmup_steps=50"]
     codes = code_logs(rows, SHARED / "adult.data")
     logs += [Log(each.name, _frame(each.rows, "parquet"), each.hand, generated, kinds=each.kinds) for each in codes]
-    return [*logs, Log("mixed_parquet", _frame(made, "parquet"), ["data=parquet", *MIXED], generated),
-            Log("mixed_jsonl", _frame(made, "jsonl"), ["data=jsonl", *MIXED], generated)]  # fmt: skip
+    return [
+        *logs,
+        Log("mixed_parquet", _frame(made, "parquet"), ["data=parquet", *MIXED], generated),
+        Log("mixed_jsonl", _frame(made, "jsonl"), ["data=jsonl", *MIXED], generated),
+    ]
 
 
 MIXED = [
-    "data.label.column=clicked", "data.dense_transform=standardise", "data.sparse_defaults.min_count=5",
-    "+data.dense.price={transform: log1p_standardise}", "+data.dense.embedding={width: 16}",
-    "+data.sparse.user_id={rows: 5000}", "+data.sparse.ad={}", "+data.sparse.pages={holds: list}",
-    "+data.sparse.topics={weights: topic_scores}", "+data.sparse.interests={holds: map}",
-]  # fmt: skip
+    "data.label.column=clicked",
+    "data.dense_transform=standardise",
+    "data.sparse_defaults.min_count=5",
+    "+data.dense.price={transform: log1p_standardise}",
+    "+data.dense.embedding={width: 16}",
+    "+data.sparse.user_id={rows: 5000}",
+    "+data.sparse.ad={}",
+    "+data.sparse.pages={holds: list}",
+    "+data.sparse.topics={weights: topic_scores}",
+    "+data.sparse.interests={holds: map}",
+]
 
 
 def mixed(rows: int) -> pl.DataFrame:
@@ -133,8 +151,10 @@ def mixed(rows: int) -> pl.DataFrame:
     user, ad = rng.zipf(1.3, rows) % 2000, rng.integers(0, 300, rows)
     price = np.round(rng.lognormal(1, 1, rows), 2)
     vectors = np.round(rng.normal(size=(rows, 16)), 4)
-    lists = {name: [rng.choice(60, rng.integers(1, 5), replace=False) for _ in range(rows)]
-             for name in ("pages", "topics", "interests")}  # fmt: skip
+    lists = {
+        name: [rng.choice(60, rng.integers(1, 5), replace=False) for _ in range(rows)]
+        for name in ("pages", "topics", "interests")
+    }
     scores = {name: [np.round(rng.random(len(each)), 3) for each in lists[name]] for name in ("topics", "interests")}
     logits = effect[0, user % 500] + effect[1, ad % 500] - 0.5 * np.log1p(price) + vectors @ direction
     logits += np.array([effect[2, each].mean() for each in lists["pages"]])

@@ -61,10 +61,16 @@ def _pair(log: str, seed: int, rows: int, orders: int, other: tuple[str, ...]) -
     with tempfile.TemporaryDirectory() as folder:
         for order in range(orders):
             own = [
-                "experiment=demo", f"store={folder}", f"seed={seed}", *LOGS[log], f"data.synthetic.rows={rows}",
-                f"ingest.rows_per_group={int(rows * share) // (GROUPS + order)}", "train.global_batch=4096",
-                "train.threads_per_rank=1", "train.log_every_steps=100",
-            ]  # fmt: skip
+                "experiment=demo",
+                f"store={folder}",
+                f"seed={seed}",
+                *LOGS[log],
+                f"data.synthetic.rows={rows}",
+                f"ingest.rows_per_group={int(rows * share) // (GROUPS + order)}",
+                "train.global_batch=4096",
+                "train.threads_per_rank=1",
+                "train.log_every_steps=100",
+            ]
             found.append((_ne([*own, f"run=before{order}", BEFORE]), _ne([*own, f"run=then{order}", *other])))
     before, then = np.mean(found, axis=0)
     return float(before), float(then)

@@ -128,12 +128,16 @@ def summarise(runs: list[Run], folder: Path) -> dict[str, Any]:
     failed = sum(run.code != 0 for run in runs)
     outcomes = {WARNINGS.sub("", run.ended) for run in runs}
     return {
-        "bench": "luck", "ratio": 1 - failed / len(runs), "failed": failed,
-        "outcomes": sorted(outcomes), "compared_runs": sum(run.figures for run in runs),
+        "bench": "luck",
+        "ratio": 1 - failed / len(runs),
+        "failed": failed,
+        "outcomes": sorted(outcomes),
+        "compared_runs": sum(run.figures for run in runs),
         "assertions": len(read_figures(figures_of(runs[0], folder))),
-        "assertions_that_differ": len(different_figures(runs, folder)), "cpus": len(os.sched_getaffinity(0)),
+        "assertions_that_differ": len(different_figures(runs, folder)),
+        "cpus": len(os.sched_getaffinity(0)),
         "runs": [asdict(run) for run in runs],
-    }  # fmt: skip
+    }
 
 
 def different_figures(runs: list[Run], folder: Path) -> dict[str, list[Any]]:

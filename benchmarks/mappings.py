@@ -53,10 +53,13 @@ def _logs(args: argparse.Namespace) -> dict[str, list[str]]:
     for name in filter(None, args.logs.split(",")):
         if name == "synthetic":
             logs[name] = [
-                "data=synthetic", f"data.synthetic.rows={args.rows}", f"data.synthetic.ids_per_feature={args.ids}",
-                f"data.synthetic.id_groups={args.groups}", "data.synthetic.zipf=1.05",
+                "data=synthetic",
+                f"data.synthetic.rows={args.rows}",
+                f"data.synthetic.ids_per_feature={args.ids}",
+                f"data.synthetic.id_groups={args.groups}",
+                "data.synthetic.zipf=1.05",
                 f"data.sparse_defaults.rows={args.table}",
-            ]  # fmt: skip
+            ]
         elif (path := flights.flights()) is not None:
             settings = [one for one in flights.overrides(path) if "sparse_defaults" not in one]
             logs[name] = [*settings, "data.sparse_defaults.min_count=1", f"data.sparse_defaults.rows={REAL_TABLE}"]
@@ -64,9 +67,11 @@ def _logs(args: argparse.Namespace) -> dict[str, list[str]]:
         logs["adult"] = ["data=adult", f"data.path={args.adult}", f"data.sparse_defaults.rows={ADULT_TABLE}"]
     if args.criteo:
         logs["criteo"] = [
-            "experiment=criteo", f"data.path={args.criteo}", "data.sparse_defaults.min_count=1",
+            "experiment=criteo",
+            f"data.path={args.criteo}",
+            "data.sparse_defaults.min_count=1",
             f"data.sparse_defaults.rows={args.table}",
-        ]  # fmt: skip
+        ]
     return logs
 
 
@@ -74,20 +79,27 @@ def measured(overrides: list[str], mapping: str) -> dict[str, float]:
     """NE and AUC on the test rows, and the seconds of ingestion, after training with ``mapping``."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [
-            *overrides, "run=m", f"store={folder}", f"data.sparse_defaults.mapping={mapping}",
-            "model.embedding_dim=8", "model.bottom_mlp=[32]", "model.top_mlp=[64]", "train.precision=fp32",
-            "train.log_every_steps=1000", "train.global_batch=512", "train.warmup_steps=20", "train.sparse_lr=0.1",
+            *overrides,
+            "run=m",
+            f"store={folder}",
+            f"data.sparse_defaults.mapping={mapping}",
+            "model.embedding_dim=8",
+            "model.bottom_mlp=[32]",
+            "model.top_mlp=[64]",
+            "train.precision=fp32",
+            "train.log_every_steps=1000",
+            "train.global_batch=512",
+            "train.warmup_steps=20",
+            "train.sparse_lr=0.1",
             "train.schedule=constant",
             "launch.inline=[ingest,plan,partition,train,evaluate]",
-        ]  # fmt: skip
+        ]
         with contextlib.redirect_stdout(io.StringIO()):
             code = nightjar(["run", *settings])
         result = json.loads(Path(folder, "runs/m/result.json").read_text())
     if code:
         raise SystemExit(f"{mapping}: {result['error']['message']}")
-    return {
-        "ne": result["eval"]["ne"], "auc": result["eval"]["auc"], "seconds": result["stages"]["ingest"]["seconds"]
-    }  # fmt: skip
+    return {"ne": result["eval"]["ne"], "auc": result["eval"]["auc"], "seconds": result["stages"]["ingest"]["seconds"]}
 
 
 def _summary(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -104,8 +116,10 @@ def _show(log: str, figures: dict[str, Any]) -> None:
     print(f"{'logs':<12}{'mapping':<14}{'NE':>9}{'spread':>9}{'AUC':>9}{'seconds':>9}")
     for m in MAPPINGS:
         one = figures[m]
-        print(f"{log:<12}{m:<14}{one['ne']:>9.5f}{one['ne_spread']:>9.5f}{one['auc']:>9.5f}{one['seconds']:>9.1f}",
-              flush=True)  # fmt: skip
+        print(
+            f"{log:<12}{m:<14}{one['ne']:>9.5f}{one['ne_spread']:>9.5f}{one['auc']:>9.5f}{one['seconds']:>9.1f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -89,11 +89,13 @@ def main() -> None:
         print(_table(log, seeds), flush=True)
     better = _better(results["planted"]) if "planted" in results else {}
     finish(
-        "models", len([p for p in better.values() if p < SIGNIFICANT]) if better else None,
-        seconds=time.monotonic() - began, p_values={name: round(p, 6) for name, p in better.items()},
+        "models",
+        len([p for p in better.values() if p < SIGNIFICANT]) if better else None,
+        seconds=time.monotonic() - began,
+        p_values={name: round(p, 6) for name, p in better.items()},
         **_adult_figures(results.get("adult", [])),
         **{f"{log}_ne": _rounded(seeds) for log, seeds in results.items()},
-    )  # fmt: skip
+    )
 
 
 def _there(log: str) -> bool:
@@ -112,12 +114,21 @@ def settings_of(log: str, folder: str, seed: int, rows: int) -> list[str]:
         assert path is not None
         return [each for each in flights.overrides(path) if not each.startswith("model.")]
     return [
-        "data=synthetic", f"data.synthetic.rows={rows}", "data.synthetic.days=1", "data.synthetic.zipf=0.5",
-        "data.synthetic.ids_per_feature=100", "data.synthetic.quads=3", "data.synthetic.quad_effect=2.0",
-        "data.synthetic.pairwise_effect=0", "data.synthetic.first_order_effect=0.5",
-        "data.synthetic.dense_effect=0.5", "train.global_batch=512", "train.epochs=2", "train.lr=0.003",
+        "data=synthetic",
+        f"data.synthetic.rows={rows}",
+        "data.synthetic.days=1",
+        "data.synthetic.zipf=0.5",
+        "data.synthetic.ids_per_feature=100",
+        "data.synthetic.quads=3",
+        "data.synthetic.quad_effect=2.0",
+        "data.synthetic.pairwise_effect=0",
+        "data.synthetic.first_order_effect=0.5",
+        "data.synthetic.dense_effect=0.5",
+        "train.global_batch=512",
+        "train.epochs=2",
+        "train.lr=0.003",
         "train.sparse_lr=0.1",
-    ]  # fmt: skip
+    ]
 
 
 def _adult_data(folder: str, seed: int) -> list[str]:
@@ -132,10 +143,15 @@ def run_job(job: Job) -> dict[str, Scores]:
     with tempfile.TemporaryDirectory() as folder:
         store = f"{folder}/store"
         own = [
-            *settings_of(job.log, folder, job.seed, job.rows), f"seed={job.seed}", f"store={store}",
-            "train.threads_per_rank=1", "train.precision=fp32", "train.log_every_steps=1000",
-            "train.guard.collapse=false", *job.more,
-        ]  # fmt: skip
+            *settings_of(job.log, folder, job.seed, job.rows),
+            f"seed={job.seed}",
+            f"store={store}",
+            "train.threads_per_rank=1",
+            "train.precision=fp32",
+            "train.log_every_steps=1000",
+            "train.guard.collapse=false",
+            *job.more,
+        ]
         scores = {name: _train(name, own, store) for name in job.rankers}
         if job.log == "adult":
             scores[TREES] = trees(Path(folder) / f"adult-{job.seed}.csv", job.seed)

@@ -55,13 +55,19 @@ def main() -> None:
     }
     changes = [run["sampled"]["ne"] / run["all"]["ne"] - 1 for run in runs]
     finish(
-        "negatives", seconds[0] / seconds[1], share=args.share, correct=args.correct,
-        ne_change=statistics.fmean(changes), worst_ne_change=max(changes),
+        "negatives",
+        seconds[0] / seconds[1],
+        share=args.share,
+        correct=args.correct,
+        ne_change=statistics.fmean(changes),
+        worst_ne_change=max(changes),
         calibration=mean["sampled"]["calibration"],
         worst_calibration=_worst(run["sampled"]["calibration"] for run in runs),
         calibration_of_all=mean["all"]["calibration"],
-        worst_calibration_of_all=_worst(run["all"]["calibration"] for run in runs), seeds=args.seeds, figures=mean,
-    )  # fmt: skip
+        worst_calibration_of_all=_worst(run["all"]["calibration"] for run in runs),
+        seeds=args.seeds,
+        figures=mean,
+    )
 
 
 def _worst(calibrations: Iterable[float]) -> float:
@@ -72,12 +78,21 @@ def _worst(calibrations: Iterable[float]) -> float:
 def compared(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:
     """The figures of both trainings of a seed; the datasets are made first, so that trainings follow each other."""
     settings = [
-        "data=synthetic", f"data.synthetic.rows={args.rows}", f"data.synthetic.base_rate={args.base_rate}",
-        f"seed={seed}", "model.embedding_dim=8", "model.bottom_mlp=[32]", "model.top_mlp=[64]",
-        "train.precision=fp32", "train.log_every_steps=1000", "train.warmup_steps=20", "train.schedule=linear",
+        "data=synthetic",
+        f"data.synthetic.rows={args.rows}",
+        f"data.synthetic.base_rate={args.base_rate}",
+        f"seed={seed}",
+        "model.embedding_dim=8",
+        "model.bottom_mlp=[32]",
+        "model.top_mlp=[64]",
+        "train.precision=fp32",
+        "train.log_every_steps=1000",
+        "train.warmup_steps=20",
+        "train.schedule=linear",
         f"train.global_batch={args.batch}",
-        "launch.inline=[ingest,plan,partition,train,evaluate]", *args.overrides,
-    ]  # fmt: skip
+        "launch.inline=[ingest,plan,partition,train,evaluate]",
+        *args.overrides,
+    ]
     cases = {"all": [], "sampled": [f"data.sampling.negatives={args.share}", f"data.sampling.correct={args.correct}"]}
     with tempfile.TemporaryDirectory() as folder:
         common = [*settings, f"store={folder}"]
@@ -88,12 +103,18 @@ def compared(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]
     for name, result in made.items():
         trained = result["ingest"]["rows_train"]
         figures[name] = expected[name] | {
-            "auc": result["eval"]["auc"], "clicked": result["eval"]["calibration"], "rows": trained,
-            "seconds": result["stages"]["train"]["seconds"], "ingest": ingested[name]["stages"]["ingest"]["seconds"],
-        }  # fmt: skip
+            "auc": result["eval"]["auc"],
+            "clicked": result["eval"]["calibration"],
+            "rows": trained,
+            "seconds": result["stages"]["train"]["seconds"],
+            "ingest": ingested[name]["stages"]["ingest"]["seconds"],
+        }
         one = figures[name]
-        print(f"{seed:<6}{name:<10}{trained:>11,}{one['ne']:>10.5f}{one['auc']:>9.5f}{one['calibration']:>13.4f}"
-              f"{one['seconds']:>9.1f}", flush=True)  # fmt: skip
+        print(
+            f"{seed:<6}{name:<10}{trained:>11,}{one['ne']:>10.5f}{one['auc']:>9.5f}{one['calibration']:>13.4f}"
+            f"{one['seconds']:>9.1f}",
+            flush=True,
+        )
     return figures
 
 
@@ -109,9 +130,10 @@ def _expected(folder: str, run: str) -> dict[str, float]:
     rate, loss = float(truth.mean()), np.logaddexp(0, logits) - truth * logits
     entropy = float(_entropy(np.array(rate)))
     return {
-        "ne": float(loss.mean()) / entropy, "calibration": float(sigmoid(logits).mean()) / rate,
+        "ne": float(loss.mean()) / entropy,
+        "calibration": float(sigmoid(logits).mean()) / rate,
         "bayes_ne": float(_entropy(truth).mean()) / entropy,
-    }  # fmt: skip
+    }
 
 
 def _entropy(rate: NDArray[np.float64]) -> NDArray[np.float64]:

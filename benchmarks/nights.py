@@ -45,17 +45,29 @@ TRAINING = ("ingest", "plan", "partition", "train")
 MODELS = ("nightly", "scratch", "frozen")
 NIGHT_AFTER = 3  # the first nights, in which a frozen model may still do
 SETTINGS = (
-    "data=synthetic", "data.synthetic.drift=0.06", "data.synthetic.new_ids=0.02",
-    "data.synthetic.popularity_drift=0.02", "model.embedding_dim=8",
-    "model.bottom_mlp=[32]", "model.top_mlp=[64,32]", "train.global_batch=512", "train.precision=fp32",
-    "train.lr=0.001", "train.warmup_steps=1", "train.schedule=constant", "train.threads_per_rank=1",
+    "data=synthetic",
+    "data.synthetic.drift=0.06",
+    "data.synthetic.new_ids=0.02",
+    "data.synthetic.popularity_drift=0.02",
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[32]",
+    "model.top_mlp=[64,32]",
+    "train.global_batch=512",
+    "train.precision=fp32",
+    "train.lr=0.001",
+    "train.warmup_steps=1",
+    "train.schedule=constant",
+    "train.threads_per_rank=1",
     "train.log_every_steps=1000",
-    "gate.replicates=50", "gate.max_psi=null", "gate.max_calibration_error=0.2",
+    "gate.replicates=50",
+    "gate.max_psi=null",
+    "gate.max_calibration_error=0.2",
     # The bench compares trainings: a night that is held because its 60,000 held-out rows are too few would make it one
     # of the gate.
-    "gate.max_ne_increase=0.01", "gate.best_of_last=1",
+    "gate.max_ne_increase=0.01",
+    "gate.best_of_last=1",
     "launch.inline=[ingest,plan,partition,train,evaluate,publish]",
-)  # fmt: skip
+)
 
 
 def main() -> None:
@@ -94,18 +106,23 @@ def _report(seeds: Sequence[int], worlds: Sequence[Sequence[dict[str, float]]]) 
     ends = [nights[-1] for nights in worlds]
     seconds = {name: sum(night[f"{name}_seconds"] for night in every) for name in MODELS[:2]}
     finish(
-        "nights", max(night["nightly"] / night["scratch"] for night in every),
-        by_seed={str(seed): round(max(night["nightly"] / night["scratch"] for night in nights[1:]), 5)
-                 for seed, nights in zip(seeds, worlds, strict=True)},
+        "nights",
+        max(night["nightly"] / night["scratch"] for night in every),
+        by_seed={
+            str(seed): round(max(night["nightly"] / night["scratch"] for night in nights[1:]), 5)
+            for seed, nights in zip(seeds, worlds, strict=True)
+        },
         seconds_share=seconds["nightly"] / seconds["scratch"],
         seconds_share_last=max(night["nightly_seconds"] / night["scratch_seconds"] for night in ends),
-        frozen_beaten=sum(night["nightly"] < night["frozen"] for night in late), of=len(late),
+        frozen_beaten=sum(night["nightly"] < night["frozen"] for night in late),
+        of=len(late),
         held=sum(night["held"] for nights in worlds for night in nights),
         standard_error=max(night["error"] for night in every),
         frozen_last=min(night["frozen"] / night["nightly"] for night in ends),
         **{name: [round(night[name], 5) for night in worlds[0]] for name in MODELS},
-        nightly_seconds=seconds["nightly"], scratch_seconds=seconds["scratch"],
-    )  # fmt: skip
+        nightly_seconds=seconds["nightly"],
+        scratch_seconds=seconds["scratch"],
+    )
 
 
 def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict[str, float]:

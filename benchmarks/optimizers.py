@@ -78,8 +78,9 @@ def _updates(optimizer: str, exponent: float) -> Any:
     kinds = {"rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "adagrad": EmbOptimType.EXACT_ADAGRAD}
     module = SplitTableBatchedEmbeddingBagsCodegen(
         [(TABLE_ROWS, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU)] * TABLES,
-        optimizer=kinds.get(optimizer, EmbOptimType.EXACT_SGD), learning_rate=0.01,
-    )  # fmt: skip
+        optimizer=kinds.get(optimizer, EmbOptimType.EXACT_SGD),
+        learning_rate=0.01,
+    )
     if not spec.fused_on("cpu"):
         RowOptimizer(Kernel(module, [_Table(f"t{i}") for i in range(TABLES)], fused=True), spec).lr = 0.01
     weights = np.arange(1, TABLE_ROWS + 1, dtype=np.float64) ** -exponent

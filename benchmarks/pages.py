@@ -73,8 +73,10 @@ def _tables(rows: int) -> Any:
     torch.manual_seed(1)
     module = SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU)] * TABLES,
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.01, eps=1e-8,
-    )  # fmt: skip
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.01,
+        eps=1e-8,
+    )
     for weights in module.split_embedding_weights():
         weights.uniform_(-0.1, 0.1)
     for states in module.split_optimizer_states():

@@ -32,9 +32,13 @@ GIB = 2**30
 BINS = 100
 CLUSTER = ["experiment=dlrmv2", "hardware=h100x16x8"]
 SMALL = [
-    "experiment=dlrmv2", "hardware=h100x8", "hardware.name=small", "hardware.ranks_per_host=2", "hardware.hbm_gib=16",
+    "experiment=dlrmv2",
+    "hardware=h100x8",
+    "hardware.name=small",
+    "hardware.ranks_per_host=2",
+    "hardware.hbm_gib=16",
     "hardware.ddr_gib=16",
-]  # fmt: skip
+]
 SSD_GIB = 200
 
 
@@ -54,10 +58,15 @@ def main() -> None:
         print(f"{'ok    ' if held else 'MISSED'} {text}")
     ours, default, dynamic = (cases[name].get("cost_ms", float("nan")) for name in ("ours", "default", "dynamic"))
     finish(
-        "plan", default / ours, cost_ms=ours, default_cost_ms=default, dynamic_cost_ms=dynamic,
-        dynamic_ratio=dynamic / ours, missed=[text for text, held in checks.items() if not held],
+        "plan",
+        default / ours,
+        cost_ms=ours,
+        default_cost_ms=default,
+        dynamic_cost_ms=dynamic,
+        dynamic_ratio=dynamic / ours,
+        missed=[text for text, held in checks.items() if not held],
         **{f"{case}_{key}": value for case, part in cases.items() for key, value in part.items() if key != "cost_ms"},
-    )  # fmt: skip
+    )
 
 
 def _checks(cases: dict[str, dict[str, Any]]) -> dict[str, bool]:
@@ -140,10 +149,13 @@ def _ssd() -> dict[str, Any]:
     cold, least = _ssd_lookups(plan, profile), _least_lookups(plan, profile)
     share = used["ssd"] / sum(used.values())
     return {
-        "seconds": seconds, **{f"{tier}_gib": round(size / GIB, 3) for tier, size in used.items()},
-        "step_ms": plan.predicted_step_ms, "lookup_share": round(cold, 6), "least_lookup_share": round(least, 6),
+        "seconds": seconds,
+        **{f"{tier}_gib": round(size / GIB, 3) for tier, size in used.items()},
+        "step_ms": plan.predicted_step_ms,
+        "lookup_share": round(cold, 6),
+        "least_lookup_share": round(least, 6),
         "coldest": used["ssd"] > 0 and cold < share,
-    }  # fmt: skip
+    }
 
 
 def _ssd_lookups(plan: Plan, profile: Profile) -> float:
@@ -200,8 +212,13 @@ def _thousand() -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "ours": _ours, "default": _default, "dynamic": _dynamic, "ssd": _ssd, "no_ssd": _no_ssd, "thousand": _thousand,
-}  # fmt: skip
+    "ours": _ours,
+    "default": _default,
+    "dynamic": _dynamic,
+    "ssd": _ssd,
+    "no_ssd": _no_ssd,
+    "thousand": _thousand,
+}
 
 
 if __name__ == "__main__":

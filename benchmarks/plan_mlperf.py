@@ -21,9 +21,15 @@ from pipeline.planning import PlanInputs, make_plan
 # The benchmark's model: https://github.com/mlcommons/training/tree/master/recommendation_v2/torchrec_dlrm
 # Here the 13 dense features go into the crosses as they are; there an MLP makes a vector of them first.
 MODEL = [
-    "data=dlrmv2", "stages=[ingest,plan]", "model=dcnv2", "model.embedding_dim=128", "model.cross=low_rank",
-    "model.cross_rank=512", "model.cross_layers=3", "model.top_mlp=[1024,1024,512,256]",
-]  # fmt: skip
+    "data=dlrmv2",
+    "stages=[ingest,plan]",
+    "model=dcnv2",
+    "model.embedding_dim=128",
+    "model.cross=low_rank",
+    "model.cross_rank=512",
+    "model.cross_layers=3",
+    "model.top_mlp=[1024,1024,512,256]",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +47,17 @@ class Case:
 CASES = {
     # 3,793 steps in 13,387 ms.
     "h100x8": Case(
-        overrides=("hardware=h100x8",), batch=55_296, published_ms=3.53,
+        overrides=("hardware=h100x8",),
+        batch=55_296,
+        published_ms=3.53,
         source="v4.0 NVIDIA/results/eos_ngc24.04_merlin_hugectr/dlrm_dcnv2/result_0.txt",
     ),
     "h100x2x8": Case(overrides=("hardware=h100x2x8",), batch=65_536),
     # 1,551 steps in 2,980 to 3,043 ms.
     "h100x16x8": Case(
-        overrides=("hardware=h100x16x8",), batch=135_168, published_ms=1.94,
+        overrides=("hardware=h100x16x8",),
+        batch=135_168,
+        published_ms=1.94,
         source="v3.1 NVIDIA/results/eos_n16_ngc23.09_merlin_hugectr/dlrm_dcnv2/result_0.txt",
     ),
     # So little memory that some tables have to lie on SSD.
@@ -55,7 +65,7 @@ CASES = {
         overrides=("hardware=h100x2x8", "hardware.hbm_gib=4.5", "hardware.ddr_gib=5", "hardware.ssd_gib=100"),
         batch=65_536,
     ),
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -65,9 +75,10 @@ def main() -> None:
     for name, figure in figures.items():
         print(f"{name}: {figure}")
     finish(
-        "plan_mlperf", max(max(each, 1 / each) for each in off),
+        "plan_mlperf",
+        max(max(each, 1 / each) for each in off),
         **{f"{name}_{key}": value for name, figure in figures.items() for key, value in figure.items()},
-    )  # fmt: skip
+    )
 
 
 def _planned(case: Case) -> dict[str, Any]:
@@ -77,10 +88,13 @@ def _planned(case: Case) -> dict[str, Any]:
     seconds = round(time.perf_counter() - began, 2)
     slowest = plan.phases[plan.slowest_rank]
     return {
-        "step_ms": plan.predicted_step_ms, "published_ms": case.published_ms, "seconds": seconds,
+        "step_ms": plan.predicted_step_ms,
+        "published_ms": case.published_ms,
+        "seconds": seconds,
         "phases": {name: round(ms, 3) for name, ms in slowest.items()},
-        "tiers": sorted({table.tier for table in plan.tables.values()}), "source": case.source,
-    }  # fmt: skip
+        "tiers": sorted({table.tier for table in plan.tables.values()}),
+        "source": case.source,
+    }
 
 
 if __name__ == "__main__":

@@ -83,15 +83,22 @@ def _report(cases: list[Case]) -> None:
     lost = [case["case"] for case in cases if case["ours"] is None and case["rival"] is not None]
     gains = [min(case["stock"], case["own"]) for case in both]
     finish(
-        "plan_random", 0.0 if lost else min(gains), median=statistics.median(gains),
-        stock_median=statistics.median(case["stock"] for case in both), own_median=statistics.median(
-        case["own"] for case in both), stock_worst=min(case["stock"] for case in both),
-        own_worst=min(case["own"] for case in both), cases=len(cases), compared=len(both),
-        below=[case["case"] for case in both if min(case["stock"], case["own"]) < 0.99], lost=lost,
+        "plan_random",
+        0.0 if lost else min(gains),
+        median=statistics.median(gains),
+        stock_median=statistics.median(case["stock"] for case in both),
+        own_median=statistics.median(case["own"] for case in both),
+        stock_worst=min(case["stock"] for case in both),
+        own_worst=min(case["own"] for case in both),
+        cases=len(cases),
+        compared=len(both),
+        below=[case["case"] for case in both if min(case["stock"], case["own"]) < 0.99],
+        lost=lost,
         rival_found_none=sum(case["rival"] is None for case in cases),
-        seconds=sum(case["seconds"] for case in both), rival_seconds=sum(case["rival_seconds"] for case in both),
+        seconds=sum(case["seconds"] for case in both),
+        rival_seconds=sum(case["rival_seconds"] for case in both),
         slower=sum(case["seconds"] > case["rival_seconds"] for case in both),
-    )  # fmt: skip
+    )
 
 
 def compare(number: int) -> Case:
@@ -101,9 +108,16 @@ def compare(number: int) -> Case:
     stock = Stock(config, inputs.schema, inputs.profile, settle(inputs).room)
     plan, seconds = _timed(lambda: make_plan(inputs), PlanError)
     options, rival_seconds = _timed(stock.plan, PlannerError)
-    case: Case = {"case": number, "tables": len(inputs.schema.sparse), "ranks": config.world_size,
-                  "device": config.hardware.device, "seconds": seconds, "rival_seconds": rival_seconds,
-                  "ours": None, "rival": None}  # fmt: skip
+    case: Case = {
+        "case": number,
+        "tables": len(inputs.schema.sparse),
+        "ranks": config.world_size,
+        "device": config.hardware.device,
+        "seconds": seconds,
+        "rival_seconds": rival_seconds,
+        "ours": None,
+        "rival": None,
+    }
     if plan is not None:
         case["ours"] = [stock.rate(plan), plan.predicted_step_ms]
     if options is not None:
@@ -127,9 +141,9 @@ def random_config(number: int) -> Config:
     """The configuration of case ``number``."""
     rng = np.random.default_rng(number)
     cuda = rng.random() < 0.6
-    hosts, ranks = ((1, 2), (1, 4), (1, 8), (2, 4), (2, 8))[rng.integers(5)] if cuda else ((1, 2), (1, 4), (2, 2))[
-        rng.integers(3)
-    ]  # fmt: skip
+    hosts, ranks = (
+        ((1, 2), (1, 4), (1, 8), (2, 4), (2, 8))[rng.integers(5)] if cuda else ((1, 2), (1, 4), (2, 2))[rng.integers(3)]
+    )
     tables, largest = int(rng.integers(4, 41)), 3e7 if cuda else 3e6
     rows = np.exp(rng.uniform(np.log(1e2), np.log(largest), tables)).astype(int)
     dim = int(rng.choice([16, 32, 64, 128, 256]))
@@ -161,19 +175,35 @@ def _as_plan(options: list[ShardingOption], inputs: PlanInputs) -> Plan:
         rows, dim = option.tensor.shape
         tier = TIER_OF_KERNEL.get(option.compute_kernel, "hbm" if hardware.device == "cuda" else "ddr")
         shards = tuple(
-            ShardPlan(rank=int(shard.rank or 0), row=shard.offset[0], rows=shard.size[0], column=shard.offset[1],
-                      columns=shard.size[1])
+            ShardPlan(
+                rank=int(shard.rank or 0),
+                row=shard.offset[0],
+                rows=shard.size[0],
+                column=shard.offset[1],
+                columns=shard.size[1],
+            )
             for shard in option.shards
-        )  # fmt: skip
+        )
         tables[option.name] = TablePlan(
-            rows=rows, dim=dim, pooling=inputs.profile.sparse[option.name].pooling, tier=tier,
-            sharding=option.sharding_type, kernel=option.compute_kernel, shards=shards, cost_ms=0.0, reason="",
+            rows=rows,
+            dim=dim,
+            pooling=inputs.profile.sparse[option.name].pooling,
+            tier=tier,
+            sharding=option.sharding_type,
+            kernel=option.compute_kernel,
+            shards=shards,
+            cost_ms=0.0,
+            reason="",
             cache_rows=max(1, round(CACHED * rows)) if tier == "hbm_cached" else 0,
-        )  # fmt: skip
+        )
     return Plan(
-        hardware=hardware.name, device=hardware.device, world_size=hardware.world_size,
-        ranks_per_host=hardware.ranks_per_host, global_batch=inputs.batch, tables=tables,
-    )  # fmt: skip
+        hardware=hardware.name,
+        device=hardware.device,
+        world_size=hardware.world_size,
+        ranks_per_host=hardware.ranks_per_host,
+        global_batch=inputs.batch,
+        tables=tables,
+    )
 
 
 if __name__ == "__main__":

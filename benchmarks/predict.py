@@ -111,10 +111,16 @@ def _report(records: list[dict[str, Any]]) -> None:
     within = sum(off <= STEP_BAR for off in off_ms)
     fitting = sum(off <= MEMORY_BAR for off in off_bytes)
     finish(
-        "predict", within / len(records), models=len(records), steps_within_25=within, memory_within_15=fitting,
-        median_step_error=statistics.median(off_ms), largest_step_error=max(off_ms),
-        median_memory_error=statistics.median(off_bytes), largest_memory_error=max(off_bytes),
-    )  # fmt: skip
+        "predict",
+        within / len(records),
+        models=len(records),
+        steps_within_25=within,
+        memory_within_15=fitting,
+        median_step_error=statistics.median(off_ms),
+        largest_step_error=max(off_ms),
+        median_memory_error=statistics.median(off_bytes),
+        largest_memory_error=max(off_bytes),
+    )
 
 
 if __name__ == "__main__":

@@ -27,12 +27,22 @@ def published(folder: str, rows: int, ids: int, ranks: tuple[int, ...]) -> dict[
 
     A model of the demo is trained with ``ids`` a feature, and half of ``rows`` are held out.
     """
-    config = compose([
-        "experiment=demo", "run=p", f"store={folder}/published", f"data.synthetic.rows={rows}",
-        f"data.synthetic.ids_per_feature={ids}", "data.split.test_share=0.5", "train.max_steps=20",
-        "train.threads_per_rank=1", "train.guard.collapse=false", f"gate.max_rows={rows}", "gate.force=to be measured",
-        "stages=[ingest,plan,partition,train,evaluate,publish]",
-    ])  # fmt: skip
+    config = compose(
+        [
+            "experiment=demo",
+            "run=p",
+            f"store={folder}/published",
+            f"data.synthetic.rows={rows}",
+            f"data.synthetic.ids_per_feature={ids}",
+            "data.split.test_share=0.5",
+            "train.max_steps=20",
+            "train.threads_per_rank=1",
+            "train.guard.collapse=false",
+            f"gate.max_rows={rows}",
+            "gate.force=to be measured",
+            "stages=[ingest,plan,partition,train,evaluate,publish]",
+        ]
+    )
     run_config(dataclasses.replace(config, stages=config.stages[:-1]))
     return {world: _published(Path(folder) / f"publish{world}", config, world) for world in ranks}
 

@@ -93,10 +93,19 @@ def _against_one(what: str, ranks: int, each: dict[str, Any], one: dict[str, Any
 def _publish(store: Store, block_mib: int) -> None:
     """A version of the demo's model."""
     command = [
-        sys.executable, "-m", "pipeline.cli", "run", "experiment=demo", "run=r", f"store={store.url}",
-        "data.synthetic.rows=100000", f"ingest.block_mib={block_mib}", f"publish.model={MODEL}",
-        "gate.max_calibration_error=1", f"stages=[{STAGES}]",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pipeline.cli",
+        "run",
+        "experiment=demo",
+        "run=r",
+        f"store={store.url}",
+        "data.synthetic.rows=100000",
+        f"ingest.block_mib={block_mib}",
+        f"publish.model={MODEL}",
+        "gate.max_calibration_error=1",
+        f"stages=[{STAGES}]",
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -120,8 +129,14 @@ def _scored(store: Store, log: str, ranks: int) -> dict[str, Any]:
             after = _cpu()
     spent = [after[process] - before[process] for process in after]
     start = [seconds for process, seconds in before.items() if process != psutil.Process().pid]
-    return {"busiest": max(spent), "all": sum(spent), "digest": digest.hexdigest(),
-            "start": max(start, default=0.0), "wall": wall, "share": share}  # fmt: skip
+    return {
+        "busiest": max(spent),
+        "all": sum(spent),
+        "digest": digest.hexdigest(),
+        "start": max(start, default=0.0),
+        "wall": wall,
+        "share": share,
+    }
 
 
 def _cpu() -> dict[int, float]:

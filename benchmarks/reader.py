@@ -52,10 +52,13 @@ def main() -> None:
                 )
         trained = _trained(store, split, given.steps) if given.steps else {}
     finish(
-        "reader", statistics.median(b / a for a, b in zip(ours, tables, strict=True)),
-        rows_per_s=given.rows / statistics.median(ours), table_rows_per_s=given.rows / statistics.median(tables),
-        rows=given.rows, **trained,
-    )  # fmt: skip
+        "reader",
+        statistics.median(b / a for a, b in zip(ours, tables, strict=True)),
+        rows_per_s=given.rows / statistics.median(ours),
+        table_rows_per_s=given.rows / statistics.median(tables),
+        rows=given.rows,
+        **trained,
+    )
 
 
 def _timed(work: Callable[[], None]) -> float:

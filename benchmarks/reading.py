@@ -25,8 +25,8 @@ from benchmarks.common import finish
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.store import Artifact, Store
 from pipeline.training.data import BatchReader
-from pipeline.training.parquet import Columns, Group, Ragged, SplitReader
-from pipeline.training.sampler import Deal, Order
+from pipeline.training.parquet import DecodedColumns, Ragged, RowGroup, SplitReader
+from pipeline.training.sampler import BatchSampler, Order
 
 WORLDS, LANES = (1, 2, 4, 8, 64), 64
 FILE_GROUPS = 8  # row groups of a file
@@ -62,7 +62,7 @@ class Counting(SplitReader):
 
     decoded = 0
 
-    def read(self, group: Group, into: Columns, at: int) -> dict[str, Ragged]:
+    def read(self, group: RowGroup, into: DecodedColumns, at: int) -> dict[str, Ragged]:
         """See ``SplitReader.read``."""
         with self._lock:
             self.decoded += group.rows
@@ -99,11 +99,19 @@ def main() -> None:
     one, many = done[1], done[64]
     rows = sum(len(batch) for batch in one.order)
     finish(
-        "reading", many.decoded / one.decoded, bytes=many.fetched / one.fetched,
-        cpu=one.cpu_seconds / many.cpu_seconds, decoded_over_rows=many.decoded / rows,
-        fetched_over_size=many.fetched / size, same_order=all(_same(each, one) for each in done.values()),
-        resumed=resumed, groups_mixed=mixed, rows=rows, groups=given.groups, batch=given.batch,
-    )  # fmt: skip
+        "reading",
+        many.decoded / one.decoded,
+        bytes=many.fetched / one.fetched,
+        cpu=one.cpu_seconds / many.cpu_seconds,
+        decoded_over_rows=many.decoded / rows,
+        fetched_over_size=many.fetched / size,
+        same_order=all(_same(each, one) for each in done.values()),
+        resumed=resumed,
+        groups_mixed=mixed,
+        rows=rows,
+        groups=given.groups,
+        batch=given.batch,
+    )
 
 
 def _write(store: Store, name: str, groups: int, group_rows: int, dense: int, ids: int) -> Artifact:
@@ -128,9 +136,13 @@ def _write(store: Store, name: str, groups: int, group_rows: int, dense: int, id
             columns["I1"] = np.arange(start, start + file_rows, dtype=np.float32)
             with draft.open(file) as sink:
                 pq.write_table(
-                    pa.table(columns).slice(0, size), sink, row_group_size=group_rows, compression="lz4",
-                    use_dictionary=False, write_statistics=False,
-                )  # fmt: skip
+                    pa.table(columns).slice(0, size),
+                    sink,
+                    row_group_size=group_rows,
+                    compression="lz4",
+                    use_dictionary=False,
+                    write_statistics=False,
+                )
         draft.write_json("schema.json", schema.to_json())
         return draft.commit({})
 
@@ -174,7 +186,7 @@ def _resumed(split: SplitReader, pairs: int, batch: int = 512, epochs: int = 3) 
     for _ in range(pairs):
         at, world = int(rng.integers(0, len(whole))), int(rng.integers(1, 129))
         order = _order(batch, int(rng.integers(0, world)), world)
-        deal = Deal(order, split.groups)
+        deal = BatchSampler(order, split.groups)
         with BatchReader(split, order, epochs=epochs, start=divmod(at, deal.batches)) as reader:
             found = [_numbers(each) for _, each in zip(range(3), reader, strict=False)]
         right += all(
@@ -184,7 +196,7 @@ def _resumed(split: SplitReader, pairs: int, batch: int = 512, epochs: int = 3) 
     return right / pairs
 
 
-def _share(deal: Deal, rows: np.ndarray, batch: int) -> np.ndarray:
+def _share(deal: BatchSampler, rows: np.ndarray, batch: int) -> np.ndarray:
     """The part of a global batch's ``rows`` that is its rank's."""
     rank, world = deal.order.rank, deal.order.world_size
     before = sum(deal.owned(batch, each, world) for each in range(rank))

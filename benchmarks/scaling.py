@@ -64,15 +64,18 @@ def main() -> None:
                 speeds[run].append(rate)
             rates = "  ".join(f"{run}: {speeds[run][-1]:,.0f}/s" for run in runs)
             print(f"round {number + 1}: {rates}", flush=True)
-    over_one = {
-        (run.world, run.copies): _over(speeds[replace(run, world=1, copies=1)], speeds[run]) for run in runs
-    }  # fmt: skip
+    over_one = {(run.world, run.copies): _over(speeds[replace(run, world=1, copies=1)], speeds[run]) for run in runs}
     finish(
-        "scaling", over_one[4, 1], ratio_2=over_one[2, 1], ceiling=over_one[1, 4],
-        share=over_one[4, 1] / over_one[1, 4], phases_ms=phases, precision=given.precision,
+        "scaling",
+        over_one[4, 1],
+        ratio_2=over_one[2, 1],
+        ceiling=over_one[1, 4],
+        share=over_one[4, 1] / over_one[1, 4],
+        phases_ms=phases,
+        precision=given.precision,
         cpus_a_rank={2: equal_share(2), 4: equal_share(4)},
         samples_per_s={str(run): statistics.median(each) for run, each in speeds.items()},
-    )  # fmt: skip
+    )
 
 
 def _over(first: list[float], second: list[float]) -> float:
@@ -133,9 +136,13 @@ def _rank(number: int, task: _Task, ready: Any, together: Any) -> None:
     logging.disable(logging.WARNING)
     copy, rank = divmod(number, task.world)
     os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(task.world), "MASTER_ADDR": "127.0.0.1",
-        "LOCAL_WORLD_SIZE": str(task.world), "MASTER_PORT": str(task.ports[copy]),
-    }  # fmt: skip
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(task.world),
+        "MASTER_ADDR": "127.0.0.1",
+        "LOCAL_WORLD_SIZE": str(task.world),
+        "MASTER_PORT": str(task.ports[copy]),
+    }
     config = config_of(threads=1)
     batch = config.train.batch // task.copies
     config = replace(
@@ -150,7 +157,7 @@ def _rank(number: int, task: _Task, ready: Any, together: Any) -> None:
     trainer = Trainer(ModelSettings.of(config), split.schema, _plan(split.schema, task.world), device)
     order = Order(
         key="scaling", seed=1, global_batch=batch, lanes=config.train.dealt_lanes, rank=rank, world_size=task.world
-    )  # fmt: skip
+    )
     ready.wait()
     with BatchReader(split, order) as reader:
         for _ in range(WARM_UP):

@@ -39,7 +39,7 @@ from pipeline.config import Config
 from pipeline.records import SearchRecord
 from pipeline.search.export import best_experiment
 from pipeline.search.loop import search
-from pipeline.search.space import Space
+from pipeline.search.space import ArchitectureSpace
 from pipeline.stages.read import read_dataset
 from pipeline.stages.run import settled
 from pipeline.store import Artifact, Store
@@ -81,11 +81,20 @@ def one(folder: Path, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     silent()
     truth, log = planted(given.rows, seed)
     own = [
-        *written(folder, log), "train.global_batch=512", f"train.epochs={given.epochs}", "train.sparse_lr=0.1",
-        f"seed={seed}", f"store={folder}/store", "hardware=laptop", f"train.threads_per_rank={given.threads}",
-        "train.log_every_steps=1000", "train.guard.collapse=false", "search.name=planted", "search.epochs=1",
+        *written(folder, log),
+        "train.global_batch=512",
+        f"train.epochs={given.epochs}",
+        "train.sparse_lr=0.1",
+        f"seed={seed}",
+        f"store={folder}/store",
+        "hardware=laptop",
+        f"train.threads_per_rank={given.threads}",
+        "train.log_every_steps=1000",
+        "train.guard.collapse=false",
+        "search.name=planted",
+        "search.epochs=1",
         *given.set,
-    ]  # fmt: skip
+    ]
     cpu: dict[str, float] = {}
     before = run([*own, "run=before"], cpu)
     began = time.process_time()
@@ -128,7 +137,7 @@ def searched(overrides: list[str], dataset: Artifact, folder: Path, threads: int
     torch.set_num_threads(threads)
     config = compose([*overrides, "run=search"])
     store = Store(config.store)
-    space = Space.of(settled(config, store, dataset), *read_dataset(store, dataset))
+    space = ArchitectureSpace.of(settled(config, store, dataset), *read_dataset(store, dataset))
     record = search(space, store, dataset)
     found = space.configured({name: each.chosen for name, each in record.decisions.items()})
     return record, config, best_experiment(record, space.config, found, overrides, None)
@@ -162,10 +171,12 @@ def written(folder: Path, log: dict[str, np.ndarray]) -> list[str]:
     columns |= {f"f{place}": pa.array([f"v{each}" for each in ids]) for place, ids in enumerate(log["ids"])}
     pq.write_table(pa.table({"label": log["clicked"].astype(int), **columns}), folder / "log.parquet")
     return [
-        "data=parquet", f"data.path={folder}/log.parquet", "data.sparse_defaults.min_count=1",
+        "data=parquet",
+        f"data.path={folder}/log.parquet",
+        "data.sparse_defaults.min_count=1",
         *(f"+data.dense.x{place}={{}}" for place in range(NUMBERS)),
         *(f"+data.sparse.f{place}={{}}" for place in range(FEATURES)),
-    ]  # fmt: skip
+    ]
 
 
 def planted(rows: int, seed: int) -> tuple[Planted, dict[str, np.ndarray]]:

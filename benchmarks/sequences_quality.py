@@ -63,9 +63,13 @@ def main() -> None:
     for name, each in gains.items():
         print(f"{name:<10}{means[name]:>10.4f}{min(each):>10.4f}{max(each):>10.4f}", flush=True)
     finish(
-        "sequences", min(means[name] for name in given.attending), seconds=time.monotonic() - began, seeds=given.seeds,
-        rows=given.rows, gains={name: [round(means[name], 4), round(min(each), 4)] for name, each in gains.items()},
-    )  # fmt: skip
+        "sequences",
+        min(means[name] for name in given.attending),
+        seconds=time.monotonic() - began,
+        seeds=given.seeds,
+        rows=given.rows,
+        gains={name: [round(means[name], 4), round(min(each), 4)] for name, each in gains.items()},
+    )
 
 
 def run_job(job: Job) -> dict[str, float]:
@@ -77,12 +81,24 @@ def run_job(job: Job) -> dict[str, float]:
 def settings_of(block: str, rows: int, epochs: int, seed: int, store: str) -> list[str]:
     """The overrides of a run."""
     return [
-        "data=synthetic_users", f"data.synthetic.rows={rows}", f"data.synthetic.users={rows // 50}", "run=q",
-        f"store={store}", f"seed={seed}", f"+model.sequences.history.block={block}", "model.embedding_dim=32",
-        "model.top_mlp=[64,32]", "train.global_batch=512", f"train.epochs={epochs}", "train.lr=0.004",
-        "train.sparse_lr=0.1", "train.threads_per_rank=1", "train.precision=fp32", "train.log_every_steps=1000",
+        "data=synthetic_users",
+        f"data.synthetic.rows={rows}",
+        f"data.synthetic.users={rows // 50}",
+        "run=q",
+        f"store={store}",
+        f"seed={seed}",
+        f"+model.sequences.history.block={block}",
+        "model.embedding_dim=32",
+        "model.top_mlp=[64,32]",
+        "train.global_batch=512",
+        f"train.epochs={epochs}",
+        "train.lr=0.004",
+        "train.sparse_lr=0.1",
+        "train.threads_per_rank=1",
+        "train.precision=fp32",
+        "train.log_every_steps=1000",
         "train.guard.collapse=false",
-    ]  # fmt: skip
+    ]
 
 
 def _gain(block: str, job: Job, store: str) -> float:

@@ -69,13 +69,16 @@ def main() -> None:
             f"{name:<8}" + "".join(f"{way:>9} {1e3 * each:8.2f} ms" for way, each in seconds[name].items()), flush=True
         )
     finish(
-        "sequences_speed", min(each["padded"] / each["uneven"] for each in seconds.values()),
-        events=int(lengths.sum()), longest=int(lengths.max()), threads=given.threads,
+        "sequences_speed",
+        min(each["padded"] / each["uneven"] for each in seconds.values()),
+        events=int(lengths.sum()),
+        longest=int(lengths.max()),
+        threads=given.threads,
         uneven_to_even={name: round(each["uneven"] / each["even"], 3) for name, each in seconds.items()},
         padded_to_uneven={name: round(each["padded"] / each["uneven"], 2) for name, each in seconds.items()},
         kept_kib={name: {way: each // 1024 for way, each in ways.items()} for name, ways in kept.items()},
         seconds=time.monotonic() - began,
-    )  # fmt: skip
+    )
 
 
 def uneven_lengths(samples: int, mean: int, longest: int) -> Tensor:

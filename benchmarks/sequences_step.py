@@ -74,17 +74,24 @@ def main() -> None:
             seconds[block] = fastest(steps, {name: batches[name] for name in ("uneven", "even")}, given.rounds)
             peaks[block] = {name: peak(steps, each[0]) / 2**20 for name, each in batches.items()}
             print(
-                f"{block:<8}" + "".join(f"{name:>9} {1e3 * each:7.1f} ms" for name, each in seconds[block].items())
-                + "  peak" + "".join(f"  {name} {each:.1f} MiB" for name, each in peaks[block].items()), flush=True,
-            )  # fmt: skip
+                f"{block:<8}"
+                + "".join(f"{name:>9} {1e3 * each:7.1f} ms" for name, each in seconds[block].items())
+                + "  peak"
+                + "".join(f"  {name} {each:.1f} MiB" for name, each in peaks[block].items()),
+                flush=True,
+            )
     finish(
-        "sequences_step", max(each["uneven"] / each["even"] for each in seconds.values()), samples=given.samples,
-        events=int(uneven.sum()), longest=int(uneven.max()), threads=given.threads,
+        "sequences_step",
+        max(each["uneven"] / each["even"] for each in seconds.values()),
+        samples=given.samples,
+        events=int(uneven.sum()),
+        longest=int(uneven.max()),
+        threads=given.threads,
         uneven_to_even={name: round(each["uneven"] / each["even"], 3) for name, each in seconds.items()},
         step_ms={name: {case: round(1e3 * each, 1) for case, each in cases.items()} for name, cases in seconds.items()},
         peak_mib={name: {case: round(each, 1) for case, each in cases.items()} for name, cases in peaks.items()},
         seconds=time.monotonic() - began,
-    )  # fmt: skip
+    )
 
 
 def write(store: Store, name: str, lengths: np.ndarray, longest: int) -> Artifact:
@@ -106,18 +113,20 @@ def write(store: Store, name: str, lengths: np.ndarray, longest: int) -> Artifac
     schema = DatasetSchema(
         dense=tuple(f"I{number}" for number in range(DENSE)),
         sparse=tuple(SparseColumn(name=name, rows=size) for name, size in ROWS.items()),
-        rows={"train": rows, "test": 0}, files={"train": ["train/part-00000.parquet"], "test": []},
+        rows={"train": rows, "test": 0},
+        files={"train": ["train/part-00000.parquet"], "test": []},
         groups={"train": [[samples] * BATCHES], "test": []},
         sequences=(
             SequenceGroup(
-                name="history", max_length=longest,
+                name="history",
+                max_length=longest,
                 columns=tuple(
                     SequenceColumn(name=f"history__{name}", rows=size, table=name if name in ROWS else "")
                     for name, size in sizes.items()
                 ),
             ),
         ),
-    )  # fmt: skip
+    )
     with store.draft(f"datasets/{name}", kind="dataset", key=name, config={}, inputs={}) as draft:
         with draft.open(schema.files["train"][0]) as sink:
             pq.write_table(pa.table({**columns, **events}), sink, row_group_size=samples)
@@ -143,11 +152,18 @@ def plan_of(schema: DatasetSchema, dim: int, samples: int) -> Plan:
     """Every table whole on the one rank."""
     tables = {
         table.name: TablePlan(
-            rows=table.rows, dim=dim, pooling=1.0, tier="ddr", sharding="table_wise", kernel="fused", cost_ms=0.0,
-            shards=(ShardPlan(rank=0, row=0, rows=table.rows, column=0, columns=dim),), reason="",
+            rows=table.rows,
+            dim=dim,
+            pooling=1.0,
+            tier="ddr",
+            sharding="table_wise",
+            kernel="fused",
+            cost_ms=0.0,
+            shards=(ShardPlan(rank=0, row=0, rows=table.rows, column=0, columns=dim),),
+            reason="",
         )
         for table in schema.tables
-    }  # fmt: skip
+    }
     return Plan(hardware="bench", device="cpu", world_size=1, ranks_per_host=1, global_batch=samples, tables=tables)
 
 

@@ -52,10 +52,16 @@ LOGS = ("planted", "demo")
 def planted(seed: int, rows: int, store: str) -> list[str]:
     """The overrides of a training on the planted logs of ``seed``."""
     return [
-        "model=dlrm_small", *settings_of("planted", store, seed, rows), "hardware=laptop2", f"store={store}",
-        f"seed={seed}", "train.precision=fp32", "train.threads_per_rank=1", "train.log_every_steps=1000",
+        "model=dlrm_small",
+        *settings_of("planted", store, seed, rows),
+        "hardware=laptop2",
+        f"store={store}",
+        f"seed={seed}",
+        "train.precision=fp32",
+        "train.threads_per_rank=1",
+        "train.log_every_steps=1000",
         "train.guard.collapse=false",
-    ]  # fmt: skip
+    ]
 
 
 def steps(args: argparse.Namespace) -> dict[str, Any]:
@@ -81,12 +87,15 @@ def steps(args: argparse.Namespace) -> dict[str, Any]:
                 break
     reached = [share for share, each in got.items() if statistics.mean(each) <= statistics.mean(wanted)]
     return {
-        "ratio": 1 / min(reached) if reached else 0.0, "steps": whole, "rates": best,
+        "ratio": 1 / min(reached) if reached else 0.0,
+        "steps": whole,
+        "rates": best,
         "tuning_ne": {name: {f"{rate:g}": round(ne, 5) for rate, ne in means.items()} for name, means in tuned.items()},
-        "adagrad_ne": _rounded(wanted), "adagrad_mean_ne": statistics.mean(wanted),
+        "adagrad_ne": _rounded(wanted),
+        "adagrad_mean_ne": statistics.mean(wanted),
         "shampoo_ne": {f"{share:g}": _rounded(each) for share, each in got.items()},
         "shampoo_mean_ne": {f"{share:g}": round(statistics.mean(each), 5) for share, each in got.items()},
-    }  # fmt: skip
+    }
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
@@ -99,9 +108,12 @@ def trained(store: str, optimizer: str, rate: float, count: int | None, seed: in
     path = Path(store, f"runs/{name}/result.json")
     if not path.exists():
         overrides = [
-            *planted(seed, rows, store), f"run={name}", f"train.lr={rate}", f"train.dense_optimizer={optimizer}",
+            *planted(seed, rows, store),
+            f"run={name}",
+            f"train.lr={rate}",
+            f"train.dense_optimizer={optimizer}",
             f"train.max_steps={'null' if count is None else count}",
-        ]  # fmt: skip
+        ]
         with contextlib.redirect_stdout(io.StringIO()):
             code = nightjar(["run", *overrides])
         if code:
@@ -158,9 +170,13 @@ def _rank(number: int, log: str, folder: str, port: int) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     os.environ |= {
-        "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     store: Store = Store(folder)
     configs = {name: compose(_overrides(log, folder, name)) for name in ("adagrad", "shampoo")}
     config = configs["adagrad"]

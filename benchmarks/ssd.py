@@ -189,11 +189,20 @@ class _Bench:
         main_row = by_name.get(f"{most}x_{PHASES[0].name}", steady)
         flat = {f"{name}_{key}": row[key] for name, row in by_name.items() for key in _KEPT if row[key] is not None}
         finish(
-            "ssd", main_row["ratio"], steady_ratio=steady["ratio"], limited=limited, fio_iops=iops, without_fio=why,
-            write_amplification=self.aged.get("write_amplification"), turns=self.aged.get("turns"),
-            spare=self.given.spare, drift=self.given.drift, process_bytes=self.process,
-            seconds_total=time.perf_counter() - self.began, **flat,
-        )  # fmt: skip
+            "ssd",
+            main_row["ratio"],
+            steady_ratio=steady["ratio"],
+            limited=limited,
+            fio_iops=iops,
+            without_fio=why,
+            write_amplification=self.aged.get("write_amplification"),
+            turns=self.aged.get("turns"),
+            spare=self.given.spare,
+            drift=self.given.drift,
+            process_bytes=self.process,
+            seconds_total=time.perf_counter() - self.began,
+            **flat,
+        )
 
     def _at(self, memory: _Child, times: int, iops: float | None) -> tuple[list[dict[str, Any]], bool]:
         """Both exponents; where memory is shortest also prefetch off, and the log in its steady state."""
@@ -265,8 +274,15 @@ class _Bench:
 
 
 _KEPT = (
-    "samples_per_s", "ratio", "of_bound", "peak_bytes", "rounds", "ssd_hit_rate", "ssd_write_amplification", "cold"
-)  # fmt: skip
+    "samples_per_s",
+    "ratio",
+    "of_bound",
+    "peak_bytes",
+    "rounds",
+    "ssd_hit_rate",
+    "ssd_write_amplification",
+    "cold",
+)
 
 
 def fio_reads(folder: Path, seconds: int = 5) -> tuple[float | None, str]:

@@ -121,9 +121,16 @@ class _Model:
     """A DLRM with its tables in memory, or on SSD in ``folder``."""
 
     def __init__(
-        self, count: int, rows: int, dim: int, batch: int, folder: str | None, cache_rows: int, lazy: bool,
+        self,
+        count: int,
+        rows: int,
+        dim: int,
+        batch: int,
+        folder: str | None,
+        cache_rows: int,
+        lazy: bool,
         spare: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.batch, self._kept = batch, cache_rows
         self.schema: DatasetSchema = schema_of(count, rows)
         config = config_of(dim, batch)
@@ -167,18 +174,28 @@ class _Model:
                 half, _ = True, self.ssd.figures.take()
         figures = named(self.ssd.figures.take(), 1)
         return {
-            "turns": turns, "emptied": sum(log.emptied for log in logs), "seconds": time.perf_counter() - began,
-            "write_amplification": figures["ssd_write_amplification"], "shift": ids.shift,
-        }  # fmt: skip
+            "turns": turns,
+            "emptied": sum(log.emptied for log in logs),
+            "seconds": time.perf_counter() - began,
+            "write_amplification": figures["ssd_write_amplification"],
+            "shift": ids.shift,
+        }
 
     def _emptied(self) -> int:
         ssd = self.ssd
         return 0 if ssd is None else sum(ssd.shard(name).log.emptied for name in ssd.tables)
 
     def run(
-        self, steps: int, warm_seconds: float, zipf: float, prefetch: bool, seed: int, max_seconds: float,
-        drift: float = 0.0, shift: float = 0.0,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        steps: int,
+        warm_seconds: float,
+        zipf: float,
+        prefetch: bool,
+        seed: int,
+        max_seconds: float,
+        drift: float = 0.0,
+        shift: float = 0.0,
+    ) -> dict[str, Any]:
         """Train ``warm_seconds``, then ``steps`` by the clock (at most ``max_seconds``), ids of exponent ``zipf``."""
         names = [column.name for column in self.schema.sparse]
         ids = DriftingIds(self.schema.sparse[0].rows, zipf, self.batch, drift, shift)

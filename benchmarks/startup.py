@@ -36,8 +36,10 @@ def main() -> None:
     given = options.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-given.cpus :])
     parts: dict[str, Callable[[str, str], float]] = {
-        "adult": lambda program, folder: _adult(program, folder, given.adult), "demo_evaluate": _demo, "night": _night,
-    }  # fmt: skip
+        "adult": lambda program, folder: _adult(program, folder, given.adult),
+        "demo_evaluate": _demo,
+        "night": _night,
+    }
     left_out = [] if given.adult.exists() else ["adult"]
     names = [name for name in given.parts if name not in left_out]
     before = {name: _measured(parts[name], BEFORE) for name in names}
@@ -46,10 +48,16 @@ def main() -> None:
         print(f"{name:<14} {before[name]:6.1f} s before, {now[name]:6.1f} s now (bar {BARS[name]:g} s)", flush=True)
     quotients = {name: round(before[name] / now[name], 3) for name in names}
     finish(
-        "startup", min(quotients.values()), now=now, before=before, quotients=quotients,
-        bars={name: BARS[name] for name in names}, cpus=available_cpus(), left_out=left_out,
+        "startup",
+        min(quotients.values()),
+        now=now,
+        before=before,
+        quotients=quotients,
+        bars={name: BARS[name] for name in names},
+        cpus=available_cpus(),
+        left_out=left_out,
         help_seconds=_nightjar(NOW, "--help"),
-    )  # fmt: skip
+    )
 
 
 def _measured(part: Callable[[str, str], float], program: str) -> float:

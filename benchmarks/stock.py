@@ -74,9 +74,15 @@ class Stock:
 
         constraints = {name: self._constraints(name) for name in self.rows}
         planner = EmbeddingShardingPlanner(
-            topology=self.topology, batch_size=self.batch, constraints=constraints, proposer=proposer, callbacks=[keep],
-            storage_reservation=FixedPercentageStorageReservation(0.0), stats=[], debug=False,
-        )  # fmt: skip
+            topology=self.topology,
+            batch_size=self.batch,
+            constraints=constraints,
+            proposer=proposer,
+            callbacks=[keep],
+            storage_reservation=FixedPercentageStorageReservation(0.0),
+            stats=[],
+            debug=False,
+        )
         planner.plan(self._collection(), [EmbeddingBagCollectionSharder()])  # type: ignore[list-item]
         return best
 

@@ -65,8 +65,9 @@ def main() -> None:
     began, ways, more = time.monotonic(), [SINGLE, CLICK, *given.ways], tuple(given.set)
     tuning = [
         Job(TUNING_SEED + seed, given.rows, tuple((way, place) for way in ways), more)
-        for seed in range(given.tuning_seeds) for place in range(len(GRID))
-    ]  # fmt: skip
+        for seed in range(given.tuning_seeds)
+        for place in range(len(GRID))
+    ]
     best = _tuned(list(zip(tuning, _all(tuning, given.jobs), strict=True)), ways)
     for way, place in best.items():
         print(f"{way}: train.sparse_lr={GRID[place][0]} train.epochs={GRID[place][1]}", flush=True)
@@ -78,14 +79,21 @@ def main() -> None:
     mean = {way: float(np.mean([each[way].rare for each in scores])) for way in ways if way != CLICK}
     worse = max(mean[way] for way in COMPARED if way in mean)
     base = [each[SINGLE].rare for each in scores]
-    p_values = {
-        way: float(ttest_rel([each[way].rare for each in scores], base, alternative="less").pvalue)
-        for way in given.ways
-    } if given.seeds > 1 else {}  # fmt: skip
+    p_values = (
+        {
+            way: float(ttest_rel([each[way].rare for each in scores], base, alternative="less").pvalue)
+            for way in given.ways
+        }
+        if given.seeds > 1
+        else {}
+    )
     finish(
-        "tasks", mean[SINGLE] / worse, seconds=time.monotonic() - began,
-        p_values={way: round(p, 6) for way, p in p_values.items()}, ne={way: round(ne, 5) for way, ne in mean.items()},
-    )  # fmt: skip
+        "tasks",
+        mean[SINGLE] / worse,
+        seconds=time.monotonic() - began,
+        p_values={way: round(p, 6) for way, p in p_values.items()},
+        ne={way: round(ne, 5) for way, ne in mean.items()},
+    )
 
 
 def _all(jobs: list[Job], at_once: int) -> list[dict[str, Scores]]:
@@ -113,14 +121,30 @@ def _train(way: str, place: int, job: Job, store: str) -> Scores:
     rate, epochs = GRID[place]
     own = {SINGLE: [f"data.label.column={RARE}"], CLICK: []}
     labels = own.get(way, [f"+data.tasks.{RARE}={{given: click}}", f"model.tasks={way}"])
-    made = run([
-        "data=synthetic", "model=dlrm_small", f"data.synthetic.rows={job.rows}", "data.synthetic.days=1",
-        "data.synthetic.ids_per_feature=500", "data.synthetic.base_rate=0.2", "data.synthetic.conversion_rate=0.1",
-        "data.synthetic.conversion_overlap=0.5", "train.global_batch=512", f"train.sparse_lr={rate}",
-        f"train.epochs={epochs}", f"seed={job.seed}", f"store={store}", "train.threads_per_rank=1",
-        "train.precision=fp32", "train.log_every_steps=1000", "train.guard.collapse=false", f"run={way.split()[0]}",
-        *labels, *job.more,
-    ])  # fmt: skip
+    made = run(
+        [
+            "data=synthetic",
+            "model=dlrm_small",
+            f"data.synthetic.rows={job.rows}",
+            "data.synthetic.days=1",
+            "data.synthetic.ids_per_feature=500",
+            "data.synthetic.base_rate=0.2",
+            "data.synthetic.conversion_rate=0.1",
+            "data.synthetic.conversion_overlap=0.5",
+            "train.global_batch=512",
+            f"train.sparse_lr={rate}",
+            f"train.epochs={epochs}",
+            f"seed={job.seed}",
+            f"store={store}",
+            "train.threads_per_rank=1",
+            "train.precision=fp32",
+            "train.log_every_steps=1000",
+            "train.guard.collapse=false",
+            f"run={way.split()[0]}",
+            *labels,
+            *job.more,
+        ]
+    )
     figures = made["evaluate"].summary
     if way == SINGLE:
         return Scores(figures["ne"])

@@ -69,9 +69,16 @@ def main() -> None:
     variants = {name: spec for name, spec in _variants(given).items() if not given.only or name in given.only}
     with Bed(given.hosts) as bed, Ranks(bed, given.ranks, "benchmarks.towers_ranks") as ranks:
         ranks.ask(
-            hosts=given.hosts, ranks_per_host=given.ranks, tables=given.tables, rows=given.rows, dim=given.dim,
-            batch=given.batch, mlp=given.mlp, exchange=given.exchange, variants=variants,
-        )  # fmt: skip
+            hosts=given.hosts,
+            ranks_per_host=given.ranks,
+            tables=given.tables,
+            rows=given.rows,
+            dim=given.dim,
+            batch=given.batch,
+            mlp=given.mlp,
+            exchange=given.exchange,
+            variants=variants,
+        )
         print(f"built in {time.monotonic() - began:.0f} s", flush=True)
         found = {limit: _measure(given, bed, ranks, list(variants), limit) for limit in (None, *given.mb_per_s)}
     _report(given, variants, found, time.monotonic() - began)
@@ -88,10 +95,12 @@ def _variants(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "dmt_4x": {"module": "dlrm", "c": 1, "p": 0, "dim": dim // 4},
         "dmt_8x": {"module": "dlrm", "c": 1, "p": 0, "dim": dim // 8},
         "dmt": {
-            "module": MODULE.name, "rank": given.rank, "cross_layers": MODULE.cross_layers,
+            "module": MODULE.name,
+            "rank": given.rank,
+            "cross_layers": MODULE.cross_layers,
             "dim": narrowed(given.tables, dim, given.hosts, given.times, VALUE_BYTES[given.exchange])[0],
         },
-    }  # fmt: skip
+    }
 
 
 def _measure(
@@ -116,9 +125,12 @@ def _measure(
             intra, inter, _, dense = [sum(parts) for parts in zip(*(a["sent"] for a in answers), strict=True)]
             each = samples * given.steps
             figures[name] = {
-                "intra": intra / each, "inter": inter / each, "dense": dense / each, "wire": wire / each,
+                "intra": intra / each,
+                "inter": inter / each,
+                "dense": dense / each,
+                "wire": wire / each,
                 "cpu_ms": sum(answer["cpu_ms"] for answer in answers),
-            }  # fmt: skip
+            }
     for name in variants:
         figures[name]["ms"] = statistics.median(steps[name])
     shown = f"{limit:g} MB/s" if limit else "no limit"
@@ -135,9 +147,13 @@ def exchange_of(given: argparse.Namespace, name: str, spec: dict[str, Any], dens
     # All hosts together send hosts * 2 (W - 1) / W of the dense bytes.
     dense = dense_per_sample * given.batch * world / (given.hosts * 2 * (world - 1) / world)
     return Exchange(
-        kind=kind, features=given.tables, values=given.tables * given.dim, sent=vectors * spec.get("dim", given.dim),
-        value_bytes=VALUE_BYTES[given.exchange], dense_bytes=dense,
-    )  # fmt: skip
+        kind=kind,
+        features=given.tables,
+        values=given.tables * given.dim,
+        sent=vectors * spec.get("dim", given.dim),
+        value_bytes=VALUE_BYTES[given.exchange],
+        dense_bytes=dense,
+    )
 
 
 def _report(
@@ -161,7 +177,11 @@ def _report(
     ratios = {limit: found[limit][flat[limit]]["ms"] / found[limit]["dmt"]["ms"] for limit in limits}
     samples = given.batch * given.ranks
     finish(
-        "towers", min(ratios.values()), seconds=seconds, mb_per_s=limits, times=given.times,
+        "towers",
+        min(ratios.values()),
+        seconds=seconds,
+        mb_per_s=limits,
+        times=given.times,
         module=replace(MODULE, rank=given.rank).label,
         ratios={f"{limit:g}": round(value, 3) for limit, value in ratios.items()},
         flat_comm_share={
@@ -175,8 +195,10 @@ def _report(
             name: round(host_bytes(exchanges[name], given.batch, given.hosts, given.ranks) / samples, 1)
             for name in variants
         },
-        bandwidth_used=model.used, model_median_error=statistics.median(errors), model_largest_error=max(errors),
-    )  # fmt: skip
+        bandwidth_used=model.used,
+        model_median_error=statistics.median(errors),
+        model_largest_error=max(errors),
+    )
 
 
 def _table(
@@ -201,9 +223,12 @@ def _table(
 
 
 def _extrapolate(
-    given: argparse.Namespace, model: StepModel, exchanges: dict[str, Exchange], compute_ms: dict[str, float],
+    given: argparse.Namespace,
+    model: StepModel,
+    exchanges: dict[str, Exchange],
+    compute_ms: dict[str, float],
     limit: float,
-) -> None:  # fmt: skip
+) -> None:
     """Print 64 ranks as the model sees them: a rank's bandwidth as measured, and a host's."""
     for what in ("rank", "host"):
         print(f"\n64 ranks, {limit / given.ranks if what == 'rank' else limit:g} MB/s a {what} (model)")

@@ -64,9 +64,13 @@ def narrowed(features: int, width: int, towers: int, times: float, value_bytes: 
 
     def sent(kind: str, dim: int) -> float:
         exchange = Exchange(
-            kind=kind, features=features, values=features * width, sent=features * dim, value_bytes=value_bytes,
+            kind=kind,
+            features=features,
+            values=features * width,
+            sent=features * dim,
+            value_bytes=value_bytes,
             dense_bytes=0,
-        )  # fmt: skip
+        )
         return host_bytes(exchange, 1, towers, 1)
 
     flat = sent("table_wise", width)
@@ -97,9 +101,13 @@ def fitted(compute_ms: float, step_ms: float, sent_bytes: float, bytes_per_s: fl
 
 
 def predictions(
-    model: StepModel, exchanges: dict[str, Exchange], compute_ms: dict[str, float], batch: int,
-    shapes: Sequence[tuple[int, int]], bytes_per_s: float,
-) -> dict[tuple[int, int], dict[str, float]]:  # fmt: skip
+    model: StepModel,
+    exchanges: dict[str, Exchange],
+    compute_ms: dict[str, float],
+    batch: int,
+    shapes: Sequence[tuple[int, int]],
+    bytes_per_s: float,
+) -> dict[tuple[int, int], dict[str, float]]:
     """Step ms of every variant on ``shapes`` (hosts, ranks a host), each host with ``bytes_per_s``."""
     found = {}
     for hosts, ranks in shapes:

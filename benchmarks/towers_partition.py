@@ -79,19 +79,40 @@ def config_of(given: argparse.Namespace, seed: int, store: Store, strategy: str)
     """One host whose ranks hold all towers: what leaves a tower is the same as on as many hosts."""
     return compose(
         [
-            "data=synthetic", "partition=dmt", f"seed={seed}", f"store={store.url}", f"run={strategy}",
-            f"data.synthetic.rows={given.rows}", f"data.synthetic.blocks={given.blocks}", "data.synthetic.days=1",
-            "data.synthetic.ids_per_feature=30", "data.synthetic.zipf=0.5", "data.synthetic.pairwise_effect=2.0",
-            "data.synthetic.first_order_effect=0.5", "data.synthetic.dense_effect=0.5",
-            f"partition.towers={given.blocks}", f"partition.strategy={strategy}",
-            f"partition.probe_steps={given.probe_steps}", f"partition.imbalance={given.imbalance}",
-            "partition.module=dlrm", "partition.c=0", "partition.p=2",
-            "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[128,64]",
-            "train.global_batch=1024", "train.sparse_lr=0.2", "train.threads_per_rank=1", "train.warmup_steps=20",
+            "data=synthetic",
+            "partition=dmt",
+            f"seed={seed}",
+            f"store={store.url}",
+            f"run={strategy}",
+            f"data.synthetic.rows={given.rows}",
+            f"data.synthetic.blocks={given.blocks}",
+            "data.synthetic.days=1",
+            "data.synthetic.ids_per_feature=30",
+            "data.synthetic.zipf=0.5",
+            "data.synthetic.pairwise_effect=2.0",
+            "data.synthetic.first_order_effect=0.5",
+            "data.synthetic.dense_effect=0.5",
+            f"partition.towers={given.blocks}",
+            f"partition.strategy={strategy}",
+            f"partition.probe_steps={given.probe_steps}",
+            f"partition.imbalance={given.imbalance}",
+            "partition.module=dlrm",
+            "partition.c=0",
+            "partition.p=2",
+            "model.embedding_dim=16",
+            "model.bottom_mlp=[64]",
+            "model.top_mlp=[128,64]",
+            "train.global_batch=1024",
+            "train.sparse_lr=0.2",
+            "train.threads_per_rank=1",
+            "train.warmup_steps=20",
             "train.schedule=constant",
-            "train.epochs=1", "train.precision=fp32", "train.log_every_steps=200", "train.guard.collapse=false",
+            "train.epochs=1",
+            "train.precision=fp32",
+            "train.log_every_steps=200",
+            "train.guard.collapse=false",
         ]
-    )  # fmt: skip
+    )
 
 
 def _seed(given: argparse.Namespace, seed: int, store: Store) -> dict[str, float]:

@@ -70,10 +70,13 @@ def main() -> None:
     figures["all"] = _together(list(judged.values()))
     spec = TowerModuleSpec(name=given.module, rank=given.rank, cross_layers=given.layers)
     finish(
-        "towers_quality", 1 + means[-2 if len(means) > 2 else -1] / 100, seconds=time.monotonic() - began,
-        module=spec.label, times=given.bytes,
+        "towers_quality",
+        1 + means[-2 if len(means) > 2 else -1] / 100,
+        seconds=time.monotonic() - began,
+        module=spec.label,
+        times=given.bytes,
         **{name: {key: round(value, 4) for key, value in one.items()} for name, one in figures.items()},
-    )  # fmt: skip
+    )
 
 
 def _logs(given: argparse.Namespace, name: str) -> Settings | None:
@@ -87,12 +90,21 @@ def _logs(given: argparse.Namespace, name: str) -> Settings | None:
         path = flights.flights()
         return (lambda folder, seed: flights.overrides(path)) if path else None
     return lambda folder, seed: [
-        "data=synthetic", f"data.synthetic.rows={given.rows}", "data.synthetic.days=1",
+        "data=synthetic",
+        f"data.synthetic.rows={given.rows}",
+        "data.synthetic.days=1",
         "data.synthetic.ids_per_feature=300",
-        "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[128,64]", "train.global_batch=1024",
-        "train.warmup_steps=20", "train.precision=fp32", "train.log_every_steps=200", "train.schedule=linear",
-        "train.decay_ratio=1", "hardware=laptop",
-    ]  # fmt: skip
+        "model.embedding_dim=16",
+        "model.bottom_mlp=[64]",
+        "model.top_mlp=[128,64]",
+        "train.global_batch=1024",
+        "train.warmup_steps=20",
+        "train.precision=fp32",
+        "train.log_every_steps=200",
+        "train.schedule=linear",
+        "train.decay_ratio=1",
+        "hardware=laptop",
+    ]
 
 
 def _compare(given: argparse.Namespace, name: str, settings_of: Settings) -> dict[str, dict[str, float]]:
@@ -126,9 +138,11 @@ def _rivals(
     features, width = _features(flat, store), flat.model.embedding_dim
     found, dim = {}, 0
     module = [
-        f"partition.module={given.module}", f"partition.cross_layers={given.layers}", f"partition.rank={given.rank}",
+        f"partition.module={given.module}",
+        f"partition.cross_layers={given.layers}",
+        f"partition.rank={given.rank}",
         f"partition.probe={flat.run}",
-    ]  # fmt: skip
+    ]
     for count in given.towers:
         dim, ratio = ratios[str(count)] = narrowed(features, width, count, given.bytes, FP32)
         found[str(count)] = ["partition=dmt", f"partition.towers={count}", *module, f"partition.dim={dim}"]

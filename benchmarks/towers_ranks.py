@@ -41,9 +41,17 @@ class _Variants:
         return self.train(**asked) if self.trainers else self.build(**asked)
 
     def build(
-        self, hosts: int, ranks_per_host: int, tables: int, rows: int, dim: int, batch: int, mlp: list[int],
-        exchange: str, variants: dict[str, dict[str, Any]],
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        hosts: int,
+        ranks_per_host: int,
+        tables: int,
+        rows: int,
+        dim: int,
+        batch: int,
+        mlp: list[int],
+        exchange: str,
+        variants: dict[str, dict[str, Any]],
+    ) -> dict[str, Any]:
         """``variants``: {name: sharding of a flat model, or the tower module and its sizes}; ``batch``: of a rank."""
         base = config_of(dim, batch * hosts * ranks_per_host, ranks_per_host, threads=1)
         base.hardware.hosts = hosts
@@ -107,14 +115,24 @@ def plan_of(schema: DatasetSchema, config: Config, sharding: str, towers: Towers
             if sharding == "row_wise":
                 cuts = [(rank, i * block, min(block, rows[name] - i * block)) for i, rank in enumerate(ranks)]
             tables[name] = TablePlan(
-                rows=rows[name], dim=dim, pooling=1.0, tier="ddr", sharding=sharding, kernel="fused", cost_ms=0.0,
+                rows=rows[name],
+                dim=dim,
+                pooling=1.0,
+                tier="ddr",
+                sharding=sharding,
+                kernel="fused",
+                cost_ms=0.0,
                 shards=tuple(ShardPlan(rank=r, row=row, rows=n, column=0, columns=dim) for r, row, n in cuts),
                 reason="",
-            )  # fmt: skip
+            )
     return Plan(
-        hardware="bench", device="cpu", world_size=world, ranks_per_host=hardware.ranks_per_host,
-        global_batch=config.train.global_batch, tables=tables,
-    )  # fmt: skip
+        hardware="bench",
+        device="cpu",
+        world_size=world,
+        ranks_per_host=hardware.ranks_per_host,
+        global_batch=config.train.global_batch,
+        tables=tables,
+    )
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from pipeline.evaluation.metrics import exact_auc, split_by_class
 from pipeline.store import Store
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect
-from pipeline.training.metrics import Meter
+from pipeline.training.metrics import MetricAccumulator
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
@@ -68,8 +68,10 @@ def main() -> None:
         eager.start_from(ours)
         loops: dict[str, Loop] = {"ours": _with_meter(ours), "plain": plain.step, "eager": eager.step}
         models: dict[str, Callable[[], torch.nn.Module]] = {
-            "ours": ours.finished, "plain": plain.model.eval, "eager": eager.model.eval
-        }  # fmt: skip
+            "ours": ours.finished,
+            "plain": plain.model.eval,
+            "eager": eager.model.eval,
+        }
         if given.compiled:
             settings = ModelSettings.of(replace(config, train=replace(config.train, compile=True)))
             compiled = Trainer(settings, split.schema, plan, device)
@@ -100,19 +102,32 @@ def _report(seconds: dict[str, list[float]], aucs: dict[str, float], extra: dict
     }
     against_eager = statistics.median(b / a for a, b in zip(seconds["ours"], seconds["eager"], strict=True))
     if "compiled" in ratios:
-        extra |= {"ratio_compiled": ratios["compiled"], "samples_per_s_compiled": speed["compiled"],
-                  "auc_compiled": aucs["compiled"]}  # fmt: skip
+        extra |= {
+            "ratio_compiled": ratios["compiled"],
+            "samples_per_s_compiled": speed["compiled"],
+            "auc_compiled": aucs["compiled"],
+        }
     finish(
-        "train", ratios["ours"], samples_per_s=speed["ours"], baseline_samples_per_s=speed["plain"], auc=aucs["ours"],
-        baseline_auc=aucs["plain"], auc_difference=aucs["ours"] - aucs["plain"], ratio_eager=against_eager,
-        eager_samples_per_s=speed["eager"], eager_auc=aucs["eager"], rounds=len(seconds["ours"]),
-        threads=torch.get_num_threads(), avx512_bf16=bool(torch.cpu._is_avx512_bf16_supported()), **extra,
-    )  # fmt: skip
+        "train",
+        ratios["ours"],
+        samples_per_s=speed["ours"],
+        baseline_samples_per_s=speed["plain"],
+        auc=aucs["ours"],
+        baseline_auc=aucs["plain"],
+        auc_difference=aucs["ours"] - aucs["plain"],
+        ratio_eager=against_eager,
+        eager_samples_per_s=speed["eager"],
+        eager_auc=aucs["eager"],
+        rounds=len(seconds["ours"]),
+        threads=torch.get_num_threads(),
+        avx512_bf16=bool(torch.cpu._is_avx512_bf16_supported()),
+        **extra,
+    )
 
 
 def _with_meter(trainer: Trainer) -> Loop:
     """Our loop's step, its metrics at the usual interval included."""
-    meter = Meter(window_steps=50)
+    meter = MetricAccumulator(window_steps=50)
 
     def step(batches: Iterator[Batch]) -> None:
         meter.add(trainer.step(batches))

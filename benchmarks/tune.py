@@ -24,9 +24,11 @@ from benchmarks.common import finish
 STUDY, AFTER = "bench", (6, 14)  # ended trials after which the study is killed
 ALL_ROWS = "data.split.validation_share=0"
 SPACE = (
-    "train.lr=tag(log, interval(5e-4,2e-2))", "train.sparse_lr=tag(log, interval(2e-2,1))",
-    "model.embedding_dim=choice(4,8,16)", "train.warmup_steps=int(interval(20,150))",
-)  # fmt: skip
+    "train.lr=tag(log, interval(5e-4,2e-2))",
+    "train.sparse_lr=tag(log, interval(2e-2,1))",
+    "model.embedding_dim=choice(4,8,16)",
+    "train.warmup_steps=int(interval(20,150))",
+)
 ENDED = ("done", "pruned", "failed")
 
 
@@ -42,9 +44,14 @@ def main() -> None:
         store = options.store or Path(folder, "store")
         common = ["experiment=adult", f"data.path={options.adult.resolve()}", f"store={store}"]
         command = [
-            "tune", *common, f"data.split.validation_share={options.validation_share}", f"study={STUDY}", *SPACE,
-            f"tune.trials={options.trials}", "tune.parallel=2",
-        ]  # fmt: skip
+            "tune",
+            *common,
+            f"data.split.validation_share={options.validation_share}",
+            f"study={STUDY}",
+            *SPACE,
+            f"tune.trials={options.trials}",
+            "tune.parallel=2",
+        ]
         began = time.monotonic()
         seen: dict[str, bytes] = {}
         for place, ended in enumerate(AFTER):
@@ -132,18 +139,30 @@ def _report(
     same = there["eval"] == again["eval"] and there["train"]["validation"]["ne"] == again["train"]["validation"]["ne"]
     looks = [[look["step"] for look in each["looks"]] for each in known]
     finish(
-        "tune", 1 - steps / whole, trials=len(known),
+        "tune",
+        1 - steps / whole,
+        trials=len(known),
         lost=trials - len({each["run"] for each in known if each["state"] in ENDED}),
         doubled=len(known) - len({json.dumps(each["parameters"]) for each in known}),
-        looks_doubled=sum(len(each) - len(set(each)) for each in looks), changed_after_kill=len(changed),
-        done=sum(each["state"] == "done" for each in known), pruned=sum(each["state"] == "pruned" for each in known),
-        failed=sum(each["state"] == "failed" for each in known), steps=steps, steps_in_full=whole,
-        auc_all_rows=final["eval"]["auc"], auc_committed=committed["eval"]["auc"], auc_best_trial=there["eval"]["auc"],
+        looks_doubled=sum(len(each) - len(set(each)) for each in looks),
+        changed_after_kill=len(changed),
+        done=sum(each["state"] == "done" for each in known),
+        pruned=sum(each["state"] == "pruned" for each in known),
+        failed=sum(each["state"] == "failed" for each in known),
+        steps=steps,
+        steps_in_full=whole,
+        auc_all_rows=final["eval"]["auc"],
+        auc_committed=committed["eval"]["auc"],
+        auc_best_trial=there["eval"]["auc"],
         auc_first_trial=_result(store, known[0]["run"])["eval"]["auc"] if known[0]["state"] == "done" else None,
-        ne_all_rows=final["eval"]["ne"], ne_committed=committed["eval"]["ne"], ne_best_trial=there["eval"]["ne"],
-        best=best["number"], parameters=best["parameters"],
-        bit_for_bit=same, seconds=seconds,
-    )  # fmt: skip
+        ne_all_rows=final["eval"]["ne"],
+        ne_committed=committed["eval"]["ne"],
+        ne_best_trial=there["eval"]["ne"],
+        best=best["number"],
+        parameters=best["parameters"],
+        bit_for_bit=same,
+        seconds=seconds,
+    )
 
 
 if __name__ == "__main__":

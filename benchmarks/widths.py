@@ -84,12 +84,19 @@ def main() -> None:
             found.append(each)
     even = float(np.mean([each.even for each in found]))
     finish(
-        "widths", float(np.mean([each.mixed for each in found])) / even, log=given.log, ne_one_width=even,
+        "widths",
+        float(np.mean([each.mixed for each in found])) / even,
+        log=given.log,
+        ne_one_width=even,
         ratios=[round(each.mixed / each.even, 5) for each in found],
         narrow_ratio=float(np.mean([each.narrow for each in found])) / even,
-        bytes=found[0].bytes, even_bytes=found[0].even_bytes, seeds=given.seeds, rows=given.rows, dim=given.dim,
+        bytes=found[0].bytes,
+        even_bytes=found[0].even_bytes,
+        seeds=given.seeds,
+        rows=given.rows,
+        dim=given.dim,
         seconds=time.monotonic() - began,
-    )  # fmt: skip
+    )
 
 
 def run_job(job: Job) -> Found:
@@ -97,10 +104,20 @@ def run_job(job: Job) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         data = _flights() if job.log == "flights" else planted(Path(folder), job.rows, job.seed)
         own = [
-            *data, "model=dlrm_small", f"model.embedding_dim={job.dim}", "train.global_batch=512", "train.lr=0.002",
-            "train.sparse_lr=0.1", f"seed={job.seed}", f"store={folder}/store", "train.threads_per_rank=1",
-            "train.precision=fp32", "train.log_every_steps=1000", "train.guard.collapse=false", *job.more,
-        ]  # fmt: skip
+            *data,
+            "model=dlrm_small",
+            f"model.embedding_dim={job.dim}",
+            "train.global_batch=512",
+            "train.lr=0.002",
+            "train.sparse_lr=0.1",
+            f"seed={job.seed}",
+            f"store={folder}/store",
+            "train.threads_per_rank=1",
+            "train.precision=fp32",
+            "train.log_every_steps=1000",
+            "train.guard.collapse=false",
+            *job.more,
+        ]
         even = run([*own, "run=even"])
         schema, profile = read_dataset(Store(f"{folder}/store"), even["ingest"])
         config = with_batch(compose([*own, "run=even"]), schema.rows["train"])
@@ -137,9 +154,12 @@ def planted(folder: Path, rows: int, seed: int) -> list[str]:
     columns = {f"f{place}": pa.array([f"v{each}" for each in values]) for place, values in enumerate(ids)}
     pq.write_table(pa.table({"label": clicked.astype(int), "x": number, **columns}), folder / "log.parquet")
     return [
-        "data=parquet", f"data.path={folder}/log.parquet", "+data.dense.x={}", "data.sparse_defaults.min_count=1",
+        "data=parquet",
+        f"data.path={folder}/log.parquet",
+        "+data.dense.x={}",
+        "data.sparse_defaults.min_count=1",
         *(f"+data.sparse.f{place}={{}}" for place in range(FEATURES)),
-    ]  # fmt: skip
+    ]
 
 
 def _zipf(rng: np.random.Generator, size: int, rows: int) -> np.ndarray:

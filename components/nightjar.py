@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Optional, TypeVar
 from torchx.specs import AppDef
 
 from pipeline.errors import NightjarError
-from pipeline.launch.components import Place, chain_app, predict_app, stage_app
+from pipeline.launch.components import RolePlacement, chain_app, predict_app, stage_app
 
 ARGUMENTS = {
     "overrides": "Hydra overrides, behind ``--``",
@@ -51,108 +51,247 @@ def described(**more: str) -> Callable[[Component], Component]:
 
 @described(name="name of the TorchX app")
 def chain(
-    *overrides: str, name: str = "nightjar", image: str = "", nproc: int = 0, h: Optional[str] = None, cpu: int = 0,
-    gpu: int = 0, memMB: int = 0, env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None,
+    *overrides: str,
+    name: str = "nightjar",
+    image: str = "",
+    nproc: int = 0,
+    h: Optional[str] = None,
+    cpu: int = 0,
+    gpu: int = 0,
+    memMB: int = 0,
+    env: Optional[Dict[str, str]] = None,
+    mounts: Optional[List[str]] = None,
     max_retries: int = 0,
-) -> AppDef:  # fmt: skip
+) -> AppDef:
     """The whole run: the launcher, which starts the stages one after another."""
-    place = Place(image, h, cpu, gpu, memMB, env or {}, mounts or [], max_retries)
+    place = RolePlacement(image, h, cpu, gpu, memMB, env or {}, mounts or [], max_retries)
     return _told(lambda: chain_app(name, list(overrides), nproc, place))
 
 
 @described(name="the stage")
 def stage(
-    *overrides: str, name: str, hosts: int = 0, nproc: int = 0, image: str = "", h: Optional[str] = None, cpu: int = 0,
-    gpu: int = 0, memMB: int = 0, env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None,
-    max_retries: int = 0, embedding_hosts: int = 0, embedding_h: Optional[str] = None, embedding_cpu: int = 0,
+    *overrides: str,
+    name: str,
+    hosts: int = 0,
+    nproc: int = 0,
+    image: str = "",
+    h: Optional[str] = None,
+    cpu: int = 0,
+    gpu: int = 0,
+    memMB: int = 0,
+    env: Optional[Dict[str, str]] = None,
+    mounts: Optional[List[str]] = None,
+    max_retries: int = 0,
+    embedding_hosts: int = 0,
+    embedding_h: Optional[str] = None,
+    embedding_cpu: int = 0,
     embedding_memMB: int = 0,
-) -> AppDef:  # fmt: skip
+) -> AppDef:
     """One stage of a run, whose input artifacts are committed."""
-    place = Place(image, h, cpu, gpu, memMB, env or {}, mounts or [], max_retries)
+    place = RolePlacement(image, h, cpu, gpu, memMB, env or {}, mounts or [], max_retries)
     own = embedding_h or (None if embedding_cpu or embedding_memMB else h)
-    owners = Place(image, own, embedding_cpu or cpu, 0, embedding_memMB or memMB, env or {}, mounts or [], max_retries)
+    owners = RolePlacement(
+        image, own, embedding_cpu or cpu, 0, embedding_memMB or memMB, env or {}, mounts or [], max_retries
+    )
     return _told(lambda: stage_app(name, list(overrides), hosts, nproc, place, embedding_hosts, owners))
 
 
 @described()
 def ingest(
-    *overrides: str, image: str = "", h: Optional[str] = None, cpu: int = 0, gpu: int = 0, memMB: int = 0,
-    env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None, max_retries: int = 0,
-) -> AppDef:  # fmt: skip
+    *overrides: str,
+    image: str = "",
+    h: Optional[str] = None,
+    cpu: int = 0,
+    gpu: int = 0,
+    memMB: int = 0,
+    env: Optional[Dict[str, str]] = None,
+    mounts: Optional[List[str]] = None,
+    max_retries: int = 0,
+) -> AppDef:
     """Raw click logs to a training dataset."""
     return stage(
-        *overrides, name="ingest", image=image, h=h, cpu=cpu, gpu=gpu, memMB=memMB, env=env, mounts=mounts,
+        *overrides,
+        name="ingest",
+        image=image,
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        env=env,
+        mounts=mounts,
         max_retries=max_retries,
-    )  # fmt: skip
+    )
 
 
 @described()
 def plan(
-    *overrides: str, image: str = "", h: Optional[str] = None, cpu: int = 0, gpu: int = 0, memMB: int = 0,
-    env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None, max_retries: int = 0,
-) -> AppDef:  # fmt: skip
+    *overrides: str,
+    image: str = "",
+    h: Optional[str] = None,
+    cpu: int = 0,
+    gpu: int = 0,
+    memMB: int = 0,
+    env: Optional[Dict[str, str]] = None,
+    mounts: Optional[List[str]] = None,
+    max_retries: int = 0,
+) -> AppDef:
     """A sharding plan for a committed dataset on the hardware."""
     return stage(
-        *overrides, name="plan", image=image, h=h, cpu=cpu, gpu=gpu, memMB=memMB, env=env, mounts=mounts,
+        *overrides,
+        name="plan",
+        image=image,
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        env=env,
+        mounts=mounts,
         max_retries=max_retries,
-    )  # fmt: skip
+    )
 
 
 @described()
 def partition(
-    *overrides: str, image: str = "", h: Optional[str] = None, cpu: int = 0, gpu: int = 0, memMB: int = 0,
-    env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None, max_retries: int = 0,
-) -> AppDef:  # fmt: skip
+    *overrides: str,
+    image: str = "",
+    h: Optional[str] = None,
+    cpu: int = 0,
+    gpu: int = 0,
+    memMB: int = 0,
+    env: Optional[Dict[str, str]] = None,
+    mounts: Optional[List[str]] = None,
+    max_retries: int = 0,
+) -> AppDef:
     """Towers of features and the plan on their hosts."""
     return stage(
-        *overrides, name="partition", image=image, h=h, cpu=cpu, gpu=gpu, memMB=memMB, env=env, mounts=mounts,
+        *overrides,
+        name="partition",
+        image=image,
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        env=env,
+        mounts=mounts,
         max_retries=max_retries,
-    )  # fmt: skip
+    )
 
 
 @described()
 def train(
-    *overrides: str, hosts: int = 0, nproc: int = 0, image: str = "", h: Optional[str] = None, cpu: int = 0,
-    gpu: int = 0, memMB: int = 0, env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None,
-    max_retries: int = 0, embedding_hosts: int = 0, embedding_h: Optional[str] = None, embedding_cpu: int = 0,
+    *overrides: str,
+    hosts: int = 0,
+    nproc: int = 0,
+    image: str = "",
+    h: Optional[str] = None,
+    cpu: int = 0,
+    gpu: int = 0,
+    memMB: int = 0,
+    env: Optional[Dict[str, str]] = None,
+    mounts: Optional[List[str]] = None,
+    max_retries: int = 0,
+    embedding_hosts: int = 0,
+    embedding_h: Optional[str] = None,
+    embedding_cpu: int = 0,
     embedding_memMB: int = 0,
-) -> AppDef:  # fmt: skip
+) -> AppDef:
     """Trains the model on a committed dataset, by its committed plan."""
     return stage(
-        *overrides, name="train", hosts=hosts, nproc=nproc, image=image, h=h, cpu=cpu, gpu=gpu, memMB=memMB, env=env,
-        mounts=mounts, max_retries=max_retries, embedding_hosts=embedding_hosts, embedding_h=embedding_h,
-        embedding_cpu=embedding_cpu, embedding_memMB=embedding_memMB,
-    )  # fmt: skip
+        *overrides,
+        name="train",
+        hosts=hosts,
+        nproc=nproc,
+        image=image,
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        env=env,
+        mounts=mounts,
+        max_retries=max_retries,
+        embedding_hosts=embedding_hosts,
+        embedding_h=embedding_h,
+        embedding_cpu=embedding_cpu,
+        embedding_memMB=embedding_memMB,
+    )
 
 
 @described()
 def evaluate(
-    *overrides: str, hosts: int = 0, nproc: int = 0, image: str = "", h: Optional[str] = None, cpu: int = 0,
-    gpu: int = 0, memMB: int = 0, env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None,
-    max_retries: int = 0, embedding_hosts: int = 0, embedding_h: Optional[str] = None, embedding_cpu: int = 0,
+    *overrides: str,
+    hosts: int = 0,
+    nproc: int = 0,
+    image: str = "",
+    h: Optional[str] = None,
+    cpu: int = 0,
+    gpu: int = 0,
+    memMB: int = 0,
+    env: Optional[Dict[str, str]] = None,
+    mounts: Optional[List[str]] = None,
+    max_retries: int = 0,
+    embedding_hosts: int = 0,
+    embedding_h: Optional[str] = None,
+    embedding_cpu: int = 0,
     embedding_memMB: int = 0,
-) -> AppDef:  # fmt: skip
+) -> AppDef:
     """Figures of the trained model on held-out rows."""
     return stage(
-        *overrides, name="evaluate", hosts=hosts, nproc=nproc, image=image, h=h, cpu=cpu, gpu=gpu, memMB=memMB, env=env,
-        mounts=mounts, max_retries=max_retries, embedding_hosts=embedding_hosts, embedding_h=embedding_h,
-        embedding_cpu=embedding_cpu, embedding_memMB=embedding_memMB,
-    )  # fmt: skip
+        *overrides,
+        name="evaluate",
+        hosts=hosts,
+        nproc=nproc,
+        image=image,
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        env=env,
+        mounts=mounts,
+        max_retries=max_retries,
+        embedding_hosts=embedding_hosts,
+        embedding_h=embedding_h,
+        embedding_cpu=embedding_cpu,
+        embedding_memMB=embedding_memMB,
+    )
 
 
 @described()
 def publish(
-    *overrides: str, hosts: int = 0, nproc: int = 0, image: str = "", h: Optional[str] = None, cpu: int = 0,
-    gpu: int = 0, memMB: int = 0, env: Optional[Dict[str, str]] = None, mounts: Optional[List[str]] = None,
-    max_retries: int = 0, embedding_hosts: int = 0, embedding_h: Optional[str] = None, embedding_cpu: int = 0,
+    *overrides: str,
+    hosts: int = 0,
+    nproc: int = 0,
+    image: str = "",
+    h: Optional[str] = None,
+    cpu: int = 0,
+    gpu: int = 0,
+    memMB: int = 0,
+    env: Optional[Dict[str, str]] = None,
+    mounts: Optional[List[str]] = None,
+    max_retries: int = 0,
+    embedding_hosts: int = 0,
+    embedding_h: Optional[str] = None,
+    embedding_cpu: int = 0,
     embedding_memMB: int = 0,
-) -> AppDef:  # fmt: skip
+) -> AppDef:
     """The gate's verdict, and the published version."""
     return stage(
-        *overrides, name="publish", hosts=hosts, nproc=nproc, image=image, h=h, cpu=cpu, gpu=gpu, memMB=memMB, env=env,
-        mounts=mounts, max_retries=max_retries, embedding_hosts=embedding_hosts, embedding_h=embedding_h,
-        embedding_cpu=embedding_cpu, embedding_memMB=embedding_memMB,
-    )  # fmt: skip
+        *overrides,
+        name="publish",
+        hosts=hosts,
+        nproc=nproc,
+        image=image,
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        env=env,
+        mounts=mounts,
+        max_retries=max_retries,
+        embedding_hosts=embedding_hosts,
+        embedding_h=embedding_h,
+        embedding_cpu=embedding_cpu,
+        embedding_memMB=embedding_memMB,
+    )
 
 
 @described(
@@ -163,12 +302,22 @@ def publish(
     ranks="processes that score; 0: as many as pay",
 )
 def predict(
-    *overrides: str, path: str, out: str, model: str = "", ranks: int = 0, image: str = "", h: Optional[str] = None,
-    cpu: int = 0, gpu: int = 0, memMB: int = 0, env: Optional[Dict[str, str]] = None,
-    mounts: Optional[List[str]] = None, max_retries: int = 0,
-) -> AppDef:  # fmt: skip
+    *overrides: str,
+    path: str,
+    out: str,
+    model: str = "",
+    ranks: int = 0,
+    image: str = "",
+    h: Optional[str] = None,
+    cpu: int = 0,
+    gpu: int = 0,
+    memMB: int = 0,
+    env: Optional[Dict[str, str]] = None,
+    mounts: Optional[List[str]] = None,
+    max_retries: int = 0,
+) -> AppDef:
     """Scores of raw rows by a published version."""
-    place = Place(image, h, cpu, gpu, memMB, env or {}, mounts or [], max_retries)
+    place = RolePlacement(image, h, cpu, gpu, memMB, env or {}, mounts or [], max_retries)
     return _told(lambda: predict_app(list(overrides), path, out, model, ranks, place))
 
 

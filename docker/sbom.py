@@ -52,9 +52,12 @@ def bill() -> dict[str, Any]:
     libraries = [each for each in python_packages() if each["name"] != NAME]
     own = {"type": "application", "name": NAME, "version": metadata.version(NAME)}
     return {
-        "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "metadata": {"component": own},
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": own},
         "components": [*libraries, *debian_packages()],
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

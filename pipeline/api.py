@@ -107,9 +107,14 @@ class Version:
             path = str(Path(folder, "frame.parquet"))
             frame.write_parquet(path)
             done = score_file(
-                _store(self.store), self.model, self.version, path, blocks.append, cache_mib=self.cache_mib,
+                _store(self.store),
+                self.model,
+                self.version,
+                path,
+                blocks.append,
+                cache_mib=self.cache_mib,
                 labelled=labelled,
-            )  # fmt: skip
+            )
         if done["rows_rejected"]:
             first = re.sub(r"^\S*frame\.parquet line", "row", done["rejected"][0])
             warnings.warn(f"{done['rows_rejected']:,} rows do not parse, the first: {first}", stacklevel=2)
@@ -130,8 +135,13 @@ def run(*overrides: str, store: str | None = None, progress: bool = True) -> Run
     command = [sys.executable, "-m", "pipeline.cli", "run", *given]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(  # its own session: a kernel's interrupt reaches it once, from here
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, bufsize=1,
-        )  # fmt: skip
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            bufsize=1,
+        )
         assert process.stdout is not None
         try:
             watched = _watch(process.stdout, progress)
@@ -181,9 +191,12 @@ def load_version(
     known = versions.models(place)
     if model not in known and not (model is None and len(known) == 1):
         said = f"models: {', '.join(known)}" if known else "it has no published model"
-        raise ArtifactError(f"no model {model!r} in store {place.url}; {said}" if model else
-                            f"store {place.url} has no model to take by itself; {said}",
-                            hint="load_version('<model>', store='<its store>')")  # fmt: skip
+        raise ArtifactError(
+            f"no model {model!r} in store {place.url}; {said}"
+            if model
+            else f"store {place.url} has no model to take by itself; {said}",
+            hint="load_version('<model>', store='<its store>')",
+        )
     name = model or known[0]
     chosen = version or promotion.read_current(place, name).version
     if chosen is None:

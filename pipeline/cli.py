@@ -91,9 +91,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def commands() -> list[Command]:
     """All commands, in the order of ``nightjar --help``."""
     families = (
-        init, plans, scaling, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, result, runs,
-        search, tune, worker,
-    )  # fmt: skip
+        init,
+        plans,
+        scaling,
+        ckpt,
+        published,
+        stores,
+        calibrate,
+        clusters,
+        nights,
+        explain,
+        doctor,
+        result,
+        runs,
+        search,
+        tune,
+        worker,
+    )
     return [*run.commands(), *(command for family in families for command in family.COMMANDS)]
 
 

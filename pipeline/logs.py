@@ -80,7 +80,7 @@ def _to_stderr(text: str) -> None:
 TERMINAL = Terminal()
 
 
-class _Lines(logging.Handler):
+class _LineWriter(logging.Handler):
     """Passes each line to ``put``. If the output fails (closed pipe, full disk), the caller fails, like ``print``."""
 
     def __init__(self, put: Callable[[str], None], formatter: logging.Formatter, level: int = logging.NOTSET) -> None:
@@ -142,14 +142,14 @@ def start(level: str = "info", *, to_stderr: bool = False) -> None:
     _context.update(rank=None, stage=None, run=None)
     formatter = FullText() if level == "debug" else BriefText()
     put = (lambda text: TERMINAL.line(text, _to_stderr)) if to_stderr else TERMINAL.line
-    _install(level, _Lines(put, formatter))
+    _install(level, _LineWriter(put, formatter))
 
 
 def speak(form: str, run: str) -> None:
     """Continue in the format ``form`` (``launch.logs``), with ``run`` in JSON lines."""
     _context["run"] = run
     for handler in _ROOT.handlers:
-        if isinstance(handler, _Lines) and is_json() != (form == "json"):
+        if isinstance(handler, _LineWriter) and is_json() != (form == "json"):
             handler.setFormatter(Json() if form == "json" else BriefText())
 
 
@@ -166,14 +166,14 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
     full: logging.Formatter = Json() if form == "json" else FullText()
     brief = full if form == "json" or in_pod or level == "debug" else BriefText()
     if rank == 0:
-        _install(level, _Lines(TERMINAL.line, brief))
+        _install(level, _LineWriter(TERMINAL.line, brief))
         return
     if in_pod:
-        _install(level, _Lines(lambda text: TERMINAL.line(text, _to_stderr), full, logging.WARNING))
+        _install(level, _LineWriter(lambda text: TERMINAL.line(text, _to_stderr), full, logging.WARNING))
         return
     shown, clear = _kept_stdout(), CLEAR_LINE if live else ""
-    own = _Lines(lambda text: TERMINAL.line(text, _to_stderr), full)
-    _install(level, own, _Lines(lambda text: shown(f"{clear}{text}\n"), brief, logging.WARNING))
+    own = _LineWriter(lambda text: TERMINAL.line(text, _to_stderr), full)
+    _install(level, own, _LineWriter(lambda text: shown(f"{clear}{text}\n"), brief, logging.WARNING))
 
 
 def _quiet_torchrec() -> None:
@@ -196,7 +196,7 @@ def _kept_stdout() -> Callable[[str], None]:
 
 
 def _install(level: str, *handlers: logging.Handler) -> None:
-    for former in [each for each in _ROOT.handlers if isinstance(each, _Lines)]:
+    for former in [each for each in _ROOT.handlers if isinstance(each, _LineWriter)]:
         _ROOT.removeHandler(former)
     for handler in handlers:
         _ROOT.addHandler(handler)

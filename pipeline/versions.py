@@ -11,9 +11,12 @@ from importlib.util import find_spec
 from pipeline.errors import ConfigError
 
 PACKAGES = {
-    "torch": "torch==2.13.0", "torchrec": "torchrec==1.8.0", "fbgemm_gpu": "fbgemm-gpu-cpu==1.8.0",
-    "tensordict": "tensordict==0.15.3", "torchmetrics": "torchmetrics==1.0.3",
-}  # fmt: skip
+    "torch": "torch==2.13.0",
+    "torchrec": "torchrec==1.8.0",
+    "fbgemm_gpu": "fbgemm-gpu-cpu==1.8.0",
+    "tensordict": "tensordict==0.15.3",
+    "torchmetrics": "torchmetrics==1.0.3",
+}
 INSTALL = f"pip install --no-deps {' '.join(PACKAGES.values())}"
 
 

@@ -33,9 +33,14 @@ ROOT = Path(__file__).parents[1]
 TREES = ("pipeline/", "components/", "benchmarks/", "tests/")
 # tests/conftest.py copies the laptop's file and counts CPUs; the fork server imports the others for all tests.
 EVERYTHING = (
-    "pyproject.toml", "requirements/", "conf/hardware/laptop.yaml", "pipeline/cpus.py", "tests/frozen.py",
-    "tests/shared_cores.py", "tests/composed.py",
-)  # fmt: skip
+    "pyproject.toml",
+    "requirements/",
+    "conf/hardware/laptop.yaml",
+    "pipeline/cpus.py",
+    "tests/frozen.py",
+    "tests/shared_cores.py",
+    "tests/composed.py",
+)
 COMPOSE = "pipeline/compose/__init__.py"
 SLOW = "slow and not image"
 PASSED, NO_TESTS = 0, 5  # exit codes of pytest

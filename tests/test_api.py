@@ -15,11 +15,19 @@ from tests.conftest import ROOT
 from tests.waits import PATIENCE
 
 SMALL = (
-    "data=synthetic", "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=40", "model.embedding_dim=8",
-    "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=256", "train.lr=0.01", "publish.model=clicks",
-    "gate.max_calibration_error=0.5", "stages=[ingest,plan,partition,train,evaluate,publish]",
+    "data=synthetic",
+    "data.synthetic.rows=12000",
+    "data.synthetic.ids_per_feature=40",
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "train.global_batch=256",
+    "train.lr=0.01",
+    "publish.model=clicks",
+    "gate.max_calibration_error=0.5",
+    "stages=[ingest,plan,partition,train,evaluate,publish]",
     "launch.inline=[ingest,plan,partition,train,evaluate,publish]",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

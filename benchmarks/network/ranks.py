@@ -28,11 +28,17 @@ class Ranks:
         for rank in range(world):
             host = rank // ranks_per_host
             told = {
-                "RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank % ranks_per_host,
-                "LOCAL_WORLD_SIZE": ranks_per_host, "MASTER_ADDR": bed.address(0), "MASTER_PORT": PORT,
-                "GLOO_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": 1,
+                "RANK": rank,
+                "WORLD_SIZE": world,
+                "LOCAL_RANK": rank % ranks_per_host,
+                "LOCAL_WORLD_SIZE": ranks_per_host,
+                "MASTER_ADDR": bed.address(0),
+                "MASTER_PORT": PORT,
+                "GLOO_SOCKET_IFNAME": INTERFACE,
+                "TP_SOCKET_IFNAME": INTERFACE,
+                "OMP_NUM_THREADS": 1,
                 "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d warns that addresses of the bed have no names
-            }  # fmt: skip
+            }
             argv = ["env", *(f"{name}={value}" for name, value in told.items()), sys.executable, "-m", module]
             self._processes.append(
                 subprocess.Popen(

@@ -65,9 +65,16 @@ def fit_kernels(times: Sequence[KernelTime], device: str, usual: HardwareConfig 
         design.append([t.tables / 2, 0.0, ids, 2 * moved])
         spent += [t.lookup_ms, t.update_ms]
     memory = "ddr_gb_per_s" if device == "cpu" else "hbm_gb_per_s"
-    prior = None if usual is None else [
-        usual.table_overhead_us / 1e3, usual.lookup_ns, usual.update_ns, 1e6 / BYTES_PER_MS / getattr(usual, memory)
-    ]  # fmt: skip
+    prior = (
+        None
+        if usual is None
+        else [
+            usual.table_overhead_us / 1e3,
+            usual.lookup_ns,
+            usual.update_ns,
+            1e6 / BYTES_PER_MS / getattr(usual, memory),
+        ]
+    )
     table, lookup, update, megabyte = _fit(design, spent, prior)
     return {memory: _rate(megabyte), "lookup_ns": lookup, "update_ns": update, "table_overhead_us": 1e3 * table}
 
@@ -88,9 +95,16 @@ def fit_steps(times: Sequence[StepTime], usual: HardwareConfig | None = None) ->
     """
     rest = [max(t.ms - t.known_ms, 0.05 * t.ms) for t in times]
     design = [[t.gflop, t.megabytes, 1.0, t.kernels_ms] for t in times]
-    prior = None if usual is None else [
-        1e3 / usual.dense_gflop_per_s, 1e6 / BYTES_PER_MS / usual.dense_gb_per_s, usual.step_overhead_ms, USUALLY_LONGER
-    ]  # fmt: skip
+    prior = (
+        None
+        if usual is None
+        else [
+            1e3 / usual.dense_gflop_per_s,
+            1e6 / BYTES_PER_MS / usual.dense_gb_per_s,
+            usual.step_overhead_ms,
+            USUALLY_LONGER,
+        ]
+    )
     gflop, megabyte, overhead, longer = _fit(design, rest, prior)
     rates = {
         "dense_gflop_per_s": min(1e3 / max(gflop, 1e-9), LARGEST_RATE),

@@ -23,14 +23,21 @@ _taken_here = set[str]()  # keys of the machines and settings that this process 
 PACKAGES = ("torch", "torchrec")
 # Where a GPU cannot be measured: an H100's (conf/hardware/h100x8.yaml).
 GPU_FIGURES = {
-    "hbm_gb_per_s": 2500.0, "hbm_to_ddr_gb_per_s": 52.8, "intra_host_gb_per_s": 370.0, "intra_host_latency_us": 20.0,
-    "dense_gflop_per_s": 475_000.0, "dense_gb_per_s": 1000.0, "lookup_ns": 0.02, "update_ns": 0.1,
-    "table_overhead_us": 3.0, "step_overhead_ms": 0.5,
-}  # fmt: skip
+    "hbm_gb_per_s": 2500.0,
+    "hbm_to_ddr_gb_per_s": 52.8,
+    "intra_host_gb_per_s": 370.0,
+    "intra_host_latency_us": 20.0,
+    "dense_gflop_per_s": 475_000.0,
+    "dense_gb_per_s": 1000.0,
+    "lookup_ns": 0.02,
+    "update_ns": 0.1,
+    "table_overhead_us": 3.0,
+    "step_overhead_ms": 0.5,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class CachedHardware:
     """What is kept: the ``machine`` that was measured, the ``day`` (ISO), the ``seconds`` it took, and the figures.
 
     ``revision``: 0 for the first measurement, which plans do not name; of one by order a mark of its figures, the same
@@ -63,16 +70,16 @@ def with_figures(config: Config) -> Config:
     return replace(config, hardware=replace(config.hardware, **figures))
 
 
-def find_kept(config: Config) -> Kept | None:
+def find_kept(config: Config) -> CachedHardware | None:
     """The figures of an earlier measurement on such a machine; None where there is none that can be read."""
     try:
-        kept = Kept(**json.loads(known_figures(_key(config)).read_text()))
+        kept = CachedHardware(**json.loads(known_figures(_key(config)).read_text()))
         return kept if _is_sound(kept) else None
     except (OSError, ValueError, TypeError, PackageNotFoundError):
         return None
 
 
-def measure_again(config: Config) -> Kept:
+def measure_again(config: Config) -> CachedHardware:
     """Measure this machine anew for ``hardware=auto``; the plans that use its figures are made anew, too.
 
     Raises:
@@ -93,7 +100,7 @@ def calibration_revision(config: Config) -> int:
     return 0 if kept is None else kept.revision + _is_due(config, kept)
 
 
-def _is_due(config: Config, kept: Kept) -> bool:
+def _is_due(config: Config, kept: CachedHardware) -> bool:
     """Whether this machine is measured again: other programs disturbed the figures, and are gone.
 
     Not by the process that took them: a plan and its key, made before and after, must have the same answer.
@@ -117,7 +124,7 @@ def _rounded(figures: dict[str, float]) -> dict[str, float]:
     return {name: float(f"{value:.3g}") for name, value in figures.items()}
 
 
-def _is_sound(kept: Kept) -> bool:
+def _is_sound(kept: CachedHardware) -> bool:
     """Whether plans can use the figures: some, all of them numbers that the hardware may have."""
     typed = isinstance(kept.figures, dict) and isinstance(kept.seconds, (int, float)) and isinstance(kept.day, str)
     typed = typed and isinstance(kept.revision, int)
@@ -130,13 +137,19 @@ def _is_figure(name: str, value: object) -> bool:
     return value > 0 if name.endswith("_per_s") else value >= 0
 
 
-def keep(config: Config, figures: dict[str, float], seconds: float, revision: int = 0, *, loaded: bool = False) -> Kept:
+def keep(
+    config: Config, figures: dict[str, float], seconds: float, revision: int = 0, *, loaded: bool = False
+) -> CachedHardware:
     """Keep ``figures`` for later plans; where the folder cannot be written, they serve this one only."""
     rounded = _rounded(figures)
-    kept = Kept(
-        machine=identity(config), day=time.strftime("%Y-%m-%d"), seconds=round(seconds, 1), figures=rounded,
-        revision=revision, loaded=loaded,
-    )  # fmt: skip
+    kept = CachedHardware(
+        machine=identity(config),
+        day=time.strftime("%Y-%m-%d"),
+        seconds=round(seconds, 1),
+        figures=rounded,
+        revision=revision,
+        loaded=loaded,
+    )
     try:
         path = kept_figures(_key(config))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,17 +165,22 @@ def identity(config: Config) -> dict[str, Any]:
     """What the figures depend on: processor or GPU, cores, ranks, threads, precision and versions."""
     cards = sorted({card.name for card in gpus()}) if config.hardware.device == "cuda" else []
     return {
-        "processor": processor(), "gpus": cards, "device": config.hardware.device, "cpus": available_cpus(),
-        "ranks": config.machine_ranks, "threads": config.train.threads_per_rank, "precision": config.train.precision,
+        "processor": processor(),
+        "gpus": cards,
+        "device": config.hardware.device,
+        "cpus": available_cpus(),
+        "ranks": config.machine_ranks,
+        "threads": config.train.threads_per_rank,
+        "precision": config.train.precision,
         **{name: version(name) for name in PACKAGES},
-    }  # fmt: skip
+    }
 
 
 def _key(config: Config) -> str:
     return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _measured(config: Config, revision: int, former: Kept | None = None) -> Kept:
+def _measured(config: Config, revision: int, former: CachedHardware | None = None) -> CachedHardware:
     from pipeline.calibration.quick import quick_figures
 
     began = cpu_times()
@@ -174,7 +192,7 @@ def _measured(config: Config, revision: int, former: Kept | None = None) -> Kept
             return former
         log.warning("calibrate  this machine's speed cannot be measured, so plans assume usual figures: %s", error)
         usual = GPU_FIGURES if config.hardware.device == "cuda" else {}
-        return Kept(machine=identity(config), day="", seconds=0.0, figures=usual)
+        return CachedHardware(machine=identity(config), day="", seconds=0.0, figures=usual)
     ended = cpu_times()
     # Whoever waits for an idle machine may wait for ever: the second measurement stays, and plans with it.
     loaded = former is None and is_disturbed(began, ended)

@@ -41,12 +41,19 @@ STEPS = 20
 TRIALS = tuple(
     Trial(rows=spread_rows(tables), zipf=1.1, dim=dim, bottom=bottom, top=top, batch=batch)
     for tables, dim, bottom, top, batch in (
-        (4, 16, (16,), (16,), 512), (8, 32, (512, 256), (512, 256), 4096), (26, 16, (64,), (64,), 4096),
-        (24, 64, (128,), (128,), 2048), (8, 16, (256, 128), (256,), 8192), (12, 64, (64, 64), (256, 128, 64), 8192),
-        (16, 8, (256,), (256, 256), 1024), (6, 32, (64, 128, 64), (64, 32), 2048),
-        (10, 16, (512, 64), (256,), 8192), (20, 64, (64,), (64, 32), 2048), (5, 32, (64, 256), (512, 64), 4096),
+        (4, 16, (16,), (16,), 512),
+        (8, 32, (512, 256), (512, 256), 4096),
+        (26, 16, (64,), (64,), 4096),
+        (24, 64, (128,), (128,), 2048),
+        (8, 16, (256, 128), (256,), 8192),
+        (12, 64, (64, 64), (256, 128, 64), 8192),
+        (16, 8, (256,), (256, 256), 1024),
+        (6, 32, (64, 128, 64), (64, 32), 2048),
+        (10, 16, (512, 64), (256,), 8192),
+        (20, 64, (64,), (64, 32), 2048),
+        (5, 32, (64, 256), (512, 64), 4096),
     )
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +157,12 @@ def step_time(config: Config, schema: DatasetSchema, profile: Profile, ms: float
     known, costs = predict(whole_tables(config, schema, profile), inputs), dense_costs(config.model, schema)
     batch = local_batch(config.train.batch, config.world_size)
     return StepTime(
-        ms=ms, known_ms=known.step_ms, kernels_ms=max(phases["lookup"] + phases["update"] for phases in known.phases),
-        gflop=batch * costs.flop / 1e9, megabytes=batch * costs.activations * FLOAT / 1e6,
-    )  # fmt: skip
+        ms=ms,
+        known_ms=known.step_ms,
+        kernels_ms=max(phases["lookup"] + phases["update"] for phases in known.phases),
+        gflop=batch * costs.flop / 1e9,
+        megabytes=batch * costs.activations * FLOAT / 1e6,
+    )
 
 
 def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
@@ -160,17 +170,26 @@ def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Pla
     device, dim = config.hardware.device, config.model.embedding_dim
     tables = {
         column.name: TablePlan(
-            rows=column.rows, dim=dim, pooling=profile.sparse[column.name].pooling,
-            tier="hbm" if device == "cuda" else "ddr", sharding="table_wise", kernel="fused",
+            rows=column.rows,
+            dim=dim,
+            pooling=profile.sparse[column.name].pooling,
+            tier="hbm" if device == "cuda" else "ddr",
+            sharding="table_wise",
+            kernel="fused",
             shards=(ShardPlan(rank=number % config.world_size, row=0, rows=column.rows, column=0, columns=dim),),
-            cost_ms=0.0, reason="dealt out in turn",
+            cost_ms=0.0,
+            reason="dealt out in turn",
         )
         for number, column in enumerate(schema.sparse)
-    }  # fmt: skip
+    }
     return Plan(
-        hardware=config.hardware.name, device=device, world_size=config.world_size,
-        ranks_per_host=config.hardware.ranks_per_host, global_batch=config.train.batch, tables=tables,
-    )  # fmt: skip
+        hardware=config.hardware.name,
+        device=device,
+        world_size=config.world_size,
+        ranks_per_host=config.hardware.ranks_per_host,
+        global_batch=config.train.batch,
+        tables=tables,
+    )
 
 
 def fit_error(steps: Sequence[StepTime], hardware: HardwareConfig, slowdown: float) -> float:

@@ -42,9 +42,7 @@ def quick_figures(config: Config) -> dict[str, float]:
     All ranks that share the machine are measured at once. ConfigError where devices are missing, LaunchError where a
     rank dies.
     """
-    hardware = replace(
-        config.hardware, hosts=1, embedding_hosts=0, ranks_per_host=config.machine_ranks, measured=[]
-    )  # fmt: skip
+    hardware = replace(config.hardware, hosts=1, embedding_hosts=0, ranks_per_host=config.machine_ranks, measured=[])
     host = replace(config, hardware=hardware)
     timed = run_ranks(config.machine_ranks, hardware.device, _measure, host)
     # Few times tell the terms of a CPU apart only roughly: its figures are the usual ones, scaled.
@@ -105,9 +103,11 @@ def _batches(drawn: Drawn, batch: int, device: torch.device) -> Iterator[Batch]:
         yield Batch(
             torch.from_numpy(rng.normal(size=(count, DENSE)).astype(np.float32)),
             KeyedJaggedTensor(
-                keys=list(drawn.ids), values=torch.from_numpy(values),
-                lengths=torch.ones(len(values), dtype=torch.int32), stride=count,
+                keys=list(drawn.ids),
+                values=torch.from_numpy(values),
+                lengths=torch.ones(len(values), dtype=torch.int32),
+                stride=count,
             ),
             torch.from_numpy((rng.random(count) < 0.25).astype(np.float32)),
             torch.full((count,), 1 / count),
-        ).to(device)  # fmt: skip
+        ).to(device)

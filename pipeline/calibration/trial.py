@@ -38,9 +38,17 @@ class Trial:
         data = DataConfig(name="trial", format="synthetic", sparse=sparse)
         model = DlrmConfig(embedding_dim=self.dim, bottom_mlp=list(self.bottom), top_mlp=list(self.top))
         train = TrainConfig(
-            global_batch=self.batch, max_steps=steps, epochs=steps, log_every_steps=INTERVAL, warmup_steps=0,
-            lr=1e-4, sparse_lr=1e-3, shuffle=False, precision=like.precision, threads_per_rank=like.threads_per_rank,
-        )  # fmt: skip
+            global_batch=self.batch,
+            max_steps=steps,
+            epochs=steps,
+            log_every_steps=INTERVAL,
+            warmup_steps=0,
+            lr=1e-4,
+            sparse_lr=1e-3,
+            shuffle=False,
+            precision=like.precision,
+            threads_per_rank=like.threads_per_rank,
+        )
         return Config(run="trial", data=data, hardware=hardware, model=model, train=train)
 
 
@@ -103,9 +111,13 @@ def _profile(ids: np.ndarray, rows: int) -> FeatureProfile:
     counts = np.bincount(ids, minlength=rows)
     hot_rows, hot_share = access_histogram(counts)
     return FeatureProfile(
-        rows=rows, distinct=int((counts > 0).sum()), missing_share=0.0, pooling=1.0,
-        hot_rows=hot_rows, hot_share=hot_share,
-    )  # fmt: skip
+        rows=rows,
+        distinct=int((counts > 0).sum()),
+        missing_share=0.0,
+        pooling=1.0,
+        hot_rows=hot_rows,
+        hot_share=hot_share,
+    )
 
 
 def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float]:

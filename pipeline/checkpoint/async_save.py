@@ -18,7 +18,7 @@ import torch.distributed as dist
 from pipeline.checkpoint.fault_points import OnPoint
 from pipeline.checkpoint.ranks import exchange
 from pipeline.checkpoint.save import Job
-from pipeline.checkpoint.writer import Outcome, Writer
+from pipeline.checkpoint.writer import WriteOutcome, Writer
 from pipeline.errors import PassingError
 from pipeline.store import Store
 
@@ -42,7 +42,7 @@ class Flight:
     def __init__(self, store: Store, on_point: OnPoint, limits: Limits) -> None:
         self._store, self._on_phase, self._limits = store, on_point, limits
         self._flying = False
-        self._ended: Outcome | None = None  # this rank's, where others were still writing
+        self._ended: WriteOutcome | None = None  # this rank's, where others were still writing
         self._renew()
 
     @property
@@ -63,7 +63,7 @@ class Flight:
         with suppress(TimeoutError):
             self._writer.wait(seconds)
 
-    def land(self, timeout: float | None = None) -> Outcome | None:
+    def land(self, timeout: float | None = None) -> WriteOutcome | None:
         """Wait for what is in flight and agree how it ended; None where there is nothing.
 
         TimeoutError on all ranks where one has not ended after ``timeout`` seconds: it is still in flight then.
@@ -74,10 +74,10 @@ class Flight:
         try:
             self._ended = mine = self._ended or self._writer.wait(longest if timeout is None else timeout)
         except TimeoutError as error:
-            mine = Outcome(lost=True, stuck=str(error))
+            mine = WriteOutcome(lost=True, stuck=str(error))
         if mine is None:
             raise RuntimeError("no checkpoint is in flight on this rank")
-        outcomes = [Outcome.from_json(each) for each in exchange(mine.to_json())]
+        outcomes = [WriteOutcome.from_json(each) for each in exchange(mine.to_json())]
         stuck = next((each.stuck for each in outcomes if each.stuck), "")
         if stuck and timeout is not None:
             raise TimeoutError(stuck)
@@ -95,10 +95,12 @@ class Flight:
         self._writer = Writer(self._store, group, self._on_phase)
 
 
-def _agreed(outcomes: list[Outcome], stuck: str) -> Outcome:
+def _agreed(outcomes: list[WriteOutcome], stuck: str) -> WriteOutcome:
     """What the ranks that ended say together: committed where one of them knows it, for then all had written."""
     ended = [each for each in outcomes if not each.stuck]
-    best = next((each for each in ended if each.entry), None) or next((each for each in ended if each.error), Outcome())
+    best = next((each for each in ended if each.entry), None) or next(
+        (each for each in ended if each.error), WriteOutcome()
+    )
     if best.entry is None and best.error is None:
         best.error = PassingError(stuck or "the writer ended without an outcome", hint="check the store's disk")
     return replace(best, stuck=stuck)

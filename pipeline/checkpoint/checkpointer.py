@@ -31,12 +31,12 @@ from pipeline.checkpoint.policy import parents, wants_baseline
 from pipeline.checkpoint.prune import Pruner, sweep
 from pipeline.checkpoint.quarantine import set_aside, spared
 from pipeline.checkpoint.ranks import once, patiently, this_rank, together
-from pipeline.checkpoint.reader import Target, restore_newest
+from pipeline.checkpoint.reader import RestoreTarget, restore_newest
 from pipeline.checkpoint.retention import HELD, pinned_names
 from pipeline.checkpoint.save import Job
-from pipeline.checkpoint.snapshot import HostBuffers, full_bytes, full_values, take_snapshot
+from pipeline.checkpoint.snapshot import SnapshotBuffers, full_bytes, full_values, take_snapshot
 from pipeline.checkpoint.state import TrainState, dense_part
-from pipeline.checkpoint.writer import Outcome
+from pipeline.checkpoint.writer import WriteOutcome
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.touched import TouchedRows
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Model:
+class CheckpointedModel:
     """What is saved and restored: tables, touched marks, dense parameters and their optimizer."""
 
     rows: RowAccess
@@ -70,7 +70,7 @@ class Kind:
 
 
 @dataclass
-class Figures:
+class CheckpointFigures:
     """What the checkpoints of this session cost. Seconds of training stopped, bytes written by all ranks."""
 
     count: int = 0
@@ -92,7 +92,7 @@ class Checkpointer:
     store: Store
     directory: str
     config: CheckpointConfig
-    model: Model
+    model: CheckpointedModel
     key: str
     resolved: dict[str, Any]
     inputs: dict[str, str]
@@ -103,13 +103,13 @@ class Checkpointer:
         self._flight = Flight(self.store, self.on_point, self.limits)
         self._pruner = self._new_pruner()
         # Takes the disk's space of tables on SSD too.
-        self._buffers, values = HostBuffers(), full_values(self.model.rows)
+        self._buffers, values = SnapshotBuffers(), full_values(self.model.rows)
         if self.config.every_steps is not None or self.config.every_minutes is not None:
             self._buffers.prepare(values)
         self._entries: list[Entry] = []
         self._pending: dict[tuple[str, int, int], Tensor] = {}
         self._codings = Codings(self.config, self.model.rows.rules)
-        self.figures = Figures()
+        self.figures = CheckpointFigures()
         self.newest: str | None = None
 
     def _new_pruner(self) -> Pruner:
@@ -118,7 +118,7 @@ class Checkpointer:
     def resume(self) -> TrainState | None:
         """Restore the newest whole checkpoint; None where there is none. Restores are counted, to choose the bits."""
         model = self.model
-        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.on_point)
+        target = RestoreTarget(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.on_point)
         patiently("sweeping uncommitted checkpoints", lambda: self._sweep() if this_rank() == 0 else None)
         damaged: dict[str, str] = {}
         restored = restore_newest(self.store, self.directory, target, damaged)
@@ -154,9 +154,15 @@ class Checkpointer:
             log.info("%s", line)
 
     def save(
-        self, state: TrainState, *, wait: bool = False, final: bool = False, timeout: float | None = None,
-        exact: bool = False, held: Sequence[str] = (),
-    ) -> bool:  # fmt: skip
+        self,
+        state: TrainState,
+        *,
+        wait: bool = False,
+        final: bool = False,
+        timeout: float | None = None,
+        exact: bool = False,
+        held: Sequence[str] = (),
+    ) -> bool:
         """Checkpoint the model at ``state``; returns whether one was taken (False: the last is still being written).
 
         Training stops for the copy only, or with ``wait`` until the checkpoint is committed. A failed earlier write
@@ -227,15 +233,21 @@ class Checkpointer:
             **({HELD: list(kind.held) if len(kind.held) > 1 else kind.held[0]} if kind.held else {}),
         }
         return Job(
-            path=f"{self.directory}/{name_of(state.step)}", key=self.key, config=self.resolved, inputs=self.inputs,
-            blocks=blocks, dense=tensors, state=record,
+            path=f"{self.directory}/{name_of(state.step)}",
+            key=self.key,
+            config=self.resolved,
+            inputs=self.inputs,
+            blocks=blocks,
+            dense=tensors,
+            state=record,
             coding=self._codings.exactly if kind.exact else self._codings.of(blocks, final=kind.final),
             tables={name: TableSize(rows=t.rows, dim=t.dim) for name, t in self.model.rows.tables.items()},
-            summary=summary, chunk_bytes=int(self.config.chunk_mib * MIB),
+            summary=summary,
+            chunk_bytes=int(self.config.chunk_mib * MIB),
             compact=partial(compact, self.store, on_point=self.on_point) if compacting else None,
             prune=partial(self._pruner.prune, list(self._entries), set(kind.held)) if kind.prune else None,
             awaited=kind.awaited,
-        )  # fmt: skip
+        )
 
     def _snapshot(self, touched: TouchedRows | None) -> list[RowBlock]:
         """Copies of rows; GuardError on all ranks where one of them holds a weight that is not finite."""
@@ -259,7 +271,7 @@ class Checkpointer:
         if landed is None:
             return
         if landed.stuck:  # its thread still reads them
-            self._buffers = HostBuffers()
+            self._buffers = SnapshotBuffers()
         if landed.entry is None:
             self._put_back(landed, raising)
             return
@@ -281,7 +293,7 @@ class Checkpointer:
         for key, marks in self._pending.items():
             self.model.touched.mask(key).bitwise_or_(marks)
 
-    def _put_back(self, landed: Outcome, raising: bool) -> None:
+    def _put_back(self, landed: WriteOutcome, raising: bool) -> None:
         self.figures.failed += 1
         self._mark_again()
         error = landed.error

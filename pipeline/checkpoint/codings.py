@@ -58,9 +58,13 @@ class Codings:
         if wanted == "mixed" and bits < 8 and optimizer.heat == self._rules.common.heat:
             levels = tuple((times and times * least_heat(), self._quantiser(block, each)) for times, each in _MIXED)
         return TableCoding(
-            self._quantiser(block, bits), config.state, hot=config.hot_share, heat=optimizer.heat, exact=exact,
+            self._quantiser(block, bits),
+            config.state,
+            hot=config.hot_share,
+            heat=optimizer.heat,
+            exact=exact,
             levels=levels,
-        )  # fmt: skip
+        )
 
     def _quantiser(self, block: RowBlock, bits: int) -> Coding:
         known = self._chosen.get((block.table, bits))

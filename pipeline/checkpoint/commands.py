@@ -61,17 +61,28 @@ def _check_run(store: Store, run: str | None) -> None:
 
 def _damaged_record(path: str, problem: str) -> ListedCheckpoint:
     return ListedCheckpoint(
-        run=run_of(path), name=path.rpartition("/")[2], path=path, step=step_of(path), type="damaged",
+        run=run_of(path),
+        name=path.rpartition("/")[2],
+        path=path,
+        step=step_of(path),
+        type="damaged",
         problem=f"{MANIFEST} {problem}",
-    )  # fmt: skip
+    )
 
 
 def _aside_record(store: Store, each: quarantine.SetAside) -> ListedCheckpoint:
     age = None if each.created is None else max(0.0, time.time() - each.created)
     return ListedCheckpoint(
-        run=run_of(each.path), name=each.path.rpartition("/")[2], path=each.path, step=step_of(each.former),
-        type="set aside", bytes=quarantine.size(store, each), created=each.created, age_seconds=age, why=each.why,
-    )  # fmt: skip
+        run=run_of(each.path),
+        name=each.path.rpartition("/")[2],
+        path=each.path,
+        step=step_of(each.former),
+        type="set aside",
+        bytes=quarantine.size(store, each),
+        created=each.created,
+        age_seconds=age,
+        why=each.why,
+    )
 
 
 def _record(artifact: Artifact) -> dict[str, Any]:
@@ -79,12 +90,19 @@ def _record(artifact: Artifact) -> dict[str, Any]:
     summary = artifact.summary
     size = sum(entry.bytes for entry in artifact.files.values())
     return {
-        "run": run_of(artifact.path), "name": artifact.path.rpartition("/")[2], "path": artifact.path,
-        "step": summary["step"], "type": summary["type"], "parents": tuple(summary["parents"]),
-        "codings": tuple(summary.get("codings", ())), "rows": summary["rows"], "bytes": size,
-        "share": size / max(1, summary["bytes_full"]), "created": artifact.created,
+        "run": run_of(artifact.path),
+        "name": artifact.path.rpartition("/")[2],
+        "path": artifact.path,
+        "step": summary["step"],
+        "type": summary["type"],
+        "parents": tuple(summary["parents"]),
+        "codings": tuple(summary.get("codings", ())),
+        "rows": summary["rows"],
+        "bytes": size,
+        "share": size / max(1, summary["bytes_full"]),
+        "created": artifact.created,
         "age_seconds": max(0.0, time.time() - artifact.created),
-    }  # fmt: skip
+    }
 
 
 def show(store: Store, name: str) -> ShownCheckpoint:
@@ -98,16 +116,24 @@ def show(store: Store, name: str) -> ShownCheckpoint:
     for table, size in index.tables.items():
         extents = [extent for extent in index.files if extent.table == table]
         tables[table] = StoredTable(
-            rows=size.rows, dim=size.dim, rows_stored=sum(e.rows * e.columns for e in extents) // size.dim,
-            bytes=sum(artifact.files[e.file].bytes for e in extents), files=len(extents),
+            rows=size.rows,
+            dim=size.dim,
+            rows_stored=sum(e.rows * e.columns for e in extents) // size.dim,
+            bytes=sum(artifact.files[e.file].bytes for e in extents),
+            files=len(extents),
             codings=tuple(sorted({e.coding for e in extents})),
-        )  # fmt: skip
+        )
     read_verified(store, artifact, DENSE)
     return ShownCheckpoint(
-        **_record(artifact), key=artifact.key, inputs=artifact.inputs, summary=artifact.summary,
-        position=read_state(store, artifact)["train"], tables=tables, dense_bytes=artifact.files[DENSE].bytes,
+        **_record(artifact),
+        key=artifact.key,
+        inputs=artifact.inputs,
+        summary=artifact.summary,
+        position=read_state(store, artifact)["train"],
+        tables=tables,
+        dense_bytes=artifact.files[DENSE].bytes,
         config=artifact.config,
-    )  # fmt: skip
+    )
 
 
 def verify(store: Store, name: str, progress: Progress) -> Verified:
@@ -154,10 +180,14 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> Checkpoin
     either = {**a.tables, **b.tables}
     sizes = {table: (a.tables.get(table), b.tables.get(table)) for table in either}
     return CheckpointDiff(
-        first=one.path, second=two.path, steps=(one.summary["step"], two.summary["step"]), tables=tables,
+        first=one.path,
+        second=two.path,
+        steps=(one.summary["step"], two.summary["step"]),
+        tables=tables,
         tables_differ={table: pair for table, pair in sizes.items() if pair[0] != pair[1]},
-        dense=_diff_dense(store, one, two), config=config_changes(one.config, two.config),
-    )  # fmt: skip
+        dense=_diff_dense(store, one, two),
+        config=config_changes(one.config, two.config),
+    )
 
 
 def _diff_dense(store: Store, one: Artifact, two: Artifact) -> dict[str, DenseDiff]:
@@ -188,10 +218,12 @@ def compact(store: Store, name: str, progress: Progress) -> Compacted:
     before = find_checkpoint(store, name)
     after = merge(store, before, progress=progress)
     return Compacted(
-        checkpoint=after.path, step=after.summary["step"], compacted=tuple(before.summary["parents"]),
+        checkpoint=after.path,
+        step=after.summary["step"],
+        compacted=tuple(before.summary["parents"]),
         bytes_before=sum(entry.bytes for entry in before.files.values()),
         bytes=sum(entry.bytes for entry in after.files.values()),
-    )  # fmt: skip
+    )
 
 
 def gc(

@@ -133,10 +133,16 @@ class _Merge:
     def _note(self, table: str, ids: NDArray[np.int64], column: int, columns: int, coding: str) -> None:
         self.extents.append(
             Extent(
-                file=self._name(table), table=table, first=int(ids[0]), last=int(ids[-1]), rows=len(ids),
-                column=column, columns=columns, coding=coding,
+                file=self._name(table),
+                table=table,
+                first=int(ids[0]),
+                last=int(ids[-1]),
+                rows=len(ids),
+                column=column,
+                columns=columns,
+                coding=coding,
             )
-        )  # fmt: skip
+        )
 
 
 def changed_since(store: Store, artifact: Artifact) -> bool:
@@ -153,12 +159,16 @@ def _swap(store: Store, artifact: Artifact, draft: Draft, extents: list[Extent],
         artifact,
         files=dict(sorted(files.items())),
         summary={
-            **artifact.summary, "type": BASELINE, "parents": [], "index": NEW_INDEX, "bytes": size,
+            **artifact.summary,
+            "type": BASELINE,
+            "parents": [],
+            "index": NEW_INDEX,
+            "bytes": size,
             "rows": sum(extent.rows for extent in extents),
             "codings": sorted({extent.coding for extent in extents}),
             "compacted": [each.path.rsplit("/", 1)[-1] for each in chain[:-1]],
         },
-    )  # fmt: skip
+    )
     gone = ArtifactError(
         f"checkpoint {artifact.path} was removed or replaced while it was compacted",
         hint=f"nightjar ckpt ls {in_store(store)} lists the checkpoints",

@@ -29,13 +29,35 @@ _REFUSED_TABLES = ("model.embedding_dim", "data.sequences.*.age_bins")  # the id
 _REFUSED_DENSE = ("model.*", "data.tasks.*.kind", "data.tasks.*.given", "data.sequences.*.max_length")
 _ALLOWED_MODEL = ("model.tables.*",)
 _ALLOWED = (
-    "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.sparse_optimizer",
-    "train.sparse_options.*", "train.dense_options.*", "train.dense_groups.*", "train.average.*",
-    "train.weight_decay", "train.warmup_steps", "train.schedule", "train.decay_ratio", "train.min_lr_factor",
-    "train.clip.*", "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*", "data.tasks.*",
-    "train.tasks.*", "data.weight",
-    "data.dense_transform", "data.dense.*", "data.missing", "data.sequences.*", "dataset",
-)  # fmt: skip
+    "seed",
+    "train.global_batch",
+    "train.lr",
+    "train.sparse_lr",
+    "train.dense_optimizer",
+    "train.sparse_optimizer",
+    "train.sparse_options.*",
+    "train.dense_options.*",
+    "train.dense_groups.*",
+    "train.average.*",
+    "train.weight_decay",
+    "train.warmup_steps",
+    "train.schedule",
+    "train.decay_ratio",
+    "train.min_lr_factor",
+    "train.clip.*",
+    "train.shuffle",
+    "train.shuffle_window_groups",
+    "train.precision",
+    "data.label.*",
+    "data.tasks.*",
+    "train.tasks.*",
+    "data.weight",
+    "data.dense_transform",
+    "data.dense.*",
+    "data.missing",
+    "data.sequences.*",
+    "dataset",
+)
 _BEFORE_SCHEDULES = {"schedule": "constant", "decay_ratio": 1.0, "min_lr_factor": 0.0}
 DATASET, RENAMED = "dataset", "checkpoint.rename."
 

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.checkpoint.policy import Chain
+from pipeline.checkpoint.policy import CheckpointChain
 from pipeline.errors import DamagedError
 from pipeline.records import Record
 from pipeline.store import MANIFEST, Artifact, Store
@@ -128,16 +128,17 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
         if parent is None:
             wrong = [f"whose {MANIFEST} {problem}" for problem in damaged.values()] or ["which is missing"]
             raise DamagedError(
-                f"checkpoint {artifact.path} depends on {name}, {wrong[0]}", hint=damage_hint(store, artifact.path),
+                f"checkpoint {artifact.path} depends on {name}, {wrong[0]}",
+                hint=damage_hint(store, artifact.path),
                 file=f"{path}/{MANIFEST}",
-            )  # fmt: skip
+            )
         order.insert(0, parent)
         if parent.summary["type"] == BASELINE:  # compacted since: it holds all that lies before it
             break
     return [*order, artifact]
 
 
-def newest_chain(entries: list[Entry]) -> Chain | None:
+def newest_chain(entries: list[Entry]) -> CheckpointChain | None:
     """The chain that the next delta would extend: from the newest baseline on; None where there is none.
 
     ``entries``: oldest step first.
@@ -147,7 +148,7 @@ def newest_chain(entries: list[Entry]) -> Chain | None:
         return None
     base, *rest = entries[starts[-1] :]
     shares = tuple(entry.bytes / max(1, base.bytes) for entry in rest)
-    return Chain((base.name, *(entry.name for entry in rest)), shares)
+    return CheckpointChain((base.name, *(entry.name for entry in rest)), shares)
 
 
 def kept(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: Iterable[str] = ()) -> set[str]:

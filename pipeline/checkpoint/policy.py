@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Chain:
+class CheckpointChain:
     """The checkpoints since the newest baseline: its path and those of the deltas after it, oldest first.
 
     ``shares``: bytes of each delta as a share of the baseline's.
@@ -21,7 +21,7 @@ class Chain:
     shares: tuple[float, ...] = ()
 
 
-def wants_baseline(policy: str, chain: Chain | None, longest: int) -> bool:
+def wants_baseline(policy: str, chain: CheckpointChain | None, longest: int) -> bool:
     """Whether the next checkpoint is a baseline. ``longest``: deltas a chain may hold."""
     if chain is None or policy == "full" or len(chain.paths) > longest:
         return True
@@ -37,6 +37,6 @@ def rebase_pays(shares: tuple[float, ...]) -> bool:
     return bool(shares) and 1.0 + sum(shares) <= (len(shares) + 1) * shares[-1]
 
 
-def parents(policy: str, chain: Chain) -> tuple[str, ...]:
+def parents(policy: str, chain: CheckpointChain) -> tuple[str, ...]:
     """What a delta after ``chain`` is restored on top of: the whole chain if consecutive, else the baseline."""
     return chain.paths if policy == "consecutive" else chain.paths[:1]

@@ -115,9 +115,12 @@ def make_room(store: Store, path: str) -> None:
         for full in store.fs.find(begin):
             store.fs.cp_file(full, f"{store.full(each.path)}{full.removeprefix(begin)}")
         record = {
-            "checkpoint": path, "why": each.why, "created": each.created or time.time(), "parents": list(each.parents),
+            "checkpoint": path,
+            "why": each.why,
+            "created": each.created or time.time(),
+            "parents": list(each.parents),
             "moved": True,
-        }  # fmt: skip
+        }
         store.write_json(f"{each.path}/{RECORD}", record)
         removal.remove(store, path)
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Target:
+class RestoreTarget:
     """What a restore fills. ``optimizer`` None: dense weights only. ``states`` false: table state is zeroed.
 
     ``touched`` gets the rows of deltas marked, so that the next delta holds them too.
@@ -55,7 +55,7 @@ class Target:
 
 
 @torch.no_grad()
-def restore(store: Store, artifact: Artifact, target: Target) -> TrainState:
+def restore(store: Store, artifact: Artifact, target: RestoreTarget) -> TrainState:
     """Read checkpoint ``artifact`` and its chain into ``target``. Collective: every rank reads what its shards need.
 
     The caller sets the random state from ``TrainState.rng``. On all ranks: DamagedError for a missing or corrupt file,
@@ -79,7 +79,7 @@ def restore(store: Store, artifact: Artifact, target: Target) -> TrainState:
 
 
 def restore_newest(
-    store: Store, directory: str, target: Target, damaged: dict[str, str] | None = None
+    store: Store, directory: str, target: RestoreTarget, damaged: dict[str, str] | None = None
 ) -> tuple[Artifact, TrainState] | None:
     """Restore the newest checkpoint under ``directory`` that is whole; None where there is none at all.
 
@@ -156,7 +156,7 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[Extent]) -> Iter
             yield block
 
 
-def _restore_rows(store: Store, chain: list[Artifact], target: Target) -> None:
+def _restore_rows(store: Store, chain: list[Artifact], target: RestoreTarget) -> None:
     shards = target.rows.local_shards()
     for shard in shards:
         shard.zero_state()
@@ -172,9 +172,13 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target) -> None:
 
 
 def put_rows(
-    store: Store, artifact: Artifact, index: Index, target: Target, names: dict[str, str],
+    store: Store,
+    artifact: Artifact,
+    index: Index,
+    target: RestoreTarget,
+    names: dict[str, str],
     touched: TouchedRows | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Put a checkpoint's rows into this rank's shards; ``names``: {table there: table here}."""
     shards = target.rows.local_shards()
     wanted = [
@@ -286,7 +290,7 @@ def _starting(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainState:
+def restore_dense(store: Store, artifact: Artifact, target: RestoreTarget) -> TrainState:
     """Fill the dense parameters and their optimizer; ArtifactError naming each parameter that does not fit."""
     where = store.url_of(artifact.path)
     tensors, record = _dense_tensors(store, artifact), read_state(store, artifact)

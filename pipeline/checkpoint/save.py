@@ -80,9 +80,7 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
         from_first(f"clearing {job.path}", lambda: _clear(draft), group)
         together(f"writing {job.path}", write, group)
         parts = to_first(report_of(written, draft.files), group)
-        committed = from_first(
-            f"committing {job.path}", lambda: _commit(draft, job, parts, on_point).to_json(), group
-        )  # fmt: skip
+        committed = from_first(f"committing {job.path}", lambda: _commit(draft, job, parts, on_point).to_json(), group)
     except BaseException:
         if leader:
             with suppress(Exception):  # a store that fails here too must not hide the first error
@@ -136,10 +134,15 @@ def _write_extent(draft: Draft, number: int, chunk: RowBlock, coding: TableCodin
 def extent_of(rank: int, number: int, chunk: RowBlock, coding: TableCoding) -> Extent:
     """The index's entry of the ``number``-th file that ``rank`` writes into a checkpoint; no other has its name."""
     return Extent(
-        file=f"rows/{quote(chunk.table, safe='')}/{rank:05d}-{number:06d}.safetensors", table=chunk.table,
-        first=int(chunk.ids[0]), last=int(chunk.ids[-1]), rows=len(chunk.ids), column=chunk.column,
-        columns=chunk.weight.shape[1], coding=coding_name(coding.weight),
-    )  # fmt: skip
+        file=f"rows/{quote(chunk.table, safe='')}/{rank:05d}-{number:06d}.safetensors",
+        table=chunk.table,
+        first=int(chunk.ids[0]),
+        last=int(chunk.ids[-1]),
+        rows=len(chunk.ids),
+        column=chunk.column,
+        columns=chunk.weight.shape[1],
+        coding=coding_name(coding.weight),
+    )
 
 
 def _flush(draft: Draft, *names: str) -> None:

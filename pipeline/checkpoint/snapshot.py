@@ -28,7 +28,7 @@ _PIECE_VALUES = 1 << 18
 
 
 @dataclass
-class HostBuffers:
+class SnapshotBuffers:
     """One growing piece of host memory that snapshots are cut from, one after the other.
 
     It is not page-locked: it is as large as the tables, and pages that are locked are lost to all else on the host.
@@ -74,7 +74,7 @@ def full_bytes(access: RowAccess) -> int:
 
 @torch.no_grad()
 def take_snapshot(
-    access: RowAccess, touched: TouchedRows | None, buffers: HostBuffers, on_point: OnPoint = ignore
+    access: RowAccess, touched: TouchedRows | None, buffers: SnapshotBuffers, on_point: OnPoint = ignore
 ) -> list[RowBlock]:
     """Copies of this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before.
 
@@ -98,7 +98,7 @@ def _values(shard: LocalShard, rows: Tensor | None) -> int:
     return count * shard.columns + sum(map(math.prod, shard.state_shapes(count).values()))
 
 
-def _copy(shard: LocalShard, rows: Tensor | None, buffers: HostBuffers) -> RowBlock:
+def _copy(shard: LocalShard, rows: Tensor | None, buffers: SnapshotBuffers) -> RowBlock:
     count = shard.rows if rows is None else len(rows)
     ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
     disk = shard.scratch()

@@ -14,7 +14,7 @@ from pipeline.checkpoint.index import restore_order
 from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.reader import (
     OTHER_MODEL,
-    Target,
+    RestoreTarget,
     put_rows,
     read_dense,
     read_index,
@@ -31,7 +31,7 @@ from pipeline.store import Artifact, Store
 def warm_start(
     store: Store,
     artifact: Artifact,
-    target: Target,
+    target: RestoreTarget,
     *,
     tables_only: bool = False,
     rename: dict[str, str] | None = None,
@@ -127,7 +127,7 @@ def _check_order(store: Store, artifact: Artifact, order: dict[str, list[str]]) 
 
 
 def _read_dense(
-    store: Store, artifact: Artifact, target: Target, partly: bool, towers: dict[str, list[str]]
+    store: Store, artifact: Artifact, target: RestoreTarget, partly: bool, towers: dict[str, list[str]]
 ) -> list[str]:
     """Take the dense part; another optimizer class starts anew, and its settings are always the run's own."""
     state = read_state(store, artifact)
@@ -149,14 +149,14 @@ def _read_dense(
     return [f"dense part: all {len(target.dense)} parameters {optimizer}"]
 
 
-def _misfits(store: Store, artifact: Artifact, target: Target, moved: tuple[str, ...]) -> list[str]:
+def _misfits(store: Store, artifact: Artifact, target: RestoreTarget, moved: tuple[str, ...]) -> list[str]:
     """Names of the dense parameters that one side lacks or has in another shape or starting as ``moved``, in order."""
     stored = {name: tuple(value.shape) for name, value in read_dense(store, artifact).items()}
     now = {name: tuple(value.shape) for name, value in target.dense.items()}
     return [name for name in {**now, **stored} if stored.get(name) != now.get(name) or name.startswith(moved)]
 
 
-def _read_some(store: Store, artifact: Artifact, target: Target, left: list[str]) -> list[str]:
+def _read_some(store: Store, artifact: Artifact, target: RestoreTarget, left: list[str]) -> list[str]:
     """Take the dense parameters that fit; their optimizer starts anew, for it has seen another model."""
     stored = read_dense(store, artifact)
     taken = [name for name in target.dense if name not in left]

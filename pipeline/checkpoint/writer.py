@@ -28,7 +28,7 @@ _LOWEST = 19  # niceness
 
 
 @dataclass
-class Outcome:
+class WriteOutcome:
     """How a checkpoint ended, on one rank or, once they agree, on all of them.
 
     ``entry``, ``path``: of what was committed (None: nothing was). ``error``: why nothing was, or why it is committed
@@ -59,7 +59,7 @@ class Outcome:
         return {**vars(self), **{name: part and part.to_json() for name, part in parts.items()}}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Outcome:
+    def from_json(cls, data: dict[str, Any]) -> WriteOutcome:
         """What ``to_json`` of a rank gave."""
         entry = Entry.from_json(data["entry"]) if data["entry"] else None
         return cls(**{**data, "entry": entry, "error": data["error"] and NightjarError.from_json(data["error"])})
@@ -84,7 +84,7 @@ class Writer:
     group: dist.ProcessGroup | None = None
     on_point: OnPoint = ignore
     _thread: threading.Thread | None = None
-    _outcome: Outcome | None = None
+    _outcome: WriteOutcome | None = None
 
     @property
     def busy(self) -> bool:
@@ -98,7 +98,7 @@ class Writer:
         """
         if self._outcome is not None:
             raise RuntimeError("a checkpoint is in flight: wait for it first")
-        self._outcome = outcome = Outcome()
+        self._outcome = outcome = WriteOutcome()
         ready = threading.Event()
         threads = torch.get_num_threads()
         work = self._run if job.awaited else self._run_behind
@@ -111,7 +111,7 @@ class Writer:
         ready.wait()
         torch.set_num_threads(threads)  # undo what the thread's setting means for threads made later
 
-    def wait(self, timeout: float | None = None) -> Outcome | None:
+    def wait(self, timeout: float | None = None) -> WriteOutcome | None:
         """The outcome of the job in flight, once it is there; None where there is none.
 
         Its thread no longer yields to other programs, where that may be taken back: the caller waits for it.
@@ -125,14 +125,14 @@ class Writer:
         outcome, self._thread, self._outcome = self._outcome, None, None
         return outcome
 
-    def _run_behind(self, job: Job, ready: threading.Event, outcome: Outcome) -> None:
+    def _run_behind(self, job: Job, ready: threading.Event, outcome: WriteOutcome) -> None:
         """As ``_run``, in a thread that takes what training leaves of the cores, where a thread has a priority."""
         if sys.platform == "linux":
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
         self._run(job, ready, outcome)
 
-    def _run(self, job: Job, ready: threading.Event, outcome: Outcome) -> None:
+    def _run(self, job: Job, ready: threading.Event, outcome: WriteOutcome) -> None:
         began = time.monotonic()
         # torch's operations in this thread run in it alone: a second team of threads would fight with training's for
         # the cores. The first call makes the setting this thread's own.
@@ -153,7 +153,7 @@ class Writer:
             self._prune(job.prune, outcome.entry, outcome)
         outcome.seconds = time.monotonic() - began
 
-    def _prune(self, prune: Callable[[Entry], tuple[list[str], str]], entry: Entry, outcome: Outcome) -> None:
+    def _prune(self, prune: Callable[[Entry], tuple[list[str], str]], entry: Entry, outcome: WriteOutcome) -> None:
         """Remove what retention does not need; whatever fails, the checkpoint is committed."""
 
         try:

@@ -26,7 +26,7 @@ EPILOG = """\
 
 
 @dataclass(frozen=True)
-class Target:
+class HardwareFile:
     """The file that is written, and the configuration directory Hydra finds it in."""
 
     path: Path
@@ -55,21 +55,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=_calibrate)
 
 
-def target_of(out: str, preset: str) -> Target:
+def target_of(out: str, preset: str) -> HardwareFile:
     """Where the measured file of ``preset`` goes; ConfigError for a file that Hydra would not find."""
     path = Path(out)
     if path.suffix not in (".yaml", ".yml"):
         name = preset if preset.startswith("measured_") else f"measured_{preset}"
-        return Target(path / "hardware" / f"{name}.yaml", path)
+        return HardwareFile(path / "hardware" / f"{name}.yaml", path)
     if path.parent.name != "hardware":
         raise ConfigError(
             f"--out {out} is not in a folder named hardware, where hardware=<name> is looked for",
             hint=f"-o {path.parent / 'hardware' / path.stem}.yaml, or a directory: -o {path.parent / path.stem}",
         )
     if path.suffix == ".yml":
-        raise ConfigError(f"--out {out} would not be found: configuration files end with .yaml",
-                          hint=f"-o {path.with_suffix('.yaml')}")  # fmt: skip
-    return Target(path, path.parent.parent)
+        raise ConfigError(
+            f"--out {out} would not be found: configuration files end with .yaml",
+            hint=f"-o {path.with_suffix('.yaml')}",
+        )
+    return HardwareFile(path, path.parent.parent)
 
 
 def disk_of(config: Config, ssd: str | None) -> Path | None:
@@ -95,7 +97,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     require_triple()
     if options.again:
         return _measure_again(config, as_json=options.json)
-    target = target_of(options.out, config.hardware.name) if not options.pin else Target(pinned_figures(), Path())
+    target = target_of(options.out, config.hardware.name) if not options.pin else HardwareFile(pinned_figures(), Path())
     _check_device(config.hardware)
     _written(target.path)  # a folder that cannot be is better known before the minute of measuring
     calibration = calibrate(config, disk_of(config, options.ssd))
@@ -174,7 +176,9 @@ def _figure(value: float) -> str:
 
 COMMANDS = (
     Command(
-        name="calibrate", help="measure this machine and write a hardware file for plans", add_arguments=add_arguments,
+        name="calibrate",
+        help="measure this machine and write a hardware file for plans",
+        add_arguments=add_arguments,
         composes=True,
     ),
-)  # fmt: skip
+)

@@ -101,14 +101,22 @@ def _result(action: str, store: Store, options: argparse.Namespace) -> tuple[Any
 
             out = Store(options.out, "--out ")
             return export(
-                store, find_checkpoint(store, options.checkpoint), out, file_format=options.format,
-                layout=options.layout, state=options.state, tables=options.table, progress=bar("exporting"),
-            ), False  # fmt: skip
+                store,
+                find_checkpoint(store, options.checkpoint),
+                out,
+                file_format=options.format,
+                layout=options.layout,
+                state=options.state,
+                tables=options.table,
+                progress=bar("exporting"),
+            ), False
 
 
 COMMANDS = (
     Command(
-        name="ckpt", help="list, verify, compare, compact, export checkpoints", add_arguments=add_arguments,
+        name="ckpt",
+        help="list, verify, compare, compact, export checkpoints",
+        add_arguments=add_arguments,
         takes_store=True,
     ),
-)  # fmt: skip
+)

@@ -177,7 +177,9 @@ COMMANDS = (
         name="launch", help="render a run's jobs for a Kubernetes cluster", add_arguments=add_launch, composes=True
     ),
     Command(
-        name="schedule", help="run nights on a Kubernetes cluster with a CronJob", add_arguments=add_schedule,
+        name="schedule",
+        help="run nights on a Kubernetes cluster with a CronJob",
+        add_arguments=add_schedule,
         composes=True,
     ),
-)  # fmt: skip
+)

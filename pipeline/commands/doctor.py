@@ -202,9 +202,13 @@ def memory() -> Finding:
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
         free = min(free, int(limit.read_text()) - used)
     text = f"{free / GIB:.1f} GiB available"
-    return Finding("ok", "memory", text) if free >= 4 * GIB else Finding(
-        "warn", "memory", text, "the demo needs about 4 GiB; smaller: data.synthetic.rows, train.global_batch"
-    )  # fmt: skip
+    return (
+        Finding("ok", "memory", text)
+        if free >= 4 * GIB
+        else Finding(
+            "warn", "memory", text, "the demo needs about 4 GiB; smaller: data.synthetic.rows, train.global_batch"
+        )
+    )
 
 
 def local_place(store: str) -> Path | None:
@@ -317,4 +321,4 @@ COMMANDS = (
     Command(
         name="doctor", help="check this machine and say what to fix", add_arguments=add_arguments, takes_store=True
     ),
-)  # fmt: skip
+)

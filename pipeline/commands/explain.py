@@ -38,7 +38,8 @@ def _explain(options: argparse.Namespace) -> int:
 
 COMMANDS = (
     Command(
-        name="explain", help="explain a setting: meaning, bounds, default, what a change makes again",
+        name="explain",
+        help="explain a setting: meaning, bounds, default, what a change makes again",
         add_arguments=add_explain,
     ),
-)  # fmt: skip
+)

@@ -17,7 +17,7 @@ from pipeline.specs import CONNECTORS
 
 if TYPE_CHECKING:  # imported where it runs: polars takes a while
     from pipeline.ingest.infer import Schema
-    from pipeline.ingest.sample import Sample
+    from pipeline.ingest.sample import LogSample
 
 EPILOG = """\
   nightjar init clicks.csv                          writes my/data/clicks.yaml
@@ -37,9 +37,12 @@ def add_init(parser: argparse.ArgumentParser) -> None:
         f"A table or stream: {', '.join(f'{name}:PATH' for name in CONNECTORS.names())}",
     )
     parser.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE",
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="how a table or stream is reached (data.options); several are fine",
-    )  # fmt: skip
+    )
     parser.add_argument("--name", help="the data set's name (default: from the path)")
     parser.add_argument("--label", help="the column that says whether a row was clicked (default: guessed)")
     parser.add_argument("--config-dir", "-cd", default="my", help="write DIR/data/<name>.yaml (default: my)")
@@ -81,7 +84,7 @@ def _init(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show_next(name: str, extra: str, sample: Sample, schema: Schema) -> None:
+def _show_next(name: str, extra: str, sample: LogSample, schema: Schema) -> None:
     """The two commands that come next; ``extra``: options that all of them need."""
     from pipeline.config import GateConfig, SplitConfig
 
@@ -98,8 +101,10 @@ def _show_next(name: str, extra: str, sample: Sample, schema: Schema) -> None:
     held_out, least = int(sample.total / days * SplitConfig().test_share), GateConfig().min_rows
     if held_out < least:
         of = "a day of so small a log" if days > 1 else "of so small a log"
-        show(f"the second of them ends with exit code 6 and publishes nothing: {held_out:,} rows {of} are "
-             f"held out, and the gate wants {least:,} (gate.min_rows)")  # fmt: skip
+        show(
+            f"the second of them ends with exit code 6 and publishes nothing: {held_out:,} rows {of} are "
+            f"held out, and the gate wants {least:,} (gate.min_rows)"
+        )
 
 
 def _count_days(first: str, last: str) -> int:

@@ -142,17 +142,23 @@ def _nights(
             posted.begun = True
             wait = settings.wait_minutes if catch_up else 0.0
             return run_nights(
-                days, composed, store, run_code, keep_going=settings.keep_going, wait_last=wait, catching_up=catch_up,
+                days,
+                composed,
+                store,
+                run_code,
+                keep_going=settings.keep_going,
+                wait_last=wait,
+                catching_up=catch_up,
                 deadline=known.deadline if known else None,
-            )  # fmt: skip
+            )
 
 
 COMMANDS = (
     Command(
-        name="nightly", help="run a night: a day's logs to a published model or a reason", add_arguments=add_nightly,
+        name="nightly",
+        help="run a night: a day's logs to a published model or a reason",
+        add_arguments=add_nightly,
         composes=True,
     ),
-    Command(
-        name="backfill", help="run the nights of several days in order", add_arguments=add_backfill, composes=True
-    ),
-)  # fmt: skip
+    Command(name="backfill", help="run the nights of several days in order", add_arguments=add_backfill, composes=True),
+)

@@ -173,15 +173,21 @@ def _plan_diff(options: argparse.Namespace) -> int:
 
 COMMANDS = (
     Command(
-        name="what-if", help="compare the plans of several settings: a=1,2 b=3,4", add_arguments=add_what_if,
+        name="what-if",
+        help="compare the plans of several settings: a=1,2 b=3,4",
+        add_arguments=add_what_if,
         composes=True,
     ),
     Command(
-        name="widths", help="choose widths of tables by how often their rows are read", add_arguments=add_widths,
+        name="widths",
+        help="choose widths of tables by how often their rows are read",
+        add_arguments=add_widths,
         composes=True,
     ),
     Command(
-        name="plan-diff", help="show what moved from plan A to plan B, and why", add_arguments=add_plan_diff,
+        name="plan-diff",
+        help="show what moved from plan A to plan B, and why",
+        add_arguments=add_plan_diff,
         takes_store=True,
     ),
-)  # fmt: skip
+)

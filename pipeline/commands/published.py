@@ -53,8 +53,11 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "--reason", default="", help="recorded in current.json; required for a version that the gate held"
     )
     add_rollback(commands.add_parser("rollback", help="serve the previous version again"))
-    gc = _common(commands.add_parser("gc", help="remove old versions, except the serving one and the one before"), _gc,
-                 model=True)  # fmt: skip
+    gc = _common(
+        commands.add_parser("gc", help="remove old versions, except the serving one and the one before"),
+        _gc,
+        model=True,
+    )
     gc.add_argument("--keep", type=_count, default=5, help="newest versions to keep (default: 5)")
     gc.add_argument(
         "--min-age", type=amount, default=60.0, help="remove versions older than this many minutes (default: 60)"
@@ -207,9 +210,17 @@ def _predict(options: argparse.Namespace) -> int:
     bar = progress(options.json or mixed, "scoring")
     with score_sink(options.out, options.path) as write, reject_sink(options.rejected, options.path) as reject:
         done = score_file(
-            store, model, options.version, options.path, write, cache_mib=options.cache_mib,
-            labelled=not options.no_label, ranks=options.ranks, reject=reject, progress=bar,
-        )  # fmt: skip
+            store,
+            model,
+            options.version,
+            options.path,
+            write,
+            cache_mib=options.cache_mib,
+            labelled=not options.no_label,
+            ranks=options.ranks,
+            reject=reject,
+            progress=bar,
+        )
     to = sys.stderr if options.out == "-" else sys.stdout  # the scores have standard output for themselves
     tell(options.json, done, text.predicted, to)
     return 0
@@ -224,14 +235,18 @@ def _is_written_twice(rejected: str, out: str) -> bool:
 
 COMMANDS = (
     Command(
-        name="models", help="list, show, promote, roll back and remove versions", add_arguments=add_models,
+        name="models",
+        help="list, show, promote, roll back and remove versions",
+        add_arguments=add_models,
         takes_store=True,
     ),
     Command(
-        name="rollback", help="serve the previous version again", add_arguments=add_rollback,
+        name="rollback",
+        help="serve the previous version again",
+        add_arguments=add_rollback,
         takes_store=True,
     ),
     Command(
         name="predict", help="score raw rows with a published version", add_arguments=add_predict, takes_store=True
     ),
-)  # fmt: skip
+)

@@ -41,11 +41,14 @@ def commands() -> list[Command]:
     )
     single = [
         Command(
-            name=stage.name, help=f"only this stage: {stage.help}", add_arguments=_flags(stage.name), composes=True,
+            name=stage.name,
+            help=f"only this stage: {stage.help}",
+            add_arguments=_flags(stage.name),
+            composes=True,
             own_help=True,
         )
         for stage in STAGES
-    ]  # fmt: skip
+    ]
     return [run, *single]
 
 
@@ -170,7 +173,7 @@ def _follow(config: Config, store: Store) -> int:
 
 def _held_run(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Result | None]:
     """Run ``config``, which no other launcher runs; as ``_one_run``."""
-    from pipeline.launch.chain import Chain, Console, StageError
+    from pipeline.launch.chain import Console, StageChain, StageError
     from pipeline.launch.result import record_failure
     from pipeline.launch.signals import Interrupted
     from pipeline.report import write_report
@@ -189,10 +192,15 @@ def _held_run(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Resul
         return complain(str(error), code_of(error)), None
     try:
         io = stage_io(config, store, console.columns)
-        chain = Chain(
-            config, store, steps, lambda step: run_stage(step, chain.config, store, io), console,
-            lambda smaller: prepare(smaller, store), lambda step: discard(store, step),
-        )  # fmt: skip
+        chain = StageChain(
+            config,
+            store,
+            steps,
+            lambda step: run_stage(step, chain.config, store, io),
+            console,
+            lambda smaller: prepare(smaller, store),
+            lambda step: discard(store, step),
+        )
         with followed(config, store):
             result = chain.run()
     except (NightjarError, StageError) as error:

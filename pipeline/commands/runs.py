@@ -115,8 +115,10 @@ def _sorted(lines: list[RunLine], options: argparse.Namespace) -> list[RunLine]:
 
 COMMANDS = (
     Command(
-        name="compare", help="compare runs: figures, slices, settings, curves", add_arguments=add_compare,
+        name="compare",
+        help="compare runs: figures, slices, settings, curves",
+        add_arguments=add_compare,
         takes_store=True,
     ),
     Command(name="runs", help="list runs", add_arguments=add_runs, takes_store=True),
-)  # fmt: skip
+)

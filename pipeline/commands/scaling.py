@@ -45,13 +45,18 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
     shown = ",".join(map(str, RANKS))
     parser.add_argument("--ranks", type=_ranks, default=RANKS, metavar="N[,N ..]", help=f"worlds (default: {shown})")
     parser.add_argument(
-        "--per-rank", type=_samples, metavar="N",
+        "--per-rank",
+        type=_samples,
+        metavar="N",
         help="samples of a step on each rank (default: the global batch stays as it is)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--store-gb-per-s", type=_rate, default=0.0, metavar="X",
+        "--store-gb-per-s",
+        type=_rate,
+        default=0.0,
+        metavar="X",
         help="what the store serves all ranks together (default: as much as they ask for)",
-    )  # fmt: skip
+    )
     parser.add_argument("--html", metavar="FILE", help="write a page with figures to FILE")
     parser.add_argument("--json", action="store_true", help="print the predictions as JSON")
     add_config_dir(parser)
@@ -131,9 +136,15 @@ def _predicted(config: Config, inputs: PlanInputs, options: argparse.Namespace) 
     rates, figures = measured_rates(config, inputs, store, dataset)
     bar = progress(options.json, f"planning {len(options.ranks)} worlds")
     return predicted(
-        config, inputs, rates, figures, options.ranks, per_rank=options.per_rank, served=options.store_gb_per_s,
+        config,
+        inputs,
+        rates,
+        figures,
+        options.ranks,
+        per_rank=options.per_rank,
+        served=options.store_gb_per_s,
         progress=bar,
-    )  # fmt: skip
+    )
 
 
 def _dry_run(options: argparse.Namespace) -> int:
@@ -155,11 +166,15 @@ def _write(file: str, page: str) -> None:
 
 COMMANDS = (
     Command(
-        name="scale", help="predict a training on more ranks than this machine has", add_arguments=add_scale,
+        name="scale",
+        help="predict a training on more ranks than this machine has",
+        add_arguments=add_scale,
         composes=True,
     ),
     Command(
-        name="dry-run", help="plan, shard and name for many ranks, in this process and without rows",
-        add_arguments=add_dry_run, composes=True,
+        name="dry-run",
+        help="plan, shard and name for many ranks, in this process and without rows",
+        add_arguments=add_dry_run,
+        composes=True,
     ),
-)  # fmt: skip
+)

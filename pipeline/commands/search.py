@@ -15,7 +15,7 @@ from pipeline.logs import add_level
 if TYPE_CHECKING:
     from pipeline.config import Config
     from pipeline.records import SearchRecord
-    from pipeline.search.state import Kept
+    from pipeline.search.state import SearchStore
     from pipeline.store import Artifact, Store
 
 SEARCH = """\
@@ -61,9 +61,9 @@ def _search(options: argparse.Namespace) -> int:
     require_triple()
     store = Store(config.store)
     store.answers()
-    from pipeline.search.state import Kept  # imports torch, which takes seconds: after what is wrong was said
+    from pipeline.search.state import SearchStore  # imports torch, which takes seconds: after what is wrong was said
 
-    kept = Kept(store, f"{SEARCHING}/{name}", _key(config))
+    kept = SearchStore(store, f"{SEARCHING}/{name}", _key(config))
     hint = "run the same command again once that one has ended, or search=<another name>"
     try:
         with handled(), folder_lock(store, kept.folder, f"search {name!r}", config.launch.lease_seconds, hint=hint):
@@ -103,7 +103,7 @@ def _found(config: Config, store: Store) -> SearchRecord | None:
 
 
 def _searched(
-    config: Config, store: Store, overrides: list[str], options: argparse.Namespace, kept: Kept
+    config: Config, store: Store, overrides: list[str], options: argparse.Namespace, kept: SearchStore
 ) -> SearchRecord:
     """Ingest where the dataset is missing, search, and write what was found."""
     import torch
@@ -111,14 +111,14 @@ def _searched(
     from pipeline.calibration.hardware_cache import with_figures
     from pipeline.search.export import best_experiment, write_search
     from pipeline.search.loop import search, warning
-    from pipeline.search.space import Space
+    from pipeline.search.space import ArchitectureSpace
     from pipeline.stages.read import read_dataset
     from pipeline.stages.run import settled
 
     dataset = _dataset(config, store)
     if config.train.threads_per_rank:
         torch.set_num_threads(config.train.threads_per_rank)
-    space = Space.of(with_figures(settled(config, store, dataset)), *read_dataset(store, dataset))
+    space = ArchitectureSpace.of(with_figures(settled(config, store, dataset)), *read_dataset(store, dataset))
     log.info("search %s: %d decisions", config.search.name, len(space.decisions))
     record = search(space, store, dataset, progress(options.json, "searching"), kept)
     if said := warning(record, config.search):
@@ -143,7 +143,9 @@ def _dataset(config: Config, store: Store) -> Artifact:
 
 COMMANDS = (
     Command(
-        name="search", help="find widths, layers and interactions that a model can do without",
-        add_arguments=add_search, composes=True,
+        name="search",
+        help="find widths, layers and interactions that a model can do without",
+        add_arguments=add_search,
+        composes=True,
     ),
-)  # fmt: skip
+)

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from pipeline.config.fields import AUTO, setting_of
-from pipeline.config.paths import Place, describe, entry_type, find_place, nearest, places
+from pipeline.config.paths import SettingPlace, describe, entry_type, find_place, nearest, places
 from pipeline.config.renamed import renamed_error
 from pipeline.config.values import besides_auto, span
 from pipeline.errors import ConfigError
@@ -35,7 +35,7 @@ training continues from; the finished training, `train`, has all its settings to
 """
 
 
-def chosen(name: str | None) -> list[Place]:
+def chosen(name: str | None) -> list[SettingPlace]:
     """The setting called ``name``, or the group with all it has; all groups where ``name`` is None.
 
     Raises ConfigError with the nearest name where there is none, and with the new name where it is a former one.
@@ -52,7 +52,7 @@ def chosen(name: str | None) -> list[Place]:
     return [place, *(each for each in places() if each.path.startswith(place.prefix))]
 
 
-def record(place: Place) -> dict[str, Any]:
+def record(place: SettingPlace) -> dict[str, Any]:
     """What ``--json`` prints of a setting: path, type, default, bounds, choices, doc, keys; of a group path and doc."""
     known = setting_of(place.field)
     if place.group:
@@ -70,14 +70,14 @@ def record(place: Place) -> dict[str, Any]:
     }
 
 
-def _owners(place: Place) -> str:
+def _owners(place: SettingPlace) -> str:
     """Which models have the setting, where it is one of some models alone; else ""."""
     group, _, name = place.path.rpartition(".")
     owners = [spec.name for spec in MODELS if group == "model" and name in {each.name for each in fields(spec.config)}]
     return f" Of {', '.join(owners)}." if owners and len(owners) < len(MODELS.names()) else ""
 
 
-def _type(place: Place) -> str:
+def _type(place: SettingPlace) -> str:
     if setting_of(place.field).auto:
         return f"{besides_auto(setting_of(place.field))} or {AUTO}"
     if typing.get_origin(place.kind) is dict:
@@ -147,7 +147,7 @@ def _sections() -> Iterator[str]:
             yield from (_item(each) for each in own if not each.group)
 
 
-def _item(place: Place) -> str:
+def _item(place: SettingPlace) -> str:
     known = record(place)
     keys = f"; keys: {', '.join(known['keys'])}" if known["keys"] else ""
     return _filled(f"- `{known['setting']}`: {_figures(known, '`')}{keys}. {known['doc']}", "  ")

@@ -74,7 +74,9 @@ def _gc(options: argparse.Namespace) -> int:
 
 COMMANDS = (
     Command(
-        name="store", help="remove datasets, runs, plans and towers that are no longer needed", add_arguments=add_store,
+        name="store",
+        help="remove datasets, runs, plans and towers that are no longer needed",
+        add_arguments=add_store,
         takes_store=True,
     ),
-)  # fmt: skip
+)

@@ -111,7 +111,5 @@ COMMANDS = (
     Command(
         name="tune", help="search settings: many runs, the best of them, why", add_arguments=add_tune, composes=True
     ),
-    Command(
-        name="trial", help="internal: a trial of a study", add_arguments=add_trial, composes=True, internal=True
-    ),
-)  # fmt: skip
+    Command(name="trial", help="internal: a trial of a study", add_arguments=add_trial, composes=True, internal=True),
+)

@@ -59,9 +59,14 @@ def _work(options: argparse.Namespace) -> int:
 
     def make_io(config: Config, store: Store, rank: int) -> StageIO:
         logs.start_rank(
-            options.log_level, config.launch.logs, rank, stage=options.stage, run=str(config.run),
-            in_pod=not options.to_launcher, live=options.columns > 0,
-        )  # fmt: skip
+            options.log_level,
+            config.launch.logs,
+            rank,
+            stage=options.stage,
+            run=str(config.run),
+            in_pod=not options.to_launcher,
+            live=options.columns > 0,
+        )
         return StageIO() if rank else stage_io(config, store, options.columns)
 
     return work(options.stage, options.config, options.launcher, make_io)
@@ -69,11 +74,15 @@ def _work(options: argparse.Namespace) -> int:
 
 COMMANDS = (
     Command(
-        name="worker", help="internal: one stage on one rank", add_arguments=add_arguments,
+        name="worker",
+        help="internal: one stage on one rank",
+        add_arguments=add_arguments,
         internal=True,
     ),
     Command(
-        name="fork-server", help="internal: forks the ranks of a run's stages", add_arguments=add_server_arguments,
+        name="fork-server",
+        help="internal: forks the ranks of a run's stages",
+        add_arguments=add_server_arguments,
         internal=True,
     ),
-)  # fmt: skip
+)

@@ -40,8 +40,18 @@ ROOT = "config"
 OWN = "my"  # the user's own configuration directory, beside the store
 # Settings of where and how a run works; they do not change its results, nor its name.
 NOT_IN_RUN_NAME = (
-    "run", "store", "stages", "force", "launch", "schedule", "nightly", "gate", "publish", "tune", "search"
-)  # fmt: skip
+    "run",
+    "store",
+    "stages",
+    "force",
+    "launch",
+    "schedule",
+    "nightly",
+    "gate",
+    "publish",
+    "tune",
+    "search",
+)
 
 
 _stored = -1  # Registry.state when Hydra was told the schema

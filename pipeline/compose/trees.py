@@ -33,9 +33,13 @@ def compose_lines(hydra: Hydra, root: str, lines: Sequence[str]) -> DictConfig:
 
 
 def compose_kept(
-    hydra: Hydra, root: str, extra: Sequence[str], parsed: Sequence[Override], groups: Mapping[str, Sequence[str]],
+    hydra: Hydra,
+    root: str,
+    extra: Sequence[str],
+    parsed: Sequence[Override],
+    groups: Mapping[str, Sequence[str]],
     places: Sequence[Path],
-) -> DictConfig:  # fmt: skip
+) -> DictConfig:
     """As ``compose_lines`` of ``extra`` and ``parsed``, and quick where only values differ from an earlier call.
 
     ``groups``: those of the YAML files in the directories ``places``, which are all that there is to compose from.

@@ -156,21 +156,26 @@ def _check_snapshots(config: Config) -> None:
     looks = [each.name for each in fields(ValidateConfig) if getattr(train.validate, each.name) != each.default]
     refused = {
         "there are no validation rows to choose members by": (
-            not config.data.split.validates, "data.split.validation_share=0.1"
+            not config.data.split.validates,
+            "data.split.validation_share=0.1",
         ),
         f"train.validate.{', train.validate.'.join(looks)} would stop or lower what snapshots cut into cycles": (
-            bool(looks), f"train.validate.{looks[0] if looks else ''} at its default"
+            bool(looks),
+            f"train.validate.{looks[0] if looks else ''} at its default",
         ),
         f"train.average.kind={train.average.kind} averages weights over all cycles": (
-            train.average.active, "train.average.kind=none"
+            train.average.active,
+            "train.average.kind=none",
         ),
         "train.schedule=constant has no minimum for a snapshot of kind cyclic": (
-            train.snapshots.kind == "cyclic" and train.schedule == "constant", "train.schedule=cosine"
+            train.snapshots.kind == "cyclic" and train.schedule == "constant",
+            "train.schedule=cosine",
         ),
         f"partition={config.partition.name} has tower modules, which {path}.kind={RESET} cannot begin anew": (
-            train.snapshots.kind == RESET and config.partition.name != "flat", f"{path}.kind=cyclic, or partition=flat"
+            train.snapshots.kind == RESET and config.partition.name != "flat",
+            f"{path}.kind=cyclic, or partition=flat",
         ),
-    }  # fmt: skip
+    }
     for what, (wrong, hint) in refused.items():
         if wrong:
             raise ConfigError(f"{path}.count is {train.snapshots.count}, but {what}", hint=f"{hint}, or {path}.count=1")
@@ -243,7 +248,7 @@ def _check_tasks(config: Config) -> None:
     for path, named, known in (
         ("train.tasks", config.train.tasks, [MAIN_TASK, *tasks] if tasks else []),
         ("gate.tasks", config.gate.tasks, [*tasks]),
-    ):  # fmt: skip
+    ):
         for name in named:
             if name not in known:
                 has = f"expected one of: {', '.join(known)}" if known else "but data.tasks is empty"

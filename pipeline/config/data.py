@@ -65,19 +65,27 @@ class SplitConfig:
     test_days: int = setting(1, low=1, doc="With `by=day`, the number of last days in the test set.")
     test_hours: int = setting(2, low=1, high=23, doc="With `by=hours`, the number of last hours in the test set.")
     validation_share: float = setting(
-        0.0, low=0.0, high=0.9, quiet=True,
+        0.0,
+        low=0.0,
+        high=0.9,
+        quiet=True,
         doc="Share of the train rows that training looks at instead of learning from them, chosen by a hash of the "
         "row; `train.validate` says how often. 0: none.",
-    )  # fmt: skip
+    )
     validation_hours: int = setting(
-        0, low=0, high=22, quiet=True,
+        0,
+        low=0,
+        high=22,
+        quiet=True,
         doc="With `by=hours`, the hours before the test hours whose rows are looked at in this way; 0: none.",
-    )  # fmt: skip
+    )
     gap_hours: float = setting(
-        0.0, low=0.0, quiet=True,
+        0.0,
+        low=0.0,
+        quiet=True,
         doc="With `by=time`, the hours before the first test row whose rows are left out, so that nothing in training "
         "is as close to the test rows as what a model sees before it serves.",
-    )  # fmt: skip
+    )
 
     @property
     def validates(self) -> bool:
@@ -131,10 +139,11 @@ class WatermarkConfig:
     )
     min_partitions: int | None = setting(None, low=1, doc="Smallest number of folders with files; null: any number.")
     min_rows: int = setting(
-        1, low=1,
+        1,
+        low=1,
         doc="Smallest number of rows of a day as they are delivered: repeated rows, rows that go to quarantine and "
         "rows that `data.sampling` leaves out count too.",
-    )  # fmt: skip
+    )
     max_age_hours: float | None = setting(
         None,
         low=0.0,
@@ -223,9 +232,11 @@ class DataConfig:
         "YYYY-MM-DDTHH:MM:SSZ (bigquery), offsets such as 0:10-99,1:0-50 (kafka); null: the newest.",
     )
     messages: str | None = setting(
-        None, quiet=True, choices=("jsonl", "csv", "avro"),
+        None,
+        quiet=True,
+        choices=("jsonl", "csv", "avro"),
         doc="What a message of a stream is: an object of JSON, a line of CSV or a record of Avro; null: JSON.",
-    )  # fmt: skip
+    )
     separator: str = setting(",", doc="Character that separates the fields of a CSV line.")
     quote: str | None = setting('"', doc="Character that may surround a CSV field; null: none.")
     header: bool = setting(True, doc="Whether the first line of a CSV file names the columns.")
@@ -251,9 +262,10 @@ class DataConfig:
     timestamp: str | None = setting(None, doc="Column with the time of a row; null: none.")
     day_column: str | None = setting(None, doc="Column with the day of a row; null: none.")
     hour_column: str | None = setting(
-        None, quiet=True,
+        None,
+        quiet=True,
         doc="Column with the hour of a row, 0 to 23, such as a partition's folder hour=07; null: `timestamp` tells it.",
-    )  # fmt: skip
+    )
     time_zone: str | None = setting(
         None,
         quiet=True,
@@ -331,9 +343,11 @@ class DataConfig:
         connector, limit = self.connector, self.watermark
         if connector is None:
             of_tables = {
-                "options": self.options, "snapshot": self.snapshot, "messages": self.messages,
+                "options": self.options,
+                "snapshot": self.snapshot,
+                "messages": self.messages,
                 "watermark.later_rows": limit.later_rows,
-            }  # fmt: skip
+            }
             if wrong := next((name for name, value in of_tables.items() if value), None):
                 raise ConfigError(
                     f"{path}.{wrong} is set, but {path}.format={self.format} is no table and no stream",
@@ -398,9 +412,7 @@ class DataConfig:
     def _check_sequences(self, path: str) -> None:
         names = set(self.dense) | set(self.sparse) | set(self.tasks)
         defaults = self.sparse_defaults
-        check_sequences(
-            f"{path}.sequences", self.sequences, self.sparse, names, defaults.mapping, defaults.separator
-        )  # fmt: skip
+        check_sequences(f"{path}.sequences", self.sequences, self.sparse, names, defaults.mapping, defaults.separator)
         timed = [name for name, each in self.sequences.items() if each.timed]
         if timed and self.timestamp is None and self.format != "synthetic":
             own = "history.by" if self.sequences[timed[0]].built else "time"

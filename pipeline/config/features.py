@@ -26,17 +26,68 @@ OF_TABLES = ("mapping", "rows", "min_count", "when_full", "evict_after_days", "b
 # A table is a submodule with the name of its feature, so attributes of modules cannot be names of features.
 TAKEN_NAMES = frozenset(
     (
-        "T_destination", "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "clear",
-        "compile", "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward", "get_buffer",
-        "get_extra_state", "get_parameter", "get_submodule", "half", "ipu", "items", "keys", "load_state_dict",
-        "modules", "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
-        "register_backward_hook", "register_buffer", "register_forward_hook", "register_forward_pre_hook",
-        "register_full_backward_hook", "register_full_backward_pre_hook", "register_load_state_dict_post_hook",
-        "register_load_state_dict_pre_hook", "register_module", "register_parameter", "register_state_dict_post_hook",
-        "register_state_dict_pre_hook", "requires_grad_", "set_extra_state", "set_submodule", "share_memory",
-        "state_dict", "to", "to_empty", "train", "training", "type", "update", "values", "xpu", "zero_grad"
+        "T_destination",
+        "add_module",
+        "apply",
+        "bfloat16",
+        "buffers",
+        "call_super_init",
+        "children",
+        "clear",
+        "compile",
+        "cpu",
+        "cuda",
+        "double",
+        "dump_patches",
+        "eval",
+        "extra_repr",
+        "float",
+        "forward",
+        "get_buffer",
+        "get_extra_state",
+        "get_parameter",
+        "get_submodule",
+        "half",
+        "ipu",
+        "items",
+        "keys",
+        "load_state_dict",
+        "modules",
+        "mtia",
+        "named_buffers",
+        "named_children",
+        "named_modules",
+        "named_parameters",
+        "parameters",
+        "pop",
+        "register_backward_hook",
+        "register_buffer",
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+        "register_load_state_dict_post_hook",
+        "register_load_state_dict_pre_hook",
+        "register_module",
+        "register_parameter",
+        "register_state_dict_post_hook",
+        "register_state_dict_pre_hook",
+        "requires_grad_",
+        "set_extra_state",
+        "set_submodule",
+        "share_memory",
+        "state_dict",
+        "to",
+        "to_empty",
+        "train",
+        "training",
+        "type",
+        "update",
+        "values",
+        "xpu",
+        "zero_grad",
     )
-)  # fmt: skip
+)
 
 
 @dataclass(kw_only=True)
@@ -47,15 +98,19 @@ class LabelConfig:
     positive: str = setting("1", doc="Label of a click.")
     negative: str = setting("0", doc="Label of a row without a click. A row with any other label goes to quarantine.")
     window_days: int = setting(
-        0, low=0, high=366, quiet=True,
+        0,
+        low=0,
+        high=366,
+        quiet=True,
         doc="Days in which a click may still come, in a row with the same `data.dedupe.key` or in `late_path`; it "
         "corrects the first row. 0: labels are final.",
-    )  # fmt: skip
+    )
     late_path: str | None = setting(
-        None, quiet=True,
+        None,
+        quiet=True,
         doc="Log of clicks that came later, in the format of the log, with {day}: each row has a `data.dedupe.key`. "
         "null: none.",
-    )  # fmt: skip
+    )
 
 
 @dataclass(kw_only=True)
@@ -79,11 +134,14 @@ class DenseFeature:
     max: float | None = setting(None, doc="Largest valid value; a row above it goes to quarantine; null: no limit.")
     required: bool = setting(False, doc="Send rows without a value to quarantine.")
     width: int = setting(
-        1, low=1, high=65_536, quiet=True,
+        1,
+        low=1,
+        high=65_536,
+        quiet=True,
         doc="Numbers of a value. Above 1 a value is a vector of that many numbers (float32), such as an embedding of "
         "another model: a column of lists, a JSON array, or text with `separator`. The vector is one feature with one "
         "mean and deviation, and `width` columns of the model's dense input.",
-    )  # fmt: skip
+    )
     separator: str = setting(",", quiet=True, doc="Text between the numbers of a vector, where a field is text.")
 
     def check(self, path: str) -> None:
@@ -139,21 +197,25 @@ class SparseFeature:
     when_full: str | None = setting(None, choices=WHEN_FULL, doc="Overrides `data.sparse_defaults.when_full`.")
     evict_after_days: int | None = setting(None, low=1, doc="Overrides `data.sparse_defaults.evict_after_days`.")
     table: str | None = setting(
-        None, quiet=True,
+        None,
+        quiet=True,
         doc="Feature whose ids and table this one shares; null: a table of its own. The ids of both features are "
         "counted together and have the same rows; `mapping`, `rows` and the like are those of that feature.",
-    )  # fmt: skip
+    )
     holds: str | None = setting(
-        None, quiet=True, choices=(ONE, LIST, MAP),
+        None,
+        quiet=True,
+        choices=(ONE, LIST, MAP),
         doc="What a field holds. one: an id. list: ids, in a column of lists, a JSON array or text with `separator`. "
         "map: ids with weights, in a column of maps, a JSON object or text with `separator` and `weight_separator`. "
         "null: a list where the feature has a separator, else one.",
-    )  # fmt: skip
+    )
     weights: str | None = setting(
-        None, quiet=True,
+        None,
+        quiet=True,
         doc="Column with the weights of a list's ids, as many numbers as ids: a column of lists, a JSON array or text "
         "with `separator`. A missing weight is 1. null: none.",
-    )  # fmt: skip
+    )
     separator: str | None = setting(None, doc="Overrides `data.sparse_defaults.separator`.")
     weight_separator: str | None = setting(None, doc="Overrides `data.sparse_defaults.weight_separator`.")
     cross: list[str] = setting(
@@ -162,10 +224,11 @@ class SparseFeature:
         "`separator` the first one holds several values, each of which makes an id with the others.",
     )
     cross_bins: dict[str, list[Any]] = setting(
-        factory=dict, quiet=True,
+        factory=dict,
+        quiet=True,
         doc="Columns of `cross` that hold numbers: the bounds, rising, between which a number's bin is taken instead "
         "of the number.",
-    )  # fmt: skip
+    )
     bins: int | None = setting(
         None,
         low=2,
@@ -174,10 +237,12 @@ class SparseFeature:
         "column holds ids.",
     )
     bins_by: str = setting(
-        PERCENTILE, choices=BINNINGS, quiet=True,
+        PERCENTILE,
+        choices=BINNINGS,
+        quiet=True,
         doc="How `bins` are cut. percentile: each holds as many train rows. mdl: at most `bins`, where the click rate "
         "of the train rows changes by more than chance (Fayyad and Irani 1993).",
-    )  # fmt: skip
+    )
     max_ids: int | None = setting(
         None, low=1, high=10_000_000, doc="Use at most this many ids of a field, the first ones; null: all."
     )

@@ -24,25 +24,30 @@ class HardwareConfig:
     name: str = setting(MISSING, doc="Name of this hardware in messages and reports.")
     device: str = setting("cpu", choices=("cpu", "cuda"), doc="Device that ranks train on.")
     measured: list[str] = setting(
-        factory=list, quiet=True,
+        factory=list,
+        quiet=True,
         doc="Figures that the plan stage measures on its machine, once, and keeps; their values here are not used. "
         "`hardware=auto` sets it.",
-    )  # fmt: skip
+    )
     hosts: int = setting(1, low=1, doc="Number of hosts.")
     ranks_per_host: int = setting(1, low=1, doc="Number of ranks on each host; with cuda, of GPUs.")
     embedding_hosts: int = setting(
-        0, low=0, quiet=True,
+        0,
+        low=0,
+        quiet=True,
         doc="Of `hosts`, the last ones that hold the embedding tables and read no samples; the other hosts, the "
         "workers, train the dense part and hold no tables. Embedding hosts use CPUs on any `device`. 0: every host "
         "does both.",
-    )  # fmt: skip
+    )
     embedding_ddr_gib: float | None = setting(
         None, low=0.0, quiet=True, doc="Host memory of a rank on an embedding host, in GiB; null: `ddr_gib`."
     )
     embedding_ddr_gb_per_s: float | None = setting(
-        None, low=0.0, quiet=True,
+        None,
+        low=0.0,
+        quiet=True,
         doc="Bandwidth of the host memory of a rank on an embedding host, in GB/s; null: `ddr_gb_per_s`.",
-    )  # fmt: skip
+    )
     embedding_lookup_ns: float | None = setting(
         None, low=0.0, quiet=True, doc="`lookup_ns` of a rank on an embedding host; null: `lookup_ns`."
     )
@@ -53,11 +58,14 @@ class HardwareConfig:
     ddr_gib: float = setting(8.0, low=0.0, doc="Host memory of a rank, in GiB.")
     ssd_gib: float = setting(0.0, low=0.0, doc="Local disk space of a rank for tables on SSD, in GiB; 0: none.")
     ssd_spare: float = setting(
-        0.2, low=0.02, high=0.5, quiet=True,
+        0.2,
+        low=0.02,
+        high=0.5,
+        quiet=True,
         doc="Share of the disk space of rows on SSD that stays free, for rows that leave memory. The less is free, the "
         "more bytes are written to make room, for each byte that leaves memory: about 3.2 with 0.1, 2.1 with 0.2, 1.7 "
         "with 0.3.",
-    )  # fmt: skip
+    )
     process_gib: float = setting(
         0.34375, low=0.0, doc="Host memory that a rank's process takes before training starts, in GiB."
     )
@@ -100,14 +108,17 @@ class HardwareConfig:
         "The plan does not depend on them.",
     )
     cache_path: str | None = setting(
-        None, quiet=True,
+        None,
+        quiet=True,
         doc="Directory on a disk of each host that keeps what ranks fetch of datasets in an object store, for later "
         "epochs, stages and runs; null: nothing is kept. A local store needs none.",
-    )  # fmt: skip
+    )
     cache_gib: float = setting(
-        64.0, low=0.0, quiet=True,
+        64.0,
+        low=0.0,
+        quiet=True,
         doc="Most bytes in `cache_path`, in GiB; the oldest parts of files make room for new ones.",
-    )  # fmt: skip
+    )
 
     @property
     def world_size(self) -> int:

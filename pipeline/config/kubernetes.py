@@ -103,14 +103,16 @@ def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
     """ConfigError for a name that the API server would refuse."""
     pods = launch.pods
     names = [
-        ("launch.namespace", launch.namespace), ("launch.queue", launch.queue), ("schedule.name", schedule.name),
+        ("launch.namespace", launch.namespace),
+        ("launch.queue", launch.queue),
+        ("schedule.name", schedule.name),
         ("launch.pods.service_account", pods.service_account or "default"),
         ("launch.pods.launcher_account", pods.launcher_account or "default"),
         *((f"launch.pods.volumes.{name}", name) for name in pods.volumes),
         *((f"launch.pods.volumes.{name}.claim", volume.claim) for name, volume in pods.volumes.items()),
         *(("launch.pods.env_from", name) for name in pods.env_from),
         *(("launch.pods.pull_secrets", name) for name in pods.pull_secrets),
-    ]  # fmt: skip
+    ]
     for path, name in names:
         if not LABEL.fullmatch(name):
             good = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63] or "nightjar"

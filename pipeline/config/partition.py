@@ -45,9 +45,11 @@ class PartitionConfig:
     c: int = setting(1, low=0, high=64, doc="Vectors that module dlrm outputs per feature.")
     p: int = setting(0, low=0, high=64, doc="Vectors that module dlrm outputs for the whole tower.")
     dim: int = setting(
-        0, low=0, high=4096,
+        0,
+        low=0,
+        high=4096,
         doc="Width of the vectors that modules output; 0: `model.embedding_dim`, of low_rank a quarter of it.",
-    )  # fmt: skip
+    )
     cross_layers: int = setting(1, low=1, high=16, doc="Cross layers of modules dcn and low_rank.")
     rank: int = setting(64, low=1, high=4096, doc="Number of mixtures of a tower's features in module low_rank.")
     exchange: str = setting(

@@ -22,7 +22,7 @@ _WORDS = {Any: "a value", bool: "true or false", int: "a whole number", float: "
 
 
 @dataclass(frozen=True)
-class Place:
+class SettingPlace:
     """A setting or a group: its dotted ``path``, its type, its default and its dataclass field.
 
     ``*`` in the path stands for the names of a dictionary's entries.
@@ -54,7 +54,7 @@ class Place:
         return f"{self.path}.*." if self.has_entries else f"{self.path}."
 
 
-def places(node: Any = None, prefix: str = "") -> Iterator[Place]:
+def places(node: Any = None, prefix: str = "") -> Iterator[SettingPlace]:
     """All groups and settings below dataclass ``node`` (None: a default Config), groups before their settings."""
     for place in _own(Config() if node is None else node, prefix):
         yield place
@@ -62,12 +62,12 @@ def places(node: Any = None, prefix: str = "") -> Iterator[Place]:
             yield from places(place.inside(), place.prefix)
 
 
-def settings() -> Iterator[Place]:
+def settings() -> Iterator[SettingPlace]:
     """All settings of the configuration, without groups."""
     return (place for place in places() if not place.group)
 
 
-def find_place(path: str) -> Place | None:
+def find_place(path: str) -> SettingPlace | None:
     """The group or setting at ``path``: ``data.sparse.*.rows`` for ``data.sparse.C1.rows``; None if there is none."""
     return _walked(path)[0]
 
@@ -77,7 +77,7 @@ def field_type(path: str) -> Any:
     return _walked(path)[1]
 
 
-def _walked(path: str) -> tuple[Place, Any] | tuple[None, None]:
+def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
     """The last setting or group on ``path``, and the type at its end."""
     node: Any = Config()
     place, prefix, kind = None, "", Config
@@ -98,14 +98,14 @@ def _walked(path: str) -> tuple[Place, Any] | tuple[None, None]:
     return place, kind
 
 
-def _own(node: Any, prefix: str) -> Iterator[Place]:
+def _own(node: Any, prefix: str) -> Iterator[SettingPlace]:
     """Everything directly below dataclass ``node``; for a model, the settings of all registered models."""
     seen: set[str] = set()
     for owner in [node, *(spec.config() for spec in MODELS)] if type(node) is ModelConfig else [node]:
         hints = _hints(type(owner))
         for each in dataclasses.fields(owner):
             if each.name not in seen:
-                yield Place(f"{prefix}{each.name}", hints[each.name], getattr(owner, each.name), each)
+                yield SettingPlace(f"{prefix}{each.name}", hints[each.name], getattr(owner, each.name), each)
         seen |= hints.keys()
 
 

@@ -29,10 +29,12 @@ class CalibratorConfig:
         None, choices=CALIBRATORS.names, doc="How the curve is fitted; null: no calibrator.", more=calibrator_docs
     )
     share: float = setting(
-        0.5, low=0.01, high=0.99,
+        0.5,
+        low=0.01,
+        high=0.99,
         doc="Share of the held-out rows that the curve is fitted on; the gate judges the others. They are chosen by a "
         "hash of their number; with `data.split.by=hours` they are those of the first test hours.",
-    )  # fmt: skip
+    )
     slices: str | None = setting(
         None,
         doc="Categorical feature whose values each shift the curve, as far as their rows tell; null: one curve for all "

@@ -15,10 +15,12 @@ class SamplingConfig:
     """Rows without a click of which training sees a share, or of which the log holds a share."""
 
     negatives: float | None = setting(
-        None, low=0.0, high=1.0,
+        None,
+        low=0.0,
+        high=1.0,
         doc="Share of the train rows without a click that training sees, chosen by a hash of the row once all rows are "
         "counted. Test and validation rows stay whole. null: all.",
-    )  # fmt: skip
+    )
     column: str | None = setting(
         None,
         doc="Column of a log that was sampled before: the share of rows without a click, above 0 to 1, that was kept "

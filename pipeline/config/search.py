@@ -17,9 +17,11 @@ class SearchConfig:
         None, doc="Name of the search under `<store>/searches`; null: that of the run. `search=<name>` sets it, too."
     )
     parts: list[str] = setting(
-        factory=lambda: list(SEARCH_PARTS.names()), choices=SEARCH_PARTS.names, doc="What is searched.",
+        factory=lambda: list(SEARCH_PARTS.names()),
+        choices=SEARCH_PARTS.names,
+        doc="What is searched.",
         more=search_part_docs,
-    )  # fmt: skip
+    )
     cost: float = setting(
         0.01, low=0.0, doc="Log loss that the predicted time of a step of the configured model weighs as much as."
     )

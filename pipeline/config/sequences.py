@@ -130,8 +130,9 @@ class SequenceConfig:
                 hint=f"{path}.{what}=null",
             )
         if not self.features:
-            raise ConfigError(f"{path}.features is empty, expected what an event has",
-                              hint=f"'+{path}.features.item={{table: item}}'")  # fmt: skip
+            raise ConfigError(
+                f"{path}.features is empty, expected what an event has", hint=f"'+{path}.features.item={{table: item}}'"
+            )
         for name in self.features:
             taken = (AGE, EVENT_TIME) if self.built else (AGE,) if self.time is not None else ()
             if not _NAME.fullmatch(name) or name in taken:
@@ -157,8 +158,9 @@ class SequenceOptions:
     def check(self, path: str) -> None:
         """ConfigError for a layer without width."""
         if any(width < 1 for width in self.hidden or ()):
-            raise ConfigError(f"{path}.hidden is {self.hidden}, expected widths of at least 1",
-                              hint=f"{path}.hidden=[32,16]")  # fmt: skip
+            raise ConfigError(
+                f"{path}.hidden is {self.hidden}, expected widths of at least 1", hint=f"{path}.hidden=[32,16]"
+            )
 
 
 @dataclass(kw_only=True)
@@ -166,9 +168,11 @@ class SequenceModel:
     """How the events of a sequence become a vector of the ranking model."""
 
     block: str = setting(
-        "din", choices=SEQUENCE_BLOCKS.names, doc="What looks at the events.",
+        "din",
+        choices=SEQUENCE_BLOCKS.names,
+        doc="What looks at the events.",
         more=lambda: " ".join(f"{each.name}: {each.doc}" for each in SEQUENCE_BLOCKS),
-    )  # fmt: skip
+    )
     places: bool = setting(True, doc="Add a learned vector of its place, counted from the newest event, to each event.")
     options: SequenceOptions = setting(factory=SequenceOptions, doc="Options of `block`.")
 
@@ -191,11 +195,13 @@ def given_sequences(sequences: Mapping[str, SequenceConfig]) -> dict[str, Sequen
         name: each
         if not each.built
         else replace(
-            each, history=HistoryConfig(), time=f"{name}.{EVENT_TIME}",
+            each,
+            history=HistoryConfig(),
+            time=f"{name}.{EVENT_TIME}",
             features={event: replace(column, column=None) for event, column in each.features.items()},
         )
         for name, each in sequences.items()
-    }  # fmt: skip
+    }
 
 
 def event_feature(sequence: str, column: str) -> str:
@@ -204,9 +210,13 @@ def event_feature(sequence: str, column: str) -> str:
 
 
 def check_sequences(
-    path: str, sequences: Mapping[str, SequenceConfig], sparse: Mapping[str, SparseFeature], taken: set[str],
-    default_mapping: str, default_separator: str | None,
-) -> None:  # fmt: skip
+    path: str,
+    sequences: Mapping[str, SequenceConfig],
+    sparse: Mapping[str, SparseFeature],
+    taken: set[str],
+    default_mapping: str,
+    default_separator: str | None,
+) -> None:
     """ConfigError for a name that is ``taken``, and for tables and targets that no feature of ``sparse`` has."""
     for name, sequence in sequences.items():
         columns = {event_feature(name, column) for column in (*sequence.features, AGE)}

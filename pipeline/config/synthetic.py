@@ -79,10 +79,12 @@ class SyntheticConfig:
     )
     hourly: bool = setting(False, doc="Rotate the effects every hour instead of every day, by `drift` per day.")
     users: int = setting(
-        0, low=0, quiet=True,
+        0,
+        low=0,
+        quiet=True,
         doc="Users of a log with columns user, item and category instead of Criteo's, in which a click depends on the "
         "last item of the same category that the user saw; 0: a Criteo-like log.",
-    )  # fmt: skip
+    )
     categories: int = setting(
         20, low=1, quiet=True, doc="With `users`, categories of items; there are `ids_per_feature` items in all."
     )

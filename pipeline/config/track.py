@@ -56,9 +56,10 @@ class TrackConfig:
         for name in self.to:
             TRACKERS.get(name).check(self)
         urls = {
-            "prometheus.push": (self.prometheus.push, 9091), "mlflow.uri": (self.mlflow.uri, 5000),
+            "prometheus.push": (self.prometheus.push, 9091),
+            "mlflow.uri": (self.mlflow.uri, 5000),
             "opentelemetry.endpoint": (self.opentelemetry.endpoint, 4318),
-        }  # fmt: skip
+        }
         for name, (url, port) in urls.items():
             if url is not None and not re.match(r"https?://[^/\s]", url):
                 raise ConfigError(

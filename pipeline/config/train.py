@@ -75,15 +75,20 @@ class TrainConfig:
     )
     weight_decay: float = setting(0.0, low=0.0, doc="Weight decay of the dense part; adam decouples it (AdamW).")
     embedding_l2: float = setting(
-        0.0, low=0.0, quiet=True,
+        0.0,
+        low=0.0,
+        quiet=True,
         doc="Factor of half the squared norm of each embedding looked up, which the trained loss has on top, as a mean "
         "over the samples: rows that a batch looks up shrink.",
-    )  # fmt: skip
+    )
     label_smoothing: float = setting(
-        0.0, low=0.0, high=0.5, quiet=True,
+        0.0,
+        low=0.0,
+        high=0.5,
+        quiet=True,
         doc="Share of the labels' distance that training takes away: a click counts as 1 minus half of this, no click "
         "as half of it. Predicted probabilities move towards one half with it.",
-    )  # fmt: skip
+    )
     tasks: dict[str, TaskTraining] = setting(
         factory=dict,
         quiet=True,
@@ -136,19 +141,23 @@ class TrainConfig:
         8, low=1, doc="Row groups that are mixed at a time; more mix better and take more memory."
     )
     lanes: int = setting(
-        64, low=1, quiet=True,
+        64,
+        low=1,
+        quiet=True,
         doc="Lanes that shuffled rows are dealt to, of row groups of their own. Every global batch takes equally many "
         "rows of each, and a rank decodes its own lanes alone. Largest divisor of it that divides the global batch and "
         "leaves each lane eight row groups of the dataset. 1: every rank decodes all rows. A training keeps the lanes "
         "that it began with.",
-    )  # fmt: skip
+    )
     prefetch_batches: int = setting(4, low=1, doc="Batches that a background thread reads ahead.")
     max_events: int | None = setting(
-        None, low=1, quiet=True,
+        None,
+        low=1,
+        quiet=True,
         doc="Events of a sequence on which its block works at once; null: all those of a rank's batch. A batch that "
         "has more is worked on in parts, whose activations are computed again in the backward pass: less memory, the "
         "same result. A single history may be longer.",
-    )  # fmt: skip
+    )
     max_steps: int | None = setting(
         None, low=1, doc="Steps after which training stops; null: at the end of its epochs."
     )
@@ -164,10 +173,12 @@ class TrainConfig:
     clip: ClipConfig = setting(factory=ClipConfig, doc="Limits of the gradients.")
     average: AverageConfig = setting(factory=AverageConfig, doc="Averaged dense weights.")
     mode: str = setting(
-        "sync", choices=("sync", "hogwild"), quiet=True,
+        "sync",
+        choices=("sync", "hogwild"),
+        quiet=True,
         doc="sync: all samples of a step see the same weights. hogwild: threads of one process take steps at once, "
         "without locks; two runs of it differ.",
-    )  # fmt: skip
+    )
     hogwild: HogwildConfig = setting(factory=HogwildConfig, doc="The threads of mode hogwild.")
     validate: ValidateConfig = setting(factory=ValidateConfig, doc="Looks at the validation rows.")
     snapshots: SnapshotConfig = setting(factory=SnapshotConfig, doc="Several models from one training.")
@@ -239,9 +250,10 @@ class TrainConfig:
             f"{path}.snapshots.count is {self.snapshots.count}": (self.snapshots.active, f"{path}.snapshots.count=1"),
             f"{path}.profile is true": (self.profile, f"{path}.profile=false"),
             f"{path}.dense_optimizer is {self.dense_optimizer}": (
-                not DENSE_OPTIMIZERS.get(self.dense_optimizer).lock_free, f"{path}.dense_optimizer=adam"
+                not DENSE_OPTIMIZERS.get(self.dense_optimizer).lock_free,
+                f"{path}.dense_optimizer=adam",
             ),
-        }  # fmt: skip
+        }
         for what, (wrong, hint) in refused.items():
             if wrong:
                 raise ConfigError(

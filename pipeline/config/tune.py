@@ -33,9 +33,11 @@ class TuneConfig:
     )
     min_epochs: float = setting(0.5, low=1e-3, doc="Epochs after which a trial can be ended for the first time.")
     reduction: int = setting(
-        3, low=2, high=100,
+        3,
+        low=2,
+        high=100,
         doc="One of this many trials goes on after `min_epochs`, and again each time it has trained so much longer.",
-    )  # fmt: skip
+    )
     seed: int = setting(0, low=0, high=2**31 - 1, doc="Seed of the proposals. The trials themselves have `seed`.")
     warm_start: str | None = setting(
         None, doc="An earlier study in this store: its best trial comes first, and its trials inform the proposals."

@@ -15,9 +15,11 @@ class ValidateConfig:
     """
 
     every_steps: int | str = setting(
-        AUTO, low=1, auto=True,
+        AUTO,
+        low=1,
+        auto=True,
         doc="Steps between two looks at the validation rows; auto: four looks an epoch. The last step has one, too.",
-    )  # fmt: skip
+    )
     monitor: str = setting(
         "ne", choices=("ne", "auc"), doc="Figure of the validation rows that says which look is best."
     )
@@ -26,14 +28,16 @@ class ValidateConfig:
         8, low=1, doc="Looks without a better one that make a plateau; null: no number does, training takes all steps."
     )
     cycle_epochs: int | None = setting(
-        1, low=1,
+        1,
+        low=1,
         doc="Epochs after which the learning rates' schedule begins anew, so that a look at its end sees weights that "
         "have settled, whatever the number of epochs; null: the schedule spans the training.",
-    )  # fmt: skip
+    )
     lr_drops: int = setting(
-        1, low=0,
+        1,
+        low=0,
         doc="Plateaus at which training goes back to its best weights with lower learning rates; the next one ends it.",
-    )  # fmt: skip
+    )
     lr_factor: float = setting(
         0.1, low=1e-6, high=1.0, doc="What both learning rates are multiplied with at such a plateau."
     )

@@ -42,9 +42,10 @@ def event_collection(
     """
     tables = [table for table in schema.tables if table.events]
     return EmbeddingBagCollection(
-        tables=[_bag(table, (table.name,), model) for table in tables], device=device,
+        tables=[_bag(table, (table.name,), model) for table in tables],
+        device=device,
         is_weighted=any(table.weighted for table in tables) if weighted is None else weighted,
-    )  # fmt: skip
+    )
 
 
 def _bag(table: EmbeddedTable, keys: Sequence[str], model: ModelConfig) -> EmbeddingBagConfig:

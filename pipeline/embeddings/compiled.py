@@ -21,7 +21,7 @@ from pipeline.embeddings.ssd.kernel import states_of, storage_of
 from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.embeddings.tables import Kernel, kernels
 from pipeline.errors import GuardError
-from pipeline.native import Library, Tables, library
+from pipeline.native import StepsLibrary, Tables, library
 from pipeline.specs.table_optimizer import TableOptimizer
 
 _MOST = 1 << 31  # rows of a table, and ids of a lookup: the library sorts them as int32
@@ -39,7 +39,7 @@ def compile_tables(dmp: DistributedModelParallel, rules: TableRules, device: str
         if not kernel.fused or not compiled_on(optimizer, device):
             continue
         if all(len(weights) < _MOST for weights in storage_of(kernel.module)):
-            kernel.module.forward = CompiledTables(kernel, optimizer, cast(Library, library()))
+            kernel.module.forward = CompiledTables(kernel, optimizer, cast(StepsLibrary, library()))
 
 
 class CompiledTables:
@@ -48,7 +48,7 @@ class CompiledTables:
     Its backward pass trains the rows by ``optimizer``.
     """
 
-    def __init__(self, kernel: Kernel, optimizer: TableOptimizer, kernels: Library) -> None:
+    def __init__(self, kernel: Kernel, optimizer: TableOptimizer, kernels: StepsLibrary) -> None:
         self._module, self._names, self._kernels = kernel.module, [table.name for table in kernel.tables], kernels
         self._fbgemm: Callable[..., Tensor] = kernel.module.forward
         self._learn: Callable[[Tables], None] = getattr(kernels, optimizer.compiled)
@@ -60,10 +60,13 @@ class CompiledTables:
         ends = list(accumulate(widths[table] for table in of_feature))
         self._width, self._of_feature = ends[-1], of_feature
         self._arrays = {
-            "weights": _pointers(self._weights), "state": _pointers(self._states),
-            "rows": _integers([len(weights) for weights in self._weights]), "dims": _integers(widths),
-            "table_of": _integers(of_feature), "column": _integers([0, *ends[:-1]]),
-        }  # fmt: skip
+            "weights": _pointers(self._weights),
+            "state": _pointers(self._states),
+            "rows": _integers([len(weights) for weights in self._weights]),
+            "dims": _integers(widths),
+            "table_of": _integers(of_feature),
+            "column": _integers([0, *ends[:-1]]),
+        }
         self._mean = kernel.module.pooling_mode == PoolingMode.MEAN
         self.anchor = torch.zeros(0, requires_grad=True)
 
@@ -96,10 +99,18 @@ class CompiledTables:
     def _task(self, indices: Tensor, offsets: Tensor, pooled: Tensor) -> Tables:
         places = {name: ctypes.addressof(array) for name, array in self._arrays.items()}
         return Tables(
-            ids=indices.data_ptr(), offsets=offsets.data_ptr(), pooled=pooled.data_ptr(), tables=len(self._names),
-            features=len(self._of_feature), batch=len(pooled), width=self._width, ids_count=indices.numel(),
-            mean=self._mean, threads=torch.get_num_threads(), **places,
-        )  # fmt: skip
+            ids=indices.data_ptr(),
+            offsets=offsets.data_ptr(),
+            pooled=pooled.data_ptr(),
+            tables=len(self._names),
+            features=len(self._of_feature),
+            batch=len(pooled),
+            width=self._width,
+            ids_count=indices.numel(),
+            mean=self._mean,
+            threads=torch.get_num_threads(),
+            **places,
+        )
 
     def _outside(self, indices: Tensor, offsets: Tensor) -> GuardError:
         batch = (offsets.numel() - 1) // len(self._of_feature)

@@ -33,9 +33,12 @@ def any_width(device: torch.device) -> Iterator[None]:
         sizes = [rows if rowwise else rows * width for rows, width, *_ in specs]
         starts = [0, *accumulate(sizes)]
         return fbgemm.SplitState(
-            dev_size=0, host_size=starts[-1], uvm_size=0, placements=[EmbeddingLocation.HOST] * len(sizes),
+            dev_size=0,
+            host_size=starts[-1],
+            uvm_size=0,
+            placements=[EmbeddingLocation.HOST] * len(sizes),
             offsets=starts[:-1],
-        )  # fmt: skip
+        )
 
     torchrec._assert_local_cols_divisible_by_4 = lambda config: None
     fbgemm.construct_split_state = host_layout

@@ -61,7 +61,11 @@ def _histogram(squares: np.ndarray) -> dict[str, Any]:
     low = int(bins.min())
     norms = np.sqrt(squares)
     return {
-        "rows": len(norms), "smallest": float(norms.min()), "mean": float(norms.mean()),
-        "largest": float(norms.max()), "mean_square": float(squares.mean()), "low": low,
+        "rows": len(norms),
+        "smallest": float(norms.min()),
+        "mean": float(norms.mean()),
+        "largest": float(norms.max()),
+        "mean_square": float(squares.mean()),
+        "low": low,
         "counts": np.bincount(bins - low).tolist(),
-    }  # fmt: skip
+    }

@@ -95,7 +95,9 @@ class RowOptimizer:
             place.steps[i] = state[column.name].stride(0)
         return place
 
-    def _learn_compiled(self, library: native.Library, step: CompiledStep, lookup: Lookup, gradient: Tensor) -> None:
+    def _learn_compiled(
+        self, library: native.RowStepsLibrary, step: CompiledStep, lookup: Lookup, gradient: Tensor
+    ) -> None:
         """``learn`` by the compiled ``step``, as many tables at a time as torch uses threads."""
         ids, offsets = lookup.indices.long().contiguous(), lookup.offsets.long().contiguous()
         shares = None if lookup.weights is None else lookup.weights.float().contiguous()

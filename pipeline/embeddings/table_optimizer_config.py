@@ -32,7 +32,7 @@ class Frozen(TableOptimizer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limited(TableOptimizer):
+class MaxNormOptimizer(TableOptimizer):
     """``inner``, after which no row that it moved is longer than ``norm``: a longer one is scaled down.
 
     FBGEMM's CPU kernels ignore a limit without a word, so no kernel is fused, and rows are updated by rows.
@@ -48,12 +48,16 @@ class Limited(TableOptimizer):
     whole_rows = True
 
     @staticmethod
-    def of(inner: TableOptimizer, norm: float) -> Limited:
+    def of(inner: TableOptimizer, norm: float) -> MaxNormOptimizer:
         """``inner`` with the limit."""
-        return Limited(
-            inner=inner, norm=norm, name=f"{inner.name} with max_norm", columns=inner.columns, heat=inner.heat,
+        return MaxNormOptimizer(
+            inner=inner,
+            norm=norm,
+            name=f"{inner.name} with max_norm",
+            columns=inner.columns,
+            heat=inner.heat,
             replica_passes=inner.replica_passes + 3,
-        )  # fmt: skip
+        )
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
         """See ``TableOptimizer.update``."""
@@ -105,7 +109,7 @@ def table_rules(model: ModelConfig, train: TrainConfig) -> TableRules:
     for name, table in model.tables.items():
         optimizer = common if table.optimizer in (None, common.name) else TABLE_OPTIMIZERS.get(str(table.optimizer))
         if table.max_norm is not None:
-            optimizer = Limited.of(optimizer, table.max_norm)
+            optimizer = MaxNormOptimizer.of(optimizer, table.max_norm)
         if table.frozen:
             optimizer = Frozen()
         if optimizer is not common:

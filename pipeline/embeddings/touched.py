@@ -28,7 +28,7 @@ def shard_key(shard: LocalShard) -> ShardKey:
 
 
 @dataclass(frozen=True)
-class _Marks:
+class _TouchedMask:
     """The marks of one kernel: a uint8 for every row of its tables, one table after the other; views by table."""
 
     all: Tensor
@@ -44,7 +44,7 @@ class TouchedRows:
 
     def __init__(self, dmp: DistributedModelParallel) -> None:
         self._masks: dict[ShardKey, Tensor] = {}
-        self._marks: list[_Marks] = []
+        self._marks: list[_TouchedMask] = []
         self._hooks = []
         self._group = table_group(dmp)
         rules = getattr(dmp, "table_rules", None)
@@ -93,17 +93,17 @@ class TouchedRows:
             hook.remove()
 
 
-def _marks_of(kernel: Kernel) -> _Marks:
+def _marks_of(kernel: Kernel) -> _TouchedMask:
     weights = kernel.module.split_embedding_weights()
     sizes = [weight.shape[0] for weight in weights]
     every = torch.zeros(sum(sizes), dtype=torch.uint8, device=weights[0].device)
-    return _Marks(every, list(every.split(sizes)), replicated=not kernel.fused)
+    return _TouchedMask(every, list(every.split(sizes)), replicated=not kernel.fused)
 
 
 class _Marker:
     """The hook: marks the ids of one kernel's lookup, feature by feature. ``frozen``: which tables have no marks."""
 
-    def __init__(self, kernel: Kernel, marks: _Marks, frozen: list[bool]) -> None:
+    def __init__(self, kernel: Kernel, marks: _TouchedMask, frozen: list[bool]) -> None:
         self._all = marks.all
         self._frozen = [frozen[table] for table in _table_of_feature(kernel)]
         self._views = [marks.views[table] for table in _table_of_feature(kernel)]

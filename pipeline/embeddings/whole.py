@@ -39,9 +39,11 @@ def whole_tables(plan: Plan) -> tuple[Plan, TableRanks]:
         _own = world, dist.new_group([rank], use_local_synchronization=True)
     tables = {
         name: replace(
-            table, sharding="table_wise", kernel="fused",
+            table,
+            sharding="table_wise",
+            kernel="fused",
             shards=(ShardPlan(rank=rank, row=0, rows=table.rows, column=0, columns=table.dim),),
         )
         for name, table in plan.tables.items()
-    }  # fmt: skip
+    }
     return replace(plan, tables=tables), TableRanks((rank,), _own[1])

@@ -7,6 +7,14 @@ from pipeline.evaluation.metrics import evaluate
 from pipeline.evaluation.reliability import reliability
 
 __all__ = [
-    "HOLD", "PASS", "Scored", "ScoredTask", "SliceColumn", "evaluate", "former_figures", "judge", "measure",
+    "HOLD",
+    "PASS",
+    "Scored",
+    "ScoredTask",
+    "SliceColumn",
+    "evaluate",
+    "former_figures",
+    "judge",
+    "measure",
     "reliability",
-]  # fmt: skip
+]

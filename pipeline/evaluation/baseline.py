@@ -22,7 +22,7 @@ _FIRST_SUM = 1.0  # of squared gradients: steps of the first batches stay small
 
 
 @dataclass(frozen=True)
-class RowBlock:
+class BaselineRows:
     """Rows: ``labels`` [n], ``dense`` [n, d] (NaN: missing), and by sparse feature its lookups.
 
     Lookups are row numbers [n], or (row numbers [m], the place in the block of each [m], weights [m] or None).
@@ -49,7 +49,7 @@ class Baseline:
         self._dense, self._dense_sums = np.zeros(dense + 1), np.full(dense + 1, _FIRST_SUM)
         self._mean, self._std = np.zeros(dense), np.ones(dense)
 
-    def fit(self, blocks: Iterable[RowBlock]) -> None:
+    def fit(self, blocks: Iterable[BaselineRows]) -> None:
         """Learn from the rows of ``blocks``, in that order."""
         begun = False
         for block in blocks:
@@ -59,12 +59,12 @@ class Baseline:
             for batch in _batches(block):
                 self._step(batch)
 
-    def score(self, block: RowBlock) -> NDArray[np.float32]:
+    def score(self, block: BaselineRows) -> NDArray[np.float32]:
         """Logits [n]."""
         parts = [self._logits(batch, self._inputs(batch), self._lookups(batch)) for batch in _batches(block)]
         return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
 
-    def _begin(self, block: RowBlock) -> None:
+    def _begin(self, block: BaselineRows) -> None:
         """Scales of the dense features and the base rate, of the first block."""
         if block.dense.shape[1]:
             known = np.where(np.isfinite(block.dense), block.dense, np.nan)
@@ -76,12 +76,12 @@ class Baseline:
         clicks, rows = float((block.labels * counted).sum()) + 0.5, float(counted.sum()) + 1.0
         self._dense[-1] = np.log(clicks / (rows - clicks))
 
-    def _inputs(self, batch: RowBlock) -> NDArray[np.float64]:
+    def _inputs(self, batch: BaselineRows) -> NDArray[np.float64]:
         """Standardised dense values and a one for the bias, [n, d + 1]; 0 for a missing value."""
         scaled = np.nan_to_num((batch.dense - self._mean) / self._std, nan=0.0)
         return np.column_stack([scaled.clip(-_LARGEST, _LARGEST), np.ones(len(batch.labels))])
 
-    def _lookups(self, batch: RowBlock) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    def _lookups(self, batch: BaselineRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Of all features together: the weight, the row of the batch and the factor of every lookup."""
         places, at, factors = [], [], []
         for name, ids in batch.ids.items():
@@ -90,15 +90,14 @@ class Baseline:
             at.append(rows)
             factors.append(np.ones(len(values)) if weights is None else weights.astype(np.float64))
         none = np.zeros(0, np.int64)
-        return (np.concatenate([none, *places]), np.concatenate([none, *at]),
-                np.concatenate([np.zeros(0), *factors]))  # fmt: skip
+        return (np.concatenate([none, *places]), np.concatenate([none, *at]), np.concatenate([np.zeros(0), *factors]))
 
-    def _logits(self, batch: RowBlock, inputs: NDArray[np.float64], lookups: Any) -> NDArray[np.float64]:
+    def _logits(self, batch: BaselineRows, inputs: NDArray[np.float64], lookups: Any) -> NDArray[np.float64]:
         places, at, factors = lookups
         looked_up = np.bincount(at, self._weights[places] * factors, minlength=len(batch.labels))
         return np.asarray(inputs @ self._dense + looked_up)
 
-    def _step(self, batch: RowBlock) -> None:
+    def _step(self, batch: BaselineRows) -> None:
         inputs, lookups = self._inputs(batch), self._lookups(batch)
         logits = self._logits(batch, inputs, lookups)
         errors = 1 / (1 + np.exp(-np.clip(logits, -60, 60))) - batch.labels
@@ -116,12 +115,12 @@ class Baseline:
         self._dense -= RATE * slope / np.sqrt(self._dense_sums)
 
 
-def _batches(block: RowBlock) -> Iterator[RowBlock]:
+def _batches(block: BaselineRows) -> Iterator[BaselineRows]:
     for start in range(0, len(block.labels), BATCH_ROWS):
         stop = start + BATCH_ROWS
         ids = {name: _cut(each, start, stop) for name, each in block.ids.items()}
         weights = None if block.weights is None else block.weights[start:stop]
-        yield RowBlock(block.labels[start:stop], block.dense[start:stop], ids, weights)
+        yield BaselineRows(block.labels[start:stop], block.dense[start:stop], ids, weights)
 
 
 def _cut(ids: Any, start: int, stop: int) -> Any:

@@ -92,9 +92,12 @@ def measure(scored: Scored, settings: GateConfig, seed: int = 0) -> GateRecord:
     """
     clicked = check_labels(scored.labels)
     bare = GateRecord(
-        rows=len(clicked), clicks=int(clicked.sum()), click_rate=float(clicked.mean()), confidence=settings.confidence,
+        rows=len(clicked),
+        clicks=int(clicked.sum()),
+        click_rate=float(clicked.mean()),
+        confidence=settings.confidence,
         predictions_not_finite=_not_finite(scored),
-    )  # fmt: skip
+    )
     if any(bare.predictions_not_finite.values()):
         return bare
     weights = poisson_weights(settings.replicates, min(settings.blocks, len(clicked)), seed)
@@ -142,9 +145,13 @@ def _figures(
             name: reliability(scored.labels, logits, weights=scored.weights)
             for name, logits in {**models, **before}.items()
         },
-        "candidate": ours, "histogram": histogram(models), "serving": _serving(scored, ours.ne.point),
-        **_calibrated(scored, clicked, weights, settings), **beside, **others,
-    }  # fmt: skip
+        "candidate": ours,
+        "histogram": histogram(models),
+        "serving": _serving(scored, ours.ne.point),
+        **_calibrated(scored, clicked, weights, settings),
+        **beside,
+        **others,
+    }
 
 
 def _calibrated(
@@ -162,8 +169,9 @@ def _model_figures(scored: Scored, logits: Floats, drawn: Mapping[str, Resampled
     off, error = calibration_by_prediction(reliability(scored.labels, logits, bins=10, weights=scored.weights))
     return ModelFigures(
         **{name: drawn[name].interval(confidence) for name in FIGURES},
-        calibration_by_prediction=off, calibration_by_prediction_error=error,
-    )  # fmt: skip
+        calibration_by_prediction=off,
+        calibration_by_prediction_error=error,
+    )
 
 
 def _beside_incumbent(
@@ -187,10 +195,11 @@ def _serving(scored: Scored, served_ne: float) -> Serving | None:
         served = scored.uncalibrated
         served_ne = evaluate(scored.labels, served, weights=scored.weights)["ne"]
     return Serving(
-        trained_ne=ne, gap=served_ne / ne - 1,
+        trained_ne=ne,
+        gap=served_ne / ne - 1,
         largest_difference=float(np.abs(sigmoid(scored.trained) - sigmoid(served)).max()),
         ulps=units_in_the_last_place(scored.trained, served),
-    )  # fmt: skip
+    )
 
 
 def units_in_the_last_place(trained: Floats, served: Floats) -> float:
@@ -233,12 +242,16 @@ def former_figures(record: GateRecord) -> Former | None:
     if own is None:
         return None
     return Former(
-        ne=own.ne.point, ne_error=error_of(own.ne, confidence),
-        calibration=own.calibration.point, calibration_error=error_of(own.calibration, confidence),
+        ne=own.ne.point,
+        ne_error=error_of(own.ne, confidence),
+        calibration=own.calibration.point,
+        calibration_error=error_of(own.calibration, confidence),
         calibration_by_prediction=own.calibration_by_prediction,
         calibration_by_prediction_error=own.calibration_by_prediction_error,
-        click_rate=record.click_rate, coverage=record.coverage, importance=record.importance,
-    )  # fmt: skip
+        click_rate=record.click_rate,
+        coverage=record.coverage,
+        importance=record.importance,
+    )
 
 
 def _resampled(
@@ -270,7 +283,7 @@ def _change(drawn: Mapping[str, dict[str, Resampled]], confidence: float, tests:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _SliceRows:
     """The ``rows`` of one slice."""
 
     column: str
@@ -279,7 +292,7 @@ class _Group:
     clicks: int
 
 
-def _groups(scored: Scored, settings: GateConfig) -> Iterator[_Group]:
+def _groups(scored: Scored, settings: GateConfig) -> Iterator[_SliceRows]:
     """The largest values of every sliced column, the rest together; only what has enough rows of both classes."""
     for name, column in scored.slices.items():
         values, counts = np.unique(column.codes, return_counts=True)
@@ -291,13 +304,13 @@ def _groups(scored: Scored, settings: GateConfig) -> Iterator[_Group]:
             clicks = int((scored.labels[rows] == 1).sum())
             kept = scored.labels[rows if scored.weights is None else rows[scored.weights[rows] > 0]] == 1
             if min(kept.sum(), (~kept).sum()) >= settings.slice_min_clicks:
-                yield _Group(name, value, rows, clicks)
+                yield _SliceRows(name, value, rows, clicks)
 
 
 def _slice(
     scored: Scored,
     clicked: NDArray[np.bool_],
-    group: _Group,
+    group: _SliceRows,
     weights: NDArray[np.float64],
     settings: GateConfig,
     tests: int,

@@ -62,9 +62,14 @@ def _measured(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComparis
         }
     auc = ours["auc"].interval(confidence) if kind.classes else None
     return TaskComparison(
-        kind=task.kind, figure=kind.title, rows=rows, candidate=ours[main].interval(confidence), auc=auc,
-        calibration=ours["calibration"].interval(confidence), **more,
-    )  # fmt: skip
+        kind=task.kind,
+        figure=kind.title,
+        rows=rows,
+        candidate=ours[main].interval(confidence),
+        auc=auc,
+        calibration=ours["calibration"].interval(confidence),
+        **more,
+    )
 
 
 def _resampled(

@@ -44,9 +44,13 @@ def judge(record: GateRecord, settings: GateConfig) -> GateRecord:
     if record.change is not None and settings.max_ne_increase is not None:
         power = power_of(record, record.change, settings).record(settings.max_ne_increase)
     judged = replace(
-        record, verdict=HOLD if reasons else PASS, reasons=reasons, checks=tuple(checks), power=power,
+        record,
+        verdict=HOLD if reasons else PASS,
+        reasons=reasons,
+        checks=tuple(checks),
+        power=power,
         warnings=tuple(check.words for check in checks if check.warned),
-    )  # fmt: skip
+    )
     if reasons and settings.force and not any(check.name in (WEIGHTS, PREDICTIONS) for check in failed):
         forced = f"forced: {settings.force}"
         judged = replace(judged, verdict=PASS, forced=settings.force, reasons=(forced, *reasons))
@@ -98,9 +102,12 @@ def _slices(record: GateRecord, settings: GateConfig) -> Iterator[Check]:
         name = f"{each.slice}={printable(each.value)}"
         limit = settings.slice_max_calibration_error
         yield from calibration(
-            f"{SLICE}calibration, {name}", "slice_max_calibration_error", each.candidate, limit,
+            f"{SLICE}calibration, {name}",
+            "slice_max_calibration_error",
+            each.candidate,
+            limit,
             f"calibration of slice {name} ({each.rows:,} rows)",
-        )  # fmt: skip
+        )
         if each.change is not None and each.incumbent is not None and settings.slice_max_ne_increase is not None:
             limit, change = settings.slice_max_ne_increase, each.change.ne
             passed = not_worse(change, limit)

@@ -77,9 +77,13 @@ class Power:
     def record(self, limit: float) -> RowsPower:
         """For ``gate.json``."""
         return RowsPower(
-            limit=limit, power=self.power, bound=self.bound, resolved=self.resolved, rows_needed=self.rows_for(limit),
+            limit=limit,
+            power=self.power,
+            bound=self.bound,
+            resolved=self.resolved,
+            rows_needed=self.rows_for(limit),
             instead=self.instead_of(limit),
-        )  # fmt: skip
+        )
 
 
 def quantile_of(confidence: float) -> float:

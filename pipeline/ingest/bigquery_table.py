@@ -98,10 +98,16 @@ class BigQuerySnapshot(Snapshot):
         session = self._session(day, spec)
         schema = session.arrow_schema.serialized_schema
         return [
-            StreamSource(data=self.data, spec=spec, stream=stream.name, schema=schema, block_bytes=block_bytes,
-                         label=f"{self.data.path}/{number}")
+            StreamSource(
+                data=self.data,
+                spec=spec,
+                stream=stream.name,
+                schema=schema,
+                block_bytes=block_bytes,
+                label=f"{self.data.path}/{number}",
+            )
             for number, stream in enumerate(session.streams)
-        ]  # fmt: skip
+        ]
 
     def excerpt(self, rows: int) -> Excerpt:
         """The first rows."""
@@ -134,9 +140,11 @@ class BigQuerySnapshot(Snapshot):
     def _create(self, options: Any, streams: int) -> Any:
         project, dataset, table = (self.data.path or "").split(".")
         wanted = ReadSession(
-            table=f"projects/{project}/datasets/{dataset}/tables/{table}", data_format=DataFormat.ARROW,
-            table_modifiers=ReadSession.TableModifiers(snapshot_time=self.time), read_options=options,
-        )  # fmt: skip
+            table=f"projects/{project}/datasets/{dataset}/tables/{table}",
+            data_format=DataFormat.ARROW,
+            table_modifiers=ReadSession.TableModifiers(snapshot_time=self.time),
+            read_options=options,
+        )
         parent = f"projects/{self.data.options.get('project', project)}"
         retry = Retry(predicate=if_exception_type(*_PASSING), timeout=SECONDS)
         with answering(self.data):

@@ -23,7 +23,7 @@ def bin_bounds(sketch: Sketch, by: str, bins: int) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _BucketSplit:
     """Buckets [start, end) cut before ``at``; ``saved``: bits that the cut saves in the description of the labels."""
 
     start: int
@@ -53,7 +53,7 @@ def mdl_bounds(sketch: Sketch, bins: int) -> NDArray[np.float64]:
     return lower_edges()[sketch.used[np.sort(np.array(cuts, np.int64))]]
 
 
-def _ranked(rows: Counts, clicks: Counts, start: int, end: int) -> list[tuple[float, int, _Cut]]:
+def _ranked(rows: Counts, clicks: Counts, start: int, end: int) -> list[tuple[float, int, _BucketSplit]]:
     """The best cut of buckets [start, end), to be sorted by falling savings; nothing where none is worth its bits."""
     if end - start < 2:
         return []
@@ -73,7 +73,7 @@ def _ranked(rows: Counts, clicks: Counts, start: int, end: int) -> list[tuple[fl
         classes[0] * entropies[0] - classes[1] * entropies[1] - classes[2] * entropies[2]
     )
     saved = whole - float(low[best] + high[best]) - float(np.log2(count - 1) + delta)
-    return [(-saved, at, _Cut(start, end, at, saved))] if saved > 0 else []
+    return [(-saved, at, _BucketSplit(start, end, at, saved))] if saved > 0 else []
 
 
 def _classes(rows: int, clicks: int) -> int:

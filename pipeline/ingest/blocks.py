@@ -21,8 +21,8 @@ from pipeline.ingest.sampling import thinned
 from pipeline.ingest.schema import CAME_CLICKED, DAY, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.sources import Block
 from pipeline.ingest.statistics_pass import Fit
-from pipeline.ingest.times import Cut
-from pipeline.ingest.transform_pass import State, lossy, raw_numbers, transform, unseen_ids, with_vocabulary
+from pipeline.ingest.times import TimeSplit
+from pipeline.ingest.transform_pass import FittedState, lossy, raw_numbers, transform, unseen_ids, with_vocabulary
 from pipeline.native.columns import narrowed
 from pipeline.records import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
 
@@ -47,7 +47,7 @@ class CountJob:
     rule: DayRule | None = None
     test: bool | None = None
     by_place: bool = False
-    cut: Cut | None = None
+    cut: TimeSplit | None = None
 
     def fit(self) -> Fit:
         """What counts the rows; empty."""
@@ -76,7 +76,7 @@ class TransformJob:
     """Pass 2: the fitted state, and the first test day where the split is by row's day."""
 
     spec: DataSpec
-    state: State
+    state: FittedState
     first_test_day: int
 
     @property
@@ -109,10 +109,15 @@ def count(block: Block, job: CountJob) -> tuple[Counted, Fit, bytes]:
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
     rows = height + len(raw.rejects)
     counted = Counted(
-        file=raw.file, rows=rows, lines=rows + raw.further_lines, bytes=raw.bytes,
+        file=raw.file,
+        rows=rows,
+        lines=rows + raw.further_lines,
+        bytes=raw.bytes,
         rejects=sorted([*raw.rejects, *parsed.rejects], key=lambda reject: reject.line),
-        kept=parsed.frame.height, other_days=parsed.other_days, dropped=parsed.dropped,
-    )  # fmt: skip
+        kept=parsed.frame.height,
+        other_days=parsed.other_days,
+        dropped=parsed.dropped,
+    )
     return counted, fit, typed
 
 
@@ -145,9 +150,12 @@ def events_of(frame: pl.DataFrame, split: pl.Series) -> pl.DataFrame:
     """The events of typed rows: two hashes of the key, whether they came with a click, day, and number of the split."""
     day = pl.col(DAY) if DAY in frame.columns else pl.lit(0)
     return frame.select(
-        pl.col(EVENT).alias("key"), pl.col(EVENT_CHECK).alias("check"), pl.col(CAME_CLICKED).alias("clicked"),
-        day.cast(pl.Int32).alias("day"), split.cast(pl.UInt8).alias("split"),
-    )  # fmt: skip
+        pl.col(EVENT).alias("key"),
+        pl.col(EVENT_CHECK).alias("check"),
+        pl.col(CAME_CLICKED).alias("clicked"),
+        day.cast(pl.Int32).alias("day"),
+        split.cast(pl.UInt8).alias("split"),
+    )
 
 
 def train_codes(typed: Packed, first_test_day: int) -> tuple[pl.DataFrame, dict[str, Coded], np.ndarray]:

@@ -25,15 +25,23 @@ _HOURS = ("%H:%M", "%H:%M:%S", "%H:%M:%S%.f", "%I:%M %p", "%I:%M:%S %p")
 _CLOCKS = ("", *(mark + hours for mark in " T" for hours in _HOURS))
 _COMMAS, _POINTS, _WHOLE = r"^[+-]?\d*,\d+$", r"^[+-]?\d*\.\d+$", r"^[+-]?\d+$"
 _TWO_CLASSES = tuple(
-    {negative, positive} for negative, positive in (
-        ("0", "1"), ("0.0", "1.0"), ("false", "true"), ("False", "True"), ("FALSE", "TRUE"), ("no", "yes"),
-        ("No", "Yes"), ("n", "y"), ("N", "Y"),
+    {negative, positive}
+    for negative, positive in (
+        ("0", "1"),
+        ("0.0", "1.0"),
+        ("false", "true"),
+        ("False", "True"),
+        ("FALSE", "TRUE"),
+        ("no", "yes"),
+        ("No", "Yes"),
+        ("n", "y"),
+        ("N", "Y"),
     )
-)  # fmt: skip
+)
 _WEIGHTED = r"^[^:]+:-?\d+(\.\d+)?$"
 
 
-class Column:
+class SampleColumn:
     """A column of the sample as text, null where missing; ``lists``: it holds lists, ``map``: of keys and numbers."""
 
     def __init__(self, values: pl.Series, missing: Iterable[str]) -> None:
@@ -105,27 +113,27 @@ def shorten(text: str) -> str:
     return repr(text if len(text) <= 30 else f"{text[:27]}...")
 
 
-def without_broken_times(column: Column) -> Column:
+def without_broken_times(column: SampleColumn) -> SampleColumn:
     """``column``; of one whose values are times but for a few, these are missing, as the rows will be."""
     if column.kind != pl.String or not len(column.present):
         return column
     good = column.text.str.contains(_ISO)
     share = float(good.mean() or 0)  # type: ignore[arg-type]
-    return Column(column.text.set(~good, None), ()) if NUMERIC_SHARE <= share < 1 else column
+    return SampleColumn(column.text.set(~good, None), ()) if NUMERIC_SHARE <= share < 1 else column
 
 
-def without_broken_classes(column: Column) -> Column:
+def without_broken_classes(column: SampleColumn) -> SampleColumn:
     """``column``; of one that says yes and no but for a few words, these are missing, as the rows will be."""
     counts = column.present.value_counts(sort=True)
     if counts.height < 3 or int(counts["count"][:2].sum()) < NUMERIC_SHARE * len(column.present):
         return column
-    two, others = set(counts[column.name][:2]), Column(counts[column.name][2:], ())
+    two, others = set(counts[column.name][:2]), SampleColumn(counts[column.name][2:], ())
     if two not in _TWO_CLASSES or len(others.numbers.drop_nulls()):  # further numbers make a count of it
         return column
-    return Column(column.text.set(~column.text.is_in(sorted(two)), None), ())
+    return SampleColumn(column.text.set(~column.text.is_in(sorted(two)), None), ())
 
 
-def is_time(column: Column) -> bool:
+def is_time(column: SampleColumn) -> bool:
     """Whether a column holds points in time, in a form that ``data.timestamp`` reads."""
     if column.kind.is_temporal():
         return column.kind != pl.Time and column.kind != pl.Duration
@@ -142,7 +150,7 @@ def is_time(column: Column) -> bool:
     return scale is not None
 
 
-def form_of(column: Column) -> tuple[str, str] | None:
+def form_of(column: SampleColumn) -> tuple[str, str] | None:
     """How a column of dates such as 31.01.2026 or 1/31/2026 10:00 is written, and how else all of it could be.
 
     That is "" where the values tell; None for what is no such column. The day comes first where nothing tells. A few
@@ -162,7 +170,7 @@ def form_of(column: Column) -> tuple[str, str] | None:
     return None
 
 
-def is_other_date(column: Column) -> bool:
+def is_other_date(column: SampleColumn) -> bool:
     """Whether a column holds dates that ``data.time_format`` must describe, such as 31.01.2026 or 1/31/2026."""
     share = float(column.present.str.contains(_OTHER_DATES).mean() or 0)  # type: ignore[arg-type]
     return share >= NUMERIC_SHARE
@@ -184,13 +192,13 @@ def comma_columns(frame: pl.DataFrame, missing: Iterable[str]) -> list[str]:
     return found
 
 
-def is_hour(column: Column) -> bool:
+def is_hour(column: SampleColumn) -> bool:
     """Whether a column is called an hour and holds nothing but 0 to 23."""
     whole = len(column.present) > 0 and bool(column.present.str.contains(r"^([01]?\d|2[0-3])$").all())
     return whole and re.fullmatch(r"(?i)h|hr|hour", column.name) is not None
 
 
-def first_and_last_day(time: Column) -> tuple[str, str]:
+def first_and_last_day(time: SampleColumn) -> tuple[str, str]:
     """The days of the earliest and the latest of a column of times, YYYY-MM-DD; a few times of 1970 do not count."""
     if time.is_numeric and not (time.present.str.len_bytes() == 8).all():
         first, last = time.numbers.quantile(EARLIEST), float(time.numbers.max() or 0)  # type: ignore[arg-type]
@@ -216,7 +224,7 @@ def transform_of(numbers: pl.Series) -> str:
     return "log1p_standardise" if skewness is not None and skewness > SKEWED else "standardise"
 
 
-def list_settings(column: Column) -> dict[str, str]:
+def list_settings(column: SampleColumn) -> dict[str, str]:
     """``separator`` and ``weight_separator`` of a column of text that holds lists; {} where it holds single ids."""
     whole = column.distinct
     for separator in _LIST_SEPARATORS:

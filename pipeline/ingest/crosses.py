@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import DataSpec, SparseSpec
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.values import absent_in, nulls, number_of
@@ -18,7 +18,7 @@ CROSS = "\x1f"  # between the values of a cross: the unit separator, which no lo
 
 
 def cross_text(
-    raw: pl.DataFrame, texts: dict[str, pl.Series], feature: SparseSpec, spec: DataSpec, rejected: Rejected
+    raw: pl.DataFrame, texts: dict[str, pl.Series], feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.Series:
     """The id of each row, or of a cross of a list what is crossed with its elements: null where a part is missing.
 
@@ -39,7 +39,7 @@ def cross_text(
     return frame.select(pl.concat_str(list(parts), separator=CROSS).alias("id"))["id"]  # null if any part is
 
 
-def _no_lists(column: str, feature: SparseSpec, rows: int, rejected: Rejected) -> pl.Series:
+def _no_lists(column: str, feature: SparseSpec, rows: int, rejected: RejectedRows) -> pl.Series:
     """Rejects all rows, which hold lists in ``column``; nulls."""
     kind = f"{column} is a list; of data.sparse.{feature.name}.cross only the first may be, by holds=list"
     rejected.add(np.ones(rows, bool), kind, lambda _: kind, column)
@@ -47,7 +47,12 @@ def _no_lists(column: str, feature: SparseSpec, rows: int, rejected: Rejected) -
 
 
 def _bins(
-    raw: pl.DataFrame, texts: dict[str, pl.Series], column: str, bounds: np.ndarray, spec: DataSpec, rejected: Rejected
+    raw: pl.DataFrame,
+    texts: dict[str, pl.Series],
+    column: str,
+    bounds: np.ndarray,
+    spec: DataSpec,
+    rejected: RejectedRows,
 ) -> pl.Series:
     """The number of each value's bin, as text: how many of ``bounds`` are not above it; null: missing."""
     numbers = number_of(raw[column], texts.get(column), column, spec, rejected)

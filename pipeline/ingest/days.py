@@ -17,7 +17,7 @@ from pipeline.config.data import DAY_FIELD
 from pipeline.errors import DataError
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.partitions import missing_partitions
-from pipeline.ingest.rawfiles import Files, find_files, fingerprint
+from pipeline.ingest.rawfiles import LogFiles, find_files, fingerprint
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day, skipped_hours
@@ -130,7 +130,7 @@ def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -
     return missing
 
 
-def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
+def counted_rows(data: DataConfig, files: LogFiles, enough: int) -> int:
     """Rows of ``files`` as they were delivered, counted until there are ``enough``."""
     kind, rows = format_named(data.format), 0
     for path, label in zip(files.paths, files.labels, strict=True):

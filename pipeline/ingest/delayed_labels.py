@@ -18,7 +18,7 @@ from pipeline.ingest.parse import parse
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.state import read_state, transforms_json, unreadable_sequence
 from pipeline.ingest.tasks import after_click
-from pipeline.ingest.transform_pass import State, transform
+from pipeline.ingest.transform_pass import FittedState, transform
 from pipeline.records import LABEL, MISSING_ROW, TRANSFORMS, UNSEEN_ROW, DatasetSchema, read, task_column
 from pipeline.specs.id_mapping import FittedMapping
 from pipeline.store import Artifact, Store
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def corrected_rows(
-    store: Store, dataset: Artifact, events: pl.DataFrame, day: int, spec: DataSpec, state: State
+    store: Store, dataset: Artifact, events: pl.DataFrame, day: int, spec: DataSpec, state: FittedState
 ) -> pl.DataFrame | None:
     """The train rows of ``dataset`` with the ``events`` (key, check) of ``day``, clicked, as ``state`` transforms them.
 
@@ -38,8 +38,11 @@ def corrected_rows(
     then = store.read_json(f"{dataset.path}/{TRANSFORMS}")
     unreadable = unreadable_sequence(then, transforms_json(spec, state))
     if unreadable or not (_holds(store, dataset, schema, now) and _alike(spec, before, state)):
-        log.warning("%s has other features or transforms: its %s late clicks are not trained on", dataset.path,
-                    f"{events.height:,}")  # fmt: skip
+        log.warning(
+            "%s has other features or transforms: its %s late clicks are not trained on",
+            dataset.path,
+            f"{events.height:,}",
+        )
         return None
     rows = _taken(store, dataset, schema, _places(store, dataset, events, day))
     moved = [_moved(rows[f.name], before.sparse[f.name], state.sparse[f.name]) for f in spec.sparse]
@@ -47,7 +50,7 @@ def corrected_rows(
     return rows.select(now.columns).with_columns(pl.lit(1.0, pl.Float32).alias(LABEL), *unknown, *moved)
 
 
-def _no_rows(spec: DataSpec, state: State) -> pl.DataFrame:
+def _no_rows(spec: DataSpec, state: FittedState) -> pl.DataFrame:
     """The columns of today's dataset."""
     raw = pl.DataFrame(schema=dict.fromkeys(spec.columns, pl.String))
     return transform(parse(raw, np.zeros(0, np.int64), spec).frame, spec, state)
@@ -62,7 +65,7 @@ def _holds(store: Store, dataset: Artifact, schema: DatasetSchema, now: pl.DataF
     return False
 
 
-def _alike(spec: DataSpec, before: State, now: State) -> bool:
+def _alike(spec: DataSpec, before: FittedState, now: FittedState) -> bool:
     """Whether rows of one state can be brought to the other: dense transforms stay, tables without a vocabulary too."""
     for f in spec.dense:
         then = before.dense.get(f.name)
@@ -122,6 +125,8 @@ def _moved(rows: pl.Series, before: FittedMapping, now: FittedMapping) -> pl.Ser
         return pl.Series(rows.name, to[rows.to_numpy()])
     flat = pl.Series(rows.name, to[rows.explode().to_numpy()])
     lengths = rows.list.len().to_numpy()
-    return flat.to_frame().group_by(pl.Series("at", np.repeat(np.arange(len(rows)), lengths)), maintain_order=True).agg(
-        pl.col(rows.name)
-    )[rows.name]  # fmt: skip
+    return (
+        flat.to_frame()
+        .group_by(pl.Series("at", np.repeat(np.arange(len(rows)), lengths)), maintain_order=True)
+        .agg(pl.col(rows.name))[rows.name]
+    )

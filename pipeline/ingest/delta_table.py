@@ -35,13 +35,22 @@ from pipeline.specs.connector import newest
 
 MOST_BACK = 1000  # versions that are looked through for one that has the files of a key
 # What tables may have switched on that changes how they are read: docs of the protocol, "Reader Features".
-_KNOWN = {"deletionVectors", "timestampNtz", "columnMapping", "v2Checkpoint", "vacuumProtocolCheck", "typeWidening",
-          "typeWidening-preview", "variantType", "variantType-preview"}  # fmt: skip
+_KNOWN = {
+    "deletionVectors",
+    "timestampNtz",
+    "columnMapping",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+    "typeWidening",
+    "typeWidening-preview",
+    "variantType",
+    "variantType-preview",
+}
 _PHYSICAL = "delta.columnMapping.physicalName"
 
 
 @dataclass(frozen=True)
-class _Open:
+class _OpenDelta:
     """Opens a file of the table at ``uri``, by deltalake's own client."""
 
     uri: str
@@ -54,7 +63,7 @@ class _Open:
 
 
 @dataclass(frozen=True)
-class _Deleted:
+class _DeltaDeletes:
     """The rows of a deletion vector."""
 
     rows: bytes
@@ -78,9 +87,10 @@ class DeltaSnapshot(TableSnapshot):
         """By the partition's value of the day, or by the least and largest value of its column."""
         wanted = None if day is None else day_number(day)
         return [
-            file for file, days in zip(self._files, self._days, strict=True)
+            file
+            for file, days in zip(self._files, self._days, strict=True)
             if wanted is None or days is None or days[0] <= wanted <= days[1]
-        ]  # fmt: skip
+        ]
 
     def has_later(self, day: date) -> bool:
         """By the largest values."""
@@ -110,18 +120,26 @@ class DeltaSnapshot(TableSnapshot):
                     f"{self.data.path} refers to a file elsewhere, {path}, as shallow clones do: this is not supported",
                     hint="data.path=<the table that was cloned>, or a deep clone",
                 )
-            parts = {name.removeprefix("partition."): value for name, value in action.items()
-                     if name.startswith("partition.")}  # fmt: skip
+            parts = {
+                name.removeprefix("partition."): value
+                for name, value in action.items()
+                if name.startswith("partition.")
+            }
             gone = vectors.get(path)
-            deleted = None if gone is None else _Deleted(gone.tobytes())
+            deleted = None if gone is None else _DeltaDeletes(gone.tobytes())
             vector = "" if deleted is None else hashlib.sha256(deleted.rows).hexdigest()
             mark = f"{action['path']}|{action['size_bytes']}|{vector}"
-            files.append(DataFile(
-                path=path, mark=mark, bytes=action["size_bytes"],
-                rows=(action.get("num_records") or 0) - (0 if gone is None else len(gone)),
-                open=_Open(str(self.table.table_uri), options, path),
-                constants={keys.get(name, name): value for name, value in parts.items()}, deleted=deleted,
-            ))  # fmt: skip
+            files.append(
+                DataFile(
+                    path=path,
+                    mark=mark,
+                    bytes=action["size_bytes"],
+                    rows=(action.get("num_records") or 0) - (0 if gone is None else len(gone)),
+                    open=_OpenDelta(str(self.table.table_uri), options, path),
+                    constants={keys.get(name, name): value for name, value in parts.items()},
+                    deleted=deleted,
+                )
+            )
         return files
 
     def _vectors(self) -> dict[str, np.ndarray]:
@@ -157,10 +175,11 @@ def _columns(table: DeltaTable) -> list[TableColumn]:
     types = pa.schema(table.schema().to_arrow())
     fields = json.loads(table.schema().to_json())["fields"]
     return [
-        TableColumn(name=each["name"], type=types.field(each["name"]).type,
-                    key=each["metadata"].get(_PHYSICAL, each["name"]))
+        TableColumn(
+            name=each["name"], type=types.field(each["name"]).type, key=each["metadata"].get(_PHYSICAL, each["name"])
+        )
         for each in fields
-    ]  # fmt: skip
+    ]
 
 
 def _require_known(data: DataConfig, table: DeltaTable) -> None:

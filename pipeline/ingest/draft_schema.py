@@ -6,14 +6,14 @@ import json
 import re
 
 from pipeline.ingest.infer import Guess, Schema, feature_name
-from pipeline.ingest.sample import Sample
+from pipeline.ingest.sample import LogSample
 
 _PLAIN = re.compile(r"[A-Za-z_][\w-]*")
 _NOT_TEXT = re.compile(r"(?i)(true|false|yes|no|on|off|y|n|null)$")  # what YAML does not read as text
 _WIDTH = 118
 
 
-def schema_yaml(name: str, sample: Sample, schema: Schema) -> str:
+def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
     """The file ``data/<name>.yaml`` for the log of ``sample``."""
     label, text = schema.label, sample.text
     lines = [

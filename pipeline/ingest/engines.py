@@ -29,7 +29,7 @@ from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.spill import Spill
 from pipeline.ingest.state import fitted_state
 from pipeline.ingest.statistics_pass import Fit, Partial
-from pipeline.ingest.transform_pass import State
+from pipeline.ingest.transform_pass import FittedState
 from pipeline.ingest.vocab_counts import IDS_IN_MEMORY, IDS_OF_A_FEATURE
 from pipeline.records import EVENTS
 from pipeline.specs.id_mapping import FittingDay
@@ -54,7 +54,7 @@ class RowsWriter(Protocol):
         """Append rows of this process."""
 
 
-class Engine(ExitStack, ABC):
+class IngestEngine(ExitStack, ABC):
     """A log, or its days one after the other: ``count``, ``fit``, ``leaks``, ``fitted``, ``write``, ``end_day``.
 
     Of the last day, ``settle`` and ``write_mappings`` come before ``write``; they may go on beside it. Whoever counts
@@ -88,10 +88,10 @@ class Engine(ExitStack, ABC):
         """The typed train rows of every block, for a mapping that looks at them again."""
 
     @abstractmethod
-    def fitted(self, spec: DataSpec, fit: Fit, before: State | None, day: FittingDay) -> State:
+    def fitted(self, spec: DataSpec, fit: Fit, before: FittedState | None, day: FittingDay) -> FittedState:
         """The transforms that the train rows ask for, after those of the day ``before``."""
 
-    def continued(self, state: State) -> State:
+    def continued(self, state: FittedState) -> FittedState:
         """The state of another dataset, as ``fitted`` takes it for ``before``."""
         return state
 
@@ -106,11 +106,13 @@ class Engine(ExitStack, ABC):
     def end_day(self) -> None:
         """Forget the day but for its counts; wait for what was done beside ``write``."""
 
-    def settle(self, train: Partial, state: State, alone: Alone, then: Mapping[str, Any]) -> None:
+    def settle(self, train: Partial, state: FittedState, alone: Alone, then: Mapping[str, Any]) -> None:
         """Have the counts of all days ready for checks and profile; ``then``: features of the day compared with."""
         train.settle({name: t.lookup["hash"] for name, t in state.sparse.items() if t.lookup is not None})
 
-    def write_mappings(self, draft: Draft, spec: DataSpec, state: State, compression: str, *, continued: bool) -> None:
+    def write_mappings(
+        self, draft: Draft, spec: DataSpec, state: FittedState, compression: str, *, continued: bool
+    ) -> None:
         """Write the files of the fitted mappings; ``continued``: with what only the next day needs."""
 
         def files(f: SparseSpec) -> dict[str, pa.Buffer]:
@@ -123,7 +125,7 @@ class Engine(ExitStack, ABC):
                     sink.write(data)
 
 
-class LocalEngine(Engine):
+class LocalEngine(IngestEngine):
     """As many threads as there are CPUs to use: Polars, NumPy and Arrow work without the interpreter's lock."""
 
     def __init__(self, workers: int | None = None) -> None:
@@ -145,7 +147,7 @@ class LocalEngine(Engine):
     def look(
         self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
-        """See ``Engine``."""
+        """See ``IngestEngine``."""
         return dealt(parts, work, lambda made: made, self.workers)
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
@@ -194,7 +196,7 @@ class LocalEngine(Engine):
         """Read again."""
         return lambda: (train_rows(self.spill.block(number), first_test_day) for number in self.numbers)
 
-    def fitted(self, spec: DataSpec, fit: Fit, before: State | None, day: FittingDay) -> State:
+    def fitted(self, spec: DataSpec, fit: Fit, before: FittedState | None, day: FittingDay) -> FittedState:
         """A few features at a time. What pass 1 leaves behind lies elsewhere than pass 2 needs memory."""
         _give_freed_memory_back()
         together = self._fitted_together(fit.train)

@@ -14,7 +14,7 @@ import polars as pl
 
 from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.ids import as_lists
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import DataSpec, EventSource, SequenceSpec, SparseSpec
 from pipeline.ingest.values import absent_in, nulls, strings_of
 from pipeline.ingest.zones import instants, standard
@@ -54,10 +54,14 @@ class Lengths:
         each = max(-(-longest // _BINS), 1)
         binned = np.bincount((lengths + each - 1) // each, self.rows)[: -(-longest // each) + 1]
         return SequenceProfile(
-            mean=float((self.rows * lengths).sum() / total), p99=int(below), longest=longest,
-            empty_share=float(self.rows[0] / total), left_out=self.left_out,
-            rows_by_length=tuple(binned.astype(int).tolist()), events_per_bin=each,
-        )  # fmt: skip
+            mean=float((self.rows * lengths).sum() / total),
+            p99=int(below),
+            longest=longest,
+            empty_share=float(self.rows[0] / total),
+            left_out=self.left_out,
+            rows_by_length=tuple(binned.astype(int).tolist()),
+            events_per_bin=each,
+        )
 
 
 def left_out_column(sequence: str) -> str:
@@ -66,7 +70,7 @@ def left_out_column(sequence: str) -> str:
 
 
 def event_columns(
-    raw: pl.DataFrame, texts: Mapping[str, pl.Series], spec: DataSpec, rejected: Rejected
+    raw: pl.DataFrame, texts: Mapping[str, pl.Series], spec: DataSpec, rejected: RejectedRows
 ) -> list[pl.Series]:
     """Hashes and ids (lists) of every column of every sequence, and how many events were left out."""
     if not spec.sequences:
@@ -75,9 +79,11 @@ def event_columns(
     if column is not None:
         times, written = _seconds(raw[column], spec), raw[column]
         rejected.add(
-            times.is_null().to_numpy(), f"{column} is no time",
-            lambda i: f"{column} is {written[i]!r}, expected the time of the row", column,
-        )  # fmt: skip
+            times.is_null().to_numpy(),
+            f"{column} is no time",
+            lambda i: f"{column} is {written[i]!r}, expected the time of the row",
+            column,
+        )
     features = {each.name: each for each in spec.sparse if each.sequence}
     columns: list[pl.Series] = []
     for sequence in spec.sequences:
@@ -86,9 +92,14 @@ def event_columns(
 
 
 def _sequence(
-    sequence: SequenceSpec, features: Mapping[str, SparseSpec], raw: pl.DataFrame, texts: Mapping[str, pl.Series],
-    times: pl.Series | None, spec: DataSpec, rejected: Rejected,
-) -> list[pl.Series]:  # fmt: skip
+    sequence: SequenceSpec,
+    features: Mapping[str, SparseSpec],
+    raw: pl.DataFrame,
+    texts: Mapping[str, pl.Series],
+    times: pl.Series | None,
+    spec: DataSpec,
+    rejected: RejectedRows,
+) -> list[pl.Series]:
     sources = dict(zip(sequence.features, sequence.sources, strict=True))
     lists = {name: _lists(raw, texts, source, spec) for name, source in sources.items()}
     lengths = _lengths(lists, sources, sequence, rejected)
@@ -139,7 +150,7 @@ def _lists(raw: pl.DataFrame, texts: Mapping[str, pl.Series], source: EventSourc
 
 
 def _lengths(
-    lists: Mapping[str, pl.Series], sources: Mapping[str, EventSource], sequence: SequenceSpec, rejected: Rejected
+    lists: Mapping[str, pl.Series], sources: Mapping[str, EventSource], sequence: SequenceSpec, rejected: RejectedRows
 ) -> np.ndarray:
     """Events of each row, int64: 0 where its lists differ in length, which rejects the row."""
     by_column = {name: each.list.len().fill_null(0).to_numpy().astype(np.int64) for name, each in lists.items()}
@@ -149,12 +160,13 @@ def _lengths(
         differ = other != by_column[first]
         wrong |= differ
         rejected.add(
-            differ, f"columns of sequence {sequence.name} differ in length",
+            differ,
+            f"columns of sequence {sequence.name} differ in length",
             lambda i, other=other, name=name: (  # type: ignore[misc]
                 f"{sources[first].shown} has {by_column[first][i]} events, and {sources[name].shown} has {other[i]}"
             ),
             sources[name].column,
-        )  # fmt: skip
+        )
     lengths[wrong] = 0
     return lengths
 
@@ -182,7 +194,7 @@ def _seconds(values: pl.Series, spec: DataSpec) -> pl.Series:
 
 
 def _check_times(
-    sequence: SequenceSpec, came: pl.Series, ages: pl.Series, row: np.ndarray, rows: int, rejected: Rejected
+    sequence: SequenceSpec, came: pl.Series, ages: pl.Series, row: np.ndarray, rows: int, rejected: RejectedRows
 ) -> np.ndarray:
     """Which events are not before their row; rejects rows with a wrong time, and, unless they are dropped, with such.
 
@@ -201,16 +213,28 @@ def _check_times(
 
     missing, falling, leaking = of_rows(unknown), of_rows(falls), of_rows(late)
     column = sequence.time.column
-    rejected.add(missing > 0, f"an event of {name} has no time",
-                 lambda i: f"{shown} tells no time of {missing[i]} events", column)  # fmt: skip
-    rejected.add(falling > 0, f"events of {name} are out of order",
-                 lambda i: f"{shown} falls {falling[i]} times, expected the oldest event first", column)  # fmt: skip
+    rejected.add(
+        missing > 0,
+        f"an event of {name} has no time",
+        lambda i: f"{shown} tells no time of {missing[i]} events",
+        column,
+    )
+    rejected.add(
+        falling > 0,
+        f"events of {name} are out of order",
+        lambda i: f"{shown} falls {falling[i]} times, expected the oldest event first",
+        column,
+    )
     if not sequence.drop_leaks:
         rejected.add(
-            leaking > 0, f"events of {name} are not before their row",
-            lambda i: f"{shown} has {leaking[i]} events at or after the row's own time; "
-            f"data.sequences.{name}.leaks=drop leaves such events out", column,
-        )  # fmt: skip
+            leaking > 0,
+            f"events of {name} are not before their row",
+            lambda i: (
+                f"{shown} has {leaking[i]} events at or after the row's own time; "
+                f"data.sequences.{name}.leaks=drop leaves such events out"
+            ),
+            column,
+        )
     return late
 
 

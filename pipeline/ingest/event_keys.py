@@ -6,13 +6,13 @@ import polars as pl
 import xxhash
 
 from pipeline.ingest.hashing import hash_ids
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import CAME_CLICKED, CLICKED_LATER, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.values import absent_in, nulls
 
 
 def event_columns(
-    raw: pl.DataFrame, texts: dict[str, pl.Series], clicked: pl.Series, spec: DataSpec, rejected: Rejected
+    raw: pl.DataFrame, texts: dict[str, pl.Series], clicked: pl.Series, spec: DataSpec, rejected: RejectedRows
 ) -> list[pl.Series]:
     """The typed columns of the rows' events; a row without a key is rejected. ``clicked``: labels as they came."""
     column = spec.event_key or ""

@@ -15,15 +15,19 @@ import polars as pl
 from pipeline.config import SamplingConfig, SplitConfig
 from pipeline.ingest.event_keys import hashed
 from pipeline.ingest.parse import parse
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import CLICKED_LATER, DAY, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.sources import Block, RawBlock, Source, WrappedSource
 from pipeline.ingest.values import text_of
 from pipeline.records import LABEL
 
 FOUND = {
-    "key": pl.UInt64, "check": pl.UInt64, "clicked": pl.Boolean, "day": pl.Int32, "line": pl.Int64,
-}  # fmt: skip
+    "key": pl.UInt64,
+    "check": pl.UInt64,
+    "clicked": pl.Boolean,
+    "day": pl.Int32,
+    "line": pl.Int64,
+}
 
 
 def narrow(spec: DataSpec) -> DataSpec:
@@ -31,10 +35,21 @@ def narrow(spec: DataSpec) -> DataSpec:
     wanted = {spec.label, spec.event_key, spec.day_column, spec.timestamp}
     columns = {name: override for name, override in spec.columns.items() if name in wanted}
     return replace(
-        spec, dense=(), sparse=(), tasks=(), row_weight=None, sampling=SamplingConfig(), hour_column=None,
-        true_probability=False, columns=columns, sequences=(), row_time=None, histories=(), split=SplitConfig(),
+        spec,
+        dense=(),
+        sparse=(),
+        tasks=(),
+        row_weight=None,
+        sampling=SamplingConfig(),
+        hour_column=None,
+        true_probability=False,
+        columns=columns,
+        sequences=(),
+        row_time=None,
+        histories=(),
+        split=SplitConfig(),
         split_time=None,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -53,10 +68,15 @@ class FindEvents:
             if DAY in frame.columns
             else pl.Series([self.day], dtype=pl.Int32).new_from_index(0, frame.height)
         )
-        return pl.DataFrame({
-            "key": frame[EVENT], "check": frame[EVENT_CHECK], "clicked": frame[LABEL] > 0, "day": day,
-            "line": pl.Series(parsed.lines, dtype=pl.Int64),
-        })  # fmt: skip
+        return pl.DataFrame(
+            {
+                "key": frame[EVENT],
+                "check": frame[EVENT_CHECK],
+                "clicked": frame[LABEL] > 0,
+                "day": day,
+                "line": pl.Series(parsed.lines, dtype=pl.Int64),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -68,7 +88,7 @@ class FindClicks:
 
     def __call__(self, block: Block) -> pl.DataFrame:
         raw, column = block.read(), self.spec.event_key or ""
-        text = text_of(raw.frame[column], self.spec, Rejected(raw.lines)).drop_nulls()
+        text = text_of(raw.frame[column], self.spec, RejectedRows(raw.lines)).drop_nulls()
         text = text.filter(~text.is_in(list(self.spec.missing)))
         key, check = hashed(text)
         same = {"clicked": pl.lit(True), "day": pl.lit(self.day, pl.Int32), "line": pl.lit(0, pl.Int64)}
@@ -76,7 +96,7 @@ class FindClicks:
 
 
 @dataclass(frozen=True)
-class Marks:
+class MarkedRows:
     """Of a part of a log, the numbers of its lines whose rows are dropped, and of those that were clicked later.
 
     ``clicked``: by other rows of these logs; ``later``: by those of later datasets.
@@ -95,7 +115,7 @@ class MarkedBlock:
     """
 
     block: Block
-    marks: Marks
+    marks: MarkedRows
     before: int = 0
 
     @property
@@ -120,7 +140,7 @@ class MarkedBlock:
 class MarkedSource(WrappedSource):
     """A source without the rows that are dropped; ``marks``: of its parts, or of all its rows."""
 
-    marks: Sequence[Marks]
+    marks: Sequence[MarkedRows]
 
     def parts(self) -> list[Source]:
         """The source's parts, each with its marks."""

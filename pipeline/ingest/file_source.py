@@ -14,7 +14,7 @@ from pipeline.config import DataConfig
 from pipeline.ingest.formats import FileFormat, LogFile, format_named
 from pipeline.ingest.gzip_members import Members, first_line, has_one, members_of, text_of
 from pipeline.ingest.hive import PartitionBlock, values_of
-from pipeline.ingest.rawfiles import COMPRESSED, Files
+from pipeline.ingest.rawfiles import COMPRESSED, LogFiles
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import PART_BLOCKS, Block, Source, decompressed, readable
 from pipeline.units import MIB
@@ -122,7 +122,7 @@ def block_bytes(block_mib: int, spec: DataSpec) -> int:
 
 
 def file_sources(
-    data: DataConfig, spec: DataSpec, files: Files, block_mib: int, whole: DataSpec | None = None
+    data: DataConfig, spec: DataSpec, files: LogFiles, block_mib: int, whole: DataSpec | None = None
 ) -> list[FileSource]:
     """Every file of a log, in order, to be read in blocks of ``block_mib``.
 

@@ -11,11 +11,11 @@ import polars as pl
 from pipeline.config import DataConfig, SplitConfig
 from pipeline.errors import DataError
 from pipeline.ingest import days, history
-from pipeline.ingest.engines import Engine
-from pipeline.ingest.events import FindClicks, FindEvents, MarkedSource, Marks, narrow
+from pipeline.ingest.engines import IngestEngine
+from pipeline.ingest.events import FindClicks, FindEvents, MarkedRows, MarkedSource, narrow
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
-from pipeline.ingest.repeats import CLICK, ROW, Judged, Repeats
+from pipeline.ingest.repeats import CLICK, ROW, RepeatedRows, Repeats
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Source
 from pipeline.store import Store
@@ -28,8 +28,8 @@ LogSources = Callable[[date | None, DataSpec], tuple[list[Source], int]]
 class FoundRepeats:
     """``judged``, and the marks of the sources of each group of files: of a day, or (None) of the whole log."""
 
-    judged: Judged
-    marks: dict[date | None, list[list[Marks]]]
+    judged: RepeatedRows
+    marks: dict[date | None, list[list[MarkedRows]]]
 
     def marked(self, day: date | None, sources: Sequence[Source]) -> list[Source]:
         """The ``sources`` of ``day`` without the rows that are dropped. DataError where there are others by now."""
@@ -42,7 +42,9 @@ class FoundRepeats:
         return [MarkedSource(source, marks) for source, marks in zip(sources, known, strict=True)]
 
 
-def find_repeats(engine: Engine, data: DataConfig, store: Store, spec: DataSpec, logs: LogSources) -> FoundRepeats:
+def find_repeats(
+    engine: IngestEngine, data: DataConfig, store: Store, spec: DataSpec, logs: LogSources
+) -> FoundRepeats:
     """Read the events of the logs of ``data``, and judge them with those of the days around."""
     wanted, count = narrow(spec), 0
     repeats = Repeats(data.dedupe.days, data.label.window_days)
@@ -77,7 +79,7 @@ def of_named_days(events: pl.DataFrame, data: DataConfig, spec: DataSpec, own_da
     return events if own_day is None else events.filter((pl.col("day") - own_day).abs() <= data.late_days)
 
 
-def _add_clicks(engine: Engine, repeats: Repeats, data: DataConfig, spec: DataSpec, day: date) -> None:
+def _add_clicks(engine: IngestEngine, repeats: Repeats, data: DataConfig, spec: DataSpec, day: date) -> None:
     """Take in the log of clicks that came on ``day``; DataError where there is none."""
     if data.label.late_path is None:
         return
@@ -87,10 +89,20 @@ def _add_clicks(engine: Engine, repeats: Repeats, data: DataConfig, spec: DataSp
     except DataError:
         raise days.incomplete(day, [f"there are no files at {path} (data.label.late_path)"]) from None
     keys = DataSpec(
-        label=column, positive=spec.positive, negative=spec.negative, dense=(), sparse=(), day_column=None,
-        timestamp=None, true_probability=False, missing=spec.missing, strip=spec.strip, split=SplitConfig(),
-        columns={column: "data.dedupe.key"}, event_key=column,
-    )  # fmt: skip
+        label=column,
+        positive=spec.positive,
+        negative=spec.negative,
+        dense=(),
+        sparse=(),
+        day_column=None,
+        timestamp=None,
+        true_probability=False,
+        missing=spec.missing,
+        strip=spec.strip,
+        split=SplitConfig(),
+        columns={column: "data.dedupe.key"},
+        event_key=column,
+    )
     sources = file_sources(data, keys, files, CLICKS_MIB)
     for _, events in engine.look(sources, FindClicks(keys, days.day_number(day))):
         repeats.add(events, CLICK)

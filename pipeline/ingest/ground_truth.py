@@ -164,11 +164,13 @@ def aged(truth: Truth, config: SyntheticConfig, seed: int, days: int) -> Truth:
         added.append((fresh, days))
     grow = _Grower(seed, added)
     return replace(
-        truth, ids=ids, ranked=ranked,
+        truth,
+        ids=ids,
+        ranked=ranked,
         first=[grow.effects(effects, feature) for feature, effects in enumerate(truth.first)],
         pairs=[(a, b, grow.effects(left, a), grow.effects(right, b)) for a, b, left, right in truth.pairs],
         quads=[{feature: grow.effects(effects, feature) for feature, effects in four.items()} for four in truth.quads],
-    )  # fmt: skip
+    )
 
 
 class _Grower:

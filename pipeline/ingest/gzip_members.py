@@ -106,14 +106,14 @@ def text_of(source: BinaryIO, members: Members) -> Iterator[BinaryIO]:
         with gzip.GzipFile(fileobj=source) as following:
             over = following.read(members.over)
     source.seek(members.start)
-    within = source if members.stop is None else cast(BinaryIO, _Limited(source, members.stop - members.start))
+    within = source if members.stop is None else cast(BinaryIO, _LimitedBytes(source, members.stop - members.start))
     with gzip.GzipFile(fileobj=within) as stream:
-        text = io.BufferedReader(_Joined([stream, io.BytesIO(over)]))
+        text = io.BufferedReader(_JoinedStreams([stream, io.BytesIO(over)]))
         text.read(members.skip)
         yield text
 
 
-class _Limited(io.RawIOBase):
+class _LimitedBytes(io.RawIOBase):
     """The next ``left`` bytes of ``source``."""
 
     def __init__(self, source: BinaryIO, left: int) -> None:
@@ -131,7 +131,7 @@ class _Limited(io.RawIOBase):
         return len(data)
 
 
-class _Joined(io.RawIOBase):
+class _JoinedStreams(io.RawIOBase):
     """``streams``, one after the other."""
 
     def __init__(self, streams: list[io.BufferedIOBase]) -> None:

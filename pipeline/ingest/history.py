@@ -78,9 +78,11 @@ def _after(store: Store, data: DataConfig) -> list[tuple[Artifact, date]]:
     later = around(store, data, last + timedelta(days=1), last + timedelta(days=window))
     artifacts = {artifact.path: artifact for artifact in later.values()}
     return [
-        (artifact, day) for _, artifact in sorted(artifacts.items()) for day in data.days
+        (artifact, day)
+        for _, artifact in sorted(artifacts.items())
+        for day in data.days
         if corrected_name(day) in artifact.files
-    ]  # fmt: skip
+    ]
 
 
 def _corrections(dataset: Artifact, first: date) -> list[tuple[date, str]]:

@@ -52,7 +52,7 @@ MOST_BACK = 1000  # snapshots that are looked through for one that has the files
 
 
 @dataclass(frozen=True)
-class _Open:
+class _OpenIceberg:
     """Opens a file by the table's own client."""
 
     io: FileIO
@@ -63,7 +63,7 @@ class _Open:
 
 
 @dataclass(frozen=True)
-class _Deleted:
+class _IcebergDeletes:
     """The rows that delete files take out of the file at ``path``: positions, or vectors of version 3."""
 
     io: FileIO
@@ -76,7 +76,7 @@ class _Deleted:
 
     def _rows(self, file: IcebergFile) -> np.ndarray:
         """Those that one of the delete files takes out: columns of the format's specification, "Delete Formats"."""
-        with _Open(self.io, file.file_path)() as stream:
+        with _OpenIceberg(self.io, file.file_path)() as stream:
             if file.file_format == FileFormat.PUFFIN:
                 vectors = deletion_vectors_from_puffin_file(PuffinFile(stream.read()))
                 own = [each.to_vector().to_numpy() for each in vectors if each.referenced_data_file == self.path]
@@ -176,19 +176,28 @@ class IcebergSnapshot(TableSnapshot):
         deletes = tuple(sorted(task.delete_files, key=lambda each: each.file_path))
         marks = [f"{each.file_path}|{each.file_size_in_bytes}" for each in deletes]
         return DataFile(
-            path=file.file_path.removeprefix(f"{self.table.location()}/"), bytes=file.file_size_in_bytes,
-            mark="|".join([file.file_path, str(file.file_size_in_bytes), *marks]), rows=file.record_count,
-            open=_Open(io, file.file_path), constants=self._constants(file),
-            deleted=_Deleted(io, file.file_path, deletes) if deletes else None,
-        )  # fmt: skip
+            path=file.file_path.removeprefix(f"{self.table.location()}/"),
+            bytes=file.file_size_in_bytes,
+            mark="|".join([file.file_path, str(file.file_size_in_bytes), *marks]),
+            rows=file.record_count,
+            open=_OpenIceberg(io, file.file_path),
+            constants=self._constants(file),
+            deleted=_IcebergDeletes(io, file.file_path, deletes) if deletes else None,
+        )
 
     def _constants(self, file: IcebergFile) -> dict[str, Any]:
         """Values of the columns by which the table is partitioned: files that came from Hive lack them."""
         spec, schema = self.table.metadata.specs()[file.spec_id], self._schema
-        names = {schema.find_column_name(field.source_id): place for place, field in enumerate(spec.fields)
-                 if isinstance(field.transform, IdentityTransform)}  # fmt: skip
-        return {name: _partition_value(file.partition[place], self.columns[name].type)
-                for name, place in names.items() if name in self.columns}  # fmt: skip
+        names = {
+            schema.find_column_name(field.source_id): place
+            for place, field in enumerate(spec.fields)
+            if isinstance(field.transform, IdentityTransform)
+        }
+        return {
+            name: _partition_value(file.partition[place], self.columns[name].type)
+            for name, place in names.items()
+            if name in self.columns
+        }
 
 
 def _utc(seconds: int) -> str:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pipeline.ingest.crosses import crossed
 from pipeline.ingest.hashing import hash_ids
-from pipeline.ingest.rejects import Rejected, shown
+from pipeline.ingest.rejects import RejectedRows, shown
 from pipeline.ingest.schema import DataSpec, SparseSpec
 from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls, number_of, strings_of
 from pipeline.specs.id_mapping import MappedFeature
@@ -17,9 +17,14 @@ _NO_NULLS = {"empty_as_null": False, "keep_nulls": False}  # how lists explode i
 
 
 def ids_of(
-    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected,
-    weights: pl.Series | None = None, beside: pl.Series | None = None,
-) -> list[pl.Series]:  # fmt: skip
+    values: pl.Series,
+    text: pl.Series | None,
+    feature: SparseSpec,
+    spec: DataSpec,
+    rejected: RejectedRows,
+    weights: pl.Series | None = None,
+    beside: pl.Series | None = None,
+) -> list[pl.Series]:
     """The columns of ``feature``: hashes and ids of its ``values``, which are also given as ``text``, and weights.
 
     ``weights``: the column ``feature.weights``. ``beside``: what the ids of a row's list are crossed with.
@@ -38,7 +43,7 @@ def ids_of(
     return [hashes.alias(f"hash:{feature.name}"), text.alias(f"id:{feature.name}")]
 
 
-def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: Rejected) -> None:
+def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: RejectedRows) -> None:
     """Reject the rows whose ids are missing or no whole numbers, where that is not allowed."""
     column, by_name = feature.column, {series.name: series for series in columns}
     hashes, ids = by_name[f"hash:{feature.name}"], by_name[f"id:{feature.name}"]
@@ -50,9 +55,11 @@ def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: Rejected)
         flat = flat.explode("id") if feature.multi else flat.filter(hashes.is_not_null())
         wrong = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").str.contains(r"^[+-]?\d+$"))
         rejected.add_values(
-            wrong.select("row", value="id"), f"{column} is no whole number",
-            lambda value: f"{column} is {shown(value)}, expected a whole number", column,
-        )  # fmt: skip
+            wrong.select("row", value="id"),
+            f"{column} is no whole number",
+            lambda value: f"{column} is {shown(value)}, expected a whole number",
+            column,
+        )
 
 
 def as_bits(numbers: pl.Series) -> pl.Series:
@@ -68,9 +75,14 @@ def of_bits(hashes: pl.Series) -> np.ndarray:
 
 
 def _multi(
-    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected,
-    weights: pl.Series | None, beside: pl.Series | None,
-) -> list[pl.Series]:  # fmt: skip
+    values: pl.Series,
+    text: pl.Series | None,
+    feature: SparseSpec,
+    spec: DataSpec,
+    rejected: RejectedRows,
+    weights: pl.Series | None,
+    beside: pl.Series | None,
+) -> list[pl.Series]:
     """Lists of ids (and weights) of one row each; empty and missing elements are left out."""
     flat = _elements(values, text, feature, spec, rejected)
     if weights is not None:
@@ -98,7 +110,7 @@ def _multi(
 
 
 def _elements(
-    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected
+    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.DataFrame:
     """``row`` and ``id`` of every element of a field, in order; of maps also ``text``, the weight.
 
@@ -128,7 +140,7 @@ def _weight_text(weights: pl.Series) -> pl.Series:
     return weights.cast(pl.Float64) if weights.dtype.is_numeric() else strings_of(weights)
 
 
-def _reject_fields(mask: pl.Series, what: str, feature: SparseSpec, rejected: Rejected) -> None:
+def _reject_fields(mask: pl.Series, what: str, feature: SparseSpec, rejected: RejectedRows) -> None:
     """Reject the rows of ``mask``, whose fields hold ``what``, another thing than ``feature`` says."""
     holds = "map" if what == "a map" else "list"
     kind = f"{feature.column} is {what}, not {'a map' if feature.maps else 'a list'}"
@@ -136,7 +148,7 @@ def _reject_fields(mask: pl.Series, what: str, feature: SparseSpec, rejected: Re
 
 
 def _beside(
-    flat: pl.DataFrame, weights: pl.Series, feature: SparseSpec, spec: DataSpec, rejected: Rejected
+    flat: pl.DataFrame, weights: pl.Series, feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.DataFrame:
     """``flat`` with ``text``, the weight of each element by the column of weights; a field of none weighs 1 each."""
     if weights.dtype != pl.List:
@@ -147,9 +159,11 @@ def _beside(
     ids = np.bincount(flat["row"].to_numpy(), minlength=len(weights))
     wrong = (lengths > 0) & (lengths != ids)
     rejected.add(
-        wrong, f"{feature.column} and {feature.weights} differ in length",
-        lambda i: f"{feature.column} has {ids[i]} ids, and {feature.weights} has {lengths[i]} weights", feature.column,
-    )  # fmt: skip
+        wrong,
+        f"{feature.column} and {feature.weights} differ in length",
+        lambda i: f"{feature.column} has {ids[i]} ids, and {feature.weights} has {lengths[i]} weights",
+        feature.column,
+    )
     good = (lengths > 0) & ~wrong
     flat = flat.filter(~pl.Series(wrong)[flat["row"]])
     own = pl.Series(good)[flat["row"]].to_numpy()
@@ -179,7 +193,7 @@ def _split_weights(flat: pl.DataFrame, feature: SparseSpec, spec: DataSpec) -> p
     return flat.with_columns(pl.col("id", "text").str.strip_chars()) if spec.strip else flat
 
 
-def _weighed(flat: pl.DataFrame, feature: SparseSpec, rejected: Rejected) -> pl.DataFrame:
+def _weighed(flat: pl.DataFrame, feature: SparseSpec, rejected: RejectedRows) -> pl.DataFrame:
     """``flat`` with the weight that ``text`` (numbers, or text) says in place of it; none is 1."""
     numeric = flat["text"].dtype.is_numeric()
     weight = pl.col("text").fill_null(1.0 if numeric else "1").cast(pl.Float64, strict=False)
@@ -189,9 +203,11 @@ def _weighed(flat: pl.DataFrame, feature: SparseSpec, rejected: Rejected) -> pl.
     )
     wrong = flat.filter(pl.col("weight").is_null()).select("row", value=pl.col("text").cast(pl.String))
     rejected.add_values(
-        wrong, f"a weight of {feature.column} is not a finite number",
-        lambda value: f"{feature.column} has weight {shown(value)}, expected a finite number", feature.column,
-    )  # fmt: skip
+        wrong,
+        f"a weight of {feature.column} is not a finite number",
+        lambda value: f"{feature.column} has weight {shown(value)}, expected a finite number",
+        feature.column,
+    )
     return flat.drop("text")
 
 

@@ -18,7 +18,7 @@ from pipeline.ingest.codes import why_codes
 from pipeline.ingest.columns import (
     BINS,
     NUMERIC_SHARE,
-    Column,
+    SampleColumn,
     bins_of,
     comma_columns,
     first_and_last_day,
@@ -34,7 +34,7 @@ from pipeline.ingest.columns import (
 )
 from pipeline.ingest.kinds import holds_numbers, text_vector, unit_length, weights_of, width_of
 from pipeline.ingest.quality import left_out_auc
-from pipeline.ingest.sample import Sample
+from pipeline.ingest.sample import LogSample
 from pipeline.ingest.values import strings_of
 from pipeline.ingest.zones import standard
 from pipeline.records import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
@@ -109,7 +109,7 @@ class Schema:
         return [guess for guess in self.features if guess.kind == kind]
 
 
-def infer(sample: Sample, label: str | None = None) -> Schema:
+def infer(sample: LogSample, label: str | None = None) -> Schema:
     """What the columns of ``sample`` mean; ``label``: the label's column, None: guess it.
 
     Raises DataError where no column can be the label.
@@ -117,7 +117,7 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
     commas = comma_columns(sample.frame, MISSING_NUMBERS)
     sample = replace(sample, frame=sample.frame.with_columns(pl.col(commas).str.replace(",", ".")))
     missing = _missing_words(sample.frame)
-    columns = [without_broken_times(Column(sample.frame[name], missing)) for name in sample.frame.columns]
+    columns = [without_broken_times(SampleColumn(sample.frame[name], missing)) for name in sample.frame.columns]
     forms = {column.name: form for column in columns if (form := form_of(column)) is not None}
     columns = [_standard(column, forms[column.name][0]) if column.name in forms else column for column in columns]
     chosen, others = _label(columns, label)
@@ -141,25 +141,31 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
     logarithms = [guess.settings["transform"] for guess in plain]
     transform = max(sorted(set(logarithms)), key=logarithms.count, default="log1p_standardise")
     return Schema(
-        label=Guess(column=chosen.name, kind="label", seen=chosen.seen()), positive=positive, negative=negative,
-        rate=rate, others=tuple(column.name for column in others),
+        label=Guess(column=chosen.name, kind="label", seen=chosen.seen()),
+        positive=positive,
+        negative=negative,
+        rate=rate,
+        others=tuple(column.name for column in others),
         time=None if time is None else Guess(column=time.name, kind="time", seen=time.seen()),
-        days=None if time is None else first_and_last_day(time), missing=tuple(missing),
+        days=None if time is None else first_and_last_day(time),
+        missing=tuple(missing),
         by_day=time is not None and bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0],
         transform=str(transform),
         hour=next((column.name for column in columns if column.name in sample.partitions and is_hour(column)), None),
-        min_count=facts.min_count, decimal="," if commas else ".",
-        time_format=written, other_format=other_form,
+        min_count=facts.min_count,
+        decimal="," if commas else ".",
+        time_format=written,
+        other_format=other_form,
         features=tuple(_without_default(guess, str(transform)) for guess in guesses),
-    )  # fmt: skip
+    )
 
 
-def _standard(column: Column, form: str) -> Column:
+def _standard(column: SampleColumn, form: str) -> SampleColumn:
     """A column of times that are written as ``form`` says, as they are written without it."""
-    return Column(standard(column.text, column.text, form), ())
+    return SampleColumn(standard(column.text, column.text, form), ())
 
 
-def _periods(time: Column) -> np.ndarray:
+def _periods(time: SampleColumn) -> np.ndarray:
     """The period of each row, int64 [rows]: as many rows in each, but rows of one time are of one period."""
     rank = (time.numbers if time.is_numeric else time.text).rank("min").fill_null(1).to_numpy()
     return ((rank - 1) * PERIODS // len(rank)).astype(np.int64)
@@ -191,11 +197,11 @@ def _missing_words(frame: pl.DataFrame) -> list[str]:
     for values in frame.select(pl.col(pl.String)).get_columns():
         there = MISSING_NUMBERS & set(values.filter(values.is_in(sorted(MISSING_NUMBERS))).unique())
         if there:
-            words |= there if Column(values, there).is_numeric else there & MISSING_WORDS
+            words |= there if SampleColumn(values, there).is_numeric else there & MISSING_WORDS
     return sorted(words)
 
 
-def _label(columns: list[Column], name: str | None) -> tuple[Column, list[Column]]:
+def _label(columns: list[SampleColumn], name: str | None) -> tuple[SampleColumn, list[SampleColumn]]:
     """The column that is the label, and others that could be."""
     if name is not None:
         named = [column for column in columns if column.name == name]
@@ -220,18 +226,18 @@ def _label(columns: list[Column], name: str | None) -> tuple[Column, list[Column
     return first, [column for column in ranked if column is not first]
 
 
-def _likeness(column: Column) -> int:
+def _likeness(column: SampleColumn) -> int:
     """How much a column of two values looks like a label."""
     named = 2 * bool(_LABEL_NAMES.search(column.name))
     return named + (set(column.present.unique()) <= {"0", "1", "0.0", "1.0", "true", "false", "True", "False"})
 
 
-def _positives(label: Column) -> np.ndarray:
+def _positives(label: SampleColumn) -> np.ndarray:
     """Whether each row has the positive value of ``label``, a column of two values."""
     return (label.text == _classes(label)[0]).fill_null(False).to_numpy()
 
 
-def _says(column: Column) -> np.ndarray:
+def _says(column: SampleColumn) -> np.ndarray:
     """Whether ``column`` says that something happened: a value that is none of missing, 0 and no."""
     if column.distinct == 2:
         return _positives(column)
@@ -245,7 +251,7 @@ def only_among(says: np.ndarray, clicks: np.ndarray) -> bool:
     return rows < clicks.sum() and rate**rows < BY_CHANCE and bool((clicks | ~says).all())
 
 
-def _classes(label: Column) -> tuple[str, str]:
+def _classes(label: SampleColumn) -> tuple[str, str]:
     """The label's positive and negative value: the one that says yes, else the rarer one."""
     counts = label.present.value_counts(sort=True)[label.name].to_list()
     if len(counts) < 2:
@@ -280,7 +286,7 @@ class _Facts:
     time.
     """
 
-    sample: Sample
+    sample: LogSample
     clicks: np.ndarray
     label: str
     weights: dict[str, str] = field(default_factory=dict)
@@ -298,19 +304,26 @@ class _Facts:
         rate = float(self.clicks.mean())
         return min(max(round(1 / max(rate * (1 - rate), 1e-9)), 2), 5)
 
-    def guesses(self, columns: list[Column], times: list[Column]) -> list[Guess]:
+    def guesses(self, columns: list[SampleColumn], times: list[SampleColumn]) -> list[Guess]:
         """What ``columns`` are; ``times``: those that hold points in time."""
         return [guess for column in columns for guess in self.guess(column, another_time=column in times)]
 
-    def guess(self, column: Column, *, another_time: bool) -> list[Guess]:
+    def guess(self, column: SampleColumn, *, another_time: bool) -> list[Guess]:
         """What ``column`` is: a feature, two of them (a number whose exact values matter), or left out."""
         seen = column.seen()
         name = feature_name(column.name)
         if vector := text_vector(column.text):
             width, separator = vector
             settings: dict[str, int | str] = {"width": width} | ({"separator": separator} if separator != "," else {})
-            return [Guess(column=column.name, kind="dense", seen=f"vectors of {width} numbers, as text", name=name,
-                          settings=settings)]  # fmt: skip
+            return [
+                Guess(
+                    column=column.name,
+                    kind="dense",
+                    seen=f"vectors of {width} numbers, as text",
+                    name=name,
+                    settings=settings,
+                )
+            ]
         if why := self._useless(column, another_time):
             return [Guess(column=column.name, kind="out", seen=why)]
         if column.lists:
@@ -327,8 +340,9 @@ class _Facts:
             return [Guess(column=column.name, kind="out", seen=self._follows(column, seen))]
         if not number:
             return [self._ids(column, name, seen)]
-        dense = Guess(column=column.name, kind="dense", seen=seen, name=name,
-                      settings={"transform": transform_of(column.numbers)})  # fmt: skip
+        dense = Guess(
+            column=column.name, kind="dense", seen=seen, name=name, settings={"transform": transform_of(column.numbers)}
+        )
         exact, binned = self.ne_by(column.text), self.ne_by(bins_of(column.numbers))
         few = column.is_whole and 2 < column.distinct <= min(FEW, len(column.text) // FEW)
         few = few and (self.periods is None or exact < 1)
@@ -338,7 +352,7 @@ class _Facts:
         again = self._ids(column, f"{name}-value", why)
         return [dense, replace(again, settings={"column": column.name, **again.settings})]
 
-    def _useless(self, column: Column, another_time: bool) -> str:
+    def _useless(self, column: SampleColumn, another_time: bool) -> str:
         """Why no model should see ``column``; "" where one may."""
         rows = len(column.text)
         if column.nested:
@@ -370,7 +384,7 @@ class _Facts:
             return f"a value of its own in nearly every row ({column.seen()}): it names the row"
         return ""
 
-    def _no_list(self, column: Column) -> str:
+    def _no_list(self, column: SampleColumn) -> str:
         """Why a column of lists is no feature; "" where it is one."""
         if column.map or not (column.values.list.len() > 0).any():
             return "" if column.map else "it is always empty"
@@ -378,13 +392,18 @@ class _Facts:
             return f"it holds {column.kind}: numbers, not as many in every row, that are weights of no column of ids"
         return ""
 
-    def _several(self, column: Column, name: str) -> Guess:
+    def _several(self, column: SampleColumn, name: str) -> Guess:
         """A feature of lists: a vector, a map, or ids."""
         if not column.map and (width := width_of(column.values)):
             unit = unit_length(column.values, width)
             seen = f"vectors of {width} numbers" + (", each of length 1" if unit else "")
-            return Guess(column=column.name, kind="dense", seen=seen, name=name,
-                         settings={"width": width} | ({"transform": "none"} if unit else {}))  # fmt: skip
+            return Guess(
+                column=column.name,
+                kind="dense",
+                seen=seen,
+                name=name,
+                settings={"width": width} | ({"transform": "none"} if unit else {}),
+            )
         pairs = column.values.explode().drop_nulls()
         ids = strings_of(pairs.struct.field(pairs.dtype.fields[0].name) if column.map else pairs)  # type: ignore[attr-defined]
         some, distinct = max(int((column.values.list.len() > 0).sum()), 1), ids.n_unique()
@@ -397,7 +416,7 @@ class _Facts:
             settings["rows"] = rows
         return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
 
-    def _follows(self, column: Column, seen: str) -> str:
+    def _follows(self, column: SampleColumn, seen: str) -> str:
         """Why no model should see ``column``, which says something in rows with a click alone."""
         if column.distinct != 2:
             return f"it says something only where {self.label} is positive: known only after the click? ({seen})"
@@ -410,7 +429,7 @@ class _Facts:
             f"to learn it too: tasks: {{{task}: {{{named}given: click{words}}}}}"
         )
 
-    def _ids(self, column: Column, name: str, seen: str) -> Guess:
+    def _ids(self, column: SampleColumn, name: str, seen: str) -> Guess:
         ids, settings = column.present, dict[str, int | str]()
         if name == feature_name(column.name):
             settings |= list_settings(column)
@@ -423,12 +442,12 @@ class _Facts:
             settings["rows"] = rows
         return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
 
-    def area_by_id(self, column: Column) -> float:
+    def area_by_id(self, column: SampleColumn) -> float:
         """AUC of predicting a row's label by the other rows with its value."""
         groups = self._grouped(column.text)
         return left_out_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
 
-    def area_by_number(self, column: Column) -> float:
+    def area_by_number(self, column: SampleColumn) -> float:
         """AUC of the number alone: higher or lower ones are likelier."""
         groups = self._grouped(column.numbers).sort("v")
         area = grouped_auc(groups["n"].to_numpy(), groups["p"].to_numpy())

@@ -34,8 +34,13 @@ PART_MESSAGES = 1_000_000  # of a part that another process reads
 _RANGE = re.compile(r"(\d+):(\d+)-(\d+)")
 _OURS = {CONFIG_FILE, SCHEMA_FILE, REGISTRY}
 _EXCERPT_PARTS = 8
-_REFUSALS = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED,
-             KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)  # fmt: skip
+_REFUSALS = (
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,19 @@ def properties(data: DataConfig) -> dict[str, Any]:
         try:
             lines = [line.strip() for line in Path(file).read_text().splitlines()]
         except OSError as error:
-            raise ConfigError(f"data.options.{CONFIG_FILE}={file} cannot be read: {error}",
-                              hint="a file of lines name=value") from None  # fmt: skip
+            raise ConfigError(
+                f"data.options.{CONFIG_FILE}={file} cannot be read: {error}", hint="a file of lines name=value"
+            ) from None
         given |= dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
     return {
-        "log_level": 2, **given, "group.id": given.get("group.id", "nightjar"), "enable.auto.commit": False,
-        "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "error",
-    }  # fmt: skip
+        "log_level": 2,
+        **given,
+        "group.id": given.get("group.id", "nightjar"),
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+    }
 
 
 @contextmanager
@@ -130,9 +141,11 @@ class TopicSnapshot(Snapshot):
         over = day is None or self.data.snapshot or time.time() >= end_of_day(day, self.data.time_zone)
         missing = () if over else (f"{day} is not over yet, and topic {self.data.path} still takes messages of it",)
         return Delivery(
-            parts=len(spans), rows=sum(span.size for span in spans), later=day is not None and day not in self._open,
+            parts=len(spans),
+            rows=sum(span.size for span in spans),
+            later=day is not None and day not in self._open,
             missing=missing,
-        )  # fmt: skip
+        )
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
         """A source a partition."""
@@ -167,12 +180,17 @@ def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
         cluster, partitions = _partitions(consumer, data)
         if mark:
             parts = [part.split(" ", 1) for part in mark.split("; ")[1:]]
-            return TopicSnapshot(data, cluster, {None if day == "all" else date.fromisoformat(day): spans_of(text)
-                                                 for day, text in parts})  # fmt: skip
+            return TopicSnapshot(
+                data,
+                cluster,
+                {None if day == "all" else date.fromisoformat(day): spans_of(text) for day, text in parts},
+            )
         if data.snapshot is not None:
             return TopicSnapshot(data, cluster, {days[0]: _named(data, partitions)})
-        kept = {each: consumer.get_watermark_offsets(TopicPartition(data.path or "", each), timeout=SECONDS)
-                for each in partitions}  # fmt: skip
+        kept = {
+            each: consumer.get_watermark_offsets(TopicPartition(data.path or "", each), timeout=SECONDS)
+            for each in partitions
+        }
         if days[0] is None:
             return TopicSnapshot(data, cluster, {None: [Span(each, *kept[each]) for each in partitions]})
         return _by_days(consumer, data, cluster, kept)

@@ -104,7 +104,7 @@ def probe(day: FittingDay) -> dict[str, pl.DataFrame]:
     Columns ``hash``, ``trust`` (how much of what is seen of an id is its own, 0 to 1) and the id's 1 + DIMENSIONS
     weights.
     """
-    sample = _Sample(day.features, day.sample())
+    sample = _IdRows(day.features, day.sample())
     model = _Machine(sample, day.seed)
     for _ in range(EPOCHS):
         for start in range(0, sample.rows, BATCH_ROWS):
@@ -112,7 +112,7 @@ def probe(day: FittingDay) -> dict[str, pl.DataFrame]:
     return model.probed()
 
 
-class _Sample:
+class _IdRows:
     """Rows as numbers of ids: row i looks up ids[starts[i]:starts[i + 1]], over all features."""
 
     def __init__(self, features: Sequence[MappedFeature], frames: Iterable[pl.DataFrame]) -> None:
@@ -140,7 +140,7 @@ class _Sample:
 class _Machine:
     """Logit = bias + sum of w + half of (square of the sum of v - sum of the squares of v); Adagrad per id."""
 
-    def __init__(self, sample: _Sample, seed: int) -> None:
+    def __init__(self, sample: _IdRows, seed: int) -> None:
         self.sample = sample
         rng = np.random.default_rng([seed, 11])
         self.table = np.zeros((sample.size, 1 + DIMENSIONS))

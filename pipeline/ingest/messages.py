@@ -34,8 +34,17 @@ from pipeline.store.retrying import retried
 REGISTRY_SECONDS = 10.0
 # The rows, of which of the values (from 0 on) each is, and the values that are none, so numbered.
 Rows = tuple[pl.DataFrame, np.ndarray, list[Reject]]
-_WRONG = (EOFError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, MemoryError, struct.error,
-          RecursionError)  # fmt: skip
+_WRONG = (
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    MemoryError,
+    struct.error,
+    RecursionError,
+)
 
 
 class Decoder(ABC):
@@ -162,7 +171,7 @@ MOST = 2**31 - 1  # the largest number of a schema: registries have them as sign
 
 
 @dataclass
-class _Registry:
+class _SchemaRegistry:
     """What this process knows of a registry: schemas by number, missing numbers, and seconds that lone ones cost."""
 
     schemas: dict[int, str] = field(default_factory=dict)
@@ -170,7 +179,7 @@ class _Registry:
     seconds: float = 0.0
 
 
-_registries: dict[str, _Registry] = {}
+_registries: dict[str, _SchemaRegistry] = {}
 
 
 @lru_cache(maxsize=64)
@@ -221,7 +230,7 @@ def registered(registry: str, number: int, *, lone: bool = False) -> str | None:
         UnreachableError: It does not answer.
         DataError: It refuses.
     """
-    known = _registries.setdefault(registry, _Registry())
+    known = _registries.setdefault(registry, _SchemaRegistry())
     if number in known.schemas:
         return known.schemas[number]
     if number in known.missing or number > MOST:
@@ -304,8 +313,11 @@ class MessageBlock:
     def read(self) -> RawBlock:
         """The rows; messages without a value and those that do not parse aside, by their offsets."""
         filled = [at for at, value in enumerate(self.values) if value is not None and value.strip()]
-        rejects = [Reject(int(self.offsets[at]), *_EMPTY[value is None])
-                   for at, value in enumerate(self.values) if value is None or not value.strip()]  # fmt: skip
+        rejects = [
+            Reject(int(self.offsets[at]), *_EMPTY[value is None])
+            for at, value in enumerate(self.values)
+            if value is None or not value.strip()
+        ]
         if not filled:
             empty = pl.DataFrame({name: pl.Series([], dtype=pl.String) for name in self.spec.columns})
             return RawBlock(frame=empty, file=self.file, lines=self.offsets[:0], rejects=rejects)

@@ -29,8 +29,8 @@ def dealt(
     ``work``: of a block, by ``workers`` threads. ``take``: of what it makes, by the calling thread, as soon as that is
     there, in any order; what it returns waits for its turn. An error is raised when the turn of its block comes.
     """
-    deal = _Deal(parts, work, workers)
-    waiting: dict[tuple[int, int], _Outcome[B]] = {}
+    deal = _PartQueue(parts, work, workers)
+    waiting: dict[tuple[int, int], _BlockOutcome[B]] = {}
     at = (0, 0)
     with ThreadPoolExecutor(workers, thread_name_prefix="nightjar-ingest") as pool:
         try:
@@ -38,7 +38,7 @@ def dealt(
                 pool.submit(deal.run)
             while at[0] < len(parts):
                 place, outcome = deal.next()
-                waiting[place] = _Outcome(outcome.error, outcome.ended, [take(each) for each in outcome.made])
+                waiting[place] = _BlockOutcome(outcome.error, outcome.ended, [take(each) for each in outcome.made])
                 del outcome
                 while at in waiting:
                     ready = waiting.pop(at)
@@ -52,7 +52,7 @@ def dealt(
 
 
 @dataclass(frozen=True)
-class _Outcome(Generic[A]):
+class _BlockOutcome(Generic[A]):
     """Of a place in a part: an error, or that the part has ended, or what was made of the block."""
 
     error: BaseException | None
@@ -60,26 +60,26 @@ class _Outcome(Generic[A]):
     made: list[A]
 
 
-class _Open:
+class _OpenPart:
     """A part that is being read."""
 
     def __init__(self, number: int, source: Source) -> None:
         self.number, self.blocks, self.read, self.is_read = number, _blocks(source), 0, False
 
 
-class _Deal(Generic[A]):
+class _PartQueue(Generic[A]):
     """Which thread reads which part, and what they have made. ``_room``: for blocks that are under way."""
 
     def __init__(self, parts: Sequence[Source], work: Callable[[Block], A], workers: int) -> None:
         self._parts, self._work, self._workers = parts, work, workers
         self._most_open = -(-workers // _BY_EACH_READER)
-        self._open: list[_Open] = []
+        self._open: list[_OpenPart] = []
         self._opened = 0
         self._changed, self._stopped = threading.Condition(), False
         self._room = threading.Semaphore(workers + 1)
-        self._done: queue.SimpleQueue[tuple[tuple[int, int], _Outcome[A]]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[tuple[int, int], _BlockOutcome[A]]] = queue.SimpleQueue()
 
-    def next(self) -> tuple[tuple[int, int], _Outcome[A]]:
+    def next(self) -> tuple[tuple[int, int], _BlockOutcome[A]]:
         """The next outcome, of any place."""
         done = self._done.get()
         self._room.release()
@@ -101,20 +101,20 @@ class _Deal(Generic[A]):
                 return
             self._done.put(((part.number, part.read), self._outcome(part)))
 
-    def _outcome(self, part: _Open) -> _Outcome[A]:
+    def _outcome(self, part: _OpenPart) -> _BlockOutcome[A]:
         try:
             block = self._next_block(part)
-            return _Outcome(None, block is None, [] if block is None else [self._work(block)])
+            return _BlockOutcome(None, block is None, [] if block is None else [self._work(block)])
         except BaseException as error:  # raised in the calling thread, whatever it is
-            return _Outcome(error, False, [])
+            return _BlockOutcome(error, False, [])
 
-    def _claimed(self) -> _Open | None:
+    def _claimed(self) -> _OpenPart | None:
         """The first part that nobody reads, from now on read by the calling thread; None: no block is left."""
         with self._changed:
             while not self._stopped:
                 part = next((each for each in self._open if not each.is_read), None)
                 if part is None and self._opened < len(self._parts) and len(self._open) < self._most_open:
-                    part = _Open(self._opened, self._parts[self._opened])
+                    part = _OpenPart(self._opened, self._parts[self._opened])
                     self._open.append(part)
                     self._opened += 1
                 if part is not None:
@@ -125,7 +125,7 @@ class _Deal(Generic[A]):
                 self._changed.wait()
         return None
 
-    def _next_block(self, part: _Open) -> Block | None:
+    def _next_block(self, part: _OpenPart) -> Block | None:
         """The next block of ``part``, which others may read from then on; None at its end."""
         block = None
         try:

@@ -18,7 +18,7 @@ from pipeline.ingest.crosses import cross_text
 from pipeline.ingest.event_columns import event_columns as sequence_columns
 from pipeline.ingest.event_keys import event_columns
 from pipeline.ingest.ids import check_ids, ids_of
-from pipeline.ingest.rejects import Reject, Rejected, by_halves, is_of_rows, not_read, shown
+from pipeline.ingest.rejects import Reject, RejectedRows, by_halves, is_of_rows, not_read, shown
 from pipeline.ingest.sampling import read_rates
 from pipeline.ingest.schema import CLICKED_LATER, DAY, SPLIT_TIME, DataSpec, DenseSpec
 from pipeline.ingest.tasks import task_columns
@@ -96,7 +96,7 @@ def _merged(parts: Sequence[Parsed], rejects: Sequence[Reject]) -> Parsed:
 
 
 def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | None) -> Parsed:
-    rejected = Rejected(lines)
+    rejected = RejectedRows(lines)
     plain = plain_numbers(raw, spec)
     strings = [
         name for name in raw.columns if raw[name].dtype != pl.List and name not in plain and name != CLICKED_LATER
@@ -159,7 +159,7 @@ def _split_times(
     columns: Sequence[pl.Series],
     spec: DataSpec,
     rule: DayRule | None,
-    rejected: Rejected,
+    rejected: RejectedRows,
 ) -> pl.Series:
     """The time that each row is split by, in seconds since 1970: its own, else when its hour or its day begins."""
     known = {each.name: each.cast(pl.Int64) for each in columns if each.name in (DAY, HOUR)}
@@ -179,7 +179,7 @@ def _split_times(
 
 
 def _other_days(
-    raw: pl.DataFrame, days: np.ndarray, rule: DayRule, rejected: Rejected
+    raw: pl.DataFrame, days: np.ndarray, rule: DayRule, rejected: RejectedRows
 ) -> tuple[dict[int, pl.DataFrame], int]:
     """Take the rows of other days out: (those to keep by day, how many are dropped)."""
     other = (days != rule.day) & ~rejected.bad
@@ -200,9 +200,10 @@ def _other_days(
         dropped = int(other.sum())
     else:
         rejected.add(
-            other_days, "row of another day",
+            other_days,
+            "row of another day",
             lambda i: f"the row is of {_date(days[i])}, expected {_date(rule.day)}",
-        )  # fmt: skip
+        )
     rejected.bad |= other
     return kept, dropped
 
@@ -211,7 +212,7 @@ def _date(day: int) -> str:
     return str(np.datetime64(int(day), "D"))
 
 
-def _check_values(values: pl.Series, feature: DenseSpec, rejected: Rejected) -> None:
+def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows) -> None:
     """Reject the rows whose value is missing or out of range, where that is not allowed."""
     column = feature.column
     if feature.required:
@@ -221,12 +222,14 @@ def _check_values(values: pl.Series, feature: DenseSpec, rejected: Rejected) -> 
     if (feature.low, feature.high) != (None, None):
         outside = ((values < low) | (values > high)).fill_null(False).to_numpy()
         rejected.add(
-            outside, f"{column} is out of range", lambda i: f"{column} is {values[i]:g}, expected {low:g} to {high:g}",
+            outside,
+            f"{column} is out of range",
+            lambda i: f"{column} is {values[i]:g}, expected {low:g} to {high:g}",
             column,
-        )  # fmt: skip
+        )
 
 
-def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: Rejected) -> pl.Series:
+def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: RejectedRows) -> pl.Series:
     text = texts.get(spec.label)
     if text is None:
         text = raw[spec.label].cast(pl.List(pl.String)).list.join(",")
@@ -236,7 +239,9 @@ def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejec
     bad = ~(positive | negative)
     expected = f"expected {spec.positive!r} or {spec.negative!r}"
     rejected.add(
-        bad.to_numpy(), f"{spec.label} is neither {spec.positive!r} nor {spec.negative!r}",
-        lambda i: f"{spec.label} is {shown(text[i])}, {expected}", spec.label,
-    )  # fmt: skip
+        bad.to_numpy(),
+        f"{spec.label} is neither {spec.positive!r} nor {spec.negative!r}",
+        lambda i: f"{spec.label} is {shown(text[i])}, {expected}",
+        spec.label,
+    )
     return positive.cast(pl.Float32).alias(LABEL)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from fsspec import AbstractFileSystem
 
 from pipeline.config import WatermarkConfig
-from pipeline.ingest.rawfiles import Files, below, is_hidden, root_of
+from pipeline.ingest.rawfiles import LogFiles, below, is_hidden, root_of
 from pipeline.ingest.zones import HOURS_PER_DAY
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -28,14 +28,17 @@ def expanded(names: list[str], skipped: Collection[int] = ()) -> list[str]:
             continue
         numbers = range(int(match[1]), int(match[2]) + 1)
         left_out = skipped if numbers == range(HOURS_PER_DAY) else ()
-        each = [f"{name[: match.start()]}{number:0{len(match[1])}}{name[match.end() :]}" for number in numbers
-                if number not in left_out]  # fmt: skip
+        each = [
+            f"{name[: match.start()]}{number:0{len(match[1])}}{name[match.end() :]}"
+            for number in numbers
+            if number not in left_out
+        ]
         folders += expanded(each, skipped)
     return folders
 
 
 def missing_partitions(
-    limit: WatermarkConfig, path: str, files: Files, fill: Callable[[str], str], skipped: Collection[int] = ()
+    limit: WatermarkConfig, path: str, files: LogFiles, fill: Callable[[str], str], skipped: Collection[int] = ()
 ) -> list[str]:
     """In words, the folders that ``limit`` waits for and that hold none of ``files``, those of the day at ``path``.
 

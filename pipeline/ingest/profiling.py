@@ -7,11 +7,11 @@ from pipeline.ingest.sampling import CLICKS_FOR, COUNTS_FOR
 from pipeline.ingest.schema import DataSpec, SparseSpec
 from pipeline.ingest.statistics_pass import Fit, Partial
 from pipeline.ingest.tasks import typed
-from pipeline.ingest.transform_pass import State
+from pipeline.ingest.transform_pass import FittedState
 from pipeline.records import ROW_WEIGHT, DenseProfile, FeatureProfile, Profile
 
 
-def make_profile(spec: DataSpec, fit: Fit, state: State) -> Profile:
+def make_profile(spec: DataSpec, fit: Fit, state: FittedState) -> Profile:
     """Profile of a fitted log; every share is of train rows or train lookups."""
     rows, positives = fit.rows, fit.positives
     return Profile(
@@ -45,13 +45,17 @@ def _dense(moments: Moments, rows: int) -> DenseProfile:
     )
 
 
-def _sparse(feature: SparseSpec, train: Partial, state: State) -> FeatureProfile:
+def _sparse(feature: SparseSpec, train: Partial, state: FittedState) -> FeatureProfile:
     counts, missing = train.counts[feature.name], train.missing[feature.name]
     fitted = state.sparse[feature.name]
     hot_rows, hot_share = counts.curve(fitted, missing)
     of = train.rows if not feature.sequence else max(train.lookups[feature.name], 1)
     lookups = missing + feature.mapping.rows_per_id * (train.lookups[feature.name] - missing)
     return FeatureProfile(
-        rows=fitted.rows, distinct=counts.distinct, missing_share=missing / of,
-        pooling=lookups / train.rows, hot_rows=hot_rows, hot_share=hot_share,
-    )  # fmt: skip
+        rows=fitted.rows,
+        distinct=counts.distinct,
+        missing_share=missing / of,
+        pooling=lookups / train.rows,
+        hot_rows=hot_rows,
+        hot_share=hot_share,
+    )

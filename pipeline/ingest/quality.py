@@ -171,7 +171,7 @@ def _dense_auc(sketch: Sketch, train: Partial) -> float:
 
 
 @dataclass
-class Verdict:
+class QualityVerdict:
     """What the checks say of a dataset. ``warnings`` and ``held``: in words."""
 
     drift: list[Drift] = field(default_factory=list)
@@ -189,11 +189,16 @@ class Verdict:
 
 
 def verdict(
-    spec: DataSpec, fit: Fit, alone: Alone, checks: ChecksConfig, now: dict[str, Any], against: str | None,
+    spec: DataSpec,
+    fit: Fit,
+    alone: Alone,
+    checks: ChecksConfig,
+    now: dict[str, Any],
+    against: str | None,
     before: dict[str, Any] | None,
-) -> Verdict:  # fmt: skip
+) -> QualityVerdict:
     """Look at leaks, and at drift of the distribution ``now`` from the one ``before``, of the dataset ``against``."""
-    judged = Verdict(against=against)
+    judged = QualityVerdict(against=against)
     if before is not None:
         judged.drift = drifts(before, now, fit)
         held = beyond(judged.drift, checks.hold)

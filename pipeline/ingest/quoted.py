@@ -19,7 +19,7 @@ LONGEST = 1 << 17  # bytes of a record of several lines
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class TextLayout:
     """How the fields of a line lie: all ``names`` in order, one-byte ``separator``, ``quote`` or None.
 
     ``numbers``: names of those that may be read as Float64, an empty one as null.
@@ -48,7 +48,7 @@ class Records:
     strays: tuple[int, ...] = ()
 
 
-def records(block: bytes, layout: Layout) -> Records:
+def records(block: bytes, layout: TextLayout) -> Records:
     """The records of ``block``, whole lines that begin with a record."""
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data == NEWLINE)
@@ -76,7 +76,7 @@ def records(block: bytes, layout: Layout) -> Records:
     return Records(ends[~inner], None, tuple(strays))
 
 
-def is_record(text: bytes, layout: Layout) -> bool:
+def is_record(text: bytes, layout: TextLayout) -> bool:
     """Whether ``text``, of several lines, is one record with a field for every column."""
     if len(text) > LONGEST:
         return False
@@ -88,7 +88,7 @@ def is_record(text: bytes, layout: Layout) -> bool:
     return len(rows) == 1 and len(rows[0]) == len(layout.names)
 
 
-def line_ends(block: bytes, layout: Layout) -> bytes:
+def line_ends(block: bytes, layout: TextLayout) -> bytes:
     """``block`` with the ends of its records, but not breaks inside of quotes, as newlines alone."""
     if not layout.quotes(block):
         return block.replace(b"\r\n", b"\n")

@@ -24,16 +24,44 @@ _FIRST = ("mtime", "ETag", "LastModified", "md5Hash")
 # The same things as other stores call them, in lower case and without "-" and "_".
 _MARKS = frozenset(
     {
-        "etag", "lastmodified", "mtime", "modified", "modificationtime", "modifiedtime", "timemodified", "modify",
-        "updated", "generation", "md5hash", "md5checksum", "md5", "contentmd5", "crc32c", "crc", "checksum", "digest",
-        "sha", "sha256", "versionid", "lastwritetime", "datetime",
+        "etag",
+        "lastmodified",
+        "mtime",
+        "modified",
+        "modificationtime",
+        "modifiedtime",
+        "timemodified",
+        "modify",
+        "updated",
+        "generation",
+        "md5hash",
+        "md5checksum",
+        "md5",
+        "contentmd5",
+        "crc32c",
+        "crc",
+        "checksum",
+        "digest",
+        "sha",
+        "sha256",
+        "versionid",
+        "lastwritetime",
+        "datetime",
     }
-)  # fmt: skip
+)
 # Those that follow the content, or are new with every write, wherever the file lies.
 _OF_CONTENT = _MARKS - {
-    "lastmodified", "mtime", "modified", "modificationtime", "modifiedtime", "timemodified", "modify", "updated",
-    "lastwritetime", "datetime",
-}  # fmt: skip
+    "lastmodified",
+    "mtime",
+    "modified",
+    "modificationtime",
+    "modifiedtime",
+    "timemodified",
+    "modify",
+    "updated",
+    "lastwritetime",
+    "datetime",
+}
 _OBJECT_STORES = frozenset(
     {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "ocilake", "obs", "cos", "r2", "hf"}
 )
@@ -169,7 +197,7 @@ def _asked(fs: AbstractFileSystem, path: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Files:
+class LogFiles:
     """The files of a log in order; ``labels`` name them relative to where they lie together.
 
     ``places`` name them as seen from the folder that ``data.path`` names, compressed or not: whichever files lie beside
@@ -199,7 +227,7 @@ def missing_data(path: str) -> DataError:
     )
 
 
-def find_files(path: str) -> Files:
+def find_files(path: str) -> LogFiles:
     """Files at ``path`` sorted by name, without hidden ones (``files_at``); DataError if none."""
     fs, root = opened(path)
     paths = files_at(fs, root)
@@ -207,10 +235,13 @@ def find_files(path: str) -> Files:
         raise missing_data(path)
     common = _common_folder(paths)
     folder = root_of(fs, root)
-    return Files(
-        fs, paths, labels=[name[len(common) :] for name in paths], places=[_unpacked(below(p, folder)) for p in paths],
+    return LogFiles(
+        fs,
+        paths,
+        labels=[name[len(common) :] for name in paths],
+        places=[_unpacked(below(p, folder)) for p in paths],
         bytes=sum(fs.info(name)["size"] for name in paths),
-    )  # fmt: skip
+    )
 
 
 def _unpacked(name: str) -> str:

@@ -22,14 +22,14 @@ from pipeline.config import IngestConfig
 from pipeline.errors import ConfigError, LaunchError, NightjarError
 from pipeline.ingest import ray_work as work
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, train_rows
-from pipeline.ingest.engines import Engine
+from pipeline.ingest.engines import IngestEngine
 from pipeline.ingest.numbering import Numbering
 from pipeline.ingest.quality import Alone
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.state import fitted_dense
 from pipeline.ingest.statistics_pass import Fit, Partial
-from pipeline.ingest.transform_pass import State
+from pipeline.ingest.transform_pass import FittedState
 from pipeline.records import EVENTS
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store import Draft
@@ -44,7 +44,7 @@ CORES_PER_RANGE = 4
 MOST_RANGES = 64
 
 
-class RayEngine(Engine):
+class RayEngine(IngestEngine):
     """A Ray of this machine's cores, started here and stopped afterwards, or the one at ``ingest.ray.address``."""
 
     def __init__(self, config: IngestConfig) -> None:
@@ -85,7 +85,7 @@ class RayEngine(Engine):
     def look(
         self, parts: Sequence[Source], work_on: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
-        """See ``Engine``; wherever Ray has room, and what is made travels to the driver."""
+        """See ``IngestEngine``; wherever Ray has room, and what is made travels to the driver."""
         looking, shared = self._task(work.look_at), self._ray.put(work_on)
         for number, made in enumerate(self._ahead(looking(part, shared) for part in parts)):
             for data in self._get(made):
@@ -132,7 +132,7 @@ class RayEngine(Engine):
         """The typed train rows, wherever they are asked for."""
         return partial(_sampled, [typed for typed, _ in self._typed], first_test_day)
 
-    def fitted(self, spec: DataSpec, fit: Fit, before: State | None, day: FittingDay) -> State:
+    def fitted(self, spec: DataSpec, fit: Fit, before: FittedState | None, day: FittingDay) -> FittedState:
         """Every table's mapping, fitted by a worker; the state has no ids. The day's counts join those before it."""
         fitting, given, told = self._task(work.fit_mapping, 4), self._ray.put(day), {}
         for feature in spec.owners:
@@ -144,23 +144,25 @@ class RayEngine(Engine):
         for merger in self._mergers:
             merger.close.remote()
         tables = dict(zip(told, self._get(list(told.values())), strict=True))
-        return State(dense=fitted_dense(spec, fit.train, before), sparse={f.name: tables[f.owner] for f in spec.sparse})
+        return FittedState(
+            dense=fitted_dense(spec, fit.train, before), sparse={f.name: tables[f.owner] for f in spec.sparse}
+        )
 
-    def continued(self, state: State) -> State:
+    def continued(self, state: FittedState) -> FittedState:
         """The state of another dataset, handed to the workers; what is left has no ids."""
         for name, mapping in state.sparse.items():
             self._fitted[name] = self._ray.put(mapping)
             self._tables[name] = self._ray.put(mapping.applied())
             self._known[name] = self._ray.put(work.hashes_of(mapping))
-        return State(dense=state.dense, sparse={name: mapping.told() for name, mapping in state.sparse.items()})
+        return FittedState(dense=state.dense, sparse={name: mapping.told() for name, mapping in state.sparse.items()})
 
-    def writer(self, draft: Draft, folder: str, config: IngestConfig) -> _Parts:
+    def writer(self, draft: Draft, folder: str, config: IngestConfig) -> _SplitFiles:
         """Files written by workers."""
-        return _Parts(self, draft, folder, config)
+        return _SplitFiles(self, draft, folder, config)
 
-    def write(self, job: TransformJob, writers: Mapping[str, _Parts]) -> Iterator[tuple[int, pl.DataFrame | None]]:
+    def write(self, job: TransformJob, writers: Mapping[str, _SplitFiles]) -> Iterator[tuple[int, pl.DataFrame | None]]:
         """Pass 2, wherever Ray keeps the typed rows; they are forgotten."""
-        light = self._ray.put(replace(job, state=State(dense=job.state.dense, sparse={})))
+        light = self._ray.put(replace(job, state=FittedState(dense=job.state.dense, sparse={})))
         tables = [self._tables[feature.name] for feature in job.spec.owners]
         transforming = self._task(work.transform_part, 1 + len(writers))
         parts, self._typed = self._typed, []
@@ -175,7 +177,7 @@ class RayEngine(Engine):
                     writers[folder].add_part(part, height)
             yield sum(height for folder, height in zip(writers, counts, strict=True) if folder in job.splits), events
 
-    def settle(self, train: Partial, state: State, alone: Alone, then: Mapping[str, Any]) -> None:
+    def settle(self, train: Partial, state: FittedState, alone: Alone, then: Mapping[str, Any]) -> None:
         """Ask the workers what checks and profile will ask of the counts."""
         for feature in train.spec.sparse:
             before, known = then.get(feature.name), self._known[feature.owner]
@@ -187,7 +189,9 @@ class RayEngine(Engine):
         if self._alone is not None:
             self._areas = alone, self._task(work.areas)(self._alone)
 
-    def write_mappings(self, draft: Draft, spec: DataSpec, state: State, compression: str, *, continued: bool) -> None:
+    def write_mappings(
+        self, draft: Draft, spec: DataSpec, state: FittedState, compression: str, *, continued: bool
+    ) -> None:
         """Written by the workers that hold them, until the day ends."""
         writing, apart = self._task(work.write_mapping), replace(draft, files={})
         written = [writing(apart, f, self._fitted[f.name], compression, continued) for f in spec.owners]
@@ -287,7 +291,7 @@ class RemoteCounts(Counts):
         return self._said.shares
 
 
-class _Parts:
+class _SplitFiles:
     """The Parquet files of one split: row groups of exact size and files of them, made by workers.
 
     ``files`` and ``groups`` are complete after ``with``.
@@ -306,7 +310,7 @@ class _Parts:
         self._write = engine._task(work.write_file)
         self._apart = replace(draft, files={})
 
-    def __enter__(self) -> _Parts:
+    def __enter__(self) -> _SplitFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:

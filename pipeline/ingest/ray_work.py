@@ -20,7 +20,7 @@ from pipeline.ingest.quality import BINS, TOP, Alone
 from pipeline.ingest.schema import SparseSpec
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.statistics_pass import Fit
-from pipeline.ingest.transform_pass import State
+from pipeline.ingest.transform_pass import FittedState
 from pipeline.ingest.vocab_counts import VocabCounts
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store import Draft
@@ -134,10 +134,12 @@ def answers(
     counts = whole(wanted_of(known, then), pieces)
     same = then is not None and then.get("mapping") == counts.kind
     return Answers(
-        kind=counts.kind, distinct=counts.distinct, distribution=counts.distribution(TOP, BINS),
+        kind=counts.kind,
+        distinct=counts.distinct,
+        distribution=counts.distribution(TOP, BINS),
         curve=counts.curve(fitted, missing),
         shares=counts.shares_of(then) if same and then is not None else None,
-    )  # fmt: skip
+    )
 
 
 def look_alone(alone: Alone, first_test_day: int, parts: Sequence[Any]) -> tuple[Alone, tuple[int, int]]:
@@ -163,7 +165,7 @@ def transform_part(
     """Pass 2 of a part: rows by folder, and those rows as Arrow IPC. ``tables``: of ``job.spec.owners``."""
     by_owner = dict(zip((f.name for f in job.spec.owners), tables, strict=True))
     sparse = {f.name: by_owner[f.owner] for f in job.spec.sparse}
-    job = replace(job, state=State(dense=job.state.dense, sparse=sparse))
+    job = replace(job, state=FittedState(dense=job.state.dense, sparse=sparse))
     blocks = [transformed(block, job) for block in typed]
     frames = [pl.concat([rows[folder] for rows in blocks]) if folder in blocks[0] else None for folder in folders]
     heights = [0 if frame is None else frame.height for frame in frames]

@@ -18,7 +18,7 @@ from pipeline.errors import DataError
 from pipeline.ingest.parse import parse
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.state import read_state, spec_of
-from pipeline.ingest.transform_pass import State, transform
+from pipeline.ingest.transform_pass import FittedState, transform
 from pipeline.records import LABEL, TRANSFORMS
 from pipeline.store import Store
 
@@ -45,7 +45,7 @@ class RecordInputs:
 class RecordTransform:
     """Model inputs of records: the columns of the dataset's Parquet files but for the label."""
 
-    def __init__(self, spec: DataSpec, state: State) -> None:
+    def __init__(self, spec: DataSpec, state: FittedState) -> None:
         self.spec, self.state = spec, state
         self._maps = {feature.column for feature in spec.sparse if feature.maps}
         self._structs = {

@@ -39,7 +39,7 @@ class Reject:
     column: str = ""
 
 
-class Rejected:
+class RejectedRows:
     """Which rows are out, and why: the first complaint about a row counts."""
 
     def __init__(self, lines: np.ndarray) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.events import Marks
+from pipeline.ingest.events import MarkedRows
 from pipeline.ingest.key_partitions import KeyPartitions
 
 # A row of an earlier dataset, a row of this one, a click without a row, a click that an earlier dataset has corrected,
@@ -22,7 +22,7 @@ LINE_BITS = 40  # of a place: the number of a line, behind that of its part
 
 
 @dataclass
-class Judged:
+class RepeatedRows:
     """What was found. ``dropped``, ``clicked``, ``later``: places of rows that are repetitions, or clicked by these
     logs or by those of later datasets. ``late``: events (key, check) of former days' rows.
 
@@ -36,9 +36,9 @@ class Judged:
     repeated: dict[int, int] = field(default_factory=dict)
     corrected: dict[int, int] = field(default_factory=dict)
 
-    def marks(self, part: int) -> Marks:
+    def marks(self, part: int) -> MarkedRows:
         """Those of a part of the logs."""
-        return Marks(*(_of_part(places, part) for places in (self.dropped, self.clicked, self.later)))
+        return MarkedRows(*(_of_part(places, part) for places in (self.dropped, self.clicked, self.later)))
 
 
 def _of_part(places: np.ndarray, part: int) -> np.ndarray:
@@ -60,12 +60,17 @@ class Repeats:
         away = pl.lit(False) if own_day is None else pl.col("day") != own_day
         self._partitions.add(
             events.select(
-                "key", "check", "day", pl.lit(kind, pl.Int8).alias("kind"), away.alias("away"),
-                (line + (part << LINE_BITS)).alias("place"), "clicked",
+                "key",
+                "check",
+                "day",
+                pl.lit(kind, pl.Int8).alias("kind"),
+                away.alias("away"),
+                (line + (part << LINE_BITS)).alias("place"),
+                "clicked",
             )
-        )  # fmt: skip
+        )
 
-    def judge(self) -> Judged:
+    def judge(self) -> RepeatedRows:
         """Which rows stay, once all events are there."""
         verdict = _Verdict(self.days, self.window)
         for events in self._partitions:
@@ -115,16 +120,20 @@ class _Verdict:
             self.clicked.append(place)
             self.corrected[day] += 1
 
-    def done(self) -> Judged:
+    def done(self) -> RepeatedRows:
         """The verdict."""
         late = {
             day: pl.DataFrame(events, schema={"key": pl.UInt64, "check": pl.UInt64}, orient="row").sort("key", "check")
             for day, events in sorted(self.late.items())
         }
-        return Judged(
-            _sorted(self.dropped), _sorted(self.clicked), _sorted(self.later), late,
-            dict(sorted(self.repeated.items())), dict(sorted(self.corrected.items())),
-        )  # fmt: skip
+        return RepeatedRows(
+            _sorted(self.dropped),
+            _sorted(self.clicked),
+            _sorted(self.later),
+            late,
+            dict(sorted(self.repeated.items())),
+            dict(sorted(self.corrected.items())),
+        )
 
 
 def _sorted(places: list[int]) -> np.ndarray:

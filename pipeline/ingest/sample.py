@@ -28,8 +28,8 @@ from pipeline.ingest.formats.avro import Avro
 from pipeline.ingest.formats.json_lines import json_frame, object_lines, with_ones
 from pipeline.ingest.hive import partition_values
 from pipeline.ingest.kinds import with_maps
-from pipeline.ingest.quoted import Layout, records
-from pipeline.ingest.rawfiles import Files, find_files, missing_data
+from pipeline.ingest.quoted import TextLayout, records
+from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data
 from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.text import endless, read_lines
@@ -49,7 +49,7 @@ _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 class TextFormat:
     """How text is laid out: a ``layout``, whether the first line names its columns, blanks around fields."""
 
-    layout: Layout
+    layout: TextLayout
     header: bool
     strip: bool
 
@@ -60,7 +60,7 @@ class TextFormat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class LogSample:
     """Some ``rows`` of the log at ``path``, in which {day} stands for a day where its files tell one.
 
     ``frame``: strings of delimited text, of other formats whatever the files hold. ``total``: rows of the log,
@@ -86,7 +86,7 @@ class Sample:
         return self.frame.height
 
 
-def read_sample(path: str, options: Mapping[str, str] | None = None) -> Sample:
+def read_sample(path: str, options: Mapping[str, str] | None = None) -> LogSample:
     """A sample of the log at ``path``: a file, a directory, a glob, or <connector>:<path> with its ``options``.
 
     Raises DataError where there are no files, no rows, or they are of no known format.
@@ -120,14 +120,21 @@ def _no_rows(path: str) -> DataError:
     return DataError(f"{path} holds no rows, expected some to look at", hint="name a log that is not empty")
 
 
-def _of_table(connector: Connector, path: str, options: dict[str, str]) -> Sample:
+def _of_table(connector: Connector, path: str, options: dict[str, str]) -> LogSample:
     data = DataConfig(name="sample", format=connector.name, path=path, options=options)
     connector.check(data, "data")
     excerpt = connector.latest(data).excerpt(ROWS)
     if not excerpt.frame.height:
         raise _no_rows(path)
-    return Sample(path=path, frame=excerpt.frame, total=excerpt.total, files=excerpt.parts, kind=connector.name,
-                  bad=excerpt.bad, options=options)  # fmt: skip
+    return LogSample(
+        path=path,
+        frame=excerpt.frame,
+        total=excerpt.total,
+        files=excerpt.parts,
+        kind=connector.name,
+        bad=excerpt.bad,
+        options=options,
+    )
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -147,10 +154,10 @@ def _with_partitions(frame: pl.DataFrame, path: str) -> pl.DataFrame:
 
 def _columnar(
     kind: str, read: Callable[[BinaryIO, int], tuple[pa.Table, float]]
-) -> Callable[[Files, list[int]], Sample]:
+) -> Callable[[LogFiles, list[int]], LogSample]:
     """What samples files of ``kind``; ``read``: some rows of a file of which so many are wanted, and all it has."""
 
-    def sample(files: Files, chosen: list[int]) -> Sample:
+    def sample(files: LogFiles, chosen: list[int]) -> LogSample:
         frames, seen, sizes = [], 0.0, 0
         for number in chosen:
             path = files.paths[number]
@@ -159,7 +166,7 @@ def _columnar(
             seen, sizes = seen + rows, sizes + files.fs.size(path)
             frames.append(_with_partitions(_thinned(frame_of(table, table.column_names), len(chosen)), path))
         frame = pl.concat(frames, how="diagonal_relaxed")
-        return Sample(path="", frame=frame, total=round(seen * files.bytes / max(sizes, 1)), files=0, kind=kind)
+        return LogSample(path="", frame=frame, total=round(seen * files.bytes / max(sizes, 1)), files=0, kind=kind)
 
     return sample
 
@@ -189,12 +196,14 @@ def _avro(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
 
 
 # First bytes of files that are no text.
-_MARKS: dict[bytes, Callable[[Files, list[int]], Sample]] = {
-    b"PAR1": _columnar("parquet", _parquet), b"ORC": _columnar("orc", _orc), b"Obj\x01": _columnar("avro", _avro),
-}  # fmt: skip
+_MARKS: dict[bytes, Callable[[LogFiles, list[int]], LogSample]] = {
+    b"PAR1": _columnar("parquet", _parquet),
+    b"ORC": _columnar("orc", _orc),
+    b"Obj\x01": _columnar("avro", _avro),
+}
 
 
-def _text(files: Files, chosen: list[int]) -> Sample:
+def _text(files: LogFiles, chosen: list[int]) -> LogSample:
     form: TextFormat | None = None
     frames, bad, share, kind = [], 0, 0.0, ""
     for number in chosen:
@@ -231,7 +240,7 @@ def _text(files: Files, chosen: list[int]) -> Sample:
     if form is not None and form.strip:
         frame = frame.select(pl.all().str.strip_chars())
     total = round(frame.height * files.bytes / max(share, 1.0))
-    return Sample(path="", frame=_thinned(frame, 1), total=total, files=0, kind=kind, bad=bad, text=form)
+    return LogSample(path="", frame=_thinned(frame, 1), total=total, files=0, kind=kind, bad=bad, text=form)
 
 
 def _begins_object(block: bytes) -> bool:
@@ -273,7 +282,7 @@ def text_format(block: bytes) -> TextFormat:
     header = has_header(rows)
     criteo = not header and separator == "\t" and width == len(CRITEO_COLUMNS)
     names = rows[0] if header else CRITEO_COLUMNS if criteo else [f"column_{number + 1}" for number in range(width)]
-    layout = Layout(names=tuple(names), separator=separator, quote=None if criteo else quote)
+    layout = TextLayout(names=tuple(names), separator=separator, quote=None if criteo else quote)
     return TextFormat(layout=layout, header=header, strip=strip)
 
 

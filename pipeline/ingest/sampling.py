@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.evaluation.sample_weights import counted_for
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.values import number_of
 from pipeline.records import LABEL, NEGATIVE_RATE, ROW_WEIGHT
@@ -20,7 +20,7 @@ OF_CLICKS = "rate_of_clicks"  # the shares that rows with a click tell
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-def read_rates(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: Rejected) -> pl.Series:
+def read_rates(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: RejectedRows) -> pl.Series:
     """The typed column of the share that the log names for each row; what is no share is rejected."""
     column = spec.sampling.column or ""
     rates = number_of(raw[column], texts.get(column), column, spec, rejected)

@@ -315,7 +315,7 @@ def data_spec(data: DataConfig) -> DataSpec:
             required=feature.required,
             width=feature.width,
             separator=feature.separator,
-        )  # fmt: skip
+        )
         for name, feature in data.dense.items()
     )
     sparse = tuple(_sparse_spec(data, name) for name in data.sparse)
@@ -323,11 +323,15 @@ def data_spec(data: DataConfig) -> DataSpec:
     events = tuple(_event_spec(data, sequence, feature) for sequence in sequences for feature in sequence.features)
     tasks = tuple(
         TaskSpec(
-            name=name, column=task.column or name, kind=LABEL_KINDS.get(task.kind), positive=task.positive,
-            negative=task.negative, given=task.given,
+            name=name,
+            column=task.column or name,
+            kind=LABEL_KINDS.get(task.kind),
+            positive=task.positive,
+            negative=task.negative,
+            given=task.given,
         )
         for name, task in _in_order(data.tasks)
-    )  # fmt: skip
+    )
     day = data.day_column or (DAY if synthetic else None)
     told = data.hour_column or data.timestamp or (TIME if synthetic else None)
     row_time = data.timestamp or (TIME if synthetic else None)
@@ -336,19 +340,35 @@ def data_spec(data: DataConfig) -> DataSpec:
     hour = told if data.split.by == "hours" else data.hour_column if by_time and row_time is None else None
     histories = tuple(_history(data, name, row_time or "") for name, each in data.sequences.items() if each.built)
     spec = DataSpec(
-        label=data.label.column, positive=data.label.positive, negative=data.label.negative,
-        dense=dense, sparse=(*sparse, *events), day_column=day, timestamp=None if day else data.timestamp,
-        true_probability=synthetic and data.label.column == LABEL, missing=tuple(data.missing), strip=data.strip,
-        split=data.split, columns=_with_events(
+        label=data.label.column,
+        positive=data.label.positive,
+        negative=data.label.negative,
+        dense=dense,
+        sparse=(*sparse, *events),
+        day_column=day,
+        timestamp=None if day else data.timestamp,
+        true_probability=synthetic and data.label.column == LABEL,
+        missing=tuple(data.missing),
+        strip=data.strip,
+        split=data.split,
+        columns=_with_events(
             _columns(data, dense, sparse, day, hour, row_time if by_time or timed else None), sequences, histories
         ),
-        hour_column=hour, tasks=tasks, sequences=sequences,
-        row_time=row_time if timed else None, histories=histories,
-        whole_hours=data.hour_column is not None, row_weight=data.weight, time_zone=data.time_zone,
-        sampling=data.sampling, event_key=data.dedupe.key, decimal=data.decimal,
-        time_format=data.time_format, split_time=row_time if by_time else None,
+        hour_column=hour,
+        tasks=tasks,
+        sequences=sequences,
+        row_time=row_time if timed else None,
+        histories=histories,
+        whole_hours=data.hour_column is not None,
+        row_weight=data.weight,
+        time_zone=data.time_zone,
+        sampling=data.sampling,
+        event_key=data.dedupe.key,
+        decimal=data.decimal,
+        time_format=data.time_format,
+        split_time=row_time if by_time else None,
         quote=data.quote if "csv" in (data.format, data.messages) else QUOTE,
-    )  # fmt: skip
+    )
     _check_names(spec)
     return spec
 
@@ -365,7 +385,8 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         when_full=owner.when_full or defaults.when_full,
         evict_after_days=owner.evict_after_days or defaults.evict_after_days,
         table=feature.table or "",
-        separator=None if feature.bins or feature.holds == ONE
+        separator=None
+        if feature.bins or feature.holds == ONE
         else feature.separator or (None if feature.cross else defaults.separator),
         weight_separator=feature.weight_separator or defaults.weight_separator,
         cross=tuple(feature.cross),
@@ -377,7 +398,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         holds=feature.holds or (LIST if feature.weights else ""),
         weights=feature.weights,
         cross_bins={column: [float(each) for each in bounds] for column, bounds in feature.cross_bins.items()},
-    )  # fmt: skip
+    )
 
 
 def _sequence_spec(name: str, sequence: SequenceConfig) -> SequenceSpec:
@@ -406,9 +427,15 @@ def _history(data: DataConfig, name: str, time: str) -> HistoryPlan:
         shared = data.sparse[column.table].column or column.table if column.table else each
         columns[each] = column.column or shared
     return HistoryPlan(
-        name=name, by=history.by or "", of=columns, time=time, days=history.days, most=sequence.max_length,
-        where=history.where, lag_minutes=history.lag_minutes,
-    )  # fmt: skip
+        name=name,
+        by=history.by or "",
+        of=columns,
+        time=time,
+        days=history.days,
+        most=sequence.max_length,
+        where=history.where,
+        lag_minutes=history.lag_minutes,
+    )
 
 
 def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> SparseSpec:
@@ -419,18 +446,35 @@ def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> Spars
     if column.table is not None:
         shared = _sparse_spec(data, column.table)
         return replace(
-            shared, name=feature, column=source.column, table=column.table, sequence=sequence.name, holds=LIST,
-            separator=source.separator, cross=(), cross_bins={}, weights=None, weight_separator=None, max_ids=None,
-            integer=False, required=False,
-        )  # fmt: skip
+            shared,
+            name=feature,
+            column=source.column,
+            table=column.table,
+            sequence=sequence.name,
+            holds=LIST,
+            separator=source.separator,
+            cross=(),
+            cross_bins={},
+            weights=None,
+            weight_separator=None,
+            max_ids=None,
+            integer=False,
+            required=False,
+        )
     ages, defaults = feature not in named, data.sparse_defaults
     return SparseSpec(
-        name=feature, column=source.column, mapping=mapping_of("vocab", "vocab", None),
+        name=feature,
+        column=source.column,
+        mapping=mapping_of("vocab", "vocab", None),
         rows=RESERVED_ROWS + sequence.age_bins if ages else column.rows or defaults.rows,
         min_count=1 if ages else column.min_count or defaults.min_count,
-        when_full=defaults.when_full, evict_after_days=None if ages else defaults.evict_after_days,
-        separator=source.separator, weight_separator=None, holds=LIST, sequence=sequence.name,
-    )  # fmt: skip
+        when_full=defaults.when_full,
+        evict_after_days=None if ages else defaults.evict_after_days,
+        separator=source.separator,
+        weight_separator=None,
+        holds=LIST,
+        sequence=sequence.name,
+    )
 
 
 def _with_events(
@@ -459,9 +503,13 @@ def _with_events(
 
 
 def _columns(
-    data: DataConfig, dense: Sequence[DenseSpec], sparse: Sequence[SparseSpec], day: str | None, hour: str | None,
+    data: DataConfig,
+    dense: Sequence[DenseSpec],
+    sparse: Sequence[SparseSpec],
+    day: str | None,
+    hour: str | None,
     time: str | None,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     columns = {data.label.column: "data.label.column"}
     for group, features in (("dense", dense), ("sparse", sparse)):
         for feature in features:

@@ -66,8 +66,11 @@ class Sketch:
         buckets = np.where(bits < _HALF, bits + np.uint32(_HALF), np.uint32(BUCKETS - 1) - bits)
         keys, seen = _counted(buckets << np.uint32(1) | (labels > 0))
         starts = np.flatnonzero(np.diff(keys >> 1, prepend=-1))
-        self._take_in((keys[starts] >> 1).astype(np.uint16), np.add.reduceat(seen, starts),
-                      np.add.reduceat(seen * (keys & 1), starts))  # fmt: skip
+        self._take_in(
+            (keys[starts] >> 1).astype(np.uint16),
+            np.add.reduceat(seen, starts),
+            np.add.reduceat(seen * (keys & 1), starts),
+        )
 
     def merge(self, other: Sketch) -> None:
         """Take in what ``other`` counted."""

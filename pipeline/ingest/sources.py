@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 
 from pipeline.errors import DataError, NightjarError, UnreachableError
-from pipeline.ingest.quoted import Layout
+from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.rawfiles import COMPRESSED
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.streams import Decompressor, Streams
@@ -65,7 +65,7 @@ class TextBlock:
     data: bytes
     file: str
     first_line: int
-    layout: Layout
+    layout: TextLayout
     columns: tuple[str, ...]
     place: str = ""
 
@@ -74,9 +74,13 @@ class TextBlock:
         frame, lines, rejects = read_lines(self.data, self.first_line, self.layout)
         further = line_count(self.data) - frame.height - len(rejects)
         return RawBlock(
-            frame=frame.select(self.columns), file=self.file, lines=lines, rejects=rejects, place=self.place,
+            frame=frame.select(self.columns),
+            file=self.file,
+            lines=lines,
+            rejects=rejects,
+            place=self.place,
             further_lines=further,
-        )  # fmt: skip
+        )
 
 
 class Block(Protocol):

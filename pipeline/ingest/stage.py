@@ -22,7 +22,7 @@ from pipeline.ingest import days, history, synthetic, table_specs
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.delayed_labels import corrected_rows
 from pipeline.ingest.delivered import SOURCES, compared, without_folders
-from pipeline.ingest.engines import Engine, LocalEngine
+from pipeline.ingest.engines import IngestEngine, LocalEngine
 from pipeline.ingest.file_source import block_bytes, file_sources
 from pipeline.ingest.find_repeats import FoundRepeats, find_repeats
 from pipeline.ingest.histories.build import BuiltHistories, build_histories
@@ -38,8 +38,8 @@ from pipeline.ingest.sources import FrameSource, Source, answering
 from pipeline.ingest.state import continued_state, dataset_schema, transforms_json
 from pipeline.ingest.statistics_pass import Fit
 from pipeline.ingest.time_split import find_cut
-from pipeline.ingest.times import Cut
-from pipeline.ingest.transform_pass import State
+from pipeline.ingest.times import TimeSplit
+from pipeline.ingest.transform_pass import FittedState
 from pipeline.ingest.validation import check_day, check_kept, held
 from pipeline.records import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
 from pipeline.specs import Snapshot
@@ -94,7 +94,7 @@ def ingest(
         with engine_of(settings) as engine:
             try:
                 with ExitStack() as stack:
-                    run = _Run(data, settings, seed, draft, spec, engine, stack, now, snapshot)
+                    run = _IngestRun(data, settings, seed, draft, spec, engine, stack, now, snapshot)
                     for day in data.days or (None,):
                         run.add(day)
                     run.train_again()
@@ -121,13 +121,21 @@ def _check_unchanged(data: DataConfig, draft: Draft) -> None:
     )
 
 
-class _Run:
+class _IngestRun:
     """One ingestion: days (or the whole log) one after the other into one dataset, each with the state before it."""
 
     def __init__(
-        self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, engine: Engine,
-        stack: ExitStack, now: Callable[[], float], snapshot: Snapshot | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        data: DataConfig,
+        settings: IngestConfig,
+        seed: int,
+        draft: Draft,
+        spec: DataSpec,
+        engine: IngestEngine,
+        stack: ExitStack,
+        now: Callable[[], float],
+        snapshot: Snapshot | None = None,
+    ) -> None:
         self.data, self.seed, self.draft, self.spec, self.now = data, seed, draft, spec, now
         self.settings = narrowed_groups(settings, 1 + sum(f.width for f in spec.dense) + len(spec.sparse))
         self.engine, self.snapshot, self.days = engine, snapshot, data.days
@@ -150,7 +158,7 @@ class _Run:
         self.by_place: list[str] = []
         self.repeats: FoundRepeats | None = None
         self.histories: BuiltHistories | None = None
-        self.cut: Cut | None = None
+        self.cut: TimeSplit | None = None
         self.kept_events = history.Digest()
         self.again: dict[int, int] = {}
         self.replaces = days.replaced(draft.store, data, draft.key)
@@ -159,7 +167,7 @@ class _Run:
             why = "was delivered again" if again else "is ingested with other settings"
             log.info("%s %s: the new dataset will replace %s", data.day, why, self.replaces.path)
 
-    def _continued(self, path: str) -> State:
+    def _continued(self, path: str) -> FittedState:
         """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
         store = self.draft.store
         if store.find(path) is None:
@@ -190,9 +198,12 @@ class _Run:
         if fit.fits:
             self.engine.leaks(self.alone, fit.first_test_day)
             fitting = FittingDay(
-                day=number, first_day=first, features=self.spec.sparse, seed=self.seed,
+                day=number,
+                first_day=first,
+                features=self.spec.sparse,
+                seed=self.seed,
                 sample=self.engine.sample(fit.first_test_day),
-            )  # fmt: skip
+            )
             self.state = self.engine.fitted(self.spec, fit, self.state, fitting)
         if self.total is None:
             self.total = fit
@@ -200,7 +211,7 @@ class _Run:
             self.total.merge(fit)
         if day is None or day == self.days[-1]:
             self._settle()
-        self._second_pass(fit, number, _Meter(f"{shown}pass 2 of 2", self.now, sum(fit.rows.values())))
+        self._second_pass(fit, number, _RateReporter(f"{shown}pass 2 of 2", self.now, sum(fit.rows.values())))
         self.engine.end_day()
 
     def _settle(self) -> None:
@@ -211,7 +222,7 @@ class _Run:
         continued = bool(self.days) or self.data.mapping_from is not None
         self.engine.write_mappings(self.draft, self.spec, self.state, self.settings.compression, continued=continued)
 
-    def _find_cut(self) -> Cut | None:
+    def _find_cut(self) -> TimeSplit | None:
         """Where a split by time cuts the log; None where it has no rows."""
         cut = find_cut(
             self.engine, self.data, self.spec, self._events_sources, lambda day: day_rule(self.data, day, self.days)
@@ -235,7 +246,7 @@ class _Run:
     def _first_pass(self, day: date | None, what: str) -> Fit:
         """Count the logs of ``day``; a second time if they show that the split must go by place."""
         job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day), cut=self.cut)
-        sources, meter = self._sources(day), _Meter(what, self.now)
+        sources, meter = self._sources(day), _RateReporter(what, self.now)
         for counted in self.engine.count(sources, job):
             self.quarantine.add(counted.file, counted.rejects)
             for other, rows in counted.other_days.items():
@@ -249,10 +260,11 @@ class _Run:
         contents = f"{fit.contents.rows:,} rows have {fit.contents.distinct:,} distinct contents"
         log.info(
             "%s: %s, and most rows repeat. They are counted again, split by file and row number instead of by content",
-            what, contents,
-        )  # fmt: skip
+            what,
+            contents,
+        )
         self.by_place.append(str(day or "all"))
-        meter = _Meter(f"{what}, again", self.now)
+        meter = _RateReporter(f"{what}, again", self.now)
         for counted in self.engine.count(sources, replace(job, by_place=True)):
             meter.add(counted.rows)
         return self.engine.fit()
@@ -298,7 +310,7 @@ class _Run:
         files = find_files(days.path_of(self.data, day))
         return [*file_sources(self.data, spec, files, self.settings.block_mib, self.spec)], files.bytes
 
-    def _second_pass(self, fit: Fit, number: int | None, meter: _Meter) -> None:
+    def _second_pass(self, fit: Fit, number: int | None, meter: _RateReporter) -> None:
         """Write the rows to the Parquet files of their splits."""
         assert self.state is not None
         job = TransformJob(self.spec, self.state, fit.first_test_day)
@@ -338,30 +350,45 @@ class _Run:
         for name, count in replaced.items():
             log.info(
                 "feature %r: all %s rows of its table are in use; the %s coldest went to ids that are looked up more",
-                name, f"{self.state.sparse[name].rows:,}", f"{count:,}",
-            )  # fmt: skip
+                name,
+                f"{self.state.sparse[name].rows:,}",
+                f"{count:,}",
+            )
         repeated = self.repeats.judged if self.repeats is not None else None
         seen = sum(rows.values()) + self.total.gap.rows + self.quarantine.rows + sum(late.values())
         seen += sum(repeated.repeated.values()) if repeated is not None else 0
         return {
-            "rows": seen, "rows_train": written["train"], "rows_test": rows["test"],
+            "rows": seen,
+            "rows_train": written["train"],
+            "rows_test": rows["test"],
             **({"rows_left_out": left_out} if data.sampling.negatives is not None else {}),
             **({"rows_validation": rows[VALIDATION]} if VALIDATION in rows else {}),
             **({"split_time": self.cut.to_json(), "rows_gap": self.total.gap.rows} if self.cut is not None else {}),
-            "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
-            "reasons": dict(self.quarantine.kinds.most_common(3)), "split_by_place": self.by_place,
+            "rows_quarantined": self.quarantine.rows,
+            "bytes_in": self.bytes,
+            "warnings": quality["checks"]["warnings"],
+            "reasons": dict(self.quarantine.kinds.most_common(3)),
+            "split_by_place": self.by_place,
             "rows_replaced": replaced,
-            **({} if repeated is None else {
-                "rows_repeated": sum(repeated.repeated.values()),
-                "rows_relabelled": history.counted(repeated.corrected),
-                "rows_corrected": history.counted(again), "events": str(self.kept_events),
-                **history.age(draft.store, data),
-            }),
+            **(
+                {}
+                if repeated is None
+                else {
+                    "rows_repeated": sum(repeated.repeated.values()),
+                    "rows_relabelled": history.counted(repeated.corrected),
+                    "rows_corrected": history.counted(again),
+                    "events": str(self.kept_events),
+                    **history.age(draft.store, data),
+                }
+            ),
             **({"snapshot": self.snapshot.version} if self.snapshot is not None else {}),
-            **({"sequences": {name: each.to_json() for name, each in profile.sequences.items()}}
-               if profile.sequences else {}),
+            **(
+                {"sequences": {name: each.to_json() for name, each in profile.sequences.items()}}
+                if profile.sequences
+                else {}
+            ),
             **self._about_days({str(day): count for day, count in late.items()}),
-        }  # fmt: skip
+        }
 
     @property
     def _tables(self) -> dict[str, FittedMapping]:
@@ -383,8 +410,12 @@ class _Run:
             if rows is not None and rows.height:
                 self.writers["train"].add(rows)
                 self.again[day] = rows.height
-            log.info("%s: %s clicks came later, %s of them in train rows, which are trained on once more",
-                     days.day_of(day), f"{events.height:,}", f"{self.again.get(day, 0):,}")  # fmt: skip
+            log.info(
+                "%s: %s clicks came later, %s of them in train rows, which are trained on once more",
+                days.day_of(day),
+                f"{events.height:,}",
+                f"{self.again.get(day, 0):,}",
+            )
 
     def _quality(self, against: str | None, before: dict[str, Any] | None) -> dict[str, Any]:
         """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
@@ -397,10 +428,11 @@ class _Run:
             raise held(checked, self.data)
         rows = self.quarantine.rows + sum(self.total.rows.values()) + self.total.gap.rows
         quarantine = {
-            "rows": self.quarantine.rows, "share": self.quarantine.rows / rows,
+            "rows": self.quarantine.rows,
+            "share": self.quarantine.rows / rows,
             "reasons": dict(self.quarantine.kinds.most_common()),
             "columns": {name or "(the line)": count for name, count in self.quarantine.columns.most_common()},
-        }  # fmt: skip
+        }
         return {"quarantine": quarantine, "checks": checked.to_json(), "distribution": now}
 
     def _before(self) -> tuple[str | None, dict[str, Any] | None]:
@@ -419,10 +451,12 @@ class _Run:
             return {}
         freed = {name: fitted.freed_rows for name, fitted in self._tables.items()}
         return {
-            "day": self.data.day, "rows_late": late, "rows_other_days": self.dropped,
+            "day": self.data.day,
+            "rows_late": late,
+            "rows_other_days": self.dropped,
             "rows_freed": {name: count for name, count in freed.items() if count},
             "replaces": self.replaces.path if self.replaces is not None else None,
-        }  # fmt: skip
+        }
 
 
 def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> DayRule | None:
@@ -437,7 +471,7 @@ def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> 
     return DayRule(day=days.day_number(day), others=others, reach=data.late_days, first=first)
 
 
-def engine_of(config: IngestConfig) -> Engine:
+def engine_of(config: IngestConfig) -> IngestEngine:
     """The engine that ``ingest.engine`` names. ConfigError where it is not installed."""
     if config.engine == "ray":
         from pipeline.ingest.ray_engine import RayEngine
@@ -446,7 +480,7 @@ def engine_of(config: IngestConfig) -> Engine:
     return LocalEngine()
 
 
-class _Meter:
+class _RateReporter:
     """Reports rows, of ``total`` where that is known, and rows per second about once a second."""
 
     def __init__(self, what: str, now: Callable[[], float], total: int | None = None) -> None:

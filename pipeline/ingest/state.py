@@ -20,7 +20,7 @@ from pipeline.ingest.binning import bin_bounds
 from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.schema import DataSpec, DenseSpec, EventSource, SequenceSpec, SparseSpec
 from pipeline.ingest.statistics_pass import Partial
-from pipeline.ingest.transform_pass import DenseTransform, State, lossy, with_vocabulary
+from pipeline.ingest.transform_pass import DenseTransform, FittedState, lossy, with_vocabulary
 from pipeline.records import TRANSFORMS, DatasetSchema, SequenceColumn, SequenceGroup, SparseColumn, TaskColumn
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
@@ -34,8 +34,12 @@ _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer
 
 
 def fitted_state(
-    spec: DataSpec, train: Partial, before: State | None, day: FittingDay, over: Callable[..., Iterable[Any]] = map
-) -> State:
+    spec: DataSpec,
+    train: Partial,
+    before: FittedState | None,
+    day: FittingDay,
+    over: Callable[..., Iterable[Any]] = map,
+) -> FittedState:
     """The transforms that the ``train`` rows of ``day`` ask for, after those of the day ``before``.
 
     ``over``: what calls a function for each table, as ``map`` does.
@@ -46,10 +50,10 @@ def fitted_state(
         return f.mapping.fit(f, _counts(f, spec, train), former.get(f.name), day)
 
     tables = dict(zip((f.name for f in spec.owners), over(fit, spec.owners), strict=True))
-    return State(dense=fitted_dense(spec, train, before), sparse={f.name: tables[f.owner] for f in spec.sparse})
+    return FittedState(dense=fitted_dense(spec, train, before), sparse={f.name: tables[f.owner] for f in spec.sparse})
 
 
-def fitted_dense(spec: DataSpec, train: Partial, before: State | None) -> dict[str, DenseTransform]:
+def fitted_dense(spec: DataSpec, train: Partial, before: FittedState | None) -> dict[str, DenseTransform]:
     """The dense part of ``fitted_state``."""
     former = before.dense if before else {}
     return {f.name: former.get(f.name) or _fit_dense(f, train) for f in spec.dense}
@@ -79,7 +83,11 @@ def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
 
 
 def dataset_schema(
-    spec: DataSpec, state: State, rows: dict[str, int], files: dict[str, list[str]], groups: dict[str, list[list[int]]]
+    spec: DataSpec,
+    state: FittedState,
+    rows: dict[str, int],
+    files: dict[str, list[str]],
+    groups: dict[str, list[list[int]]],
 ) -> DatasetSchema:
     """``schema.json`` of the dataset."""
     sparse = tuple(
@@ -89,28 +97,35 @@ def dataset_schema(
     )
     sequences = tuple(_sequence_columns(each, spec, state) for each in spec.sequences)
     return DatasetSchema(
-        dense=tuple(name for feature in spec.dense for name in feature.columns), sparse=sparse, rows=rows,
-        files=files, groups=groups, true_probability=spec.true_probability, tasks=_task_columns(spec),
-        row_weights=spec.row_weight is not None, sequences=sequences,
+        dense=tuple(name for feature in spec.dense for name in feature.columns),
+        sparse=sparse,
+        rows=rows,
+        files=files,
+        groups=groups,
+        true_probability=spec.true_probability,
+        tasks=_task_columns(spec),
+        row_weights=spec.row_weight is not None,
+        sequences=sequences,
         sampled=spec.sampling.correct if spec.sampling.active else "",
-    )  # fmt: skip
+    )
 
 
-def _sequence_columns(sequence: SequenceSpec, spec: DataSpec, state: State) -> SequenceGroup:
+def _sequence_columns(sequence: SequenceSpec, spec: DataSpec, state: FittedState) -> SequenceGroup:
     tables = {f.name: f.table for f in spec.sparse}
     return SequenceGroup(
-        name=sequence.name, max_length=sequence.max_length,
+        name=sequence.name,
+        max_length=sequence.max_length,
         columns=tuple(
             SequenceColumn(name=name, rows=state.sparse[name].rows, table=tables[name]) for name in sequence.features
         ),
-    )  # fmt: skip
+    )
 
 
 def _task_columns(spec: DataSpec) -> tuple[TaskColumn, ...]:
     return tuple(TaskColumn(name=task.name, kind=task.kind.name, given=task.given) for task in spec.tasks)
 
 
-def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
+def transforms_json(spec: DataSpec, state: FittedState) -> dict[str, Any]:
     """``transforms.json``: what was fitted, enough (with the vocabularies) to transform other rows the same way.
 
     ``raw``: features whose raw numbers the dataset keeps of its held-out rows; ``unseen``: those of whose held-out ids
@@ -119,31 +134,43 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
     dense = {
         f.name: {
             **{key: getattr(f, name) for key, name in _DENSE.items()},
-            "mean": state.dense[f.name].mean, "std": state.dense[f.name].std,
+            "mean": state.dense[f.name].mean,
+            "std": state.dense[f.name].std,
             "missing": None if math.isnan(state.dense[f.name].missing) else 0.0,
             "bounds": None if (bounds := state.dense[f.name].bounds) is None else bounds.tolist(),
             **({"width": f.width, "separator": f.separator} if f.vector else {}),
         }
         for f in spec.dense
-    }  # fmt: skip
+    }
     sparse = {
         f.name: {
-            "column": f.column, "mapping": f.mapping.name,
+            "column": f.column,
+            "mapping": f.mapping.name,
             **{name: getattr(f, name) for name in _SPARSE},
-            "rows": state.sparse[f.name].rows, "hash": "xxhash64", "seed": f.seed,
+            "rows": state.sparse[f.name].rows,
+            "hash": "xxhash64",
+            "seed": f.seed,
             **f.mapping.record(f.owner, state.sparse[f.name]),
             **{name: value for name in _QUIET if (value := getattr(f, name))},
             **({"bins_by": f.bins_by} if f.bins_by != PERCENTILE else {}),
         }
         for f in spec.sparse
-    }  # fmt: skip
+    }
     label = {"column": spec.label, "positive": spec.positive, "negative": spec.negative}
     sequences = {"sequences": _sequences_json(spec)} if spec.sequences else {}
     decimal = {"decimal": spec.decimal} if spec.decimal != "." else {}
     return {
-        "label": label, "missing": list(spec.missing), "strip": spec.strip, "quote": spec.quote, **decimal,
-        "dense": dense, "sparse": sparse, "raw": lossy(spec, state), "unseen": with_vocabulary(state), **sequences,
-    }  # fmt: skip
+        "label": label,
+        "missing": list(spec.missing),
+        "strip": spec.strip,
+        "quote": spec.quote,
+        **decimal,
+        "dense": dense,
+        "sparse": sparse,
+        "raw": lossy(spec, state),
+        "unseen": with_vocabulary(state),
+        **sequences,
+    }
 
 
 def _sequences_json(spec: DataSpec) -> dict[str, Any]:
@@ -152,18 +179,21 @@ def _sequences_json(spec: DataSpec) -> dict[str, Any]:
         plan.name: {**{name: getattr(plan, name) for name in _HISTORY}, "of": dict(plan.of)} for plan in spec.histories
     }
     return {
-        "row_time": spec.row_time, "time_zone": spec.time_zone,
+        "row_time": spec.row_time,
+        "time_zone": spec.time_zone,
         **({} if spec.time_format is None else {"time_format": spec.time_format}),
         "groups": {
             each.name: {
                 "columns": {name: asdict(source) for name, source in each.columns.items()},
                 "time": None if each.time is None else asdict(each.time),
-                "max_length": each.max_length, "age_bins": each.age_bins, "drop_leaks": each.drop_leaks,
+                "max_length": each.max_length,
+                "age_bins": each.age_bins,
+                "drop_leaks": each.drop_leaks,
                 "history": built.get(each.name),  # None: the log had it; earlier releases did not say
             }
             for each in spec.sequences
         },
-    }  # fmt: skip
+    }
 
 
 def unreadable_sequence(rows: Mapping[str, Any], model: Mapping[str, Any]) -> str:
@@ -194,10 +224,12 @@ def _sequences_of(record: Mapping[str, Any]) -> tuple[SequenceSpec, ...]:
             name=name,
             columns={feature: EventSource(**source) for feature, source in each["columns"].items()},
             time=None if each["time"] is None else EventSource(**each["time"]),
-            max_length=each["max_length"], age_bins=each["age_bins"], drop_leaks=each["drop_leaks"],
+            max_length=each["max_length"],
+            age_bins=each["age_bins"],
+            drop_leaks=each["drop_leaks"],
         )
         for name, each in record.get("groups", {}).items()
-    )  # fmt: skip
+    )
 
 
 def spec_of(record: dict[str, Any]) -> DataSpec:
@@ -222,7 +254,7 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
             **{name: f[name] for name in _QUIET if name in f},
             bins_by=f.get("bins_by", PERCENTILE),
             **{name: _as_tuple(f[name]) for name in _SPARSE},
-        )  # fmt: skip
+        )
         for feature, f in record["sparse"].items()
     )
     label = record["label"]
@@ -232,19 +264,31 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
     sequences, row_time = _sequences_of(timed), timed.get("row_time")
     columns += [source.column for each in sequences for source in each.sources] + ([row_time] if row_time else [])
     return DataSpec(
-        label=label["column"], positive=label["positive"], negative=label["negative"], dense=dense, sparse=sparse,
-        day_column=None, timestamp=None, true_probability=False, missing=tuple(record["missing"]),
-        strip=record["strip"], split=SplitConfig(), columns=dict.fromkeys(columns, ""), sequences=sequences,
-        row_time=row_time, time_zone=timed.get("time_zone"), decimal=record.get("decimal", "."),
+        label=label["column"],
+        positive=label["positive"],
+        negative=label["negative"],
+        dense=dense,
+        sparse=sparse,
+        day_column=None,
+        timestamp=None,
+        true_probability=False,
+        missing=tuple(record["missing"]),
+        strip=record["strip"],
+        split=SplitConfig(),
+        columns=dict.fromkeys(columns, ""),
+        sequences=sequences,
+        row_time=row_time,
+        time_zone=timed.get("time_zone"),
+        decimal=record.get("decimal", "."),
         time_format=timed.get("time_format"),
-    )  # fmt: skip
+    )
 
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def continued_state(store: Store, path: str, spec: DataSpec) -> State:
+def continued_state(store: Store, path: str, spec: DataSpec) -> FittedState:
     """The state of the dataset at ``path``, to be continued; ConfigError if ids would get other rows."""
     dataset = store.get(path, "ingest")
     record = store.read_json(f"{path}/{TRANSFORMS}")["sparse"]
@@ -261,7 +305,7 @@ def continued_state(store: Store, path: str, spec: DataSpec) -> State:
     return read_state(store, path, spec)
 
 
-def read_state(store: Store, path: str, spec: DataSpec) -> State:
+def read_state(store: Store, path: str, spec: DataSpec) -> FittedState:
     """The state of the dataset or version at ``path``, of the features that it has; ArtifactError if there is none.
 
     A dense feature whose transform, clip or bins are others now is left out.
@@ -281,16 +325,18 @@ def read_state(store: Store, path: str, spec: DataSpec) -> State:
         if (then := record["sparse"].get(f.name)) is not None
     }
     sparse = {f.name: tables[f.owner] for f in spec.sparse if f.name in record["sparse"] and f.owner in tables}
-    return State(dense=dense, sparse=sparse)
+    return FittedState(dense=dense, sparse=sparse)
 
 
 def dense_transform(record: Mapping[str, Any]) -> DenseTransform:
     """The fit behind a dense feature's ``record`` of ``transforms.json``."""
     missing, bounds = record["missing"], record.get("bounds")
     return DenseTransform(
-        mean=record["mean"], std=record["std"], missing=math.nan if missing is None else 0.0,
+        mean=record["mean"],
+        std=record["std"],
+        missing=math.nan if missing is None else 0.0,
         bounds=None if bounds is None else np.array(bounds, np.float64),
-    )  # fmt: skip
+    )
 
 
 def _frame(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | None:

@@ -25,7 +25,7 @@ from pipeline.ingest.sampling import kept, sums
 from pipeline.ingest.schema import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.tasks import typed
-from pipeline.ingest.times import HOUR, Cut, test_hours_from
+from pipeline.ingest.times import HOUR, TimeSplit, test_hours_from
 from pipeline.ingest.vectors import lengths_of, moments_of
 from pipeline.records import LABEL, ROW_WEIGHT, VALIDATION
 from pipeline.specs.id_mapping import Counts, IdCounts
@@ -156,7 +156,7 @@ class Partial:
 
 
 @dataclass(frozen=True)
-class Parts:
+class RowSplits:
     """Which rows of a block are test rows (None: not known yet), and which of the others are validation rows.
 
     ``kept``: the rows that stay if they are train rows; None: all. ``left_out``: rows of the gap before the test rows;
@@ -204,7 +204,7 @@ class Fit:
     """
 
     def __init__(
-        self, spec: DataSpec, test: bool | None = None, *, by_place: bool = False, cut: Cut | None = None
+        self, spec: DataSpec, test: bool | None = None, *, by_place: bool = False, cut: TimeSplit | None = None
     ) -> None:
         self.spec = spec
         self.by_place = by_place
@@ -216,7 +216,7 @@ class Fit:
         self.days: dict[int, _Day] = {}
         self.validation, self.tested, self.gap = Tally(), Tally(), Tally()
 
-    def add(self, frame: pl.DataFrame, coded: dict[str, Coded], places: np.ndarray | None = None) -> Parts:
+    def add(self, frame: pl.DataFrame, coded: dict[str, Coded], places: np.ndarray | None = None) -> RowSplits:
         """Count a block of typed rows; returns which of them are train rows.
 
         ``places``: hashes of the rows' files and numbers, where the split goes by them.
@@ -227,7 +227,7 @@ class Fit:
         stay = kept(hashes, frame[LABEL], share) if share is not None and hashes is not None else None
         if self.split.by == "day" and self.test is None:
             self._add_days(frame, coded, looked_at)
-            return Parts(None, looked_at, stay)
+            return RowSplits(None, looked_at, stay)
         test = (
             self._test_rows(frame, hashes)
             if self.test is None
@@ -246,7 +246,7 @@ class Fit:
             rest = rest & ~looked_at
         if not self.test:
             self.train.add(frame, coded, rest.to_numpy())
-        return Parts(test, looked_at, stay, left_out)
+        return RowSplits(test, looked_at, stay, left_out)
 
     def _hashes(self, frame: pl.DataFrame, places: np.ndarray | None) -> np.ndarray | None:
         """The hash of each row that the split goes by; None where it needs none."""

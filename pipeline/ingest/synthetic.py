@@ -40,7 +40,7 @@ _ROW_BYTES = 240
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class _DrawnRows:
     """Drawn values of some rows: places in the id lists (-1 missing), counts, missing counts; seconds since day 0."""
 
     places: np.ndarray
@@ -49,7 +49,7 @@ class _Chunk:
     time: np.ndarray
 
 
-def _draw_chunk(truth: Truth, rng: np.random.Generator, time: np.ndarray) -> _Chunk:
+def _draw_chunk(truth: Truth, rng: np.random.Generator, time: np.ndarray) -> _DrawnRows:
     rows = len(time)
     places = np.empty((SPARSE, rows), np.int64)
     for i in range(SPARSE):
@@ -64,10 +64,10 @@ def _draw_chunk(truth: Truth, rng: np.random.Generator, time: np.ndarray) -> _Ch
     counts[1] = np.where(negative, -1 - counts[1] % 3, counts[1])
     absent = np.zeros((DENSE, rows), bool)
     absent[1::2] = rng.random((DENSE // 2, rows), dtype=np.float32) < MISSING_SHARE
-    return _Chunk(places, counts, absent, time)
+    return _DrawnRows(places, counts, absent, time)
 
 
-def _logits(truth: Truth, chunk: _Chunk, config: SyntheticConfig) -> np.ndarray:
+def _logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig) -> np.ndarray:
     """Log odds without the bias; effects turn by ``drift`` radians a day, at midnight or every hour."""
     logits = np.zeros(len(chunk.time), np.float64)
     step = SECONDS_PER_HOUR if config.hourly else SECONDS_PER_DAY
@@ -90,7 +90,7 @@ def _logits(truth: Truth, chunk: _Chunk, config: SyntheticConfig) -> np.ndarray:
     return logits
 
 
-def _conversion_logits(truth: Truth, chunk: _Chunk, config: SyntheticConfig, seed: int) -> np.ndarray:
+def _conversion_logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig, seed: int) -> np.ndarray:
     """Log odds, without the bias, that a click converts: first-order effects, correlated with those on clicks."""
     logits = np.zeros(len(chunk.time), np.float64)
     for i, effects in enumerate(truth.first):
@@ -103,7 +103,7 @@ def _conversion_logits(truth: Truth, chunk: _Chunk, config: SyntheticConfig, see
 
 
 def _conversions(
-    truth: Truth, chunk: _Chunk, clicked: np.ndarray, config: SyntheticConfig, bias: float, seeds: list[int]
+    truth: Truth, chunk: _DrawnRows, clicked: np.ndarray, config: SyntheticConfig, bias: float, seeds: list[int]
 ) -> pl.Series:
     """Column ``conversion`` of the rows of a chunk, as text; drawn apart, so that it changes nothing else."""
     rng = np.random.default_rng([seeds[0], 11, *seeds[1:]])
@@ -127,7 +127,7 @@ def _conversion_bias(truth: Truth, config: SyntheticConfig, seed: int, day: int 
     return with_bias(_conversion_logits(truth, chunk, config, seed), config.conversion_rate, clicks)
 
 
-def _sample(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> _Chunk:
+def _sample(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> _DrawnRows:
     """Rows of all days, or of ``day``, from which biases are found."""
     rng = np.random.default_rng([seed, 1])
     return _draw_chunk(truth, rng, _times(np.arange(CHUNK_ROWS), CHUNK_ROWS, config, day))
@@ -139,7 +139,7 @@ def _times(index: np.ndarray, rows: int, config: SyntheticConfig, day: int | Non
     return seconds + (day or 0) * SECONDS_PER_DAY
 
 
-def _frame(truth: Truth, chunk: _Chunk, label: np.ndarray, probability: np.ndarray, first_day: int) -> pl.DataFrame:
+def _frame(truth: Truth, chunk: _DrawnRows, label: np.ndarray, probability: np.ndarray, first_day: int) -> pl.DataFrame:
     columns = [pl.Series("label", label.astype(np.int8)).cast(pl.String)]
     for i in range(DENSE):
         values = pl.Series(f"I{i + 1}", chunk.counts[i]).cast(pl.String)
@@ -237,9 +237,11 @@ def _block(held: list[pl.DataFrame], line: int) -> RawBlock:
     frame = pl.concat(held)
     lengths = frame.select(pl.col(pl.String).str.len_bytes().sum()).row(0)
     return RawBlock(
-        frame=frame, file="synthetic", lines=np.arange(line, line + frame.height),
+        frame=frame,
+        file="synthetic",
+        lines=np.arange(line, line + frame.height),
         bytes=int(sum(lengths)) + len(lengths) * frame.height,
-    )  # fmt: skip
+    )
 
 
 def source_of(data: DataConfig, seed: int, day: date | None, block_mib: int) -> SyntheticSource:

@@ -63,11 +63,17 @@ class UserLog:
         probability = sigmoid(self.bias + np.append(self.effects, 0.0)[before])
         label = rng.random(slot.users) < probability
         time = slot.start + rng.integers(slot.width, size=slot.users)
-        return pl.DataFrame([
-            pl.Series("label", label.astype(np.int8)).cast(pl.String), _named("user", users), _named("item", item),
-            _named("category", category), pl.Series(DAY, (time // SECONDS_PER_DAY).astype(np.int32)),
-            pl.Series(TIME, time), pl.Series(TRUE_PROBABILITY, probability.astype(np.float32)),
-        ])  # fmt: skip
+        return pl.DataFrame(
+            [
+                pl.Series("label", label.astype(np.int8)).cast(pl.String),
+                _named("user", users),
+                _named("item", item),
+                _named("category", category),
+                pl.Series(DAY, (time // SECONDS_PER_DAY).astype(np.int32)),
+                pl.Series(TIME, time),
+                pl.Series(TRUE_PROBABILITY, probability.astype(np.float32)),
+            ]
+        )
 
 
 def _named(column: str, numbers: np.ndarray) -> pl.Series:

@@ -74,8 +74,10 @@ class DataFile:
             wanted = [name for name in names.values() if name is not None] or list(physical.values())[:1]
             for batch in Parquet().batches(stream, wanted, block_bytes, part):
                 rows = np.arange(first, first + batch.num_rows)
-                table = pa.table([self._values(batch, column, names) for column in columns],
-                                 names=[column.name for column in columns])  # fmt: skip
+                table = pa.table(
+                    [self._values(batch, column, names) for column in columns],
+                    names=[column.name for column in columns],
+                )
                 if gone is not None:
                     kept = ~np.isin(rows, gone[(gone >= first) & (gone < first + batch.num_rows)])
                     table, rows = table.filter(pa.array(kept)), rows[kept]
@@ -93,7 +95,7 @@ class DataFile:
         return values if _same(values.type, column.type) else values.cast(column.type)
 
 
-class _Bytes(io.RawIOBase):
+class _TimedStream(io.RawIOBase):
     """A file whose ``stream`` may fall silent: UnreachableError then, where Arrow would take it for a damaged file."""
 
     def __init__(self, path: str, stream: BinaryIO) -> None:
@@ -135,7 +137,7 @@ def opened(path: str, open: Callable[[], BinaryIO]) -> BinaryIO:
     A table's own client has tried again by then.
     """
     with _answered(path):
-        return cast(BinaryIO, _Bytes(path, open()))
+        return cast(BinaryIO, _TimedStream(path, open()))
 
 
 @contextmanager
@@ -251,9 +253,11 @@ class TableSnapshot(Snapshot):
         """By the table's own record."""
         files = self.files(day)
         return Delivery(
-            parts=len(files), bytes=sum(file.bytes for file in files), rows=sum(file.rows for file in files),
+            parts=len(files),
+            bytes=sum(file.bytes for file in files),
+            rows=sum(file.rows for file in files),
             later=day is not None and self.data.watermark.later_rows and self.has_later(day),
-        )  # fmt: skip
+        )
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
         """A source a file."""
@@ -289,7 +293,7 @@ def days_between(
 
     ``timestamp``: numbers are times, not days. The days are those that ingestion gives such values in ``zone``.
     """
-    from pipeline.ingest.rejects import Rejected
+    from pipeline.ingest.rejects import RejectedRows
     from pipeline.ingest.times import day_of
     from pipeline.ingest.values import strings_of
 
@@ -299,7 +303,7 @@ def days_between(
         return None  # such text has another order than the days
     if values.has_nulls() or (values.dtype == pl.String and text.str.contains("-").n_unique() > 1):
         return None  # text of two forms has another order than the days
-    rejected = Rejected(np.arange(2))
+    rejected = RejectedRows(np.arange(2))
     days = day_of(values, text, timestamp=timestamp, rejected=rejected, zone=zone)
     around = int(zone is not None and values.dtype == pl.String)  # offsets in the text have another order than time
     return None if rejected.bad.any() else (int(days[0]) - around, int(days[1]) + around)

@@ -41,14 +41,21 @@ def dataset(data: DataConfig) -> tuple[DatasetSchema, Profile]:
         hot_rows, hot_share = hit_curve(table, data.table_defaults.zipf)
         columns.append(SparseColumn(name=name, rows=table.rows, multi=pooling != 1.0, weighted=table.weighted))
         sparse[name] = FeatureProfile(
-            rows=table.rows, distinct=table.rows, missing_share=0.0, pooling=pooling, hot_rows=hot_rows,
+            rows=table.rows,
+            distinct=table.rows,
+            missing_share=0.0,
+            pooling=pooling,
+            hot_rows=hot_rows,
             hot_share=hot_share,
-        )  # fmt: skip
+        )
     schema = DatasetSchema(
-        dense=tuple(f"I{number + 1}" for number in range(data.dense_features)), sparse=tuple(columns),
-        rows={"train": 0, "test": 0}, files=none, groups=none,
+        dense=tuple(f"I{number + 1}" for number in range(data.dense_features)),
+        sparse=tuple(columns),
+        rows={"train": 0, "test": 0},
+        files=none,
+        groups=none,
         tasks=tuple(TaskColumn(name=name, kind=task.kind, given=task.given) for name, task in data.tasks.items()),
-    )  # fmt: skip
+    )
     return schema, Profile(rows=schema.rows, label_rate={}, dense={}, sparse=sparse)
 
 

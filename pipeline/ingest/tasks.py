@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.sampling import came_with
 from pipeline.ingest.schema import CLICKED_LATER, DataSpec
 from pipeline.ingest.values import number_of
@@ -22,7 +22,7 @@ def typed(name: str) -> str:
 
 
 def task_columns(
-    raw: pl.DataFrame, texts: dict[str, pl.Series], clicked: pl.Series, spec: DataSpec, rejected: Rejected
+    raw: pl.DataFrame, texts: dict[str, pl.Series], clicked: pl.Series, spec: DataSpec, rejected: RejectedRows
 ) -> list[pl.Series]:
     """The typed columns of all further tasks, and of the weights if there are some. ``clicked``: the main label.
 
@@ -48,20 +48,21 @@ def after_click(spec: DataSpec) -> list[str]:
     return names[1:]
 
 
-def _given(values: pl.Series, given: pl.Series, task: TaskSpec, rejected: Rejected) -> pl.Series:
+def _given(values: pl.Series, given: pl.Series, task: TaskSpec, rejected: RejectedRows) -> pl.Series:
     """The labels of a task that cannot happen where ``given`` is 0: there they are 0, in the whole log (ESMM, 2018)."""
     never = (given == 0).fill_null(False)
     impossible = (never & (values == 1)).fill_null(False)
     rejected.add(
-        impossible.to_numpy(), f"{task.column} without {task.given}",
+        impossible.to_numpy(),
+        f"{task.column} without {task.given}",
         lambda _: f"{task.column} is {task.positive!r}, but the row has no {task.given} (data.tasks.{task.name}.given)",
         task.column,
-    )  # fmt: skip
+    )
     return values.zip_with(~never, pl.Series([0.0], dtype=pl.Float32).new_from_index(0, len(values)))
 
 
 def _weights(
-    raw: pl.DataFrame, texts: dict[str, pl.Series], column: str, spec: DataSpec, rejected: Rejected
+    raw: pl.DataFrame, texts: dict[str, pl.Series], column: str, spec: DataSpec, rejected: RejectedRows
 ) -> pl.Series:
     weights = number_of(raw[column], texts.get(column), column, spec, rejected)
     wrong = (weights.is_null() | (weights < 0)).to_numpy()

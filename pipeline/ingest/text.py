@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.errors import DataError
-from pipeline.ingest.quoted import NEWLINE, Layout, line_ends, records
+from pipeline.ingest.quoted import NEWLINE, TextLayout, line_ends, records
 from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.native.text import occurrences, split
@@ -33,7 +33,7 @@ _PACKED = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\x
 
 
 def text_blocks(
-    stream: BinaryIO, block_bytes: int, first_line: int, layout: Layout | None = None, label: str = "the log"
+    stream: BinaryIO, block_bytes: int, first_line: int, layout: TextLayout | None = None, label: str = "the log"
 ) -> Iterator[tuple[bytes, int]]:
     """Blocks of whole lines, each with its first line's number; blank lines at the very end are left out.
 
@@ -86,7 +86,7 @@ def endless(label: str, line: int, start: bytes) -> DataError:
     )
 
 
-def _whole(block: bytes, layout: Layout | None) -> int:
+def _whole(block: bytes, layout: TextLayout | None) -> int:
     """Bytes of ``block``, whole lines, up to a record that may go on behind its end."""
     if layout is None or not layout.quotes(block):
         return len(block)
@@ -101,7 +101,7 @@ def _cut(block: bytes) -> int:
     return end + 1 if end >= 0 and filled else block.rfind(b"\n", 0, filled) + 1
 
 
-def read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
+def read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
     """Frame of strings (one column per name), the line number of each of its rows, and the lines left out."""
     if b"\r" in block:
         block = line_ends(block, layout)
@@ -113,7 +113,7 @@ def read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFr
     return _read_others(block, first_line, layout)  # a limit of a parser's own: it costs the records that meet it
 
 
-def _read_others(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
+def _read_others(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
     """As ``read_lines``, in parts, without the records that fail by themselves. Numbers stay text in all parts."""
     texts = replace(layout, numbers=frozenset())
     ends = records(block, layout).ends + 1
@@ -136,7 +136,7 @@ def _read_others(block: bytes, first_line: int, layout: Layout) -> tuple[pl.Data
     return pl.concat(frames, how="vertical_relaxed", rechunk=True), np.concatenate(lines), rejects
 
 
-def _read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
+def _read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
     frame = _read_clean(block, layout)
     if frame is not None:
         return frame, np.arange(first_line, first_line + frame.height), []
@@ -154,7 +154,7 @@ def looks_packed(block: bytes) -> bool:
     return block.startswith(_PACKED)
 
 
-def _read_behind(block: bytes, layout: Layout) -> pl.DataFrame:
+def _read_behind(block: bytes, layout: TextLayout) -> pl.DataFrame:
     """The frame of a block that Polars would take for compressed bytes, read behind a row that it cannot mistake.
 
     Python's csv module would read it too, but its limits on fields would then hold for all rows of the block.
@@ -163,23 +163,27 @@ def _read_behind(block: bytes, layout: Layout) -> pl.DataFrame:
     return _read(row + block, layout)[1:]
 
 
-def _read_slowly(block: bytes, layout: Layout) -> pl.DataFrame:
+def _read_slowly(block: bytes, layout: TextLayout) -> pl.DataFrame:
     text = io.StringIO(block.decode(), newline="")
     rows = list(csv.reader(text, delimiter=layout.separator, quotechar=layout.quote))
     return pl.DataFrame(rows, schema=dict.fromkeys(layout.names, pl.String), orient="row")
 
 
-def _read(block: bytes, layout: Layout, numbers: frozenset[str] = frozenset()) -> pl.DataFrame:
+def _read(block: bytes, layout: TextLayout, numbers: frozenset[str] = frozenset()) -> pl.DataFrame:
     schema = {name: pl.Float64 if name in numbers else pl.String for name in layout.names}
     if not block:
         return pl.DataFrame(schema=schema)
     return pl.read_csv(
-        block, has_header=False, schema=schema, separator=layout.separator, quote_char=layout.quote,
+        block,
+        has_header=False,
+        schema=schema,
+        separator=layout.separator,
+        quote_char=layout.quote,
         empty_string_is_null=False,
-    )  # fmt: skip
+    )
 
 
-def _read_clean(block: bytes, layout: Layout) -> pl.DataFrame | None:
+def _read_clean(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
     """The frame of a block without a flaw, None if any line needs a closer look.
 
     What the compiled steps do not take apart, as text that is not ASCII or numbers with exponents, Polars does. It
@@ -202,7 +206,7 @@ def _read_clean(block: bytes, layout: Layout) -> pl.DataFrame | None:
     return frame if frame.height == lines else None
 
 
-def _read_numbers(block: bytes, layout: Layout) -> pl.DataFrame | None:
+def _read_numbers(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
     """The frame with its numbers as such; None unless all of them are plain: no blanks, no words, none too large.
 
     Polars' CSV reader trims bytes around a number that a cast of the same text refuses. A block that holds one of them
@@ -226,7 +230,7 @@ def line_count(block: bytes | memoryview) -> int:
     return occurrences(block, NEWLINE)
 
 
-def _sift(block: bytes, first_line: int, layout: Layout) -> tuple[bytes, np.ndarray, list[Reject]]:
+def _sift(block: bytes, first_line: int, layout: TextLayout) -> tuple[bytes, np.ndarray, list[Reject]]:
     """Good lines joined, their numbers, and the others with a reason each."""
     data = np.frombuffer(block, np.uint8)
     ends = records(block, layout).ends

@@ -13,11 +13,11 @@ from pipeline.config import DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest import events
 from pipeline.ingest.days import day_number
-from pipeline.ingest.engines import Engine
+from pipeline.ingest.engines import IngestEngine
 from pipeline.ingest.parse import DayRule, parse
 from pipeline.ingest.schema import DAY, SPLIT_TIME, DataSpec
 from pipeline.ingest.sources import Block, Source
-from pipeline.ingest.times import Cut, time_text
+from pipeline.ingest.times import TimeSplit, time_text
 from pipeline.ingest.zones import SECONDS_PER_HOUR
 
 MOST_TIMES = 1 << 21  # that are told apart: with 16 bytes each, 32 MiB
@@ -94,8 +94,8 @@ def narrow(spec: DataSpec) -> DataSpec:
 
 
 def find_cut(
-    engine: Engine, data: DataConfig, spec: DataSpec, sources: Sources, rule: Callable[[date], DayRule | None]
-) -> Cut | None:
+    engine: IngestEngine, data: DataConfig, spec: DataSpec, sources: Sources, rule: Callable[[date], DayRule | None]
+) -> TimeSplit | None:
     """Read the times of the rows of ``data``, and cut them into train and test rows.
 
     Args:
@@ -123,13 +123,13 @@ def find_cut(
     return cut_of(times, rows, data) if len(times) else None
 
 
-def _count(engine: Engine, sources: Sequence[Source], work: CountTimes, counts: TimeCounts) -> None:
+def _count(engine: IngestEngine, sources: Sequence[Source], work: CountTimes, counts: TimeCounts) -> None:
     parts = [part for source in sources for part in engine.parts(source)]
     for _, counted in engine.look(parts, work):
         counts.add(counted)
 
 
-def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> Cut:
+def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> TimeSplit:
     """The cut of a log with so many ``rows`` at each of ``times`` (in order); DataError where nothing is left to train.
 
     Of two cuts that are equally near to ``data.split.test_share`` the later one.
@@ -151,4 +151,4 @@ def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> Cut:
             f"{time_text(int(times[0]))}, and its test rows at {time_text(test_from)}",
             hint="data.split.gap_hours=<fewer>, or data.split.test_share=<smaller>",
         )
-    return Cut(train_until, test_from)
+    return TimeSplit(train_until, test_from)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.rejects import Rejected, shown
+from pipeline.ingest.rejects import RejectedRows, shown
 from pipeline.ingest.schema import DAY, SPLIT_TIME
 from pipeline.ingest.values import nulls
 from pipeline.ingest.zones import (
@@ -31,7 +31,7 @@ def packed_date(text: pl.Expr) -> pl.Expr:
 
 
 def hour_of(
-    values: pl.Series, text: pl.Series | None, rejected: Rejected, zone: str | None = None, form: str | None = None
+    values: pl.Series, text: pl.Series | None, rejected: RejectedRows, zone: str | None = None, form: str | None = None
 ) -> pl.Series:
     """The hour (Int32) of each of ``values``: of timestamps, numbers, or ``text`` as YYYY-MM-DD HH:MM:SS, or ``form``.
 
@@ -54,22 +54,24 @@ def hour_of(
         hour = frame.select(number.fill_null(pl.col("text").str.extract(_CLOCK).cast(pl.Int64)).alias("hour"))["hour"]
     hour = hour.cast(pl.Int32).alias(HOUR)
     rejected.add(
-        hour.is_null().to_numpy(), f"{column} tells no hour",
+        hour.is_null().to_numpy(),
+        f"{column} tells no hour",
         lambda i: f"{column} is {shown(written[i])}, expected {form or 'seconds since 1970 or YYYY-MM-DD HH:MM:SS'}",
         column,
-    )  # fmt: skip
+    )
     return hour.fill_null(0)
 
 
-def whole_hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected) -> pl.Series:
+def whole_hour_of(values: pl.Series, text: pl.Series | None, rejected: RejectedRows) -> pl.Series:
     """The hour (Int32) that each of ``values`` is, 0 to 23; whatever else is rejected."""
     number = nulls(pl.Float64, len(values)) if text is None else text.cast(pl.Float64, strict=False)
     wrong = ~((number >= 0) & (number < HOURS_PER_DAY) & (number == number.floor())).fill_null(False)
     rejected.add(
-        wrong.to_numpy(), f"{values.name} is no hour",
+        wrong.to_numpy(),
+        f"{values.name} is no hour",
         lambda i: f"{values.name} is {shown(text[i] if text is not None else None)}, expected an hour, 0 to 23",
         values.name,
-    )  # fmt: skip
+    )
     return number.set(wrong, 0.0).cast(pl.Int32).alias(HOUR)
 
 
@@ -89,7 +91,7 @@ def seconds_of_rows(
 
 
 @dataclass(frozen=True)
-class Cut:
+class TimeSplit:
     """Train rows are those before ``train_until``, test rows those from ``test_from`` on, in seconds since 1970.
 
     Rows between the two are left out.
@@ -124,9 +126,14 @@ def test_hours_from(test_hours: int) -> int:
 
 
 def day_of(
-    values: pl.Series, text: pl.Series | None, *, timestamp: bool, rejected: Rejected, zone: str | None = None,
+    values: pl.Series,
+    text: pl.Series | None,
+    *,
+    timestamp: bool,
+    rejected: RejectedRows,
+    zone: str | None = None,
     form: str | None = None,
-) -> pl.Series:  # fmt: skip
+) -> pl.Series:
     """The day (Int32) of each of ``values``: the number, or days since 1970-01-01 of dates and timestamps.
 
     ``text``: the values as text, None where they are lists. ``timestamp``: numbers are timestamps, not days. ``zone``:
@@ -151,7 +158,9 @@ def day_of(
         day = instants(values, text, zone, numbers=timestamp).dt.date().cast(pl.Int32).fill_null(day)
     bad = day.is_null().to_numpy()
     rejected.add(
-        bad, f"{column} is no day",
-        lambda i: f"{column} is {shown(written[i])}, expected {form or 'a number or YYYY-MM-DD'}", column,
-    )  # fmt: skip
+        bad,
+        f"{column} is no day",
+        lambda i: f"{column} is {shown(written[i])}, expected {form or 'a number or YYYY-MM-DD'}",
+        column,
+    )
     return day.fill_null(0).alias(DAY)

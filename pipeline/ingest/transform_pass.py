@@ -50,7 +50,7 @@ class DenseTransform:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class FittedState:
     """Everything pass 2 needs to know, by feature."""
 
     dense: dict[str, DenseTransform]
@@ -58,7 +58,7 @@ class State:
 
 
 def transform(
-    frame: pl.DataFrame, spec: DataSpec, state: State, coded: Mapping[str, Coded] = MappingProxyType({})
+    frame: pl.DataFrame, spec: DataSpec, state: FittedState, coded: Mapping[str, Coded] = MappingProxyType({})
 ) -> pl.DataFrame:
     """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day, hour, other labels.
 
@@ -86,7 +86,7 @@ def transform(
     return pl.DataFrame(columns)
 
 
-def lossy(spec: DataSpec, state: State) -> list[str]:
+def lossy(spec: DataSpec, state: FittedState) -> list[str]:
     """The features, dense ones first, whose values do not tell the number.
 
     Those of bins, clipped ones, those whose 0 is a number and a missing value, and standardised ones: where the mean
@@ -97,7 +97,7 @@ def lossy(spec: DataSpec, state: State) -> list[str]:
     return [*dense, *(name for name, each in state.sparse.items() if each.bounds is not None)]
 
 
-def raw_numbers(frame: pl.DataFrame, chosen: pl.Series, spec: DataSpec, state: State) -> list[pl.Series]:
+def raw_numbers(frame: pl.DataFrame, chosen: pl.Series, spec: DataSpec, state: FittedState) -> list[pl.Series]:
     """Numbers of the ``lossy`` features of the ``chosen`` typed rows as float64 columns ``raw_column``.
 
     NaN is a missing one.
@@ -113,12 +113,12 @@ def raw_numbers(frame: pl.DataFrame, chosen: pl.Series, spec: DataSpec, state: S
     return columns
 
 
-def with_vocabulary(state: State) -> list[str]:
+def with_vocabulary(state: FittedState) -> list[str]:
     """The features whose ids have rows by a vocabulary; of the others' rows none tells which id it was."""
     return [name for name, fitted in state.sparse.items() if fitted.lookup is not None]
 
 
-def unseen_ids(rows: pl.DataFrame, state: State, coded: Mapping[str, Coded]) -> list[pl.Series]:
+def unseen_ids(rows: pl.DataFrame, state: FittedState, coded: Mapping[str, Coded]) -> list[pl.Series]:
     """Of each feature ``with_vocabulary`` the hashes of ids that it does not hold in transformed ``rows``, else 0.
 
     ``coded``: the ids of the same rows. The gate scores a model by them that has rows for ids which this dataset has

@@ -7,7 +7,7 @@ from datetime import date
 from pipeline.config import DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest import days
-from pipeline.ingest.quality import Verdict, beyond
+from pipeline.ingest.quality import QualityVerdict, beyond
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.sampling import COUNTS_FOR, OF_CLICKS
 from pipeline.ingest.statistics_pass import Fit
@@ -152,7 +152,7 @@ def _check_share(quarantine: Quarantine, data: DataConfig, quarantined: int, row
     )
 
 
-def held(verdict: Verdict, data: DataConfig) -> DataError:
+def held(verdict: QualityVerdict, data: DataConfig) -> DataError:
     """The error for logs that ``data.checks`` hold."""
     more = f"; and {len(verdict.held) - 5} more" if len(verdict.held) > 5 else ""
     against = f", compared with {verdict.against}" if verdict.against else ""

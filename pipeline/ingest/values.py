@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.rejects import Rejected, shown
+from pipeline.ingest.rejects import RejectedRows, shown
 from pipeline.ingest.schema import DataSpec
 
 FLOAT32_MAX = 3.4028234663852886e38
 WHOLE = 2.0**53  # floats below this hold every whole number
 
 
-def text_of(values: pl.Series, spec: DataSpec, rejected: Rejected) -> pl.Series:
+def text_of(values: pl.Series, spec: DataSpec, rejected: RejectedRows) -> pl.Series:
     """``values`` as strings; float NaN and undecodable bytes become null (the latter are rejected).
 
     A whole float is written as the whole number it is: a column of ids of which one is missing is often stored so.
@@ -52,7 +52,9 @@ def absent_in(text: pl.Series, spec: DataSpec) -> pl.Series:
     return absent
 
 
-def number_of(values: pl.Series, text: pl.Series | None, column: str, spec: DataSpec, rejected: Rejected) -> pl.Series:
+def number_of(
+    values: pl.Series, text: pl.Series | None, column: str, spec: DataSpec, rejected: RejectedRows
+) -> pl.Series:
     """``values`` as finite Float64, null where missing."""
     if text is None:
         every = np.ones(len(values), bool)
@@ -67,9 +69,11 @@ def number_of(values: pl.Series, text: pl.Series | None, column: str, spec: Data
         return number
     absent = absent_in(text, spec)
     rejected.add(
-        ~(finite | absent).to_numpy(), f"{column} is not a finite number",
-        lambda i: f"{column} is {shown(text[i])}, expected a finite number", column,
-    )  # fmt: skip
+        ~(finite | absent).to_numpy(),
+        f"{column} is not a finite number",
+        lambda i: f"{column} is {shown(text[i])}, expected a finite number",
+        column,
+    )
     return number.zip_with(finite & ~absent, nulls(pl.Float64, len(number)))
 
 
@@ -88,9 +92,10 @@ def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> dict[str, pl.Series]:
     bounds = numbers.select(pl.all().abs().max()).row(0)
     finite = numbers.select(pl.all().is_finite().all()).row(0)
     return {
-        name: numbers[name] for name, bound, good in zip(names, bounds, finite, strict=True)
+        name: numbers[name]
+        for name, bound, good in zip(names, bounds, finite, strict=True)
         if good and (bound is None or bound <= FLOAT32_MAX)
-    }  # fmt: skip
+    }
 
 
 def nulls(kind: type[pl.DataType] | pl.DataType, length: int) -> pl.Series:

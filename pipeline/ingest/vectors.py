@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.moments import Moments, measure, prepared, quantised
-from pipeline.ingest.rejects import Rejected, shown
+from pipeline.ingest.rejects import RejectedRows, shown
 from pipeline.ingest.schema import DataSpec, DenseSpec
 from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls
 
@@ -19,16 +19,18 @@ _ABSENT = np.uint64(0x9AE16A3B2F90404F)  # hash of a missing vector
 
 
 def vector_of(
-    values: pl.Series, text: pl.Series | None, feature: DenseSpec, spec: DataSpec, rejected: Rejected
+    values: pl.Series, text: pl.Series | None, feature: DenseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.Series:
     """The typed column of ``feature``: of lists of numbers (or of their text), or of ``text``."""
     lists = values if text is None else _divided(text, feature, spec)
     lengths = lists.list.len().fill_null(0).to_numpy()
     wrong = (lengths != feature.width) & (lengths > 0)
     rejected.add(
-        wrong, f"{feature.column} is no vector of {feature.width}",
-        lambda i: f"{feature.column} has {lengths[i]} numbers, expected {feature.width}", feature.column,
-    )  # fmt: skip
+        wrong,
+        f"{feature.column} is no vector of {feature.width}",
+        lambda i: f"{feature.column} has {lengths[i]} numbers, expected {feature.width}",
+        feature.column,
+    )
     whole = lengths == feature.width
     matrix = np.zeros((len(values), feature.width), np.float32)
     matrix[whole] = _numbers(lists.filter(pl.Series(whole)), np.flatnonzero(whole), feature, rejected)
@@ -43,7 +45,7 @@ def _divided(text: pl.Series, feature: DenseSpec, spec: DataSpec) -> pl.Series:
     return plain.str.split(feature.separator).zip_with(some, nulls(pl.List(pl.String), len(text)))
 
 
-def _numbers(lists: pl.Series, rows: np.ndarray, feature: DenseSpec, rejected: Rejected) -> np.ndarray:
+def _numbers(lists: pl.Series, rows: np.ndarray, feature: DenseSpec, rejected: RejectedRows) -> np.ndarray:
     """float32 [len(rows), width] of lists of that width; a row with anything else than finite numbers is rejected."""
     flat = lists.explode()
     if not (flat.dtype.is_numeric() or flat.dtype == pl.Boolean):
@@ -56,15 +58,16 @@ def _numbers(lists: pl.Series, rows: np.ndarray, feature: DenseSpec, rejected: R
         places = rows[at // feature.width]
         pieces = flat.gather(at).cast(pl.String, strict=False)
         rejected.add_values(
-            pl.DataFrame({"row": places, "value": pieces}), f"a number of {feature.column} is not finite",
+            pl.DataFrame({"row": places, "value": pieces}),
+            f"a number of {feature.column} is not finite",
             lambda value: f"{feature.column} holds {shown(value)}, expected {feature.width} finite numbers",
             feature.column,
-        )  # fmt: skip
+        )
         numbers = np.where(wrong, 0.0, numbers)
     return (numbers.astype(np.float32) + np.float32(0.0)).reshape(len(rows), feature.width)
 
 
-def _check(matrix: np.ndarray, whole: np.ndarray, feature: DenseSpec, rejected: Rejected) -> None:
+def _check(matrix: np.ndarray, whole: np.ndarray, feature: DenseSpec, rejected: RejectedRows) -> None:
     """Reject the rows whose vector is missing or has a number out of range, where that is not allowed."""
     column = feature.column
     if feature.required:
@@ -74,10 +77,13 @@ def _check(matrix: np.ndarray, whole: np.ndarray, feature: DenseSpec, rejected: 
     if (feature.low, feature.high) != (None, None):
         outside = whole & ((matrix < low) | (matrix > high)).any(axis=1)
         rejected.add(
-            outside, f"{column} is out of range",
-            lambda i: f"{column} has numbers from {matrix[i].min():g} to {matrix[i].max():g}, expected {low:g} to "
-            f"{high:g}", column,
-        )  # fmt: skip
+            outside,
+            f"{column} is out of range",
+            lambda i: (
+                f"{column} has numbers from {matrix[i].min():g} to {matrix[i].max():g}, expected {low:g} to {high:g}"
+            ),
+            column,
+        )
 
 
 def _as_column(matrix: np.ndarray, whole: np.ndarray) -> pl.Series:

@@ -68,18 +68,27 @@ def _dated(ids: pl.DataFrame, day: int | None) -> pl.DataFrame:
 
 def _counted(ids: pl.DataFrame, counts: pl.DataFrame, day: int | None) -> pl.DataFrame:
     seen = counts.select(
-        "id", "hash", pl.lit(None, pl.Int32).alias("row"), "count", pl.lit(day, pl.Int32).alias("last_day"),
+        "id",
+        "hash",
+        pl.lit(None, pl.Int32).alias("row"),
+        "count",
+        pl.lit(day, pl.Int32).alias("last_day"),
         pl.col("count").cast(pl.Float64).alias("heat"),
-    )  # fmt: skip
+    )
     if ids.is_empty():
         return seen
     # min, not first: should two ids share a hash, the result does not depend on the order of blocks.
     ids = ids.with_columns(pl.col("heat").fill_null(pl.col("count").cast(pl.Float64)))
     both = pl.concat([ids.with_columns(_heat(ids, day)), seen.with_columns(now=pl.col("heat"), heat=None)])
     merged = both.group_by("hash").agg(
-        pl.min("id"), pl.max("row"), pl.sum("count"), pl.max("last_day"), pl.max("heat"), pl.sum("now"),
+        pl.min("id"),
+        pl.max("row"),
+        pl.sum("count"),
+        pl.max("last_day"),
+        pl.max("heat"),
+        pl.sum("now"),
         again=pl.len() > 1,
-    )  # fmt: skip
+    )
     # Of an id that was not seen the heat stays that of its last day, so that it cools by the days in between alone.
     heat = pl.when(pl.col("again") | pl.col("heat").is_null()).then(pl.col("now")).otherwise(pl.col("heat"))
     return merged.with_columns(heat.alias("heat")).select(list(id_columns()))

@@ -53,9 +53,14 @@ def seconds_of(number: pl.Expr) -> pl.Expr:
     """Seconds since 1970: 1e11 of them lie in the year 5138, so larger numbers are milli-, micro- or nanoseconds."""
     size = number.abs()
     return (
-        pl.when(size > 1e17).then(number / 1e9).when(size > 1e14).then(number / 1e6).when(size > 1e11)
-        .then(number / 1e3).otherwise(number)
-    )  # fmt: skip
+        pl.when(size > 1e17)
+        .then(number / 1e9)
+        .when(size > 1e14)
+        .then(number / 1e6)
+        .when(size > 1e11)
+        .then(number / 1e3)
+        .otherwise(number)
+    )
 
 
 def beginning_of(day: pl.Series, hour: pl.Series | None, zone: str | None) -> pl.Series:

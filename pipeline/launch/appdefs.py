@@ -79,10 +79,15 @@ def pods_app(stage: str, config: Config, config_url: str, name: str) -> AppDef:
         arguments = [argument.replace("(FIRST_POD)", f"({macros.rank0_env})") for argument in escaped]
         roles.append(
             Role(
-                name=kind, image=config.launch.pods.image, entrypoint=command[0], args=arguments,
-                env=pod_environment(stage, config, kind), num_replicas=hosts, port_map={"c10d": config.launch.port},
+                name=kind,
+                image=config.launch.pods.image,
+                entrypoint=command[0],
+                args=arguments,
+                env=pod_environment(stage, config, kind),
+                num_replicas=hosts,
+                port_map={"c10d": config.launch.port},
             )
-        )  # fmt: skip
+        )
     return AppDef(name=name, roles=roles)
 
 
@@ -96,21 +101,42 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
     meeting = ALONE if hosts == 1 else _meeting(config, hosts, name, "$(FIRST_POD)", ["--local-addr", "$(POD_IP)"])
     quiet = ["--redirects", ",".join(f"{rank}:1" for rank in range(1, ranks))] if ranks > 1 else []
     return [
-        "python", *meeting, "--max-restarts", "0",
-        "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *quiet,
-        *_role(stage, config, role), "-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"),
+        "python",
+        *meeting,
+        "--max-restarts",
+        "0",
+        "--shutdown-timeout",
+        str(seconds_to_end(stage, config)),
+        "--nproc-per-node",
+        str(ranks),
+        *quiet,
+        *_role(stage, config, role),
+        "-m",
+        "pipeline.cli",
+        "worker",
+        stage,
+        config_url.replace("$", "$$"),
         *level_arguments(),
-    ]  # fmt: skip
+    ]
 
 
 def _meeting(config: Config, hosts: int, name: str, first: str, more: list[str]) -> list[str]:
     """Torchrun and its arguments, ``more`` among them, by which ``hosts`` hosts meet at ``first`` as ``name``."""
     seconds = math.ceil(60 * config.launch.rendezvous_minutes)
     return [
-        *MEETING, "--nnodes", str(hosts), "--rdzv-id", name, "--rdzv-backend", "c10d", *more,
-        "--rdzv-endpoint", f"{first}:{config.launch.port}",
-        "--rdzv-conf", f"join_timeout={seconds},read_timeout={seconds}",
-    ]  # fmt: skip
+        *MEETING,
+        "--nnodes",
+        str(hosts),
+        "--rdzv-id",
+        name,
+        "--rdzv-backend",
+        "c10d",
+        *more,
+        "--rdzv-endpoint",
+        f"{first}:{config.launch.port}",
+        "--rdzv-conf",
+        f"join_timeout={seconds},read_timeout={seconds}",
+    ]
 
 
 def _role(stage: str, config: Config, role: str) -> list[str]:
@@ -161,5 +187,10 @@ def _torchrun(stage: str, config: Config) -> list[str]:
         workers = config.hardware.hosts - config.hardware.embedding_hosts
         meeting += _role(stage, config, stage if config.launch.host_index < workers else EMBEDDING)
     return [
-        *meeting, "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *redirects,
-    ]  # fmt: skip
+        *meeting,
+        "--shutdown-timeout",
+        str(seconds_to_end(stage, config)),
+        "--nproc-per-node",
+        str(ranks),
+        *redirects,
+    ]

@@ -30,7 +30,7 @@ from pipeline.launch.grow import Growth, MoreRoomError, with_more_hosts
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.memory import exceeded, release
 from pipeline.launch.protocol import GivenUpError, StageJob, StageRunner
-from pipeline.launch.result import Outcome, assemble, error_part
+from pipeline.launch.result import StageEnd, assemble, error_part
 from pipeline.launch.run_steps import write_steps
 from pipeline.launch.schedulers import scheduler
 from pipeline.launch.shrink import NoRoomError, with_fewer_hosts
@@ -43,7 +43,7 @@ from pipeline.store import Artifact, Store
 from pipeline.store.removal import remove
 from pipeline.store.retrying import explained
 
-__all__ = ["Chain", "Console", "Interrupted", "Outcome"]
+__all__ = ["Console", "Interrupted", "StageChain", "StageEnd"]
 log = logging.getLogger(__name__)
 MOST_RANKS = 16  # that one machine acts several hosts with
 
@@ -87,7 +87,7 @@ class StageError(Exception):
         return UNEXPECTED if reported else LaunchError.exit_code
 
 
-class Chain:
+class StageChain:
     """One run's steps over a store.
 
     ``run_inline(step) -> Artifact`` does a stage in this process; the others are submitted to TorchX.
@@ -113,7 +113,7 @@ class Chain:
         self.most_hosts = config.hardware.hosts
         self.all = {step.name: step for step in steps}
         self.selected = [step for step in steps if step.name in config.stages]
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, StageEnd] = {}
         self.artifacts: dict[str, Artifact] = {}
         self._runner: StageRunner | None = None
 
@@ -230,16 +230,16 @@ class Chain:
             artifact = self._inline(step) if self._is_inline(step.name) else self._launched(step, attempts)
             STAGES.get(step.name).require_meant(step, self.config, self.store)
         except BaseException:
-            self.outcomes[step.name] = Outcome("failed", time.monotonic() - began, None, started, tuple(attempts))
+            self.outcomes[step.name] = StageEnd("failed", time.monotonic() - began, None, started, tuple(attempts))
             raise
         seconds = time.monotonic() - began
         self.artifacts[step.name] = artifact
-        self.outcomes[step.name] = Outcome("done", seconds, artifact.path, started, tuple(attempts))
+        self.outcomes[step.name] = StageEnd("done", seconds, artifact.path, started, tuple(attempts))
         log.info("%-10s done in %.1f s: %s", step.name, seconds, artifact.path)
 
     def _skip(self, step: Step, artifact: Artifact) -> None:
         self.artifacts[step.name] = artifact
-        self.outcomes[step.name] = Outcome("skipped", 0.0, artifact.path, time.time())
+        self.outcomes[step.name] = StageEnd("skipped", 0.0, artifact.path, time.time())
 
     def _discard(self, step: Step) -> Step:
         """Remove what ``step`` made; the step as it is to run, which the ranks read."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class RolePlacement:
     """Where a role runs: arguments of every component.
 
     ``image``: empty for schedulers that use this machine's Python (``local_cwd``, ``slurm``); ``h``: a named resource
@@ -38,7 +38,7 @@ class Place:
     max_retries: int = 0
 
 
-def chain_app(name: str, overrides: Sequence[str], nproc: int, place: Place) -> AppDef:
+def chain_app(name: str, overrides: Sequence[str], nproc: int, place: RolePlacement) -> AppDef:
     """A launcher that runs all stages: in its own pod, or with ``launch=kubernetes`` among ``overrides`` in pods of its
     own, which have its image. ConfigError where the store would go with the pod.
     """
@@ -50,9 +50,14 @@ def chain_app(name: str, overrides: Sequence[str], nproc: int, place: Place) -> 
 
 
 def stage_app(
-    stage: str, overrides: Sequence[str], hosts: int, nproc: int, place: Place, owners: int = 0,
-    owners_place: Place | None = None,
-) -> AppDef:  # fmt: skip
+    stage: str,
+    overrides: Sequence[str],
+    hosts: int,
+    nproc: int,
+    place: RolePlacement,
+    owners: int = 0,
+    owners_place: RolePlacement | None = None,
+) -> AppDef:
     """One stage on ``hosts`` replicas (0: one, on the hosts that the hardware group says), ``nproc`` ranks on each.
 
     ``owners``: of these the last ones, embedding hosts, are a role of their own, at ``owners_place``. ConfigError for a
@@ -79,7 +84,7 @@ def stage_app(
     return app
 
 
-def predict_app(given: Sequence[str], path: str, out: str, model: str, ranks: int, place: Place) -> AppDef:
+def predict_app(given: Sequence[str], path: str, out: str, model: str, ranks: int, place: RolePlacement) -> AppDef:
     """``nightjar predict`` of the rows at ``path``; ``given``: ``store=<URL>`` and further arguments of it.
 
     ConfigError where the scores would go with the container.
@@ -111,7 +116,7 @@ def _side_by_side(before: int = 0) -> str:
 
 
 def _app(
-    name: str, role: str, command: str, overrides: Sequence[str], hosts: int, place: Place, before: int = 0
+    name: str, role: str, command: str, overrides: Sequence[str], hosts: int, place: RolePlacement, before: int = 0
 ) -> AppDef:
     from torchx.specs import AppDef, Role
 
@@ -128,17 +133,22 @@ def _app(
         name=name,
         roles=[
             Role(
-                name=role, image=place.image, env=dict(place.env), entrypoint=python if hosts == 1 else "sh",
+                name=role,
+                image=place.image,
+                env=dict(place.env),
+                entrypoint=python if hosts == 1 else "sh",
                 args=words if hosts == 1 else ["-c", _side_by_side(before), python, *words],
-                num_replicas=hosts, max_retries=place.max_retries, resource=_resource(place),
+                num_replicas=hosts,
+                max_retries=place.max_retries,
+                resource=_resource(place),
                 port_map={"c10d": int(port or LaunchConfig().port)} if hosts > 1 else {},
                 mounts=_mounts(place),
             )
         ],
-    )  # fmt: skip
+    )
 
 
-def _mounts(place: Place) -> list[Any]:
+def _mounts(place: RolePlacement) -> list[Any]:
     from torchx.specs import parse_mounts
 
     try:
@@ -150,7 +160,7 @@ def _mounts(place: Place) -> list[Any]:
         ) from None
 
 
-def _resource(place: Place) -> Resource:
+def _resource(place: RolePlacement) -> Resource:
     from torchx.specs import Resource, named_resources
 
     if place.h:

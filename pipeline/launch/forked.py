@@ -104,9 +104,16 @@ class ForkedJob:
     """
 
     def __init__(
-        self, server: ForkServer, arguments: Sequence[str], environment: Mapping[str, str], directory: Path, name: str,
-        ranks: int, seconds: float, clock: Clock = CLOCK,
-    ) -> None:  # fmt: skip
+        self,
+        server: ForkServer,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        directory: Path,
+        name: str,
+        ranks: int,
+        seconds: float,
+        clock: Clock = CLOCK,
+    ) -> None:
         self.name, self._server, self._directory, self._ranks, self._seconds = name, server, directory, ranks, seconds
         self._failed_at: float | None = None
         self._clock = clock

@@ -153,10 +153,16 @@ def _torchruns(rank: int, ranks: int, port: str) -> dict[str, str]:
     places = {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
     sizes = {name: str(ranks) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
     return {
-        **loopback_environment(), **places, **sizes, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **loopback_environment(),
+        **places,
+        **sizes,
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
-    }  # fmt: skip
+    }
 
 
 def _keep_store(told: int) -> NoReturn:

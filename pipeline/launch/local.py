@@ -61,11 +61,14 @@ class LocalStages:
             return self._torchx.submit(app)
         self._forks += 1
         return ForkedJob(
-            self._fork_server(step.name), worker_arguments(step.name, config_url, columns=self.columns,
-            launcher=os.getpid()), rank_environment(step.name, self.config), self._log_directory(),
-            f"{self.config.run}-{step.name}-{self._forks}", ranks_of(step.name, self.config),
+            self._fork_server(step.name),
+            worker_arguments(step.name, config_url, columns=self.columns, launcher=os.getpid()),
+            rank_environment(step.name, self.config),
+            self._log_directory(),
+            f"{self.config.run}-{step.name}-{self._forks}",
+            ranks_of(step.name, self.config),
             seconds_to_end(step.name, self.config),
-        )  # fmt: skip
+        )
 
     def room(self, step: Step, hosts: int) -> Room:
         """LaunchError: this machine does not become larger (the configuration is refused before)."""

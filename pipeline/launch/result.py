@@ -15,7 +15,7 @@ from pipeline.store import Artifact, Store
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageEnd:
     """How a stage went: done | skipped | failed, wall seconds, and the artifact's path (None if it failed).
 
     ``started``: seconds since 1970. ``attempts``: the jobs that were submitted or found, for a stage that is launched.
@@ -30,15 +30,17 @@ class Outcome:
     def record(self) -> StageOutcome:
         """Its part of ``result.json``: one attempt alone says what the stage says."""
         return StageOutcome(
-            status=self.status, seconds=round(self.seconds, 3), artifact=self.artifact,
+            status=self.status,
+            seconds=round(self.seconds, 3),
+            artifact=self.artifact,
             started=None if self.started is None else round(self.started, 3),
             attempts=self.attempts if len(self.attempts) > 1 else None,
-        )  # fmt: skip
+        )
 
 
 def assemble(
     run: str,
-    outcomes: Mapping[str, Outcome],
+    outcomes: Mapping[str, StageEnd],
     artifacts: Mapping[str, Artifact],
     error: BaseException | None,
     shrunk: Sequence[Shrunk] = (),
@@ -55,15 +57,15 @@ def assemble(
     names = {each.name for each in fields(Result)}
     known = {name: part for name, part in parts.items() if name in names}
     return Result(
-        run=run, status="failed" if error else "done", **known,
-        stages={
-            name: o.record()
-            for name in STAGES.names()
-            if (o := outcomes.get(name)) is not None
-        },
+        run=run,
+        status="failed" if error else "done",
+        **known,
+        stages={name: o.record() for name in STAGES.names() if (o := outcomes.get(name)) is not None},
         others={name: part for name, part in parts.items() if name not in names},
-        shrunk=tuple(shrunk) or None, grown=tuple(grown) or None, error=error_part(error) if error else None,
-    )  # fmt: skip
+        shrunk=tuple(shrunk) or None,
+        grown=tuple(grown) or None,
+        error=error_part(error) if error else None,
+    )
 
 
 def error_part(error: BaseException) -> ErrorPart:

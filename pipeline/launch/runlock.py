@@ -30,7 +30,13 @@ def folder_lock(
     if store.is_local:
         return store.locked(folder, taken(what, "another launcher", store.full(folder), hint))
     place = LeaseFile(
-        store, f"{folder}/lease.json", name=f"the lock of {of}", taken=what, hint=hint, doing=of.replace("'", ""),
-        seconds=seconds, clock=clock,
-    )  # fmt: skip
+        store,
+        f"{folder}/lease.json",
+        name=f"the lock of {of}",
+        taken=what,
+        hint=hint,
+        doing=of.replace("'", ""),
+        seconds=seconds,
+        clock=clock,
+    )
     return Lease(place, seconds, clock=clock).held()

@@ -36,9 +36,13 @@ class Report:
         code = exit_code_of(error)
         if isinstance(error, NightjarError):
             return Report(
-                status="failed", exit_code=code, error=type(error).__name__,
-                message=error.message, hint=error.hint, rank=rank,
-            )  # fmt: skip
+                status="failed",
+                exit_code=code,
+                error=type(error).__name__,
+                message=error.message,
+                hint=error.hint,
+                rank=rank,
+            )
         text = f"{type(error).__name__}: {error}"
         return Report(status="failed", exit_code=code, error=UNEXPECTED, message=text, rank=rank)
 

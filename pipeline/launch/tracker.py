@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 FIGURES = {
-    "train": ("samples", "world_size", "samples_per_s"), "eval": ("ne", "auc", "logloss", "calibration"),
-}  # fmt: skip
+    "train": ("samples", "world_size", "samples_per_s"),
+    "eval": ("ne", "auc", "logloss", "calibration"),
+}
 
 
 def create(config: str | None) -> TrackerBase:

@@ -20,10 +20,11 @@ class DlrmConfig(VectorRankerConfig):
 
     name: str = setting("dlrm", choices=("dlrm",), doc="Ranking model to train.")
     drop_pairs: list[list[str]] = setting(
-        factory=list, quiet=True,
+        factory=list,
+        quiet=True,
         doc="Pairs of features whose dot product is left out, as [[C1,C2],[C1,C3]]. Pairs with the numeric features "
         "stay: there a feature acts by itself.",
-    )  # fmt: skip
+    )
 
     def check(self, path: str) -> None:
         """ConfigError for a pair to drop that is none."""

@@ -20,14 +20,19 @@ class RankerConfig(ModelConfig):
         doc="Hidden widths of the MLP that leads to the logit; a last layer of width 1 follows.",
     )
     dropout: float = setting(
-        0.0, low=0.0, high=0.95, quiet=True,
+        0.0,
+        low=0.0,
+        high=0.95,
+        quiet=True,
         doc="Probability with which training sets a value of the hidden layers that lead to the logit to zero.",
-    )  # fmt: skip
+    )
     norm: str = setting(
-        "none", choices=NORMS, quiet=True,
+        "none",
+        choices=NORMS,
+        quiet=True,
         doc="Normalisation of the hidden layers that lead to the logit, before ReLU. batch takes mean and variance "
         "over the global batch, of all ranks, and running ones in evaluation; layer takes them over a sample's values.",
-    )  # fmt: skip
+    )
 
     def check(self, path: str) -> None:
         """ConfigError for a layer without width."""

@@ -21,52 +21,88 @@ class Interact(ctypes.Structure):
     """The vectors of a dot interaction and their gradients: ``Interact`` of steps.c."""
 
     _fields_ = (
-        ("first", ctypes.c_void_p), ("rest", ctypes.c_void_p), ("out", ctypes.c_void_p), ("grad", ctypes.c_void_p),
-        ("grad_first", ctypes.c_void_p), ("grad_rest", ctypes.c_void_p), ("first_stride", ctypes.c_int64),
-        ("rest_stride", ctypes.c_int64), ("out_stride", ctypes.c_int64), ("n", ctypes.c_int64),
-        ("vectors", ctypes.c_int64), ("dim", ctypes.c_int64), ("bf16", ctypes.c_int32), ("threads", ctypes.c_int32),
-    )  # fmt: skip
+        ("first", ctypes.c_void_p),
+        ("rest", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p),
+        ("grad_first", ctypes.c_void_p),
+        ("grad_rest", ctypes.c_void_p),
+        ("first_stride", ctypes.c_int64),
+        ("rest_stride", ctypes.c_int64),
+        ("out_stride", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("vectors", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("bf16", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
 
 
 class Mask(ctypes.Structure):
     """The gradient of a layer with bias and ReLU: ``Mask`` of steps.c."""
 
     _fields_ = (
-        ("grad", ctypes.c_void_p), ("out", ctypes.c_void_p), ("masked", ctypes.c_void_p), ("sums", ctypes.c_void_p),
-        ("n", ctypes.c_int64), ("width", ctypes.c_int64), ("bf16", ctypes.c_int32), ("threads", ctypes.c_int32),
-    )  # fmt: skip
+        ("grad", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("masked", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("bf16", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
 
 
 class Head(ctypes.Structure):
     """The layer that gives the logits: ``Head`` of steps.c."""
 
     _fields_ = (
-        ("hidden", ctypes.c_void_p), ("weight", ctypes.c_void_p), ("logits", ctypes.c_void_p),
-        ("grad", ctypes.c_void_p), ("grad_hidden", ctypes.c_void_p), ("sums", ctypes.c_void_p), ("n", ctypes.c_int64),
-        ("width", ctypes.c_int64), ("bias", ctypes.c_float), ("bf16", ctypes.c_int32), ("threads", ctypes.c_int32),
-    )  # fmt: skip
+        ("hidden", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p),
+        ("grad_hidden", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("bias", ctypes.c_float),
+        ("bf16", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
 
 
 class Tables(ctypes.Structure):
     """Embedding tables and the lookups of a batch: ``Tables`` of steps.c."""
 
     _fields_ = (
-        ("weights", ctypes.c_void_p), ("state", ctypes.c_void_p), ("rows", ctypes.c_void_p), ("dims", ctypes.c_void_p),
-        ("table_of", ctypes.c_void_p), ("column", ctypes.c_void_p), ("ids", ctypes.c_void_p),
-        ("offsets", ctypes.c_void_p), ("pooled", ctypes.c_void_p), ("tables", ctypes.c_int64),
-        ("features", ctypes.c_int64), ("batch", ctypes.c_int64), ("width", ctypes.c_int64),
-        ("ids_count", ctypes.c_int64), ("lr", ctypes.c_float), ("eps", ctypes.c_float), ("mean", ctypes.c_int32),
+        ("weights", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("dims", ctypes.c_void_p),
+        ("table_of", ctypes.c_void_p),
+        ("column", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("pooled", ctypes.c_void_p),
+        ("tables", ctypes.c_int64),
+        ("features", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("ids_count", ctypes.c_int64),
+        ("lr", ctypes.c_float),
+        ("eps", ctypes.c_float),
+        ("mean", ctypes.c_int32),
         ("threads", ctypes.c_int32),
-    )  # fmt: skip
+    )
 
 
-class Library:
+class StepsLibrary:
     """The functions of the library at ``path``."""
 
     def __init__(self, path: Path) -> None:
         self._library = checked(path, "steps", _VERSION)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Library:
+    def __deepcopy__(self, memo: dict[int, Any]) -> StepsLibrary:
         """The same library: it has no state, and a copy of a model may have it too."""
         return self
 
@@ -108,6 +144,6 @@ class Library:
 
 
 @cache
-def library() -> Library | None:
+def library() -> StepsLibrary | None:
     """The library that was installed with this package; None where there is none, or it is another release's."""
-    return open_installed(__file__, "steps", Library, "training runs without its compiled parts")
+    return open_installed(__file__, "steps", StepsLibrary, "training runs without its compiled parts")

@@ -20,14 +20,25 @@ class Linear(ctypes.Structure):
     """A layer, a batch and its gradients: ``Linear`` of linear.c."""
 
     _fields_ = (
-        ("x", ctypes.c_void_p), ("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("out", ctypes.c_void_p),
-        ("grad", ctypes.c_void_p), ("for_x", ctypes.c_void_p), ("for_weight", ctypes.c_void_p),
-        ("for_bias", ctypes.c_void_p), ("n", ctypes.c_int64), ("inputs", ctypes.c_int64), ("width", ctypes.c_int64),
-        ("x_stride", ctypes.c_int64), ("relu", ctypes.c_int32), ("bf16", ctypes.c_int32), ("threads", ctypes.c_int32),
-    )  # fmt: skip
+        ("x", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p),
+        ("for_x", ctypes.c_void_p),
+        ("for_weight", ctypes.c_void_p),
+        ("for_bias", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("x_stride", ctypes.c_int64),
+        ("relu", ctypes.c_int32),
+        ("bf16", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
 
 
-class Library:
+class LinearLibrary:
     """The functions of the library at ``path``."""
 
     def __init__(self, path: Path) -> None:
@@ -48,6 +59,6 @@ class Library:
 
 
 @cache
-def library() -> Library | None:
+def library() -> LinearLibrary | None:
     """The library that was installed with this package; None where there is none, or it is another release's."""
-    return open_installed(__file__, "linear", Library, "linear layers run in oneDNN")
+    return open_installed(__file__, "linear", LinearLibrary, "linear layers run in oneDNN")

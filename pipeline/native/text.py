@@ -77,9 +77,11 @@ def split(block: bytes, separator: int, numbers: Sequence[bool]) -> list[pa.Arra
     columns = [np.empty(lines if number else (lines, _VIEW), np.float64 if number else np.uint8) for number in numbers]
     marks = [np.zeros(-(-lines // 8) if number else 0, np.uint8) for number in numbers]
     into = (_Field * len(columns))(
-        *(_Field(_at(out), _at(mark) if number else None)
-          for out, mark, number in zip(columns, marks, numbers, strict=True))
-    )  # fmt: skip
+        *(
+            _Field(_at(out), _at(mark) if number else None)
+            for out, mark, number in zip(columns, marks, numbers, strict=True)
+        )
+    )
     given = ctypes.c_uint8(separator), into, ctypes.c_int64(len(columns)), ctypes.c_int64(lines)
     if fields.fields_split(block, size, *given):
         return None
@@ -112,8 +114,10 @@ def hashed(texts: pa.Array, seed: int, none: Sequence[int] = ()) -> pa.Array | N
     at = (ctypes.c_void_p * max(len(buffers), 1))(*(each.address for each in buffers))
     column = _Texts(
         (0 if views is None else views.address) + _VIEW * texts.offset,
-        marks.address if marks is not None and texts.null_count else None, texts.offset, ctypes.addressof(at),
-    )  # fmt: skip
+        marks.address if marks is not None and texts.null_count else None,
+        texts.offset,
+        ctypes.addressof(at),
+    )
     out, present = np.empty(len(texts), np.uint64), np.zeros(-(-len(texts) // 8), np.uint8)
     words = np.array(none, np.uint64)
     given = ctypes.c_int64(len(texts)), ctypes.c_uint64(seed), _at(words), ctypes.c_int64(len(words))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.planning.assign_exact import exact_columns, solve_exact
-from pipeline.planning.assign_model import Model, Problem, State, model_of
+from pipeline.planning.assign_model import AssignmentModel, AssignmentProblem, PartialAssignment, model_of
 from pipeline.planning.assign_refine import refine
 from pipeline.planning.assign_relax import Flat, Relaxed, relax, thin
 from pipeline.planning.assign_search import improve, place
@@ -37,7 +37,7 @@ class Assignment:
     gap: float
 
 
-def assign(problem: Problem, *, tolerance: float = EXACT_GAP, thorough: bool = True) -> Assignment | None:
+def assign(problem: AssignmentProblem, *, tolerance: float = EXACT_GAP, thorough: bool = True) -> Assignment | None:
     """The assignment with the fastest slowest rank; None: nothing fits, or on large problems nothing was found to.
 
     ``tolerance``: share above the bound at which a search of a large problem ends; infinite: any assignment will do.
@@ -49,7 +49,7 @@ def assign(problem: Problem, *, tolerance: float = EXACT_GAP, thorough: bool = T
     if model is None:
         return None
     if not model.tables:
-        return _assignment(model, State(model), 0.0)
+        return _assignment(model, PartialAssignment(model), 0.0)
     if alone := _only(model):
         return _assignment(model, alone, alone.ms) if alone.fits() else None
     flat = Flat.of(model)
@@ -68,9 +68,9 @@ def assign(problem: Problem, *, tolerance: float = EXACT_GAP, thorough: bool = T
     return None if best is None else _assignment(model, best, bound)
 
 
-def _only(model: Model) -> State | None:
+def _only(model: AssignmentModel) -> PartialAssignment | None:
     """The only assignment there is, where no table has a choice of options or ranks; None where one has."""
-    state = State(model)
+    state = PartialAssignment(model)
     for table, options in enumerate(model.options):
         places = options[0].places
         if len(options) > 1 or (places is None and model.ranks > 1) or (places is not None and len(places) > 1):
@@ -79,7 +79,9 @@ def _only(model: Model) -> State | None:
     return state
 
 
-def _search(model: Model, flat: Flat, relaxed: Relaxed, tolerance: float) -> tuple[State | None, float]:
+def _search(
+    model: AssignmentModel, flat: Flat, relaxed: Relaxed, tolerance: float
+) -> tuple[PartialAssignment | None, float]:
     """The best assignment that placing and local search find, and the averaged problem's bound.
 
     Bisects the ms between the two: what cannot be faster even on average raises the bound, and what the average says
@@ -102,7 +104,7 @@ def _search(model: Model, flat: Flat, relaxed: Relaxed, tolerance: float) -> tup
     return best, bound
 
 
-def _first(model: Model, flat: Flat, relaxed: Relaxed, bound: float) -> State | None:
+def _first(model: AssignmentModel, flat: Flat, relaxed: Relaxed, bound: float) -> PartialAssignment | None:
     """A first assignment: with all room if that can be packed, else with ever more of it spared, else the thinnest."""
     if relaxed.picks is not None and (best := _placed(model, relaxed.picks, bound, (0.0, 0.5, 2.0))):
         return best
@@ -114,7 +116,9 @@ def _first(model: Model, flat: Flat, relaxed: Relaxed, bound: float) -> State | 
     return None if thinnest.picks is None else _placed(model, thinnest.picks, bound, (0.5, 2.0, 8.0))
 
 
-def _placed(model: Model, picks: tuple[int, ...], bound: float, weights: tuple[float, ...]) -> State | None:
+def _placed(
+    model: AssignmentModel, picks: tuple[int, ...], bound: float, weights: tuple[float, ...]
+) -> PartialAssignment | None:
     """The picked options placed with each weight of the bytes, improved; the fastest that fits."""
     target = max(bound, 1e-9)
     states = [place(model, picks, target, weight) for weight in weights]
@@ -122,7 +126,9 @@ def _placed(model: Model, picks: tuple[int, ...], bound: float, weights: tuple[f
     return min((improve(s, bound) for s in fastest), key=lambda s: s.ms, default=None)
 
 
-def _exact(model: Model, best: State | None, bound: float) -> tuple[State | None, float]:
+def _exact(
+    model: AssignmentModel, best: PartialAssignment | None, bound: float
+) -> tuple[PartialAssignment | None, float]:
     """The whole problem as a program, where it is small enough for one; as a rescue any assignment will do."""
     columns = exact_columns(model)
     if columns > RESCUE_COLUMNS:
@@ -141,12 +147,14 @@ def _exact(model: Model, best: State | None, bound: float) -> tuple[State | None
     return best, bound
 
 
-def _assignment(model: Model, state: State, bound: float) -> Assignment:
+def _assignment(model: AssignmentModel, state: PartialAssignment, bound: float) -> Assignment:
     state = state.rebuilt()
     bound = min(bound, state.ms)
     tables = list(enumerate(model.tables))
     return Assignment(
         chosen={name: state.option(t).index for t, name in tables},
         ranks={name: tuple(state.ranks[t].tolist()) for t, name in tables},
-        ms=state.ms, bound=bound, gap=state.ms / bound - 1 if bound > 0 else 0.0,
-    )  # fmt: skip
+        ms=state.ms,
+        bound=bound,
+        gap=state.ms / bound - 1 if bound > 0 else 0.0,
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.planning.assign_model import Model, Option, State
+from pipeline.planning.assign_model import AssignmentModel, Option, PartialAssignment
 from pipeline.planning.quiet import quiet_native
 
 Ranks = np.ndarray | None  # [ranks]
@@ -53,7 +53,7 @@ class Program:
         return result.x, bound, result.status == 2
 
 
-def exact_columns(model: Model) -> int:
+def exact_columns(model: AssignmentModel) -> int:
     """How many integer columns the whole problem has."""
 
     def count(option: Option) -> int:
@@ -66,7 +66,7 @@ def exact_columns(model: Model) -> int:
 
 
 def solve_exact(
-    model: Model,
+    model: AssignmentModel,
     nodes: int,
     gap: float,
     cutoff: float,
@@ -74,7 +74,7 @@ def solve_exact(
     spare: float = 0.0,
     among: Ranks = None,
     ceiling: Ranks = None,
-) -> tuple[State | None, float, bool]:
+) -> tuple[PartialAssignment | None, float, bool]:
     """The whole problem: (state or None, lower bound in ms, whether nothing at or below ``cutoff`` ms fits).
 
     ``spare``: share of every capacity left unused, against the solver's rounding. ``among`` (bool): the ranks for
@@ -82,7 +82,7 @@ def solve_exact(
     """
     scale = model.scale
     program = Program()
-    columns = Columns(model, program, np.ones(model.ranks, bool) if among is None else among)
+    columns = ProblemColumns(model, program, np.ones(model.ranks, bool) if among is None else among)
     at, ranks, ms, size = columns.entries()
     for rank in range(model.ranks):
         here = ranks == rank
@@ -99,10 +99,10 @@ def solve_exact(
     return (None if x is None else columns.state(np.round(x).astype(np.int64))), bound * scale, infeasible
 
 
-class Columns:
+class ProblemColumns:
     """The whole problem's columns: a place of an option each, or how many of a group of like pieces lie on a rank."""
 
-    def __init__(self, model: Model, program: Program, among: np.ndarray) -> None:
+    def __init__(self, model: AssignmentModel, program: Program, among: np.ndarray) -> None:
         self.model, self.among = model, among
         self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self.picks: list[tuple[int, int, np.ndarray]] = []  # table, option, the columns of which one picks it
@@ -118,8 +118,14 @@ class Columns:
     def _placed(self, program: Program, option: Option) -> np.ndarray:
         assert option.places is not None
         own = program.columns(len(option.places))
-        self.parts.append((np.repeat(own, len(option.ms)), option.places.ravel(), np.tile(option.ms, len(own)),
-                           np.tile(option.takes, (len(own), 1))))  # fmt: skip
+        self.parts.append(
+            (
+                np.repeat(own, len(option.ms)),
+                option.places.ravel(),
+                np.tile(option.ms, len(own)),
+                np.tile(option.takes, (len(own), 1)),
+            )
+        )
         return own
 
     def _free(self, program: Program, table: int, number: int) -> np.ndarray:
@@ -141,9 +147,9 @@ class Columns:
         columns, ranks, ms, size = (np.concatenate(part) for part in zip(*self.parts, strict=True))
         return columns, ranks, ms, size
 
-    def state(self, x: np.ndarray) -> State:
+    def state(self, x: np.ndarray) -> PartialAssignment:
         """The assignment that a solution stands for."""
-        state = State(self.model)
+        state = PartialAssignment(self.model)
         for table, number, own in self.picks:
             if not x[own].any():
                 continue
@@ -164,7 +170,7 @@ def _alike(option: Option) -> list[np.ndarray]:
     return [np.flatnonzero(group.ravel() == number) for number in np.argsort(first)]
 
 
-def _equal_ranks(model: Model) -> list[tuple[int, int]]:
+def _equal_ranks(model: AssignmentModel) -> list[tuple[int, int]]:
     """Chained pairs of ranks that may be exchanged in any assignment, so that the first may be held the slower."""
     pairs = []
     keys = {r: (float(model.base[r]), *model.capacity[r].tolist()) for r in range(model.ranks)}

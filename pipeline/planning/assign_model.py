@@ -8,7 +8,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class ShardCost:
     """One shard: what it costs its rank (ms) and takes there: bytes by tier, and of any other thing that has limits."""
 
     ms: float
@@ -19,12 +19,12 @@ class Piece:
 class Candidate:
     """One way to hold a table. ``places``: alternatives, the ranks of the pieces in order; None: any ranks."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardCost, ...]
     places: tuple[tuple[int, ...], ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class AssignmentProblem:
     """Candidates by table; of every rank what its pieces may take, and what it does besides the tables (ms)."""
 
     candidates: dict[str, tuple[Candidate, ...]]
@@ -47,7 +47,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Model:
+class AssignmentModel:
     """Tables with their options, and the ranks. Shapes: capacity [ranks, limits], base [ranks] in ms."""
 
     tables: tuple[str, ...]
@@ -68,7 +68,7 @@ class Model:
         return max(float(self.base.max()) + least, 1e-9)
 
 
-def model_of(problem: Problem) -> Model | None:
+def model_of(problem: AssignmentProblem) -> AssignmentModel | None:
     """The problem without candidates and places that cannot fit even alone; None where a table has no other.
 
     Raises: ValueError where a place does not name a distinct rank for each piece.
@@ -81,8 +81,13 @@ def model_of(problem: Problem) -> Model | None:
     if not all(options):
         return None
     per_unit = np.divide(1.0, capacity, out=np.zeros_like(capacity), where=capacity > 0)
-    return Model(tables=tuple(problem.candidates), options=tuple(options), capacity=capacity,
-                 base=np.array(problem.base_ms, np.float64), per_unit=per_unit)  # fmt: skip
+    return AssignmentModel(
+        tables=tuple(problem.candidates),
+        options=tuple(options),
+        capacity=capacity,
+        base=np.array(problem.base_ms, np.float64),
+        per_unit=per_unit,
+    )
 
 
 def _option(table: str, index: int, candidate: Candidate, capacity: np.ndarray) -> Option | None:
@@ -100,14 +105,22 @@ def _option(table: str, index: int, candidate: Candidate, capacity: np.ndarray) 
         if not len(places):
             return None
     order = sorted(range(len(ms)), key=lambda i: (-ms[i], *-size[i], i))
-    return Option(index=index, ms=ms, takes=size, places=places, order=tuple(order), total_ms=float(ms.sum()),
-                  peak_ms=float(ms.max()), total_takes=size.sum(axis=0))  # fmt: skip
+    return Option(
+        index=index,
+        ms=ms,
+        takes=size,
+        places=places,
+        order=tuple(order),
+        total_ms=float(ms.sum()),
+        peak_ms=float(ms.max()),
+        total_takes=size.sum(axis=0),
+    )
 
 
-class State:
+class PartialAssignment:
     """A partial assignment: each table's option (-1: none yet) and its pieces' ranks, and what the ranks bear."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: AssignmentModel) -> None:
         self.model = model
         self.load = model.base.copy()
         self.used = np.zeros_like(model.capacity)
@@ -179,9 +192,9 @@ class State:
         best = int(score.argmin())
         return None if score[best] == np.inf else option.places[best]
 
-    def copy(self) -> State:
+    def copy(self) -> PartialAssignment:
         """An independent copy."""
-        other = State(self.model)
+        other = PartialAssignment(self.model)
         other.load, other.used = self.load.copy(), self.used.copy()
         other.chosen, other.ranks = list(self.chosen), list(self.ranks)
         return other
@@ -190,9 +203,9 @@ class State:
         """Whether every table has an option and no rank holds more than its capacity."""
         return min(self.chosen, default=0) >= 0 and bool((self.used <= self.model.capacity).all())
 
-    def rebuilt(self) -> State:
+    def rebuilt(self) -> PartialAssignment:
         """The same assignment with its sums made anew, free of what adding and removing rounded."""
-        state = State(self.model)
+        state = PartialAssignment(self.model)
         for table, (option, ranks) in enumerate(zip(self.chosen, self.ranks, strict=True)):
             if option >= 0:
                 state.add(table, option, ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.planning.assign_exact import solve_exact
-from pipeline.planning.assign_model import Model, State
+from pipeline.planning.assign_model import AssignmentModel, PartialAssignment
 from pipeline.planning.assign_search import improve
 
 TRIALS = 16  # neighbourhoods solved
@@ -16,7 +16,7 @@ LIGHT, OTHERS = 5, 3  # ranks of a neighbourhood besides the slowest: the fastes
 STEP = 5e-4  # share of the slowest rank's ms that a neighbourhood must gain
 
 
-def refine(state: State, enough: float) -> State:
+def refine(state: PartialAssignment, enough: float) -> PartialAssignment:
     """Relieve the slowest rank by solving neighbourhoods of it exactly, until ``enough`` (ms) or nothing more gains.
 
     A gain is a faster slowest rank, or one fewer of the ranks that are as slow. Equal states give equal results.
@@ -32,7 +32,7 @@ def refine(state: State, enough: float) -> State:
     return state
 
 
-def _solve_around(state: State, rng: np.random.Generator, limit: int) -> State | None:
+def _solve_around(state: PartialAssignment, rng: np.random.Generator, limit: int) -> PartialAssignment | None:
     """The state with one neighbourhood of its slowest rank solved anew; None: no gain."""
     slowest = state.ms
     tables, among = _neighbourhood(state, int(state.load.argmax()), rng, limit)
@@ -42,11 +42,13 @@ def _solve_around(state: State, rng: np.random.Generator, limit: int) -> State |
         touched[state.ranks[table]] = True
         rest.remove(table)
     numbers = [_useful(state, table, slowest - float(rest.load.min())) for table in tables]
-    model = Model(
+    model = AssignmentModel(
         tables=tuple(state.model.tables[t] for t in tables),
         options=tuple(tuple(state.model.options[t][n] for n in own) for t, own in zip(tables, numbers, strict=True)),
-        capacity=state.model.capacity - rest.used, base=rest.load, per_unit=state.model.per_unit,
-    )  # fmt: skip
+        capacity=state.model.capacity - rest.used,
+        base=rest.load,
+        per_unit=state.model.per_unit,
+    )
     as_slow = (state.load >= slowest * (1 - STEP)) & ~touched
     ceiling = np.where(as_slow, slowest, np.inf)
     solved, _, _ = solve_exact(model, NODES, 1e-3, slowest * (1 - STEP), among=among, ceiling=ceiling)
@@ -59,7 +61,9 @@ def _solve_around(state: State, rng: np.random.Generator, limit: int) -> State |
     return rest if gained and rest.fits() else None
 
 
-def _neighbourhood(state: State, rank: int, rng: np.random.Generator, limit: int) -> tuple[list[int], np.ndarray]:
+def _neighbourhood(
+    state: PartialAssignment, rank: int, rng: np.random.Generator, limit: int
+) -> tuple[list[int], np.ndarray]:
     """Tables to place anew, those on ``rank`` first, and the ranks for their free pieces: about ``limit`` columns."""
     ranks = state.model.ranks
     light = np.argsort(state.load, kind="stable")[:LIGHT]
@@ -87,13 +91,13 @@ def _neighbourhood(state: State, rank: int, rng: np.random.Generator, limit: int
     return sorted(tables), among
 
 
-def _columns(state: State, table: int, ranks: int) -> int:
+def _columns(state: PartialAssignment, table: int, ranks: int) -> int:
     """About how many integer columns a table adds to a neighbourhood of so many ranks."""
     options = (state.model.options[table][n] for n in _useful(state, table, state.ms - float(state.model.base.min())))
     return sum(ranks + 1 if option.places is None else len(option.places) for option in options)
 
 
-def _useful(state: State, table: int, peak_ms: float) -> list[int]:
+def _useful(state: PartialAssignment, table: int, peak_ms: float) -> list[int]:
     """A table's options whose largest piece is no slower than that, the present one among them."""
     options = state.model.options[table]
     return [n for n, option in enumerate(options) if option.peak_ms < peak_ms or n == state.chosen[table]]

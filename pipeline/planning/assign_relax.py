@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.planning.assign_exact import Program
-from pipeline.planning.assign_model import Model, Option
+from pipeline.planning.assign_model import AssignmentModel, Option
 
 CROWDED = 8  # ranks whose forced pieces are counted one by one
 PARTS = (1, 2, 3)  # at most q pieces larger than 1/(q + 1) of a rank lie on it
@@ -33,15 +33,19 @@ class Flat:
     takes: np.ndarray
 
     @staticmethod
-    def of(model: Model) -> Flat:
+    def of(model: AssignmentModel) -> Flat:
         """The model's options, table after table."""
         options = [option for options in model.options for option in options]
-        return Flat(options=options, table=np.repeat(np.arange(len(model.tables)), [len(o) for o in model.options]),
-                    total_ms=np.array([o.total_ms for o in options]), peak_ms=np.array([o.peak_ms for o in options]),
-                    takes=np.array([o.total_takes for o in options]))  # fmt: skip
+        return Flat(
+            options=options,
+            table=np.repeat(np.arange(len(model.tables)), [len(o) for o in model.options]),
+            total_ms=np.array([o.total_ms for o in options]),
+            peak_ms=np.array([o.peak_ms for o in options]),
+            takes=np.array([o.total_takes for o in options]),
+        )
 
 
-def relax(model: Model, flat: Flat, *, below: float = np.inf, room: float = 1.0, nodes: int = 200) -> Relaxed:
+def relax(model: AssignmentModel, flat: Flat, *, below: float = np.inf, room: float = 1.0, nodes: int = 200) -> Relaxed:
     """Least ms with loads and bytes averaged over the ranks; no single piece or crowd of large pieces is averaged away.
 
     ``below``: ms of a known assignment; what only slower ones could pack is cut off, so the bound holds for those
@@ -63,7 +67,7 @@ def relax(model: Model, flat: Flat, *, below: float = np.inf, room: float = 1.0,
     return Relaxed(picks=_read(model, flat, picks, x), bound=bound * ms, infeasible=infeasible)
 
 
-def thin(model: Model, flat: Flat, *, nodes: int = 200) -> Relaxed:
+def thin(model: AssignmentModel, flat: Flat, *, nodes: int = 200) -> Relaxed:
     """The options that leave every tier the most room (``bound``: share of the fullest tier), whatever they cost."""
     program = Program()
     picks = _choices(program, model, flat)
@@ -78,14 +82,14 @@ def thin(model: Model, flat: Flat, *, nodes: int = 200) -> Relaxed:
     return Relaxed(picks=_read(model, flat, picks, x), bound=bound, infeasible=infeasible)
 
 
-def _choices(program: Program, model: Model, flat: Flat) -> np.ndarray:
+def _choices(program: Program, model: AssignmentModel, flat: Flat) -> np.ndarray:
     picks = program.columns(len(flat.options))
     for table in range(len(model.tables)):
         program.row(picks[flat.table == table], np.ones(1), 1.0, 1.0)
     return picks
 
 
-def _forced_rows(program: Program, model: Model, flat: Flat, picks: np.ndarray) -> None:
+def _forced_rows(program: Program, model: AssignmentModel, flat: Flat, picks: np.ndarray) -> None:
     """Pieces without a choice of rank (row-wise, data-parallel) weigh on that very rank."""
     fixed = [i for i, o in enumerate(flat.options) if o.places is not None and len(o.places) == 1]
     if not fixed:
@@ -106,7 +110,7 @@ def _forced_rows(program: Program, model: Model, flat: Flat, picks: np.ndarray) 
             program.row(picks[fixed], size[rank, :, tier] / model.capacity[rank, tier], -np.inf, 1.0)
 
 
-def _capacity_rows(program: Program, model: Model, flat: Flat, picks: np.ndarray, room: float) -> None:
+def _capacity_rows(program: Program, model: AssignmentModel, flat: Flat, picks: np.ndarray, room: float) -> None:
     total = model.capacity.sum(axis=0)
     for tier in np.flatnonzero(total > 0):
         program.row(picks, flat.takes[:, tier] / total[tier], -np.inf, room)
@@ -124,7 +128,7 @@ def _crowd_rows(program: Program, picks: np.ndarray, sizes: list[np.ndarray], wh
             program.row(picks[large > 0], large[large > 0], -np.inf, float(q * ranks))
 
 
-def _read(model: Model, flat: Flat, picks: np.ndarray, x: np.ndarray | None) -> tuple[int, ...] | None:
+def _read(model: AssignmentModel, flat: Flat, picks: np.ndarray, x: np.ndarray | None) -> tuple[int, ...] | None:
     """The option per table that a solution picks."""
     if x is None:
         return None

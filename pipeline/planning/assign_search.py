@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.planning.assign_model import Model, State
+from pipeline.planning.assign_model import AssignmentModel, PartialAssignment
 
 RESTARTS = 40  # times a table that did not fit is placed first instead
 PIECES = 60_000  # placements of pieces that restarts may cost
@@ -14,7 +14,7 @@ STEPS = 3_000  # accepted changes of one local search
 WORTH = 1e-7  # a change must gain this share
 
 
-def place(model: Model, picks: Sequence[int], target: float, weight: float) -> State | None:
+def place(model: AssignmentModel, picks: Sequence[int], target: float, weight: float) -> PartialAssignment | None:
     """Every table by its picked option, largest first; by another where that does not fit. None where none fits.
 
     ``target``: ms a rank may take; ``weight``: how much filling a tier counts against loading a rank.
@@ -31,7 +31,7 @@ def place(model: Model, picks: Sequence[int], target: float, weight: float) -> S
     return None
 
 
-def _urgency(model: Model, table: int, pick: int, target: float, weight: float) -> tuple[int, float]:
+def _urgency(model: AssignmentModel, table: int, pick: int, target: float, weight: float) -> tuple[int, float]:
     """Tables without a choice of ranks go first, then those with few, then the largest pieces."""
     option = model.options[table][pick]
     size = option.peak_ms / target
@@ -43,9 +43,9 @@ def _urgency(model: Model, table: int, pick: int, target: float, weight: float) 
 
 
 def _place_in_order(
-    model: Model, picks: Sequence[int], order: Sequence[int], target: float, weight: float
-) -> tuple[State | None, int]:
-    state = State(model)
+    model: AssignmentModel, picks: Sequence[int], order: Sequence[int], target: float, weight: float
+) -> tuple[PartialAssignment | None, int]:
+    state = PartialAssignment(model)
     for table in order:
         option, ranks = picks[table], state.find(model.options[table][picks[table]], target, weight)
         if ranks is None:
@@ -57,7 +57,7 @@ def _place_in_order(
     return state, -1
 
 
-def _cheapest(state: State, table: int, target: float, weight: float) -> tuple[int, np.ndarray] | None:
+def _cheapest(state: PartialAssignment, table: int, target: float, weight: float) -> tuple[int, np.ndarray] | None:
     """The option of a table that fits and leaves its slowest rank the fastest."""
     fitting = []
     for number, option in enumerate(state.model.options[table]):
@@ -70,7 +70,7 @@ def _cheapest(state: State, table: int, target: float, weight: float) -> tuple[i
     return number, ranks
 
 
-def improve(state: State, bound: float, trials: int = 20_000) -> State:
+def improve(state: PartialAssignment, bound: float, trials: int = 20_000) -> PartialAssignment:
     """Relieve the slowest rank by moves and exchanges of pieces and by other options, until none helps.
 
     Every step makes the slowest rank faster and no rank as slow as it was, so the search ends; ``trials`` bounds the
@@ -95,7 +95,7 @@ def improve(state: State, bound: float, trials: int = 20_000) -> State:
 class _FreePieces:
     """The pieces that may lie anywhere, as arrays over the state."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: PartialAssignment) -> None:
         self.state = state
         tables = [t for t in range(len(state.chosen)) if state.option(t).places is None]
         options = [state.option(t) for t in tables]
@@ -157,7 +157,7 @@ class _FreePieces:
         return True
 
 
-def _change(state: State, rank: int, trials: int) -> tuple[bool, int]:
+def _change(state: PartialAssignment, rank: int, trials: int) -> tuple[bool, int]:
     """Give a table on ``rank`` the option and ranks that relieve it the most; (whether one did, options tried)."""
     on = []
     for table, ranks in enumerate(state.ranks):

@@ -73,10 +73,14 @@ def bipartite_plan(inputs: PlanInputs, flat_plan: Callable[[PlanInputs], Plan]) 
         for name, table in found.tables.items()
     }
     plan = replace(
-        found, tables=tables, world_size=hardware.world_size, embedding_hosts=hardware.embedding_hosts,
-        memory=[{"hbm": 0, "ddr": 0, "ssd": 0}] * first + found.memory, reserved=[reserved] * first + found.reserved,
+        found,
+        tables=tables,
+        world_size=hardware.world_size,
+        embedding_hosts=hardware.embedding_hosts,
+        memory=[{"hbm": 0, "ddr": 0, "ssd": 0}] * first + found.memory,
+        reserved=[reserved] * first + found.reserved,
         figures={**found.figures, "hosts": hardware.hosts},
-    )  # fmt: skip
+    )
     spent = worker_phases(plan, inputs)
     phases = [{name: round(ms, 6) for name, ms in spent.items()}] * first + found.phases
     return replace(plan, phases=phases, predicted_step_ms=round(whole_step_ms(spent, found.phases), 6))
@@ -94,10 +98,11 @@ def predict_any(plan: Plan, inputs: PlanInputs) -> Prediction:
     found = predict(replace(plan, tables=tables, world_size=own.world_size), own)
     spent = worker_phases(plan, inputs)
     return Prediction(
-        phases=[spent] * first + found.phases, tables=[0] * first + found.tables,
+        phases=[spent] * first + found.phases,
+        tables=[0] * first + found.tables,
         reserved=[_worker_reserved(inputs)] * first + found.reserved,
         whole_ms=whole_step_ms(spent, found.phases),
-    )  # fmt: skip
+    )
 
 
 def worker_phases(plan: Plan, inputs: PlanInputs) -> dict[str, float]:

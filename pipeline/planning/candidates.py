@@ -19,12 +19,12 @@ from pipeline.planning.choices import (
     TABLE_ROW_WISE,
     TABLE_WISE,
     Choice,
-    Table,
+    PlannedTable,
     tiers_of,
 )
 from pipeline.planning.cost import FLOAT, ShardLoad, missing_rows, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
-from pipeline.planning.shard_workload import Asked, Block, asked_of
+from pipeline.planning.shard_workload import Asked, ShardBlock, asked_of
 from pipeline.records import HOST_ROW_BYTES, MARK_BYTES
 from pipeline.records.scratch import NUMBER_BYTES, log_shape, place_bytes
 
@@ -58,11 +58,11 @@ class Stock(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class TableSharding:
     """One table under one sharding type, in any tier; ``buffers``: bytes of a batch, by shard."""
 
     sharding: str
-    shards: tuple[Block, ...]
+    shards: tuple[ShardBlock, ...]
     buffers: tuple[int, ...]
     stock: Mapping[str, tuple[Stock, ...]]
 
@@ -76,7 +76,7 @@ class Offer:
     """
 
     table: str
-    layout: Layout
+    layout: TableSharding
     tier: str
     kernel: str
     cache_rows: int
@@ -114,7 +114,7 @@ class Offer:
         return self.layout.sharding
 
 
-def places(hardware: HardwareConfig, layout: Layout) -> tuple[tuple[int, ...], ...] | None:
+def places(hardware: HardwareConfig, layout: TableSharding) -> tuple[tuple[int, ...], ...] | None:
     """Alternative lists of ranks for the shards, in their order; None: each shard may go to any rank."""
     local, world = hardware.ranks_per_host, hardware.world_size
     if layout.sharding in (ROW_WISE, DATA_PARALLEL):
@@ -131,7 +131,7 @@ def places(hardware: HardwareConfig, layout: Layout) -> tuple[tuple[int, ...], .
     return None
 
 
-def whole_layout(batch: int, table: Table) -> Layout:
+def whole_layout(batch: int, table: PlannedTable) -> TableSharding:
     """The table whole on the one rank of a CPU, as TorchRec's enumerator and estimators describe it.
 
     Its buffers are 8 bytes an id and 4 a pooled value (torchrec.distributed.planner.shard_estimators). Its cost is left
@@ -139,12 +139,14 @@ def whole_layout(batch: int, table: Table) -> Layout:
     """
     ids = math.ceil(batch * table.pooling * 8)
     values = math.ceil(min(float(table.outputs), table.pooling) * batch * table.dim * FLOAT)
-    whole = Block(0, table.rows, 0, table.dim)
-    return Layout(sharding=TABLE_WISE, shards=(whole,), buffers=(ids + values,), stock={"fused": (Stock(0.0, 0.0),)})
+    whole = ShardBlock(0, table.rows, 0, table.dim)
+    return TableSharding(
+        sharding=TABLE_WISE, shards=(whole,), buffers=(ids + values,), stock={"fused": (Stock(0.0, 0.0),)}
+    )
 
 
 def offers(
-    hardware: HardwareConfig, train: TrainConfig, table: Table, choice: Choice, layouts: list[Layout]
+    hardware: HardwareConfig, train: TrainConfig, table: PlannedTable, choice: Choice, layouts: list[TableSharding]
 ) -> list[Offer]:
     """Every sharding of ``layouts`` in every tier of ``choice`` that can hold it, with every cache size."""
     offered = []
@@ -156,19 +158,19 @@ def offers(
     return offered
 
 
-class Kept(NamedTuple):
+class CachedRows(NamedTuple):
     """How many rows of a table the faster memory keeps, and host memory behind a GPU's."""
 
     cache: int
     host: int
 
 
-def _kept(hardware: HardwareConfig, choice: Choice, tier: str, asked: Asked) -> list[Kept]:
+def _kept(hardware: HardwareConfig, choice: Choice, tier: str, asked: Asked) -> list[CachedRows]:
     """Numbers of rows worth keeping."""
     rows = asked.table.rows
     shares = HOST_SHARES if tier == "ssd" and hardware.device == "cuda" else (0.0,)
     both = (
-        Kept(cache, min(rows - cache, round(share * rows)))
+        CachedRows(cache, min(rows - cache, round(share * rows)))
         for cache in _cache_sizes(hardware, choice, tier, asked)
         for share in shares
     )
@@ -189,7 +191,9 @@ def _cache_sizes(hardware: HardwareConfig, choice: Choice, tier: str, asked: Ask
     return sorted({max(least, round(share * table.rows)) for share in CACHE_SHARES})
 
 
-def _offer(hardware: HardwareConfig, train: TrainConfig, layout: Layout, tier: str, kept: Kept, asked: Asked) -> Offer:
+def _offer(
+    hardware: HardwareConfig, train: TrainConfig, layout: TableSharding, tier: str, kept: CachedRows, asked: Asked
+) -> Offer:
     table, kernel = asked.table, kernel_of(hardware, tier, layout.sharding)
     loads = asked.loads(hardware, tier, *kept)
     priced = {load: shard_ms(hardware, load, global_batch=train.batch) for load in dict.fromkeys(loads)}
@@ -224,7 +228,13 @@ def _flight(hardware: HardwareConfig, train: TrainConfig, load: ShardLoad) -> in
 
 
 def _bytes(
-    hardware: HardwareConfig, table: Table, tier: str, kept: Kept, block: Block, buffers: int, flight: int
+    hardware: HardwareConfig,
+    table: PlannedTable,
+    tier: str,
+    kept: CachedRows,
+    block: ShardBlock,
+    buffers: int,
+    flight: int,
 ) -> tuple[int, int, int]:
     """Bytes of one shard by memory: weights and state in its tier, its part of the cache, buffers, rows in ``flight``.
 
@@ -255,7 +265,7 @@ def _bytes(
 
 
 def _stock_ms(
-    hardware: HardwareConfig, table: Table, layout: Layout, tier: str, kernel: str, cache_rows: int
+    hardware: HardwareConfig, table: PlannedTable, layout: TableSharding, tier: str, kernel: str, cache_rows: int
 ) -> tuple[float, ...]:
     """TorchRec's cost by shard, its compute scaled by the bandwidth of our cache size or of the SSD."""
     known = layout.stock[kernel]

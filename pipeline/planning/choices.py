@@ -34,7 +34,7 @@ COLUMN_STEP = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PlannedTable:
     """A table as the planner sees it; ``pooling``: mean ids per sample, of all its ``features``
     (names; none: one of its own). ``events``: how many of these are looked up one by one.
     Bytes are fp32 weights and the state of the ``optimizer``.
@@ -80,7 +80,7 @@ class Choice:
     pinned: bool = False
 
 
-def tables_of(inputs: PlanInputs) -> list[Table]:
+def tables_of(inputs: PlanInputs) -> list[PlannedTable]:
     """The tables in schema order; raises ArtifactError where ``profile.json`` lacks a feature of ``schema.json``."""
     tables, profile = [], inputs.profile
     for column in inputs.schema.id_columns:
@@ -93,7 +93,7 @@ def tables_of(inputs: PlanInputs) -> list[Table]:
     rules = table_rules(inputs.model, inputs.train)
     for each in inputs.schema.tables:
         measured = profile.table(each.columns)
-        table = Table(
+        table = PlannedTable(
             name=each.name,
             rows=each.rows,
             dim=inputs.model.dim_of(each.name),
@@ -121,7 +121,7 @@ def nearest(name: str, among: Iterable[str]) -> str:
     return (difflib.get_close_matches(name, candidates, n=1, cutoff=0.0) or candidates)[0]
 
 
-def table_tiers(hardware: HardwareConfig, table: Table) -> tuple[str, ...]:
+def table_tiers(hardware: HardwareConfig, table: PlannedTable) -> tuple[str, ...]:
     """The tiers of this hardware that may hold the table, fastest first: those that its optimizer can train."""
     return table.optimizer.tiers_on(hardware.device, tiers(hardware))
 
@@ -133,7 +133,7 @@ def tiers_of(sharding: str, offered: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(tier for tier in offered if tier != "ssd" or sharding in SSD_TYPES)
 
 
-def impossible(hardware: HardwareConfig, table: Table, sharding: str, columns: int) -> str:
+def impossible(hardware: HardwareConfig, table: PlannedTable, sharding: str, columns: int) -> str:
     """Why ``sharding`` cannot run for this table on this topology; empty if it can."""
     if hardware.embedding_hosts and sharding not in (TABLE_WISE, COLUMN_WISE):
         return "with hardware.embedding_hosts it would exchange partial sums or copies with the workers, too"

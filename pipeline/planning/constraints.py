@@ -14,7 +14,7 @@ from pipeline.planning.choices import (
     TABLE_ROW_WISE,
     TABLE_WISE,
     Choice,
-    Table,
+    PlannedTable,
     empty_ranks,
     impossible,
     nearest,
@@ -47,7 +47,7 @@ def _again(table: str, pin: TablePin) -> str:
     )
 
 
-def pinned(hardware: HardwareConfig, table: Table, pin: TablePin, free: Choice | None) -> Choice:
+def pinned(hardware: HardwareConfig, table: PlannedTable, pin: TablePin, free: Choice | None) -> Choice:
     """The table's choice under its ``pin``; ``free``: its choice without, None where the pin names the sharding.
 
     Raises ConfigError where the pin cannot run.
@@ -74,7 +74,7 @@ def _or(names: tuple[str, ...]) -> str:
     return " or ".join(names) or "none"
 
 
-def _sharded(hardware: HardwareConfig, table: Table, sharding: str) -> Choice:
+def _sharded(hardware: HardwareConfig, table: PlannedTable, sharding: str) -> Choice:
     ranks = hardware.ranks_per_host if sharding == TABLE_COLUMN_WISE else hardware.world_size
     columns = pinned_columns(table.dim, ranks)
     why = impossible(hardware, table, sharding, columns)
@@ -87,7 +87,7 @@ def _sharded(hardware: HardwareConfig, table: Table, sharding: str) -> Choice:
     return Choice(sharding=(sharding,), tiers=table_tiers(hardware, table), columns=columns)
 
 
-def _tiers(hardware: HardwareConfig, table: Table, pin: TablePin) -> tuple[str, ...]:
+def _tiers(hardware: HardwareConfig, table: PlannedTable, pin: TablePin) -> tuple[str, ...]:
     offered = table_tiers(hardware, table)
     if not pin.tier:
         return offered
@@ -106,7 +106,7 @@ def _tiers(hardware: HardwareConfig, table: Table, pin: TablePin) -> tuple[str, 
     return (pin.tier,)
 
 
-def _other_optimizer(table: Table, fused: str) -> str:
+def _other_optimizer(table: PlannedTable, fused: str) -> str:
     limited = table.optimizer.whole_rows
     return f"model.tables.{table.name}.max_norm=null" if limited else f"train.sparse_optimizer={fused}"
 
@@ -122,7 +122,7 @@ def _check_tier(name: str, pin: TablePin) -> None:
         )
 
 
-def _cache_rows(table: Table, pin: TablePin) -> int | None:
+def _cache_rows(table: PlannedTable, pin: TablePin) -> int | None:
     if pin.cache_rows is None:
         return None
     path = f"plan.tables.{table.name}"

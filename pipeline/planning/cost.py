@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pipeline.config import HardwareConfig, ModelConfig
 from pipeline.models.costs import model_costs
-from pipeline.planning.events import NO_EVENTS, Events, timed_costs
+from pipeline.planning.events import NO_EVENTS, EventLengths, timed_costs
 from pipeline.records import PHASES, DatasetSchema
 from pipeline.records.scratch import write_amplification
 from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer, task_inputs
@@ -80,7 +80,7 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
 
 
 def fixed_ms(
-    model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig, batch: int, events: Events = NO_EVENTS
+    model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig, batch: int, events: EventLengths = NO_EVENTS
 ) -> dict[str, float]:
     """Ms a step by phase that no table's place changes: dense part, overhead, and the latency of each exchange.
 
@@ -112,16 +112,19 @@ def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
     return compute + memory + gradients + (latency_ms(hardware) if hardware.world_size > 1 else 0.0)
 
 
-def dense_costs(model: ModelConfig, schema: DatasetSchema, events: Events = NO_EVENTS, samples: int = 1) -> ModelCosts:
+def dense_costs(
+    model: ModelConfig, schema: DatasetSchema, events: EventLengths = NO_EVENTS, samples: int = 1
+) -> ModelCosts:
     """The costs of ``model`` without towers, with the blocks of its sequences in a batch of ``samples``."""
     costs = vector_costs(model, schema)
     if not schema.sequences:
         return costs
     blocks = timed_costs(model, schema, events, samples)
     return ModelCosts(
-        flop=costs.flop + blocks.flop, parameters=costs.parameters + blocks.parameters,
+        flop=costs.flop + blocks.flop,
+        parameters=costs.parameters + blocks.parameters,
         activations=costs.activations + blocks.activations,
-    )  # fmt: skip
+    )
 
 
 def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
@@ -138,9 +141,10 @@ def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
     if not weights:
         return costs
     return ModelCosts(
-        flop=costs.flop + 6 * weights, parameters=costs.parameters + weights,
+        flop=costs.flop + 6 * weights,
+        parameters=costs.parameters + weights,
         activations=costs.activations + sum(dim for width in widths if width != dim),
-    )  # fmt: skip
+    )
 
 
 def step_ms(phases: Mapping[str, float]) -> float:

@@ -15,7 +15,7 @@ from pipeline.specs import ModelCosts
 
 
 @dataclass(frozen=True)
-class Events:
+class EventLengths:
     """``measured``: the lengths, by sequence. ``most``: events that a block takes at once (``train.max_events``)."""
 
     measured: Mapping[str, SequenceProfile] = field(default_factory=dict)
@@ -27,10 +27,10 @@ class Events:
         return float(samples * longest) if known is None else events_of_batch(known, samples)
 
 
-NO_EVENTS = Events()
+NO_EVENTS = EventLengths()
 
 
-def timed_costs(model: ModelConfig, schema: DatasetSchema, events: Events, samples: int) -> ModelCosts:
+def timed_costs(model: ModelConfig, schema: DatasetSchema, events: EventLengths, samples: int) -> ModelCosts:
     """The costs of all blocks by their time, per sample of a batch of ``samples``.
 
     Where a batch is worked on in parts, the forward pass runs twice.
@@ -47,7 +47,7 @@ def timed_costs(model: ModelConfig, schema: DatasetSchema, events: Events, sampl
     )
 
 
-def kept_activations(model: ModelConfig, schema: DatasetSchema, events: Events, samples: int) -> float:
+def kept_activations(model: ModelConfig, schema: DatasetSchema, events: EventLengths, samples: int) -> float:
     """Values that the blocks keep for the backward pass of ``samples`` rows, in the batches with most events.
 
     In parts, those of one part, of which one history may be longer than ``most``.
@@ -63,7 +63,7 @@ def kept_activations(model: ModelConfig, schema: DatasetSchema, events: Events, 
     return total
 
 
-def _parts(events: Events, sequence: str, longest: int, samples: int) -> float:
+def _parts(events: EventLengths, sequence: str, longest: int, samples: int) -> float:
     """How many parts a mean batch of ``samples`` rows is worked on in; at most 1: all at once."""
     known = events.measured.get(sequence)
     mean = float(longest) if known is None else max(known.looked_up, 1.0)

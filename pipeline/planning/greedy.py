@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.config import HardwareConfig
 from pipeline.planning.candidates import STOCK_CACHE, Offer, places
 from pipeline.planning.choices import ROW_WISE, TABLE_ROW_WISE
-from pipeline.planning.search import Placement, Space
+from pipeline.planning.search import Placement, PlacementSpace
 
 # TorchRec's grid has at most so many proposals; one costs about a microsecond for every (table, rank) pair it places.
 GRID_PROPOSALS, SEARCH_BUDGET = 10_000, 3_000_000
@@ -22,7 +22,7 @@ Ranks = tuple[int, ...]
 Proposal = dict[str, Offer]
 
 
-def default_plan(space: Space) -> Placement | None:
+def default_plan(space: PlacementSpace) -> Placement | None:
     """The plan with the least cost in TorchRec's model that its default planner finds; None where none fits."""
     options = {name: _known(space.hardware, offers) for name, offers in space.offers.items()}
     if not all(options.values()):
@@ -86,7 +86,7 @@ def _storage(offer: Offer) -> tuple[int, int, int, int]:
     return max(hbm), sum(hbm), max(ddr), sum(ddr)
 
 
-def _partition(space: Space, proposal: Proposal, limit: float) -> dict[str, Ranks] | None:
+def _partition(space: PlacementSpace, proposal: Proposal, limit: float) -> dict[str, Ranks] | None:
     """The ranks of all shards: tables on every rank first, then the largest, each where there is least to do.
 
     None where a shard does not fit, or once a rank costs more than ``limit``.
@@ -103,13 +103,15 @@ def _partition(space: Space, proposal: Proposal, limit: float) -> dict[str, Rank
     return {name: ranks[name] for name in proposal}
 
 
-def _everywhere(space: Space, offer: Offer) -> Ranks | None:
+def _everywhere(space: PlacementSpace, offer: Offer) -> Ranks | None:
     """The ranks of a table that has a shard on each of them."""
     alternatives = places(space.hardware, offer.layout)
     return alternatives[0] if alternatives is not None and len(alternatives) == 1 else None
 
 
-def _cheapest(space: Space, offer: Offer, load: list[float], free: list[list[int]], local: int) -> Ranks | None:
+def _cheapest(
+    space: PlacementSpace, offer: Offer, load: list[float], free: list[list[int]], local: int
+) -> Ranks | None:
     """The ranks with least to do that have room: for each shard, or for a table on one host all of that host's."""
     alternatives = places(space.hardware, offer.layout)
     if alternatives is not None:

@@ -106,9 +106,9 @@ def _without_growth(history: History, limit: int, fixed: bool) -> str:
     if len(history.rows) < LEAST_NIGHTS:
         return SHORT
     quiet = _quiet_runs(history.steps)
-    return STOPPED if quiet[-1] >= max(QUIET_NIGHTS, 2 * max(quiet[:-1], default=0) + 1) or not any(
-        history.steps
-    ) else ""  # fmt: skip
+    return (
+        STOPPED if quiet[-1] >= max(QUIET_NIGHTS, 2 * max(quiet[:-1], default=0) + 1) or not any(history.steps) else ""
+    )
 
 
 def _quiet_runs(steps: np.ndarray) -> list[int]:

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from pipeline.config import TablePin
 from pipeline.errors import NightjarError, PlanError
-from pipeline.planning.choices import COLUMN_STEP, ROW_WISE, Table, impossible
+from pipeline.planning.choices import COLUMN_STEP, ROW_WISE, PlannedTable, impossible
 from pipeline.planning.hardware import MEMORIES, Capacity, fast_memory, memories, memory_gib, size_text
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.problem import Setting
-from pipeline.planning.search import Placement, Space, anywhere
+from pipeline.planning.problem import PlanningProblem
+from pipeline.planning.search import Placement, PlacementSpace, anywhere
 from pipeline.units import GIB
 
 Place = Callable[[PlanInputs], Placement | None]
@@ -27,7 +27,7 @@ HALVINGS = 5
 SHOWN_REMEDIES = 3
 
 
-def plan_error(setting: Setting, space: Space, place: Place) -> PlanError:
+def plan_error(setting: PlanningProblem, space: PlacementSpace, place: Place) -> PlanError:
     """The error for an infeasible plan: need and room by memory, the shortfall, the largest table, remedies.
 
     ``space``: with every tier offered; ``place``: the assignment's placement for another configuration, or None.
@@ -43,12 +43,12 @@ def plan_error(setting: Setting, space: Space, place: Place) -> PlanError:
     return PlanError(message, hint=", or ".join(shown))
 
 
-def least_bytes(space: Space) -> int:
+def least_bytes(space: PlacementSpace) -> int:
     """Bytes over all ranks and memories when every table takes its least: weights, optimizer state, buffers."""
     return sum(min(sum(offer.total_bytes) for offer in offers) for offers in space.offers.values())
 
 
-def missing_bytes(space: Space, need: int) -> dict[str, int]:
+def missing_bytes(space: PlacementSpace, need: int) -> dict[str, int]:
     """Bytes that every rank lacks, by memory: about the least growth of that memory alone that makes a plan possible.
 
     A memory whose growth alone does not help is absent.
@@ -70,12 +70,12 @@ def missing_bytes(space: Space, need: int) -> dict[str, int]:
     return missing
 
 
-def _fits(space: Space, memory: str, extra: int) -> bool:
+def _fits(space: PlacementSpace, memory: str, extra: int) -> bool:
     grown = {name: space.room.of(name) + (extra if name == memory else 0) for name in MEMORIES}
     return anywhere(replace(space, room=Capacity(**grown))) is not None
 
 
-def _room(setting: Setting, space: Space) -> str:
+def _room(setting: PlanningProblem, space: PlacementSpace) -> str:
     inputs = setting.inputs
     parts = [f"{size_text(space.room.of(memory))} {memory.upper()}" for memory in memories(inputs.hardware)]
     ranks = f"{inputs.world_size} ranks offer" if inputs.world_size > 1 else "1 rank offers"
@@ -99,7 +99,7 @@ def _short(world_size: int, extra: dict[str, int]) -> str:
     return ", or ".join(parts)
 
 
-def _largest(tables: list[Table], space: Space) -> str:
+def _largest(tables: list[PlannedTable], space: PlacementSpace) -> str:
     table = max(tables, key=lambda t: t.bytes)
     offered = space.offers[table.name]
     piece = min(max(sum(size) for size in offer.bytes) for offer in offered)
@@ -110,7 +110,9 @@ def _largest(tables: list[Table], space: Space) -> str:
     )
 
 
-def remedies(setting: Setting, space: Space, extra: Mapping[str, int], need: int, place: Place) -> Iterator[str]:
+def remedies(
+    setting: PlanningProblem, space: PlacementSpace, extra: Mapping[str, int], need: int, place: Place
+) -> Iterator[str]:
     """Lift a pin, allow row-wise, a smaller batch (where buffers are to blame), SSD, memory, hosts, a smaller dim.
 
     ``extra``: bytes a rank lacks, by memory; ``need``: least bytes in all. Lazy: a caller may stop early.
@@ -148,7 +150,7 @@ def _first(inputs: PlanInputs, place: Place, path: str, values: Iterable[object]
             return
 
 
-def _lift_pins(setting: Setting, place: Place) -> Iterator[str]:
+def _lift_pins(setting: PlanningProblem, place: Place) -> Iterator[str]:
     """The largest pinned tables first: row-wise where it can run, else without the pin."""
     inputs = setting.inputs
     for table in sorted(setting.tables, key=lambda t: -t.bytes):
@@ -164,7 +166,7 @@ def _lift_pins(setting: Setting, place: Place) -> Iterator[str]:
             yield f"~{path}"
 
 
-def _ssd(setting: Setting, place: Place) -> Iterator[str]:
+def _ssd(setting: PlanningProblem, place: Place) -> Iterator[str]:
     """As much SSD as the coldest tables need, with their names."""
     inputs = setting.inputs
     everything = sum(table.bytes for table in setting.tables) / GIB
@@ -195,7 +197,7 @@ def _memory(inputs: PlanInputs, extra: Mapping[str, int], place: Place) -> Itera
         yield from _first(inputs, place, f"hardware.{memory}_gib", map(_round_up, sizes))
 
 
-def _more_hosts(inputs: PlanInputs, space: Space, need: int) -> Iterator[int]:
+def _more_hosts(inputs: PlanInputs, space: PlacementSpace, need: int) -> Iterator[int]:
     # More hosts work on smaller slices of the batch: a host without room for tables now may get
     # half of its memory for them.
     hardware = inputs.hardware

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, ModelConfig, PlanConfig, TrainConfig
 from pipeline.config.hardware import OF_EMBEDDING_HOSTS
-from pipeline.planning.events import Events
+from pipeline.planning.events import EventLengths
 from pipeline.records import DatasetSchema, Profile
 
 
@@ -29,9 +29,15 @@ class PlanInputs:
     def of(config: Config, schema: DatasetSchema, profile: Profile) -> PlanInputs:
         """The inputs of a plan for this ``config`` and dataset."""
         return PlanInputs(
-            data=config.data, ingest=config.ingest, model=config.model, hardware=config.hardware, train=config.train,
-            plan=config.plan, schema=schema, profile=profile,
-        )  # fmt: skip
+            data=config.data,
+            ingest=config.ingest,
+            model=config.model,
+            hardware=config.hardware,
+            train=config.train,
+            plan=config.plan,
+            schema=schema,
+            profile=profile,
+        )
 
     @property
     def world_size(self) -> int:
@@ -44,9 +50,9 @@ class PlanInputs:
         return self.train.batch
 
     @property
-    def events(self) -> Events:
+    def events(self) -> EventLengths:
         """The lengths of sequences, and how many events a block takes at once."""
-        return Events(self.profile.sequences or {}, self.train.max_events)
+        return EventLengths(self.profile.sequences or {}, self.train.max_events)
 
     def changed(self, path: str, value: object) -> PlanInputs:
         """A copy with the setting at dotted ``path`` changed; of a table side with hosts, all of them hold tables."""

@@ -28,7 +28,7 @@ class Limit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Night:
+class NightDataset:
     """The ``dataset`` of a night (its path); ``first`` and ``last`` of its days, None where it has none."""
 
     dataset: str
@@ -51,11 +51,11 @@ class Night:
 class Nights:
     """The newest ``nights``, oldest first; ``gone``: the dataset that they continue, if it is no longer there."""
 
-    nights: tuple[Night, ...]
+    nights: tuple[NightDataset, ...]
     gone: str = ""
 
     @property
-    def newest(self) -> Night:
+    def newest(self) -> NightDataset:
         """The last one."""
         return self.nights[-1]
 
@@ -89,7 +89,7 @@ def read_nights(store: Store, dataset: str, model: str) -> Nights:
 
     ArtifactError where the store has fewer than three of them.
     """
-    found: list[Night] = []
+    found: list[NightDataset] = []
     path: str | None = dataset
     while path and len(found) < MOST_NIGHTS:
         artifact = store.find(path)
@@ -103,10 +103,10 @@ def read_nights(store: Store, dataset: str, model: str) -> Nights:
     return nights
 
 
-def _night(store: Store, artifact: Artifact) -> Night:
+def _night(store: Store, artifact: Artifact) -> NightDataset:
     parts = artifact.path.split("/")
     first, _, last = parts[2].partition("..") if len(parts) > 3 else ("", "", "")
-    return Night(
+    return NightDataset(
         dataset=artifact.path,
         first=date.fromisoformat(first) if first else None,
         last=date.fromisoformat(last or first) if first else None,
@@ -125,7 +125,7 @@ def _too_few(store: Store, nights: Nights, model: str) -> ArtifactError:
     )
 
 
-def check_tables(night: Night, limits: Sequence[str]) -> None:
+def check_tables(night: NightDataset, limits: Sequence[str]) -> None:
     """ConfigError where the settings' tables (``limits``) are not those of the last ``night``."""
     there, wanted = {table.name for table in night.schema.tables}, set(limits)
     if there == wanted:

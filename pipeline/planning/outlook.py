@@ -30,9 +30,15 @@ Progress = Callable[[int, int], None]
 
 
 def outlook(
-    inputs: PlanInputs, nights: Nights, limits: Mapping[str, Limit], count: int, settings: dict[str, str],
-    *, model: str, progress: Progress = lambda done, total: None,
-) -> Outlook:  # fmt: skip
+    inputs: PlanInputs,
+    nights: Nights,
+    limits: Mapping[str, Limit],
+    count: int,
+    settings: dict[str, str],
+    *,
+    model: str,
+    progress: Progress = lambda done, total: None,
+) -> Outlook:
     """Project the tables over the next ``count`` nights, plan some of them, and find when each memory is full.
 
     ``inputs``: with the schema and profile of the last night; ``limits``: by table; ``settings``: those that vary.
@@ -52,11 +58,20 @@ def outlook(
     tiers = _tiers(inputs, growth, limits, count, plans[-1].hint)
     progress(len(shown) + 1, len(shown) + 1)
     return Outlook(
-        settings=settings, hardware=inputs.hardware.name, world_size=inputs.world_size, model=model, nights=count,
-        band=BAND, read=tuple(night.name for night in nights.nights), missing=nights.missing,
-        fits=all(plan.fits for plan in plans), tables=_tables(nights, growth, limits, shown),
-        plans=tuple(_with_moves(plans)), tiers=tiers, notes=tuple(_notes(nights, growth)),
-    )  # fmt: skip
+        settings=settings,
+        hardware=inputs.hardware.name,
+        world_size=inputs.world_size,
+        model=model,
+        nights=count,
+        band=BAND,
+        read=tuple(night.name for night in nights.nights),
+        missing=nights.missing,
+        fits=all(plan.fits for plan in plans),
+        tables=_tables(nights, growth, limits, shown),
+        plans=tuple(_with_moves(plans)),
+        tiers=tiers,
+        notes=tuple(_notes(nights, growth)),
+    )
 
 
 def shown_nights(count: int) -> list[int]:
@@ -74,11 +89,15 @@ def _tables(
             (int(low), int(rows), int(high)) for low, rows, high in zip(one.low, one.rows, one.high, strict=True)
         )
         tables[name] = TableOutlook(
-            trend=one.kind, history=tuple(int(rows) for rows in nights.history(name).rows), limit=one.limit,
-            setting=limits[name].setting, when_full=limits[name].when_full if limits[name].grows else "",
-            rows={str(night): paths[night] for night in shown}, paths=paths,
+            trend=one.kind,
+            history=tuple(int(rows) for rows in nights.history(name).rows),
+            limit=one.limit,
+            setting=limits[name].setting,
+            when_full=limits[name].when_full if limits[name].grows else "",
+            rows={str(night): paths[night] for night in shown},
+            paths=paths,
             full=Reached() if one.kind == FIXED else Reached(night=night, earliest=earliest, latest=latest),
-        )  # fmt: skip
+        )
     return tables
 
 
@@ -139,10 +158,14 @@ def _planned(inputs: PlanInputs, growth: Mapping[str, Projection], nights: Night
     room = settle(then).room
     used = {tier: [rank.get(tier, 0) for rank in plan.memory] for tier in memories(inputs.hardware)}
     return replace(
-        record, fits=True, step_ms=plan.predicted_step_ms, tables=_by_tier(plan), moved=_places(plan),
+        record,
+        fits=True,
+        step_ms=plan.predicted_step_ms,
+        tables=_by_tier(plan),
+        moved=_places(plan),
         tiers={f"{tier}_bytes": sum(sizes) for tier, sizes in used.items()},
         filled={tier: round(max(sizes) / room.of(tier), 4) for tier, sizes in used.items() if room.of(tier)},
-    )  # fmt: skip
+    )
 
 
 def _by_tier(plan: Plan) -> dict[str, int]:
@@ -217,9 +240,10 @@ def _tiers(
         last = place == len(known) - 1
         remedies = _Remedies(inputs=inputs, growth=growth, limits=limits, place=place, count=count)
         found[memory] = TierOutlook(
-            full=Reached(night=night, earliest=earliest, latest=latest), last=last,
+            full=Reached(night=night, earliest=earliest, latest=latest),
+            last=last,
             remedies=tuple(remedies.found(night, hint if last else None)),
-        )  # fmt: skip
+        )
     return found
 
 

@@ -144,9 +144,13 @@ def _overlap(one: ShardPlan, other: ShardPlan) -> int:
 def _side(stored: StoredPlan) -> PlanSide:
     plan = stored.plan
     return PlanSide(
-        name=stored.name, hardware=plan.hardware, device=plan.device, world_size=plan.world_size,
-        tables=len(plan.tables), bytes=sum(table.bytes for table in plan.tables.values()),
-    )  # fmt: skip
+        name=stored.name,
+        hardware=plan.hardware,
+        device=plan.device,
+        world_size=plan.world_size,
+        tables=len(plan.tables),
+        bytes=sum(table.bytes for table in plan.tables.values()),
+    )
 
 
 def _changes(first: StoredPlan, second: StoredPlan) -> dict[str, list[Any]]:
@@ -159,10 +163,13 @@ def _changes(first: StoredPlan, second: StoredPlan) -> dict[str, list[Any]]:
 def _inputs(stored: StoredPlan, with_settings: bool) -> dict[str, Any]:
     plan = stored.plan
     inputs: dict[str, Any] = {
-        "hardware.name": plan.hardware, "hardware.device": plan.device, "hardware.ranks_per_host": plan.ranks_per_host,
-        "hardware.hosts": plan.world_size // max(plan.ranks_per_host, 1), "global_batch": plan.global_batch,
+        "hardware.name": plan.hardware,
+        "hardware.device": plan.device,
+        "hardware.ranks_per_host": plan.ranks_per_host,
+        "hardware.hosts": plan.world_size // max(plan.ranks_per_host, 1),
+        "global_batch": plan.global_batch,
         "profile": plan.profile_key[:12] or None,
-    }  # fmt: skip
+    }
     inputs |= {f"hardware.{name}": value for name, value in plan.figures.items()}
     settings = stored.settings if with_settings else {}
     return inputs | {path: value for path, value in settings.items() if not path.startswith(PINS) or _is_pin(value)}
@@ -194,11 +201,16 @@ def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, 
     }
     return MovedTable(
         places={key: pair for key, pair in places.items() if pair[0] != pair[1]},
-        before=_place(old), to=_place(new), kinds=[_kind(old), _kind(new)],
-        bytes=new.bytes, bytes_moved=moved_bytes(old, new),
-        cost_ms=[old.cost_ms, new.cost_ms], hit_rate=[old.hit_rate, new.hit_rate],
-        because=_because(_own(name, first, second, changes), changes), reasons=[old.reason, new.reason],
-    )  # fmt: skip
+        before=_place(old),
+        to=_place(new),
+        kinds=[_kind(old), _kind(new)],
+        bytes=new.bytes,
+        bytes_moved=moved_bytes(old, new),
+        cost_ms=[old.cost_ms, new.cost_ms],
+        hit_rate=[old.hit_rate, new.hit_rate],
+        because=_because(_own(name, first, second, changes), changes),
+        reasons=[old.reason, new.reason],
+    )
 
 
 def _place(table: TablePlan) -> str:

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pipeline.config import HardwareConfig
 from pipeline.planning.bipartite import bipartite_plan
 from pipeline.planning.candidates import offers, whole_layout
-from pipeline.planning.choices import TABLE_WISE, Choice, Table
+from pipeline.planning.choices import TABLE_WISE, Choice, PlannedTable
 from pipeline.planning.greedy import default_plan
 from pipeline.planning.hardware import MEMORIES, fast_memory, figures, memory_gib
 from pipeline.planning.infeasibility import plan_error
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.problem import Setting, rounds, settle
+from pipeline.planning.problem import PlanningProblem, rounds, settle
 from pipeline.planning.quiet import quiet
 from pipeline.planning.report import reason
-from pipeline.planning.search import Best, Placement, Space, anywhere, best
+from pipeline.planning.search import BestPlacement, Placement, PlacementSpace, anywhere, best
 from pipeline.records import Plan, ShardPlan, TablePlan
 from pipeline.units import GIB
 
@@ -48,7 +48,7 @@ def sketch(inputs: PlanInputs) -> Placement | None:
     return None
 
 
-def open_space(setting: Setting, offered: dict[str, Choice]) -> Space:
+def open_space(setting: PlanningProblem, offered: dict[str, Choice]) -> PlacementSpace:
     """Every offer of the ``offered`` choices with both costs and its bytes.
 
     On one CPU rank every table lies whole: TorchRec has nothing to say, and loading it would take longer than the rest.
@@ -57,11 +57,11 @@ def open_space(setting: Setting, offered: dict[str, Choice]) -> Space:
     if _only_whole(hardware, offered):
         layouts = {table.name: [whole_layout(train.batch, table)] for table in setting.tables}
     else:
-        from pipeline.planning.torchrec_planner import Engine
+        from pipeline.planning.torchrec_planner import TorchRecPlanner
 
-        layouts = Engine(hardware, train.batch, setting.tables, offered, setting.room).layouts()
+        layouts = TorchRecPlanner(hardware, train.batch, setting.tables, offered, setting.room).layouts()
     all_offers = {t.name: offers(hardware, train, t, offered[t.name], layouts[t.name]) for t in setting.tables}
-    return Space(hardware=hardware, offers=all_offers, room=setting.room, fixed=setting.fixed)
+    return PlacementSpace(hardware=hardware, offers=all_offers, room=setting.room, fixed=setting.fixed)
 
 
 def _only_whole(hardware: HardwareConfig, offered: Mapping[str, Choice]) -> bool:
@@ -69,7 +69,7 @@ def _only_whole(hardware: HardwareConfig, offered: Mapping[str, Choice]) -> bool
     return alone and all(choice.sharding == (TABLE_WISE,) for choice in offered.values())
 
 
-def _assemble(setting: Setting, space: Space, chosen: Best, profile_key: str) -> Plan:
+def _assemble(setting: PlanningProblem, space: PlacementSpace, chosen: BestPlacement, profile_key: str) -> Plan:
     inputs, placement = setting.inputs, chosen.placement
     hardware, fast = inputs.hardware, fast_memory(inputs.hardware)
     tables = {table.name: _table(setting, space, chosen, table) for table in setting.tables}
@@ -92,7 +92,7 @@ def _assemble(setting: Setting, space: Space, chosen: Best, profile_key: str) ->
     )
 
 
-def _table(setting: Setting, space: Space, chosen: Best, table: Table) -> TablePlan:
+def _table(setting: PlanningProblem, space: PlacementSpace, chosen: BestPlacement, table: PlannedTable) -> TablePlan:
     offer, ranks = chosen.placement.offers[table.name], chosen.placement.ranks[table.name]
     spent = dict.fromkeys(ranks, 0.0)
     for rank, ms in zip(ranks, offer.ms, strict=True):

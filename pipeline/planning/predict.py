@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from pipeline.config import HardwareConfig
 from pipeline.models.costs import model_costs
-from pipeline.planning.choices import Table, tables_of
+from pipeline.planning.choices import PlannedTable, tables_of
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT, dense_ms, fixed_ms, local_batch, shard_ms, step_ms, vector_costs
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.reservations import dense_bytes, staged_row
-from pipeline.planning.shard_workload import Block, asked_of
+from pipeline.planning.shard_workload import ShardBlock, asked_of
 from pipeline.records import BESIDE_TRAINING, PHASES, Plan, TablePlan
 from pipeline.specs import ModelCosts, ModelInputs, task_inputs
 
@@ -65,9 +65,11 @@ def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
     return Prediction(phases=phases, tables=own, reserved=reserved)
 
 
-def shard_phases(hardware: HardwareConfig, batch: int, table: Table, placed: TablePlan) -> list[dict[str, float]]:
+def shard_phases(
+    hardware: HardwareConfig, batch: int, table: PlannedTable, placed: TablePlan
+) -> list[dict[str, float]]:
     """Ms by phase of each of its shards, as the planner priced them."""
-    blocks = [Block(shard.row, shard.rows, shard.column, shard.columns) for shard in placed.shards]
+    blocks = [ShardBlock(shard.row, shard.rows, shard.column, shard.columns) for shard in placed.shards]
     asked = asked_of(hardware.world_size, batch, table, placed.sharding, blocks)
     loads = asked.loads(hardware, placed.tier, placed.cache_rows, placed.host_rows)
     return [shard_ms(hardware, load, global_batch=batch) for load in loads]

@@ -15,7 +15,7 @@ from pipeline.planning.choices import (
     TABLE_ROW_WISE,
     TABLE_WISE,
     Choice,
-    Table,
+    PlannedTable,
     impossible,
     table_tiers,
     tables_of,
@@ -26,7 +26,7 @@ from pipeline.planning.cost import fixed_ms, shard_ms
 from pipeline.planning.hardware import Capacity, capacity, check_hardware, fast_memory, memories, tiers
 from pipeline.planning.inputs import PlanInputs, table_side
 from pipeline.planning.reservations import dense_bytes, host_bytes
-from pipeline.planning.shard_workload import Block, asked_of
+from pipeline.planning.shard_workload import ShardBlock, asked_of
 
 # Above this many (table, rank) pairs only tables above half of a rank's fair load are offered split.
 SEARCH_PAIRS = 4_096
@@ -36,18 +36,18 @@ SMALL_SHARE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class PlanningProblem:
     """What is planned: tables and their choices; on every rank reserved bytes, room and fixed ms by phase."""
 
     inputs: PlanInputs
-    tables: list[Table]
+    tables: list[PlannedTable]
     offered: dict[str, Choice]
     reserved: dict[str, int]
     room: Capacity
     fixed: dict[str, float]
 
 
-def settle(inputs: PlanInputs) -> Setting:
+def settle(inputs: PlanInputs) -> PlanningProblem:
     """Check the user's settings, and work out the choices of each table; of a bipartite cluster on its table side."""
     inputs = table_side(inputs)
     hardware, batch = inputs.hardware, inputs.batch
@@ -55,7 +55,7 @@ def settle(inputs: PlanInputs) -> Setting:
     tables = tables_of(inputs)
     heavy = HEAVY_SHARE if len(tables) * hardware.world_size > SEARCH_PAIRS else 0.0
     reserved = dense_bytes(inputs)
-    return Setting(
+    return PlanningProblem(
         inputs=inputs,
         tables=tables,
         offered=choices(inputs.plan, hardware, batch, tables, heavy),
@@ -66,7 +66,7 @@ def settle(inputs: PlanInputs) -> Setting:
 
 
 def choices(
-    plan: PlanConfig, hardware: HardwareConfig, batch: int, tables: list[Table], heavy: float
+    plan: PlanConfig, hardware: HardwareConfig, batch: int, tables: list[PlannedTable], heavy: float
 ) -> dict[str, Choice]:
     """What the planner may try for every table, for a global ``batch`` of samples.
 
@@ -92,13 +92,13 @@ def choices(
     return offered
 
 
-def _cheap_replicas(hardware: HardwareConfig, batch: int, table: Table, busy: int) -> bool:
+def _cheap_replicas(hardware: HardwareConfig, batch: int, table: PlannedTable, busy: int) -> bool:
     """Whether copies of the table cost ``busy`` ranks together no more than the table whole on one of them.
 
     Of more ranks than tables the others would be idle, so their copies are free. What overlaps with the step is left
     out, and memory: the search counts them.
     """
-    whole, tier = Block(0, table.rows, 0, table.dim), tiers(hardware)[0]
+    whole, tier = ShardBlock(0, table.rows, 0, table.dim), tiers(hardware)[0]
     cost = {}
     for sharding in (TABLE_WISE, DATA_PARALLEL):
         asked = asked_of(hardware.world_size, batch, table, sharding, [whole])
@@ -107,7 +107,7 @@ def _cheap_replicas(hardware: HardwareConfig, batch: int, table: Table, busy: in
     return busy * cost[DATA_PARALLEL] <= cost[TABLE_WISE]
 
 
-def _free(wanted: list[str], hardware: HardwareConfig, table: Table, split: bool, replicas: bool) -> Choice:
+def _free(wanted: list[str], hardware: HardwareConfig, table: PlannedTable, split: bool, replicas: bool) -> Choice:
     """The choice of a table without a pin; ``split``, ``replicas``: whether it is offered split, and data-parallel."""
     why = {name: impossible(hardware, table, name, MIN_COLUMNS) for name in SHARDING_TYPES if name in wanted}
     possible = [name for name, problem in why.items() if not problem]
@@ -125,7 +125,7 @@ def _free(wanted: list[str], hardware: HardwareConfig, table: Table, split: bool
     return Choice(sharding=tuple(worthwhile), tiers=table_tiers(hardware, table), columns=MIN_COLUMNS)
 
 
-def rounds(setting: Setting) -> list[dict[str, Choice]]:
+def rounds(setting: PlanningProblem) -> list[dict[str, Choice]]:
     """The choices for each round of the search: the fastest memory alone first, then with slower ones."""
     hardware, room = setting.inputs.hardware, setting.room
     need = sum(table.bytes for table in setting.tables)
@@ -143,7 +143,7 @@ def rounds(setting: Setting) -> list[dict[str, Choice]]:
     return allowances
 
 
-def _small(setting: Setting) -> set[str]:
+def _small(setting: PlanningProblem) -> set[str]:
     """The smallest tables, which together take so little of the fastest memory that a slower tier gains nothing."""
     room = setting.room.of(fast_memory(setting.inputs.hardware)) * setting.inputs.world_size
     small, taken = set(), 0

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.config import TIERS, HardwareConfig
 from pipeline.planning.candidates import Offer
-from pipeline.planning.choices import DATA_PARALLEL, TABLE_WISE, Choice, Table
+from pipeline.planning.choices import DATA_PARALLEL, TABLE_WISE, Choice, PlannedTable
 from pipeline.planning.hardware import MEMORIES, fast_memory, size_text
-from pipeline.planning.search import Space
+from pipeline.planning.search import PlacementSpace
 from pipeline.records import PHASES, Plan, TablePlan
 from pipeline.units import GIB
 
@@ -259,12 +259,12 @@ def _mean_reserved(plan: Plan) -> float:
     return sum(plan.reserved_bytes(rank) for rank in range(len(plan.memory))) / len(plan.memory)
 
 
-def reason(table: Table, choice: Choice, offer: Offer, space: Space) -> str:
+def reason(table: PlannedTable, choice: Choice, offer: Offer, space: PlacementSpace) -> str:
     """One sentence: why ``table`` gets ``offer`` of all its offers in ``space``, and its tier if not the fastest."""
     return _sharding_reason(table, choice, offer, space) + _tier_reason(space.hardware, table, offer)
 
 
-def _sharding_reason(table: Table, choice: Choice, offer: Offer, space: Space) -> str:
+def _sharding_reason(table: PlannedTable, choice: Choice, offer: Offer, space: PlacementSpace) -> str:
     if choice.pinned:
         return f"pinned by plan.tables.{table.name}"
     if space.hardware.world_size == 1:
@@ -284,7 +284,7 @@ def _sharding_reason(table: Table, choice: Choice, offer: Offer, space: Space) -
     return f"split over {count} shards, which evens out memory or work between the ranks"
 
 
-def _tier_reason(hardware: HardwareConfig, table: Table, offer: Offer) -> str:
+def _tier_reason(hardware: HardwareConfig, table: PlannedTable, offer: Offer) -> str:
     if offer.tier == ("hbm" if hardware.device == "cuda" else "ddr"):
         return ""
     density = f"{table.pooling / (table.bytes / GIB):.3g} lookups a sample and GiB"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pipeline.config import HardwareConfig
 from pipeline.planning.assign import assign
-from pipeline.planning.assign_model import Candidate, Piece, Problem
+from pipeline.planning.assign_model import AssignmentProblem, Candidate, ShardCost
 from pipeline.planning.candidates import BESIDE, Offer, places
 from pipeline.planning.cost import step_ms
 from pipeline.planning.hardware import Capacity
@@ -78,7 +78,7 @@ class Placement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best:
+class BestPlacement:
     """The chosen placement, how far it may be from the best (a share), and a remark where no bound is known."""
 
     placement: Placement
@@ -87,7 +87,7 @@ class Best:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
+class PlacementSpace:
     """All offers of all tables, the room of every rank, and the ms by phase that it spends in any case."""
 
     hardware: HardwareConfig
@@ -99,7 +99,7 @@ class Space:
         """A placement in this space."""
         return Placement(offers=offers, ranks=ranks, world_size=self.hardware.world_size, fixed=self.fixed)
 
-    def problem(self, weights: Weights, most_stock_ms: float) -> Problem:
+    def problem(self, weights: CostWeights, most_stock_ms: float) -> AssignmentProblem:
         """The assignment problem with shard costs weighted by ``weights``.
 
         Where ``most_stock_ms`` is finite, no rank costs more in TorchRec's model: its ms are taken up like memory.
@@ -111,12 +111,12 @@ class Space:
             name: tuple(self._candidate(o, weights, limited) for o in offered) for name, offered in self.offers.items()
         }
         capacity = (*self.room.each, most_stock_ms * ROUNDING) if limited else self.room.each
-        return Problem(candidates=candidates, capacity=(capacity,) * world, base_ms=(base,) * world)
+        return AssignmentProblem(candidates=candidates, capacity=(capacity,) * world, base_ms=(base,) * world)
 
-    def _candidate(self, offer: Offer, weights: Weights, limited: bool) -> Candidate:
+    def _candidate(self, offer: Offer, weights: CostWeights, limited: bool) -> Candidate:
         shards = zip(offer.ms, offer.beside_ms, offer.stock_ms, offer.bytes, strict=True)
         pieces = tuple(
-            Piece(
+            ShardCost(
                 ms=weights.step * step + weights.beside * beside + weights.stock * stock,
                 takes=(*size, stock) if limited else size,
             )
@@ -125,7 +125,7 @@ class Space:
         return Candidate(pieces=pieces, places=places(self.hardware, offer.layout))
 
 
-class Weights(NamedTuple):
+class CostWeights(NamedTuple):
     """Weights of a shard's costs: our step, our overlapping work, TorchRec's total."""
 
     step: float
@@ -133,13 +133,13 @@ class Weights(NamedTuple):
     stock: float = 0.0
 
 
-def anywhere(space: Space) -> Placement | None:
+def anywhere(space: PlacementSpace) -> Placement | None:
     """The assignment's placement, or None: the quick answer to whether the tables fit."""
-    assigned = _assigned(space, Weights(0.5, 0.5), tolerance=math.inf)
+    assigned = _assigned(space, CostWeights(0.5, 0.5), tolerance=math.inf)
     return assigned[0] if assigned else None
 
 
-def best(space: Space, default: Placement | None) -> Best | None:
+def best(space: PlacementSpace, default: Placement | None) -> BestPlacement | None:
     """The placement to take, None where nothing fits; ``default``: what TorchRec's planner finds by default.
 
     The fastest in our model wins, among those that TorchRec's model rates better than ``default`` by STOCK_GAIN. Where
@@ -148,19 +148,19 @@ def best(space: Space, default: Placement | None) -> Best | None:
     ours = _ours(space, math.inf)
     if not ours:
         remark = "found by TorchRec's search alone: no bound is known"
-        return None if default is None else Best(placement=default, gap=1.0, remark=remark)
+        return None if default is None else BestPlacement(placement=default, gap=1.0, remark=remark)
     bound = max(bound for _, bound in ours)
     plans = [plan for plan, _ in ours]
     placement = min(plans, key=_step) if default is None else _rated_well(space, plans, default)
-    return Best(placement=placement, gap=max(0.0, placement.step_ms / bound - 1))
+    return BestPlacement(placement=placement, gap=max(0.0, placement.step_ms / bound - 1))
 
 
-def _rated_well(space: Space, plans: list[Placement], default: Placement) -> Placement:
+def _rated_well(space: PlacementSpace, plans: list[Placement], default: Placement) -> Placement:
     """The fastest placement within the best limit on TorchRec's cost that can be kept; ``plans``: without a limit.
 
     Of those that are as fast but for NEAR, the one that TorchRec's model rates best.
     """
-    stock = _assigned(space, Weights(0.0, 0.0, 1.0), thorough=False)
+    stock = _assigned(space, CostWeights(0.0, 0.0, 1.0), thorough=False)
     plans = [*plans, default, *([stock[0]] if stock is not None else [])]
     least = min(plan.stock_ms for plan in plans)
     goal = default.stock_ms / STOCK_GAIN
@@ -178,14 +178,14 @@ def _step(placement: Placement) -> float:
     return placement.step_ms
 
 
-def _ours(space: Space, most_stock_ms: float) -> list[tuple[Placement, float]]:
+def _ours(space: PlacementSpace, most_stock_ms: float) -> list[tuple[Placement, float]]:
     """Placements for our model alone, each with a lower bound of any placement's step within the limit.
 
     If the first one's steps do not wait for overlapping work, the others cannot be better.
     """
     assigned: list[tuple[Placement, float]] = []
     for share in BESIDE_SHARES:
-        placed = _assigned(space, Weights(1 - share, share), most_stock_ms, thorough=math.isinf(most_stock_ms))
+        placed = _assigned(space, CostWeights(1 - share, share), most_stock_ms, thorough=math.isinf(most_stock_ms))
         if placed is None:
             break
         assigned.append(placed)
@@ -195,8 +195,8 @@ def _ours(space: Space, most_stock_ms: float) -> list[tuple[Placement, float]]:
 
 
 def _assigned(
-    space: Space,
-    weights: Weights,
+    space: PlacementSpace,
+    weights: CostWeights,
     most_stock_ms: float = math.inf,
     *,
     thorough: bool = True,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipeline.config import HardwareConfig
-from pipeline.planning.choices import DATA_PARALLEL, Table
+from pipeline.planning.choices import DATA_PARALLEL, PlannedTable
 from pipeline.planning.cost import ShardLoad
 
 
-class Block(NamedTuple):
+class ShardBlock(NamedTuple):
     """Rows [row, row + rows) and columns [column, column + columns) of a table."""
 
     row: int
@@ -27,9 +27,9 @@ class Asked:
     By block: ``shares`` of the table's lookups in a step, and how many ``distinct`` rows these ask for.
     """
 
-    table: Table
+    table: PlannedTable
     sharding: str
-    blocks: Sequence[Block]
+    blocks: Sequence[ShardBlock]
     batch: int
     shares: list[float]
     distinct: list[float]
@@ -69,7 +69,7 @@ class Asked:
         ]
 
 
-def asked_of(world_size: int, batch: int, table: Table, sharding: str, blocks: Sequence[Block]) -> Asked:
+def asked_of(world_size: int, batch: int, table: PlannedTable, sharding: str, blocks: Sequence[ShardBlock]) -> Asked:
     """What a global ``batch`` of samples asks of the ``blocks`` of ``table``."""
     shares = [_share(table, sharding, block, world_size) for block in blocks]
     lookups = batch * table.pooling
@@ -103,7 +103,7 @@ def _hit_rates(hardware: HardwareConfig, tier: str, cache_rows: int, asked: Aske
     return rates
 
 
-def _share(table: Table, sharding: str, block: Block, world_size: int) -> float:
+def _share(table: PlannedTable, sharding: str, block: ShardBlock, world_size: int) -> float:
     """The share of the table's lookups that a block serves."""
     if sharding == DATA_PARALLEL:
         return 1.0 / world_size
@@ -114,7 +114,7 @@ def _share(table: Table, sharding: str, block: Block, world_size: int) -> float:
     return block.rows / table.rows
 
 
-def _distinct(table: Table, block: Block, lookups: float, share: float) -> float:
+def _distinct(table: PlannedTable, block: ShardBlock, lookups: float, share: float) -> float:
     """Expected distinct rows of a block that has ``share`` of the table's ``lookups``."""
     if block.rows == table.rows:
         return table.curve.distinct(lookups * share)

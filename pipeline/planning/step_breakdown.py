@@ -31,8 +31,12 @@ def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[st
     exchanged = phases["output_exchange"] + phases["gradient_exchange"] - 2 * latency - (reduced - dense)
     compute = phases["lookup"] + phases["update"] + phases["dense"] - dense - (waits - 2 * latency)
     parts = {
-        "compute": compute, "overhead": phases["overhead"] + waits, WITHIN: 0.0, BETWEEN: 0.0, "all_reduce": reduced
-    }  # fmt: skip
+        "compute": compute,
+        "overhead": phases["overhead"] + waits,
+        WITHIN: 0.0,
+        BETWEEN: 0.0,
+        "all_reduce": reduced,
+    }
     longer = max(phases["input_exchange"] - sum(parts.values()) - exchanged, 0.0)
     parts[slower_link(hardware)] = max(exchanged, 0.0) + longer
     return parts
@@ -45,9 +49,12 @@ def _parts_of_sides(inputs: PlanInputs, predicted: Prediction) -> dict[str, floa
     reduced = _dense_reduce_ms(own)
     exchanged = whole["output_exchange"] + whole["gradient_exchange"] - waits
     parts = {
-        "compute": whole["lookup"] + whole["update"] + whole["dense"] - reduced, "overhead": whole["overhead"] + waits,
-        WITHIN: 0.0, BETWEEN: exchanged, "all_reduce": reduced,
-    }  # fmt: skip
+        "compute": whole["lookup"] + whole["update"] + whole["dense"] - reduced,
+        "overhead": whole["overhead"] + waits,
+        WITHIN: 0.0,
+        BETWEEN: exchanged,
+        "all_reduce": reduced,
+    }
     parts[BETWEEN] += max(whole["input_exchange"] - sum(parts.values()), 0.0)
     return parts
 

@@ -32,11 +32,11 @@ from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 
 from pipeline.config import SHARDING_TYPES
 from pipeline.config import HardwareConfig as Hardware
-from pipeline.planning.candidates import Layout, Stock
-from pipeline.planning.choices import Choice, Table, tiers_of
+from pipeline.planning.candidates import Stock, TableSharding
+from pipeline.planning.choices import Choice, PlannedTable, tiers_of
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT
 from pipeline.planning.hardware import Capacity, kernel_of
-from pipeline.planning.shard_workload import Block
+from pipeline.planning.shard_workload import ShardBlock
 from pipeline.specs.table_optimizer import TableOptimizer
 
 
@@ -81,11 +81,11 @@ class OncePerSize(ShardEstimator):
             option.shards = shards
 
 
-class Engine:
+class TorchRecPlanner:
     """One search space in TorchRec's terms: tables, choices, kernels, topology."""
 
     def __init__(
-        self, hardware: Hardware, batch: int, tables: list[Table], choices: Mapping[str, Choice], room: Capacity
+        self, hardware: Hardware, batch: int, tables: list[PlannedTable], choices: Mapping[str, Choice], room: Capacity
     ) -> None:
         self._tables = tables
         self._batch = -(-batch // hardware.world_size)
@@ -97,7 +97,7 @@ class Engine:
         self._collection = meta_collection(tables)
         self._sharders: list[ModuleSharder[nn.Module]] = [RowWiseAnywhereSharder()]  # type: ignore[list-item]
 
-    def layouts(self) -> dict[str, list[Layout]]:
+    def layouts(self) -> dict[str, list[TableSharding]]:
         """Every table's shardings: TorchRec's shards, its buffers (bytes) and its costs (ms) by kernel."""
         options: dict[str, dict[str, list[ShardingOption]]] = {table.name: {} for table in self._tables}
         for option in self._enumerator.enumerate(self._collection, self._sharders):
@@ -129,7 +129,7 @@ def build_topology(hardware: Hardware, room: Capacity) -> Topology:
     )
 
 
-def meta_collection(tables: list[Table]) -> EmbeddingBagCollection:
+def meta_collection(tables: list[PlannedTable]) -> EmbeddingBagCollection:
     """The tables without storage, marked with their optimizer so that TorchRec counts its state."""
     configs = [
         EmbeddingBagConfig(
@@ -154,7 +154,7 @@ def _charged_as(optimizer: TableOptimizer) -> tuple[type[torch.optim.Optimizer],
     return (RowWiseAdagrad, 1, 0) if optimizer.row_bytes else (SGD, 0, 0)
 
 
-def _constraints(table: Table, choice: Choice, hardware: Hardware) -> ParameterConstraints:
+def _constraints(table: PlannedTable, choice: Choice, hardware: Hardware) -> ParameterConstraints:
     return ParameterConstraints(
         sharding_types=list(choice.sharding),
         compute_kernels=list(dict.fromkeys(["dense", "fused", *_offered_kernels(choice, hardware)])),
@@ -176,11 +176,11 @@ def _offered_kernels(choice: Choice, hardware: Hardware) -> tuple[str, ...]:
     )
 
 
-def _layout(options: list[ShardingOption], optimizer: TableOptimizer) -> Layout:
+def _layout(options: list[ShardingOption], optimizer: TableOptimizer) -> TableSharding:
     """One table under one sharding type; its kernels differ in cost alone."""
     plain = next(option for option in options if option.compute_kernel in ("fused", "dense"))
-    shards = tuple(Block(shard.offset[0], shard.size[0], shard.offset[1], shard.size[1]) for shard in plain.shards)
-    return Layout(
+    shards = tuple(ShardBlock(shard.offset[0], shard.size[0], shard.offset[1], shard.size[1]) for shard in plain.shards)
+    return TableSharding(
         sharding=plain.sharding_type,
         shards=shards,
         buffers=tuple(_buffers(plain, shard, optimizer) for shard in plain.shards),

@@ -63,26 +63,36 @@ def _planned(case: Case, planner: Planner) -> PlannedCase:
     except (PlanError, ConfigError) as error:
         record = _problem(case.settings, error)
     return replace(
-        record, hardware=case.inputs.hardware.name, world_size=case.inputs.world_size,
+        record,
+        hardware=case.inputs.hardware.name,
+        world_size=case.inputs.world_size,
         seconds=round(time.perf_counter() - started, 3),
-    )  # fmt: skip
+    )
 
 
 def _problem(settings: dict[str, str], error: PlanError | ConfigError) -> PlannedCase:
     kind = "infeasible" if isinstance(error, PlanError) else "refused"
     return PlannedCase(
-        settings=settings, fits=False, problem=kind, short=_short(error.message),
-        way_out=error.hint.split(", or ")[0], message=error.message, hint=error.hint,
-    )  # fmt: skip
+        settings=settings,
+        fits=False,
+        problem=kind,
+        short=_short(error.message),
+        way_out=error.hint.split(", or ")[0],
+        message=error.message,
+        hint=error.hint,
+    )
 
 
 def _outcome(settings: dict[str, str], plan: Plan) -> PlannedCase:
     record = PlannedCase(
-        settings=settings, fits=True, step_ms=plan.predicted_step_ms, gap=plan.gap,
+        settings=settings,
+        fits=True,
+        step_ms=plan.predicted_step_ms,
+        gap=plan.gap,
         tiers={f"{tier}_bytes": sum(rank.get(tier, 0) for rank in plan.memory) for tier in MEMORIES},
         reserved_bytes=sum(plan.reserved_bytes(rank) for rank in range(len(plan.memory))),
         tables=_tables_by_tier(plan),
-    )  # fmt: skip
+    )
     if not plan.phases:
         return record
     phases = plan.phases[plan.slowest_rank]

@@ -22,7 +22,7 @@ _STEEPEST = 4.0  # exponent at which all tables but the most frequent one have t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Widths:
+class TableWidths:
     """``dims`` by table; ``bytes`` of all rows with them, and with one width (``even_bytes``), without state.
 
     ``exponent``: of the frequency.
@@ -49,7 +49,7 @@ class Widths:
         return "model: {tables: {" + ", ".join(parts) + "}}"
 
 
-def widths(inputs: PlanInputs, share: float) -> Widths:
+def widths(inputs: PlanInputs, share: float) -> TableWidths:
     """Widths of at most ``share`` of the bytes that one width takes, the widest being ``model.embedding_dim``.
 
     ConfigError where the narrowest tables take more.
@@ -59,10 +59,10 @@ def widths(inputs: PlanInputs, share: float) -> Widths:
     reads = {t.name: max(inputs.profile.table(t.columns).pooling, 1e-9) / t.rows for t in inputs.schema.tables}
     even = FLOAT * widest * sum(rows.values())
 
-    def at(exponent: float) -> Widths:
+    def at(exponent: float) -> TableWidths:
         dims = {name: _width(widest, each / max(reads.values()), exponent) for name, each in reads.items()}
         taken = FLOAT * sum(rows[name] * dim for name, dim in dims.items())
-        return Widths(dims=dims, exponent=round(exponent, 4), bytes=taken, even_bytes=even)
+        return TableWidths(dims=dims, exponent=round(exponent, 4), bytes=taken, even_bytes=even)
 
     low, high = 0.0, _STEEPEST
     if at(high).bytes > share * even:
@@ -82,7 +82,7 @@ def _width(widest: int, frequency: float, exponent: float) -> int:
     return max(COLUMN_STEP, round(widest * frequency**exponent / COLUMN_STEP) * COLUMN_STEP)
 
 
-def shown(chosen: Widths, rows: Mapping[str, int]) -> list[str]:
+def shown(chosen: TableWidths, rows: Mapping[str, int]) -> list[str]:
     """Lines about ``chosen`` for people: tables by width, bytes, and the override."""
     by_width: dict[int, list[str]] = {}
     for name, dim in chosen.dims.items():

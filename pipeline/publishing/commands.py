@@ -43,9 +43,12 @@ def _listed(store: Store, model: str, name: str, current: Current) -> ListedVers
     if artifact is None:
         return replace(entry, problem=problem, damaged=problem != UNFINISHED)
     return replace(
-        entry, created=artifact.created, bytes=sum(file.bytes for file in artifact.files.values()),
-        summary=artifact.summary, age_seconds=time.time() - artifact.created,
-    )  # fmt: skip
+        entry,
+        created=artifact.created,
+        bytes=sum(file.bytes for file in artifact.files.values()),
+        summary=artifact.summary,
+        age_seconds=time.time() - artifact.created,
+    )
 
 
 def show(store: Store, model: str, version: str | None) -> ShownVersion:
@@ -57,10 +60,12 @@ def show(store: Store, model: str, version: str | None) -> ShownVersion:
     path, artifact = version_path(model, name), find_version(store, model, name)
     store.verify(artifact, CARD)
     return ShownVersion(
-        path=store.url_of(path), serves=name == current.version, card=read(ModelCard, store, f"{path}/{CARD}"),
+        path=store.url_of(path),
+        serves=name == current.version,
+        card=read(ModelCard, store, f"{path}/{CARD}"),
         files={file: entry.bytes for file, entry in artifact.files.items()},
         log=tuple(entry for entry in current.log if entry.version == name),
-    )  # fmt: skip
+    )
 
 
 def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_run: bool) -> list[RemovedVersion]:

@@ -156,9 +156,12 @@ def _shown(logits: Sequence[float]) -> str:
 
 
 def build_dense(
-    schema: DatasetSchema, towers: Towers, weights: Sequence[Mapping[str, Tensor]], counted: Sequence[float],
+    schema: DatasetSchema,
+    towers: Towers,
+    weights: Sequence[Mapping[str, Tensor]],
+    counted: Sequence[float],
     config: Config,
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """Return the members with these ``weights``, whose logits count ``counted``, as one module."""
     modules = [
         dense_part(
@@ -224,12 +227,13 @@ class DensePart(nn.Module):
         """The vectors of the sequences, [b, S, D]."""
         vectors = [
             vector(
-                values.split(each.widths, dim=1), rows,
+                values.split(each.widths, dim=1),
+                rows,
                 [None if place is None else self._taken(pooled, [place]).flatten(1) for place in each.candidates],
                 samples,
             )
             for vector, each, values, rows in zip(self.vectors, self._events, events[::2], events[1::2], strict=True)
-        ]  # fmt: skip
+        ]
         return torch.stack(vectors, dim=1)
 
     def _in_towers(self, embeddings: Tensor, sequences: Tensor | None) -> Tensor:
@@ -252,9 +256,15 @@ class DensePart(nn.Module):
 
 
 def dense_part(
-    schema: DatasetSchema, towers: Towers, weights: Mapping[str, Tensor],
-    *, model: ModelConfig, data: DataConfig, hardware: HardwareConfig, seed: int,
-) -> DensePart:  # fmt: skip
+    schema: DatasetSchema,
+    towers: Towers,
+    weights: Mapping[str, Tensor],
+    *,
+    model: ModelConfig,
+    data: DataConfig,
+    hardware: HardwareConfig,
+    seed: int,
+) -> DensePart:
     """The dense part of a checkpoint's ``weights`` (by parameter); ArtifactError for weights that do not fit.
 
     ``seed``: of the weights that these take the place of.
@@ -289,9 +299,14 @@ def dense_part(
     order = [in_towers.index(name) for name in schema.vectors] if modules and towers.module.by_feature else []
     apart = None if project is None else list(widths.values())
     return DensePart(
-        ranking, modules, [] if order == sorted(order) else order, normalise, apart, None if modules else project,
+        ranking,
+        modules,
+        [] if order == sorted(order) else order,
+        normalise,
+        apart,
+        None if modules else project,
         sequences,
-    ).eval()  # fmt: skip
+    ).eval()
 
 
 def _sequences(
@@ -330,9 +345,13 @@ class Ensemble(nn.Module):
     """
 
     def __init__(
-        self, members: Sequence[nn.Module], shares: NDArray[np.floating], dim: int, widths: Sequence[int] | None,
+        self,
+        members: Sequence[nn.Module],
+        shares: NDArray[np.floating],
+        dim: int,
+        widths: Sequence[int] | None,
         events: Sequence[Sequence[int]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
         self.register_buffer("shares", torch.from_numpy(shares.astype(np.float32))[:, None])
@@ -373,6 +392,8 @@ def joined(
 def places(widths: Sequence[int], members: int) -> Tensor:
     """Columns of each member in rows where parts of these ``widths`` have all members side by side: [members, sum]."""
     starts = np.cumsum([0, *widths])[:-1] * members
-    own = [[start + at * width + np.arange(width) for start, width in zip(starts, widths, strict=True)]
-           for at in range(members)]  # fmt: skip
+    own = [
+        [start + at * width + np.arange(width) for start, width in zip(starts, widths, strict=True)]
+        for at in range(members)
+    ]
     return torch.from_numpy(np.stack([np.concatenate(each) for each in own]))

@@ -48,15 +48,47 @@ _ATEN = re.compile(
     r"|__and__|__lshift__|__or__|__rshift__|__xor__)\.(\w+)"
 )
 # Those that write to a tensor of the program and to nothing else.
-_IN_PLACE = frozenset({
-    "add_", "addcmul_", "clamp_", "clamp_min_", "copy_", "detach_", "div_", "fill_", "index_put_", "masked_fill_",
-    "mul_", "relu_", "silu_", "sub_", "zero_",
-})  # fmt: skip
+_IN_PLACE = frozenset(
+    {
+        "add_",
+        "addcmul_",
+        "clamp_",
+        "clamp_min_",
+        "copy_",
+        "detach_",
+        "div_",
+        "fill_",
+        "index_put_",
+        "masked_fill_",
+        "mul_",
+        "relu_",
+        "silu_",
+        "sub_",
+        "zero_",
+    }
+)
 # Those whose text is no name of a file: an equation, a mode, what an assertion says.
-_WITH_TEXT = frozenset({
-    "_assert_scalar", "conv1d", "conv2d", "div", "div_", "divide", "einsum", "gelu", "index_reduce",
-    "linalg_matrix_norm", "linalg_norm", "meshgrid", "pad", "quantile", "scatter", "scatter_reduce", "searchsorted",
-})  # fmt: skip
+_WITH_TEXT = frozenset(
+    {
+        "_assert_scalar",
+        "conv1d",
+        "conv2d",
+        "div",
+        "div_",
+        "divide",
+        "einsum",
+        "gelu",
+        "index_reduce",
+        "linalg_matrix_norm",
+        "linalg_norm",
+        "meshgrid",
+        "pad",
+        "quantile",
+        "scatter",
+        "scatter_reduce",
+        "searchsorted",
+    }
+)
 _EXPRESSION = re.compile(
     r"(?:(?:Symbol|Integer|Add|Mul|Max|Min|Mod|FloorDiv|CleanDiv)\(|'[a-z]+\d+'"
     r"|(?:positive|nonnegative|integer)=(?:True|False)|[-\d(), ])*"

@@ -48,10 +48,14 @@ class Current:
     def to_json(self) -> dict[str, Any]:
         """Plain data; ``version``, ``uri`` (relative to the store) and ``previous`` are for readers."""
         return {
-            "format": FORMAT, "model": self.model, "version": self.version, "previous": self.previous,
+            "format": FORMAT,
+            "model": self.model,
+            "version": self.version,
+            "previous": self.previous,
             "uri": version_path(self.model, self.version) if self.version else None,
-            "line": list(self.line), "log": [entry.to_json() for entry in self.log[-_LOG_ENTRIES:]],
-        }  # fmt: skip
+            "line": list(self.line),
+            "log": [entry.to_json() for entry in self.log[-_LOG_ENTRIES:]],
+        }
 
 
 def read_current(store: Store, model: str) -> Current:
@@ -215,9 +219,14 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
 
 def _entry(mine: str, current: Current, by: str, served: Artifact, reason: str) -> Promotion:
     return Promotion(
-        version=served.path.rpartition("/")[2], instead_of=current.version, by=by, reason=reason, at=time.time(),
-        id=mine, training=served.inputs.get("train"),
-    )  # fmt: skip
+        version=served.path.rpartition("/")[2],
+        instead_of=current.version,
+        by=by,
+        reason=reason,
+        at=time.time(),
+        id=mine,
+        training=served.inputs.get("train"),
+    )
 
 
 def _wrote(current: Current, mine: str) -> bool:

@@ -179,11 +179,14 @@ class DatasetSchema(Record):
             events.setdefault(event.owner, []).append(event)
         return tuple(
             EmbeddedTable(
-                name=name, rows=[*columns, *events.get(name, ())][0].rows, features=tuple(c.name for c in columns),
-                weighted=any(c.weighted for c in columns), events=tuple(c.name for c in events.get(name, ())),
+                name=name,
+                rows=[*columns, *events.get(name, ())][0].rows,
+                features=tuple(c.name for c in columns),
+                weighted=any(c.weighted for c in columns),
+                events=tuple(c.name for c in events.get(name, ())),
             )
             for name, columns in sharing.items()
-        )  # fmt: skip
+        )
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -195,9 +198,10 @@ class DatasetSchema(Record):
         sparse = {column.name: column for column in self.sparse}
         sequences = {each.name: each for each in self.sequences}
         return replace(
-            self, sparse=tuple(sparse[name] for name in names if name in sparse),
+            self,
+            sparse=tuple(sparse[name] for name in names if name in sparse),
             sequences=tuple(sequences[name] for name in names if name in sequences),
-        )  # fmt: skip
+        )
 
     @property
     def tables_of_sequences(self) -> dict[str, list[str]]:

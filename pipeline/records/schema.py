@@ -28,9 +28,23 @@ from pipeline.records.study import StudyRecord, TrialRecord
 from pipeline.records.towers import Towers
 
 RECORDS: tuple[type[Record], ...] = (
-    DatasetSchema, Profile, Plan, Towers, Evaluation, Curve, GateRecord, ModelCard, CalibratorRecord, Description,
-    Index, Result, NightRecord, StudyRecord, TrialRecord, SearchRecord,
-)  # fmt: skip
+    DatasetSchema,
+    Profile,
+    Plan,
+    Towers,
+    Evaluation,
+    Curve,
+    GateRecord,
+    ModelCard,
+    CalibratorRecord,
+    Description,
+    Index,
+    Result,
+    NightRecord,
+    StudyRecord,
+    TrialRecord,
+    SearchRecord,
+)
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
 
 
@@ -59,9 +73,12 @@ def _object(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
     closed = {"additionalProperties": False} if kind.STRICT else {}
     doc = " ".join((inspect.getdoc(kind) or "").replace("``", "").split())
     return {
-        "description": doc, "type": "object", "properties": properties,
-        "required": [name for name in properties if name in needed], **closed,
-    }  # fmt: skip
+        "description": doc,
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if name in needed],
+        **closed,
+    }
 
 
 def _type(hint: Any, parts: dict[str, Any]) -> dict[str, Any]:

@@ -92,12 +92,16 @@ class Description(Record):
     def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout], mean: tuple[str, ...] = ()) -> Description:
         """The description of a model of the dataset ``schema``."""
         return Description(
-            dense=schema.dense, sparse={column.name: column.multi for column in schema.sparse}, dim=dim, tables=tables,
-            shared={c.name: c.table for c in schema.id_columns if c.table} or None, mean=mean,
+            dense=schema.dense,
+            sparse={column.name: column.multi for column in schema.sparse},
+            dim=dim,
+            tables=tables,
+            shared={c.name: c.table for c in schema.id_columns if c.table} or None,
+            mean=mean,
             even=all(tables[column.owner].dim == dim for column in schema.sparse),
             sequences={each.name: tuple(c.name for c in each.columns) for each in schema.sequences} or None,
             tasks={task.name: task.kind for task in schema.tasks} or None,
-        )  # fmt: skip
+        )
 
     def table_of(self, feature: str) -> str:
         """The name of the table that embeds ``feature``."""

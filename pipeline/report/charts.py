@@ -8,7 +8,7 @@ from typing import Any
 from pipeline import units
 from pipeline.records import Curve, Evaluation
 from pipeline.report.page import Figure
-from pipeline.report.svg import Axis, Line, Point, line_plot, percent_tick, reliability_plot
+from pipeline.report.svg import Axis, Point, ReferenceLine, line_plot, percent_tick, reliability_plot
 
 STEPS = Axis(title="step", from_zero=True, whole=True)
 WAIT = Axis(title="wait", from_zero=True, show=percent_tick)
@@ -41,14 +41,19 @@ def _looks(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     yield Figure("Validation NE", f"{said}; dashed: train rows", plot)
 
 
-def _ne_lines(scores: Evaluation) -> list[Line]:
+def _ne_lines(scores: Evaluation) -> list[ReferenceLine]:
     """Lines at the NE of the test rows, and at the best reachable one."""
     lines = ((scores.ne, "test"), (scores.bayes_ne, "best reachable"))
-    return [Line(value, f"{name} {units.decimal(value)}") for value, name in lines if units.known(value)]
+    return [ReferenceLine(value, f"{name} {units.decimal(value)}") for value, name in lines if units.known(value)]
 
 
 def _curve(
-    records: Sequence[Mapping[str, Any]], key: str, title: str, unit: str, axis: Axis, references: Sequence[Line] = ()
+    records: Sequence[Mapping[str, Any]],
+    key: str,
+    title: str,
+    unit: str,
+    axis: Axis,
+    references: Sequence[ReferenceLine] = (),
 ) -> Iterator[Figure]:
     points: list[Point] = [(float(r["step"]), float(r[key])) for r in records if units.known(r.get(key))]
     if points:
@@ -62,8 +67,11 @@ def calibration(curve: Curve | None, whose: str = "") -> Iterator[Figure]:
     if curve is not None and curve.predicted:
         of = f" of the {whose}" if whose else ""
         plot = reliability_plot(
-            curve.predicted, curve.observed, curve.rows,
-            x=Axis(title="predicted probability of a click", from_zero=True), y=Axis(title="observed", from_zero=True),
+            curve.predicted,
+            curve.observed,
+            curve.rows,
+            x=Axis(title="predicted probability of a click", from_zero=True),
+            y=Axis(title="observed", from_zero=True),
             label=f"Observed click rate against predicted probability{of} in {len(curve.predicted)} bins",
-        )  # fmt: skip
+        )
         yield Figure(f"Calibration{of}", "observed click rate, 95% intervals", plot)

@@ -34,12 +34,19 @@ def listing(records: Sequence[ListedCheckpoint]) -> str:
         return "no checkpoints"
     rows = [
         [
-            f"{r.run}/{r.name}", units.count(r.step), _type(r), _steps(r.parents), "+".join(r.codings),
-            units.count(r.rows), units.size(r.bytes), units.percent(r.share),
-            units.duration(r.age_seconds), _steps(r.rests),
+            f"{r.run}/{r.name}",
+            units.count(r.step),
+            _type(r),
+            _steps(r.parents),
+            "+".join(r.codings),
+            units.count(r.rows),
+            units.size(r.bytes),
+            units.percent(r.share),
+            units.duration(r.age_seconds),
+            _steps(r.rests),
         ]
         for r in records
-    ]  # fmt: skip
+    ]
     head = ("checkpoint", "step*", "type", "on", "coding", "rows*", "size*", "of full*", "age*", "rest on it")
     total = sum(r.bytes or 0 for r in records)
     lines = [text_table(head, rows), f"{units.plural(len(records), 'checkpoint')}, {units.size(total)}"]
@@ -64,11 +71,16 @@ def details(record: ShownCheckpoint) -> str:
     }
     rows = [
         [
-            name, units.count(t.rows), units.count(t.dim), units.count(t.rows_stored),
-            units.percent(t.rows_stored / max(1, t.rows)), units.size(t.bytes), "+".join(t.codings),
+            name,
+            units.count(t.rows),
+            units.count(t.dim),
+            units.count(t.rows_stored),
+            units.percent(t.rows_stored / max(1, t.rows)),
+            units.size(t.bytes),
+            "+".join(t.codings),
         ]
         for name, t in record.tables.items()
-    ]  # fmt: skip
+    ]
     head = ("table", "rows*", "dim*", "rows stored*", "share*", "size*", "coding")
     shown: dict[str, Any] = {name: config[name] for name in ("seed", "model", "train", "checkpoint") if name in config}
     settings = "\n".join(f"  {path}: {value}" for path, value in leaves(shown).items())
@@ -88,11 +100,15 @@ def difference(result: CheckpointDiff) -> str:
     """``nightjar ckpt diff``."""
     rows = [
         [
-            name, units.count(t.rows), units.count(t.rows_changed),
-            units.percent(t.rows_changed / max(1, t.rows)), f"{t.largest:.3g}", f"{t.mean:.3g}",
+            name,
+            units.count(t.rows),
+            units.count(t.rows_changed),
+            units.percent(t.rows_changed / max(1, t.rows)),
+            f"{t.largest:.3g}",
+            f"{t.mean:.3g}",
         ]
         for name, t in result.tables.items()
-    ]  # fmt: skip
+    ]
     parts = [f"from {result.first}\nto   {result.second}"]
     parts.append(text_table(("table", "rows*", "changed*", "share*", "largest*", "mean*"), rows))
     odd = [f"  {n}: {_size(a)} -> {_size(b)}" for n, (a, b) in result.tables_differ.items()]
@@ -146,6 +162,11 @@ def exported(result: Exported) -> str:
 
 # By the name of the action.
 TEXTS: Mapping[str, Callable[[Any], str]] = {
-    "ls": listing, "show": details, "verify": verified, "diff": difference, "compact": compacted, "gc": collected,
+    "ls": listing,
+    "show": details,
+    "verify": verified,
+    "diff": difference,
+    "compact": compacted,
+    "gc": collected,
     "export": exported,
-}  # fmt: skip
+}

@@ -9,8 +9,8 @@ from typing import Any
 from pipeline import units
 from pipeline.records import Figures, Interval, RunChange, RunLine, RunsComparison
 from pipeline.report.charts import STEPS
-from pipeline.report.page import COLOURS, Figure, Table, from_template, pill, with_swatch
-from pipeline.report.svg import Axis, Series, series_plot
+from pipeline.report.page import COLOURS, Figure, PageTable, from_template, pill, with_swatch
+from pipeline.report.svg import Axis, PlotCurve, series_plot
 from pipeline.report.text_table import text_table
 
 MOST_SETTINGS = 40
@@ -28,12 +28,18 @@ def runs_listing(lines: Sequence[RunLine]) -> str:
     head = ("run", "status", "finished", "dataset", "NE*", "AUC*", "calibration*", "gate", "seconds*")
     rows = [
         (
-            each.run, each.status, _when(each.finished), _short(each.dataset), units.decimal(each.ne, 5),
-            units.decimal(each.auc, 5), units.decimal(each.calibration), each.verdict or units.ABSENT,
+            each.run,
+            each.status,
+            _when(each.finished),
+            _short(each.dataset),
+            units.decimal(each.ne, 5),
+            units.decimal(each.auc, 5),
+            units.decimal(each.calibration),
+            each.verdict or units.ABSENT,
             units.decimal(each.seconds, 1),
         )
         for each in lines
-    ]  # fmt: skip
+    ]
     return text_table(head, rows)
 
 
@@ -63,33 +69,53 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
     stages = list(dict.fromkeys(name for each in record.runs for name in each.stages or {}))
     seconds = [(each.run, *(units.duration((each.stages or {}).get(name)) for name in stages)) for each in record.runs]
     return from_template(
-        "compare.html", title=f"Nightjar: {' and '.join(names)}", heading=f"{units.plural(len(names), 'run')} compared",
-        about=", ".join(names), runs=Table([f"{name[0].upper()}{name[1:]}" for name in head], shown), first=names[0],
+        "compare.html",
+        title=f"Nightjar: {' and '.join(names)}",
+        heading=f"{units.plural(len(names), 'run')} compared",
+        about=", ".join(names),
+        runs=PageTable([f"{name[0].upper()}{name[1:]}" for name in head], shown),
+        first=names[0],
         confidence=units.percent(record.confidence, 0),
-        changes=Table(("Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"), _change_rows(record)),
+        changes=PageTable(("Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"), _change_rows(record)),
         problems=[f"{each.run}: {each.problem}" for each in record.changes if each.problem],
-        slices=Table(("Run", "Slice", "Value", "Rows*", "Clicks*", "NE*", "Result~"), _slice_rows(record)),
-        curves=_curves(names, curves), stages=Table(("Run", *(f"{name}*" for name in stages)), seconds),
-        settings=Table(("Setting", *names), settings),
-    )  # fmt: skip
+        slices=PageTable(("Run", "Slice", "Value", "Rows*", "Clicks*", "NE*", "Result~"), _slice_rows(record)),
+        curves=_curves(names, curves),
+        stages=PageTable(("Run", *(f"{name}*" for name in stages)), seconds),
+        settings=PageTable(("Setting", *names), settings),
+    )
 
 
 def _figures(lines: Sequence[RunLine]) -> tuple[Sequence[str], list[Sequence[str]]]:
     head = (
-        "run", "status", "NE*", "AUC*", "log loss*", "calibration*", "samples/s*", "seconds*", "tables*",
-        "checkpoints*", "gate",
-    )  # fmt: skip
+        "run",
+        "status",
+        "NE*",
+        "AUC*",
+        "log loss*",
+        "calibration*",
+        "samples/s*",
+        "seconds*",
+        "tables*",
+        "checkpoints*",
+        "gate",
+    )
     best = min((each.ne for each in lines if units.known(each.ne)), default=None)
     rows = [
         (
-            each.run, each.status,
+            each.run,
+            each.status,
             f"{units.decimal(each.ne, 5)}{'*' if each.ne is not None and each.ne == best else ' '}",
-            units.decimal(each.auc, 5), units.decimal(each.logloss), units.decimal(each.calibration),
-            units.count(each.samples_per_s), units.decimal(each.seconds, 1), units.size(each.table_bytes),
-            units.size(each.checkpoint_bytes), each.verdict or units.ABSENT,
+            units.decimal(each.auc, 5),
+            units.decimal(each.logloss),
+            units.decimal(each.calibration),
+            units.count(each.samples_per_s),
+            units.decimal(each.seconds, 1),
+            units.size(each.table_bytes),
+            units.size(each.checkpoint_bytes),
+            each.verdict or units.ABSENT,
         )
         for each in lines
-    ]  # fmt: skip
+    ]
     return head, list(rows)
 
 
@@ -130,18 +156,24 @@ def _cells(change: Figures) -> Sequence[str]:
 def _slice_rows(record: RunsComparison) -> list[Sequence[str]]:
     return [
         (
-            each.run, part.slice, part.value, units.count(part.rows), units.count(part.clicks),
-            _signed(part.change.ne, percent=True), _verdict(part.change.ne),
+            each.run,
+            part.slice,
+            part.value,
+            units.count(part.rows),
+            units.count(part.clicks),
+            _signed(part.change.ne, percent=True),
+            _verdict(part.change.ne),
         )
-        for each in record.changes for part in each.slices or ()
-    ]  # fmt: skip
+        for each in record.changes
+        for part in each.slices or ()
+    ]
 
 
 def _curves(names: Sequence[str], curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Figure]:
     figures = []
     for key, title, unit, axis in CURVES:
         series = [
-            Series(
+            PlotCurve(
                 name,
                 place % COLOURS,
                 tuple((float(r["step"]), float(r[key])) for r in curves[name] if units.known(r.get(key))),

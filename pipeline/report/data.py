@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline import units
 from pipeline.records import IngestPart
-from pipeline.report.page import Table, with_meter
+from pipeline.report.page import PageTable, with_meter
 from pipeline.store import Artifact, Store
 
 QUALITY, PROFILE = "quality.json", "profile.json"
@@ -46,20 +46,20 @@ def _looked_at(part: IngestPart) -> str:
     return "" if part.rows_validation is None else f", {units.count(part.rows_validation)} validation"
 
 
-def quarantine_table(quarantine: Mapping[str, Any]) -> Table:
+def quarantine_table(quarantine: Mapping[str, Any]) -> PageTable:
     """Reasons and their rows, the most common first."""
     reasons = list(quarantine["reasons"].items())
     rows = [(reason, units.count(n), units.percent(n / quarantine["rows"])) for reason, n in reasons[:MOST_REASONS]]
-    return Table(("Quarantine reason~", "Rows*", "Share*"), rows)
+    return PageTable(("Quarantine reason~", "Rows*", "Share*"), rows)
 
 
-def features_table(data: Mapping[str, Any]) -> Table:
+def features_table(data: Mapping[str, Any]) -> PageTable:
     """One row per feature, the largest change first."""
     profile, drift = data.get(PROFILE, {}), data[QUALITY]["checks"]["drift"]
     kinds = {name: kind for kind in ("dense", "sparse") for name in profile.get(kind, {})}
     order = sorted(kinds, key=lambda name: -drift.get(name, {}).get("psi", 0.0))[:MOST_FEATURES]
     rows = [_feature(name, kinds[name], profile[kinds[name]][name], data) for name in order]
-    return Table(("Feature", "Kind", "Missing*", "Mean*", "Distinct*", "Table rows*", "Drift (PSI)*"), rows)
+    return PageTable(("Feature", "Kind", "Missing*", "Mean*", "Distinct*", "Table rows*", "Drift (PSI)*"), rows)
 
 
 def _feature(name: str, kind: str, profile: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -67,10 +67,12 @@ def _feature(name: str, kind: str, profile: Mapping[str, Any], data: Mapping[str
     shown = units.decimal(moved, 3)
     distinct = data[QUALITY]["distribution"]["features"].get(name, {}).get("distinct")
     return (
-        name, kind, units.percent(profile["missing_share"]),
+        name,
+        kind,
+        units.percent(profile["missing_share"]),
         units.short(profile.get("mean")) if kind == "dense" else units.ABSENT,
         # Numbers are counted in buckets of a sketch, which are fewer than the values.
         units.count(distinct if kind != "dense" else None),
         units.count(profile.get("rows")),
         with_meter(shown, moved / FULL_METER, least=0.0) if moved is not None else shown,
-    )  # fmt: skip
+    )

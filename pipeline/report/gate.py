@@ -8,7 +8,7 @@ from typing import Any
 from pipeline import units
 from pipeline.records import HOLD, Check, GateRecord, Importance, Interval, RowsPower, ServingCost, Slice
 from pipeline.report.gateplots import gate_figures
-from pipeline.report.page import Table, from_template, pill
+from pipeline.report.page import PageTable, from_template, pill
 
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
 FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
@@ -23,14 +23,25 @@ def gate_page(record: GateRecord) -> str:
     """The page as HTML. Unknown parts are left out."""
     verdict = record.verdict
     return from_template(
-        "gate.html", title=f"Gate: {verdict} {_model(record)}", files="gate.json", heading=_model(record) or "Gate",
-        about=_sentence(record), verdict=pill(verdict, verdict), held=verdict == HOLD, reasons=record.reasons,
-        warnings=record.warnings, summary=_cards(record), compared=_compared_models(record),
-        plots=gate_figures(record), checks=_checks_table(_checks(record)), slices=_slices(record.slices or ()),
-        tasks=_tasks(record), importance=_importance(record, record.importance, "Feature"),
+        "gate.html",
+        title=f"Gate: {verdict} {_model(record)}",
+        files="gate.json",
+        heading=_model(record) or "Gate",
+        about=_sentence(record),
+        verdict=pill(verdict, verdict),
+        held=verdict == HOLD,
+        reasons=record.reasons,
+        warnings=record.warnings,
+        summary=_cards(record),
+        compared=_compared_models(record),
+        plots=gate_figures(record),
+        checks=_checks_table(_checks(record)),
+        slices=_slices(record.slices or ()),
+        tasks=_tasks(record),
+        importance=_importance(record, record.importance, "Feature"),
         towers=_importance(record, record.tower_importance, "Tower"),
         coverage=_coverage(record),
-    )  # fmt: skip
+    )
 
 
 def gate_markdown(record: GateRecord) -> str:
@@ -148,10 +159,10 @@ def _compared_models(record: GateRecord) -> dict[str, Any] | None:
     title = "Candidate and incumbent on the same rows" if compared else "The candidate on test rows"
     return {
         "title": title,
-        "models": Table(head, _figure_rows(record)),
-        "calibrated": Table(("Figure", "Without the calibrator*", "With it*"), _calibrated_rows(record)),
+        "models": PageTable(head, _figure_rows(record)),
+        "calibrated": PageTable(("Figure", "Without the calibrator*", "With it*"), _calibrated_rows(record)),
         "calibrator": f"The calibrator is {record.calibrated.words}." if record.calibrated is not None else "",
-        "others": Table(("Other model", "NE*", "Change of NE to the candidate*"), _other_models(record)),
+        "others": PageTable(("Other model", "NE*", "Change of NE to the candidate*"), _other_models(record)),
         "text": f"The brackets hold {units.percent(record.confidence, 0)} confidence intervals{paired}.",
     }
 
@@ -178,10 +189,10 @@ def _checks(record: GateRecord) -> list[Check]:
     return sorted(shown, key=_answer)
 
 
-def _checks_table(checks: Sequence[Check]) -> Table:
+def _checks_table(checks: Sequence[Check]) -> PageTable:
     answers = [_ANSWERS[_answer(check)] for check in checks]
     rows = [(pill(a[0], a[2]), check.name, check.words) for a, check in zip(answers, checks, strict=True)]
-    return Table(("Result", "Check", "Details~"), rows)
+    return PageTable(("Result", "Check", "Details~"), rows)
 
 
 def _compared(slices: Sequence[Slice]) -> bool:
@@ -192,31 +203,40 @@ def _slice_cells(each: Slice, compared: bool) -> list[str]:
     theirs = _interval(each.incumbent.ne if each.incumbent is not None else None)
     change = _interval(each.change.ne if each.change is not None else None, "%")
     return [
-        f"{each.slice}={each.value}", units.count(each.rows), _interval(each.candidate.ne),
-        *((theirs, change) if compared else ()), _interval(each.candidate.calibration),
-    ]  # fmt: skip
+        f"{each.slice}={each.value}",
+        units.count(each.rows),
+        _interval(each.candidate.ne),
+        *((theirs, change) if compared else ()),
+        _interval(each.candidate.calibration),
+    ]
 
 
-def _slices(slices: Sequence[Slice]) -> Table:
+def _slices(slices: Sequence[Slice]) -> PageTable:
     compared = _compared(slices)
     head = ("Slice", "Rows*", "NE*", *(("Incumbent*", "Change of NE*") if compared else ()), "Calibration*")
-    return Table(head, [_slice_cells(each, compared) for each in slices])
+    return PageTable(head, [_slice_cells(each, compared) for each in slices])
 
 
-def _tasks(record: GateRecord) -> Table:
+def _tasks(record: GateRecord) -> PageTable:
     """Figures of the further tasks."""
     head = ("Task", "Rows*", "Figure", "Candidate*", "Incumbent*", "Change*", "AUC*", "Calibration*")
     rows = [
         (
-            name, units.count(each.rows), each.figure, _interval(each.candidate), _interval(each.incumbent),
-            _interval(each.change, "%"), _interval(each.auc), _interval(each.calibration),
+            name,
+            units.count(each.rows),
+            each.figure,
+            _interval(each.candidate),
+            _interval(each.incumbent),
+            _interval(each.change, "%"),
+            _interval(each.auc),
+            _interval(each.calibration),
         )
         for name, each in (record.tasks or {}).items()
-    ]  # fmt: skip
-    return Table(head, rows)
+    ]
+    return PageTable(head, rows)
 
 
-def _importance(record: GateRecord, worth: Mapping[str, Importance] | None, what: str) -> Table:
+def _importance(record: GateRecord, worth: Mapping[str, Importance] | None, what: str) -> PageTable:
     """The features, or towers, by importance; beside the incumbent's when it was published, by the change."""
     before = (record.former.importance if record.former is not None else None) or {}
     compared = any(name in before for name in worth or ())
@@ -229,7 +249,7 @@ def _importance(record: GateRecord, worth: Mapping[str, Importance] | None, what
         if compared:
             cells += [_rise(before[name]), f"{changes[name]:+.4f}"] if name in changes else ["", ""]
         rows.append(cells)
-    return Table(head, rows[:MOST_FEATURES])
+    return PageTable(head, rows[:MOST_FEATURES])
 
 
 def _rise(each: Importance) -> str:

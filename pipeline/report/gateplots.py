@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.records import GateRecord, Histogram, Slice
 from pipeline.report.charts import calibration
 from pipeline.report.page import Figure
-from pipeline.report.svg import Axis, Frame, Line, drawing, percent_tick, reference_lines, signed_tick, tag
+from pipeline.report.svg import Axis, Frame, ReferenceLine, drawing, percent_tick, reference_lines, signed_tick, tag
 
 MODELS = {"candidate": "candidate", "uncalibrated": "candidate without its calibrator", "incumbent": "incumbent"}
 MOST_SLICES = 60
@@ -54,7 +54,7 @@ def _slices(slices: Sequence[Slice]) -> Iterator[Figure]:
     corners = [(0.0, min(0.0, *ends)), (len(shown) + 1.0, max(0.0, *ends))]
     x = Axis(title="slice, in the order of the table", whole=True)
     frame = Frame.around(corners, x, Axis(title="change", show=signed_tick))
-    body = [*frame.grid(), *reference_lines(frame, [Line(0.0, "as the incumbent")])]
+    body = [*frame.grid(), *reference_lines(frame, [ReferenceLine(0.0, "as the incumbent")])]
     for place, (each, (point, low, high)) in enumerate(shown, 1):
         text = f"{each.slice}={each.value}: {point:+.2%} [{low:+.2%}, {high:+.2%}]"
         body += [frame.whisker(place, low, high), frame.dot((place, point), text)]

@@ -126,16 +126,28 @@ def render(data: ReportData) -> str:
     shown = (HOLD, "held") if held else (status, status)
     stages, train, scores = result.stages, result.train or TrainPart(), result.eval or Evaluation()
     return from_template(
-        "report.html", title=f"Nightjar run {result.run}", files="result.json and metrics.jsonl",
-        run=result.run, status=pill(*shown), about=_about(data, status), error=_error(result.error),
-        summary=_figures(result), doubts=doubts(scores), gate=_gate(result, data.gate_page),
-        stages=stages_table(stages), stages_bar=stages_bar(stages), data=_data(result.ingest, data.data),
+        "report.html",
+        title=f"Nightjar run {result.run}",
+        files="result.json and metrics.jsonl",
+        run=result.run,
+        status=pill(*shown),
+        about=_about(data, status),
+        error=_error(result.error),
+        summary=_figures(result),
+        doubts=doubts(scores),
+        gate=_gate(result, data.gate_page),
+        stages=stages_table(stages),
+        stages_bar=stages_bar(stages),
+        data=_data(result.ingest, data.data),
         tasks=tasks_table(scores),
         sequences=sequence_figures((result.ingest or IngestPart()).sequences or {}, data.attention),
-        plots=run_figures(data.records, scores, data.reliability), phases=phases_table(train),
-        has_phases=bool(train.phases), details=_details(result), plan=_plan(result.plan, data),
+        plots=run_figures(data.records, scores, data.reliability),
+        phases=phases_table(train),
+        has_phases=bool(train.phases),
+        details=_details(result),
+        plan=_plan(result.plan, data),
         config=config_excerpt(data.config),
-    )  # fmt: skip
+    )
 
 
 def _about(data: ReportData, status: str) -> str:
@@ -174,19 +186,24 @@ def _data(part: IngestPart | None, data: Mapping[str, Any]) -> dict[str, Any] | 
     quality = data[QUALITY]
     more = len(quality["quarantine"]["reasons"]) - MOST_REASONS
     return {
-        "text": data_words(part, data), "warnings": quality["checks"]["warnings"],
-        "quarantine": quarantine_table(quality["quarantine"]), "more": f"and {more} more" if more > 0 else "",
+        "text": data_words(part, data),
+        "warnings": quality["checks"]["warnings"],
+        "quarantine": quarantine_table(quality["quarantine"]),
+        "more": f"and {more} more" if more > 0 else "",
         "features": features_table(data),
-    }  # fmt: skip
+    }
 
 
 def _plan(part: PlanPart | None, data: ReportData) -> dict[str, Any] | None:
     if part is None or not part.tables:
         return None
     return {
-        "text": plan_words(part, data.plan), "table": plan_table(part.tables, data.plan), "problem": data.plan_problem,
-        "page": data.plan_page, "towers": data.towers_page,
-    }  # fmt: skip
+        "text": plan_words(part, data.plan),
+        "table": plan_table(part.tables, data.plan),
+        "problem": data.plan_problem,
+        "page": data.plan_page,
+        "towers": data.towers_page,
+    }
 
 
 def _figures(result: Result) -> list[tuple[str, str, str]]:

@@ -19,13 +19,25 @@ def night_page(record: NightRecord) -> str:
     outcome, stages = record.outcome, record.stages or {}
     why = {"published": "Overridden checks", "held": "Reasons for the hold"}.get(outcome, "Error")
     return from_template(
-        "night.html", title=f"Night {record.date}: {outcome}", files="nightly.json and result.json",
-        heading=f"{record.model}, night of {record.date}", outcome=pill(_PILL.get(outcome, "failed"), outcome),
-        about=_sentence(record), why=why, reasons=_why(record), stopped=outcome != "published",
-        hint=record.hint, warnings=record.warnings, summary=_cards(record), skipped_title=SKIPPED,
-        skipped=record.skipped, changed=record.changed, stages=stages_table(stages),
-        stages_bar=stages_bar(stages), links=_links(record),
-    )  # fmt: skip
+        "night.html",
+        title=f"Night {record.date}: {outcome}",
+        files="nightly.json and result.json",
+        heading=f"{record.model}, night of {record.date}",
+        outcome=pill(_PILL.get(outcome, "failed"), outcome),
+        about=_sentence(record),
+        why=why,
+        reasons=_why(record),
+        stopped=outcome != "published",
+        hint=record.hint,
+        warnings=record.warnings,
+        summary=_cards(record),
+        skipped_title=SKIPPED,
+        skipped=record.skipped,
+        changed=record.changed,
+        stages=stages_table(stages),
+        stages_bar=stages_bar(stages),
+        links=_links(record),
+    )
 
 
 def night_markdown(record: NightRecord) -> str:

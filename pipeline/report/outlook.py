@@ -14,9 +14,15 @@ MOST_TABLES = 20
 MOST_MOVED = 5
 MOST_DAYS = 7
 TREND = {
-    "steady": "steady", "rising": "rising steps", "slowing": "slowing", "saturating": "coming to an end",
-    "stopped": "no new rows", "full": "at its limit", "fixed": "fixed rows", "short": "too few nights",
-}  # fmt: skip
+    "steady": "steady",
+    "rising": "rising steps",
+    "slowing": "slowing",
+    "saturating": "coming to an end",
+    "stopped": "no new rows",
+    "full": "at its limit",
+    "fixed": "fixed rows",
+    "short": "too few nights",
+}
 WHEN_FULL = {
     "replace": "new ids then take rows of ids that are looked up less",
     "keep": "new ids then get no row",
@@ -79,10 +85,15 @@ def tables_of(record: Outlook) -> tuple[list[str], list[list[str]]]:
     shown = [str(plan.night) for plan in record.plans]
     last = shown[-1]
     rows = [
-        [name, TREND[table.trend], *(units.count(table.rows[night][1]) for night in shown), _band(table.rows[last]),
-         units.count(table.limit)]
+        [
+            name,
+            TREND[table.trend],
+            *(units.count(table.rows[night][1]) for night in shown),
+            _band(table.rows[last]),
+            units.count(table.limit),
+        ]
         for name, table in growing(record)
-    ]  # fmt: skip
+    ]
     return ["table", "growth", *(f"night {night}*" for night in shown), f"interval, night {last}*", "limit*"], rows
 
 
@@ -101,10 +112,17 @@ def plans_of(plans: Sequence[NightPlan]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table of plans."""
     tiers = list(dict.fromkeys(tier for plan in plans for tier in plan.filled or {}))
     rows = [
-        [str(plan.night), plan.day or units.ABSENT, units.count(plan.rows), "yes" if plan.fits else "no",
-         units.decimal(plan.step_ms, 3), *(_tier(plan, tier) for tier in tiers), _moved(plan)]
+        [
+            str(plan.night),
+            plan.day or units.ABSENT,
+            units.count(plan.rows),
+            "yes" if plan.fits else "no",
+            units.decimal(plan.step_ms, 3),
+            *(_tier(plan, tier) for tier in tiers),
+            _moved(plan),
+        ]
         for plan in plans
-    ]  # fmt: skip
+    ]
     return ["night*", "day", "rows*", "fits", "step ms*", *(f"{t.upper()}*" for t in tiers), "moves"], rows
 
 

@@ -16,9 +16,9 @@ from pipeline.report.outlook import (
     read_words,
     tables_of,
     title_of,
-)  # fmt: skip
-from pipeline.report.page import Figure, Table, from_template
-from pipeline.report.svg import Axis, Series, percent_tick, series_plot
+)
+from pipeline.report.page import Figure, PageTable, from_template
+from pipeline.report.svg import Axis, PlotCurve, percent_tick, series_plot
 
 MOST_FIGURES = 6
 MEASURED, TREND, BAND = 0, 1, 3  # colours
@@ -29,18 +29,25 @@ def outlook_page(records: Sequence[Outlook]) -> str:
     """The page as HTML; a part for every combination of settings."""
     first = records[0]
     return from_template(
-        "outlook.html", title=f"Nightjar: {first.model}, {first.nights} nights", files="the output of --json",
-        heading=f"{first.model}, the next {first.nights} nights", about="Night 0 is the last night in the store.",
-        parts=[_part(record) for record in records], band=band_words(first),
-    )  # fmt: skip
+        "outlook.html",
+        title=f"Nightjar: {first.model}, {first.nights} nights",
+        files="the output of --json",
+        heading=f"{first.model}, the next {first.nights} nights",
+        about="Night 0 is the last night in the store.",
+        parts=[_part(record) for record in records],
+        band=band_words(first),
+    )
 
 
 def _part(record: Outlook) -> dict[str, object]:
     return {
-        "title": title_of(record), "read": read_words(record), "figures": list(_figures(record)),
-        "plans": Table(*plans_of(record.plans)), "tables": Table(*tables_of(record)),
+        "title": title_of(record),
+        "read": read_words(record),
+        "figures": list(_figures(record)),
+        "plans": PageTable(*plans_of(record.plans)),
+        "tables": PageTable(*tables_of(record)),
         "lines": [*full_tiers(record), *full_tables(record), *record.notes],
-    }  # fmt: skip
+    }
 
 
 def _figures(record: Outlook) -> Iterator[Figure]:
@@ -58,9 +65,11 @@ def _rows(name: str, table: TableOutlook) -> Figure:
         [(float(night), float(path[side])) for night, path in enumerate(table.paths)] for side in range(3)
     )
     series = [
-        Series("measured", MEASURED, tuple(measured)), Series("trend", TREND, tuple(trend)),
-        Series("upper end of the interval", BAND, tuple(high)), Series("lower end of the interval", BAND, tuple(low)),
-    ]  # fmt: skip
+        PlotCurve("measured", MEASURED, tuple(measured)),
+        PlotCurve("trend", TREND, tuple(trend)),
+        PlotCurve("upper end of the interval", BAND, tuple(high)),
+        PlotCurve("lower end of the interval", BAND, tuple(low)),
+    ]
     label = f"Rows of {name} over the nights, {units.count(trend[-1][1])} in the end"
     unit = f"rows, measured up to night 0; limit {units.count(table.limit)}"
     return Figure(name, unit, series_plot(series, x=NIGHT, y=Axis(title="rows"), label=label))
@@ -70,11 +79,15 @@ def _filled(record: Outlook) -> Iterator[Figure]:
     """How far the fullest rank is filled, by memory, on the nights that have a plan."""
     tiers = list(dict.fromkeys(tier for plan in record.plans for tier in plan.filled or {}))
     series = [
-        Series(tier.upper(), colour, tuple(
-            (float(plan.night), plan.filled[tier]) for plan in record.plans if plan.filled and tier in plan.filled
-        ))
+        PlotCurve(
+            tier.upper(),
+            colour,
+            tuple(
+                (float(plan.night), plan.filled[tier]) for plan in record.plans if plan.filled and tier in plan.filled
+            ),
+        )
         for colour, tier in enumerate(tiers)
-    ]  # fmt: skip
+    ]
     y = Axis(title="filled", from_zero=True, show=percent_tick)
     unit = f"fullest rank, {', '.join(tier.upper() for tier in tiers)}; nights without a plan are left out"
     if drawn := series_plot(series, x=NIGHT, y=y, label="Memory of the fullest rank over the nights"):

@@ -14,7 +14,7 @@ from pipeline.report.svg import tag
 COLOURS = 7  # colours of series in the style sheet: classes c0 to c6
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """``head``: ``*`` marks a column of numbers, ``~`` one of prose. ``rows``: cells. ``titles``: a tooltip per row."""
 
     head: Sequence[str]
@@ -38,9 +38,12 @@ def from_template(template: str, **values: object) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("pipeline.report"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=PackageLoader("pipeline.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters["wrapping"] = wrapping
     return environment
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline import units
 from pipeline.records import Milliseconds, TrainPart
-from pipeline.report.page import Table, with_meter, words
+from pipeline.report.page import PageTable, with_meter, words
 
 
 def phase_lines(train: TrainPart) -> list[str]:
@@ -21,7 +21,7 @@ def phase_lines(train: TrainPart) -> list[str]:
     return lines
 
 
-def phases_table(train: TrainPart) -> Table:
+def phases_table(train: TrainPart) -> PageTable:
     """The phases of a step, then the whole step and the memory; no rows if nothing was measured."""
     phases = train.phases or {}
     longest = max((max(part.measured_ms, part.predicted_ms or 0.0) for part in phases.values()), default=0.0)
@@ -32,7 +32,7 @@ def phases_table(train: TrainPart) -> Table:
         predicted, measured = memory.predicted_bytes, memory.measured_bytes
         sizes = (units.size(predicted), units.size(measured))
         rows.append(("memory of the fullest rank", *sizes, _ratio(measured, predicted)))
-    return Table(("Phase", "Predicted*", "Measured*", "Measured / predicted*"), rows)
+    return PageTable(("Phase", "Predicted*", "Measured*", "Measured / predicted*"), rows)
 
 
 def _row(name: str, part: Milliseconds, longest: float) -> tuple[str, str, str, str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from pipeline import units
 from pipeline.records import PHASES, Plan, TablePlan
-from pipeline.report.page import COLOURS, Table, from_template, two_lines, with_meter, words
-from pipeline.report.stacked_bars import Series, StackedBars, milliseconds
+from pipeline.report.page import COLOURS, PageTable, from_template, two_lines, with_meter, words
+from pipeline.report.stacked_bars import BarSeries, StackedBars, milliseconds
 from pipeline.report.svg import tag
 from pipeline.report.tables import rank_words
 
@@ -27,12 +27,19 @@ def plan_page(plan: Plan) -> str:
     tables = len(plan.tables)
     batch = units.count(plan.global_batch)
     return from_template(
-        "plan.html", title=f"Nightjar plan for {plan.hardware}", files="plan.json", heading=f"Plan for {plan.hardware}",
+        "plan.html",
+        title=f"Nightjar plan for {plan.hardware}",
+        files="plan.json",
+        heading=f"Plan for {plan.hardware}",
         about=f"Nightjar plan · {plan.hosts_text} × {plan.ranks_per_host} {plan.device} ranks · global batch {batch}",
-        summary=_figures(plan), memory=_memory(plan), cost=_cost(plan), by_tier=_by_tier(plan), tables=_tables(plan),
+        summary=_figures(plan),
+        memory=_memory(plan),
+        cost=_cost(plan),
+        by_tier=_by_tier(plan),
+        tables=_tables(plan),
         cut=f" The {units.count(MOST_TABLES)} largest are shown." if tables > MOST_TABLES else "",
         hardware=[(name, f"{value:,.10g}") for name, value in plan.figures.items()],
-    )  # fmt: skip
+    )
 
 
 def _figures(plan: Plan) -> list[tuple[str, str, str]]:
@@ -74,15 +81,15 @@ def _fullest(plan: Plan) -> list[tuple[str, str, str]]:
     return [("Fullest memory", units.percent(share, 0), f"{tier.upper()} of rank {rank}, reservations included")]
 
 
-def _series(plan: Plan, tier: str) -> list[Series]:
+def _series(plan: Plan, tier: str) -> list[BarSeries]:
     """Bytes of ``tier`` by rank: its tables, then the reservations by purpose."""
-    series = [Series(name="tables", values=[rank.get(tier, 0) for rank in plan.memory], colour=TABLE_COLOUR)]
+    series = [BarSeries(name="tables", values=[rank.get(tier, 0) for rank in plan.memory], colour=TABLE_COLOUR)]
     if tier == plan.reserved_tier:
         purposes = dict.fromkeys(name for rank in plan.reserved for name in rank)
         for index, name in enumerate(purposes):
             values = [rank.get(name, 0) for rank in plan.reserved]
             colour = COLOUR_OF.get(name, 1 + index % (COLOURS - 1))
-            series.append(Series(name=words(name), values=values, colour=colour))
+            series.append(BarSeries(name=words(name), values=values, colour=colour))
     return series
 
 
@@ -103,7 +110,7 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
     return {"legend": kept, "figures": [bars.figure() for bars in drawn], "text": empty + _reserved_text(kept)}
 
 
-def _reserved_text(series: Sequence[Series]) -> str:
+def _reserved_text(series: Sequence[BarSeries]) -> str:
     """Reserved memory by purpose; the largest value of any rank."""
     kept = [f"{one.name} {units.size(max(one.values))}" for one in series if one.colour != TABLE_COLOUR]
     return f"Reserved per rank: {', '.join(kept)}." if kept else ""
@@ -114,7 +121,7 @@ def _cost(plan: Plan) -> dict[str, Any] | None:
         return None
     names = [*PHASES, *sorted({name for rank in plan.phases for name in rank} - set(PHASES))]
     series = [
-        Series(name=words(name), values=[rank.get(name, 0.0) for rank in plan.phases], colour=colour)
+        BarSeries(name=words(name), values=[rank.get(name, 0.0) for rank in plan.phases], colour=colour)
         for name, colour in zip(names, [*PHASE_COLOURS, *range(len(names))], strict=False)
     ]
     total = sum(plan.phases[plan.slowest_rank].values())
@@ -128,7 +135,7 @@ def _cost(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def _phase_table(plan: Plan, names: Sequence[str]) -> Table:
+def _phase_table(plan: Plan, names: Sequence[str]) -> PageTable:
     """Milliseconds by phase: of the slowest rank, and with several ranks also the mean."""
     slowest, mean, many = plan.phases[plan.slowest_rank], plan.mean_phases, len(plan.phases) > 1
     total = sum(slowest.values())
@@ -139,11 +146,11 @@ def _phase_table(plan: Plan, names: Sequence[str]) -> Table:
         rows.append((words(name), units.decimal(spent, 3), share, units.decimal(mean.get(name, 0.0), 3)))
     rows.append(("sum", units.decimal(total, 3), "", units.decimal(sum(mean.values()), 3)))
     if many:
-        return Table(("Phase", "Slowest, ms*", "Share*", "Mean, ms*"), rows)
-    return Table(("Phase", "ms*", "Share*"), [row[:3] for row in rows])
+        return PageTable(("Phase", "Slowest, ms*", "Share*", "Mean, ms*"), rows)
+    return PageTable(("Phase", "ms*", "Share*"), [row[:3] for row in rows])
 
 
-def _by_tier(plan: Plan) -> Table:
+def _by_tier(plan: Plan) -> PageTable:
     """Tables, bytes and lookups by tier, kernel and sharding type."""
     groups: dict[tuple[str, str, str], list[TablePlan]] = {}
     for table in plan.tables.values():
@@ -154,20 +161,20 @@ def _by_tier(plan: Plan) -> Table:
         share = units.percent(sum(table.pooling for table in tables) / lookups)
         kind = (SHOWN_TIER.get(tier, tier), tag("code", kernel), words(sharding))
         rows.append((*kind, units.count(len(tables)), units.size(_bytes(tables)), share))
-    return Table(("Tier", "Kernel", "Sharding", "Tables*", "Size*", "Share of lookups*"), rows)
+    return PageTable(("Tier", "Kernel", "Sharding", "Tables*", "Size*", "Share of lookups*"), rows)
 
 
 def _bytes(tables: Sequence[TablePlan]) -> int:
     return sum(table.bytes for table in tables)
 
 
-def _tables(plan: Plan) -> Table:
+def _tables(plan: Plan) -> PageTable:
     order = sorted(plan.tables, key=lambda name: (-plan.tables[name].bytes, name))[:MOST_TABLES]
     largest = plan.tables[order[0]].bytes if order else 1
     cached = any(table.cache_rows for table in plan.tables.values())
     head = ["Table", "Rows × dim*", "Size*", "Tier, kernel", "Sharding, shards"]
     head += [*(["Cached rows, hits*"] if cached else []), "Time, ms*", "Reason~"]
-    return Table(head, [_table_row(plan, name, largest or 1, cached) for name in order])
+    return PageTable(head, [_table_row(plan, name, largest or 1, cached) for name in order])
 
 
 def _table_row(plan: Plan, name: str, largest: int, cached: bool) -> tuple[str, ...]:

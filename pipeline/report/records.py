@@ -11,9 +11,17 @@ from typing import Any
 from pipeline.store import Store, disk_errors
 
 KEYS = (
-    "step", "steps_total", "samples", "samples_per_s", "data_wait_share",
-    "loss", "ne_window", "eta_seconds", "lr", "seconds",
-)  # fmt: skip
+    "step",
+    "steps_total",
+    "samples",
+    "samples_per_s",
+    "data_wait_share",
+    "loss",
+    "ne_window",
+    "eta_seconds",
+    "lr",
+    "seconds",
+)
 # An object store cannot append: the whole file is written again, at most this often and at the last step.
 REWRITE_SECONDS = 10.0
 METRICS, NORMS = "metrics.jsonl", "norms.jsonl"  # the latter: histograms of the embeddings' norms, after each look

@@ -11,10 +11,16 @@ from pipeline.report.text_table import text_table
 
 WIDTH = 80
 BOUNDS = {
-    "compute": "compute", "overhead": "overhead and latency", "within_hosts": "all-to-all within hosts",
-    "between_hosts": "all-to-all between hosts", "all_reduce": "all-reduce", "reader": "reader",
-    "checkpoint": "checkpoint", "store": "store", "memory": "memory",
-}  # fmt: skip
+    "compute": "compute",
+    "overhead": "overhead and latency",
+    "within_hosts": "all-to-all within hosts",
+    "between_hosts": "all-to-all between hosts",
+    "all_reduce": "all-reduce",
+    "reader": "reader",
+    "checkpoint": "checkpoint",
+    "store": "store",
+    "memory": "memory",
+}
 
 
 def scale_text(record: Scale) -> str:
@@ -26,10 +32,16 @@ def dry_run_text(record: DryRun) -> str:
     """What a dry run found."""
     first, largest = record.first, record.largest
     rows = [
-        [f"rank {each.rank}{what}", units.size(each.metadata), units.size(each.sharding), units.size(each.exchanged),
-         units.size(each.rows), units.count(each.files)]
+        [
+            f"rank {each.rank}{what}",
+            units.size(each.metadata),
+            units.size(each.sharding),
+            units.size(each.exchanged),
+            units.size(each.rows),
+            units.count(each.files),
+        ]
         for each, what in ((first, ", which commits"), (largest, ", the largest"))
-    ]  # fmt: skip
+    ]
     head = ["", "metadata*", "sharding*", "heard*", "rows*", "files*"]
     took = ", ".join(f"{name} {units.duration(seconds)}" for name, seconds in record.seconds.items())
     lines = [
@@ -87,10 +99,14 @@ def _row(world: World) -> list[str]:
     if not world.fits:
         return [*ranks, *[units.ABSENT] * 4, f"no plan: {BOUNDS[world.bound]}", units.ABSENT]
     return [
-        *ranks, units.count(round(world.samples_per_s or 0)), units.percent(world.efficiency, 0),
-        units.decimal(world.step_ms, 2), f"{units.size(world.memory)} ({units.percent(world.filled, 0)})",
-        BOUNDS[world.bound], BOUNDS[world.then or world.bound],
-    ]  # fmt: skip
+        *ranks,
+        units.count(round(world.samples_per_s or 0)),
+        units.percent(world.efficiency, 0),
+        units.decimal(world.step_ms, 2),
+        f"{units.size(world.memory)} ({units.percent(world.filled, 0)})",
+        BOUNDS[world.bound],
+        BOUNDS[world.then or world.bound],
+    ]
 
 
 def _lines(record: Scale) -> Iterator[str]:

@@ -9,30 +9,45 @@ from markupsafe import Markup
 
 from pipeline import units
 from pipeline.records.scale import Scale, World
-from pipeline.report.page import COLOURS, Figure, Table, from_template
+from pipeline.report.page import COLOURS, Figure, PageTable, from_template
 from pipeline.report.scale import BOUNDS, figures_of, problems_of, title_of, wall_words, worlds_of
-from pipeline.report.stacked_bars import Series as Part
+from pipeline.report.stacked_bars import BarSeries as Part
 from pipeline.report.stacked_bars import StackedBars, milliseconds
-from pipeline.report.svg import Axis, Series, series_plot
+from pipeline.report.svg import Axis, PlotCurve, series_plot
 
 PREDICTED, LINEAR = 0, 3  # colours
 # The headings of ``worlds_of``, which has shorter ones for a terminal.
 HEAD = (
-    "Ranks*", "Hosts*", "Global batch*", "Samples/s*", "Scaling efficiency*", "Step, ms*", "Memory*", "Bottleneck",
+    "Ranks*",
+    "Hosts*",
+    "Global batch*",
+    "Samples/s*",
+    "Scaling efficiency*",
+    "Step, ms*",
+    "Memory*",
+    "Bottleneck",
     "Next bottleneck",
-)  # fmt: skip
+)
 
 
 def scale_page(record: Scale) -> str:
     """The page as HTML."""
     parts = _parts(record)
     return from_template(
-        "scale.html", title=f"Nightjar: {title_of(record)}", files="the output of --json", heading=title_of(record),
-        about="A training on more ranks than this machine has, predicted.", wall=wall_words(record),
-        figures=list(_figures(record, parts)), legend_of=parts, worlds=Table(HEAD, worlds_of(record.worlds)[1]),
-        problems=problems_of(record.worlds), measured=Table(*figures_of(record.measured)),
-        assumed=Table(*figures_of(record.assumed)), rules=list(record.rules),
-    )  # fmt: skip
+        "scale.html",
+        title=f"Nightjar: {title_of(record)}",
+        files="the output of --json",
+        heading=title_of(record),
+        about="A training on more ranks than this machine has, predicted.",
+        wall=wall_words(record),
+        figures=list(_figures(record, parts)),
+        legend_of=parts,
+        worlds=PageTable(HEAD, worlds_of(record.worlds)[1]),
+        problems=problems_of(record.worlds),
+        measured=PageTable(*figures_of(record.measured)),
+        assumed=PageTable(*figures_of(record.assumed)),
+        rules=list(record.rules),
+    )
 
 
 def _figures(record: Scale, parts: list[Part]) -> Iterator[Figure]:
@@ -56,7 +71,7 @@ def _speeds(known: list[World]) -> Markup:
     first = known[0]
     points = tuple((math.log2(w.ranks), math.log2(w.samples_per_s or 1.0)) for w in known)
     ideal = tuple((math.log2(w.ranks), math.log2((first.samples_per_s or 1.0) * w.ranks / first.ranks)) for w in known)
-    series = [Series("predicted", PREDICTED, points), Series("in proportion", LINEAR, ideal)]
+    series = [PlotCurve("predicted", PREDICTED, points), PlotCurve("in proportion", LINEAR, ideal)]
     x = Axis(title="ranks", whole=True, show=_doubled)
     return series_plot(series, x=x, y=Axis(title="samples/s", whole=True, show=_doubled), label="Samples/s over ranks")
 

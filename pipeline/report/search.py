@@ -8,8 +8,8 @@ from markupsafe import Markup
 
 from pipeline import units
 from pipeline.records import DecisionRecord, SearchRecord
-from pipeline.report.page import Figure, Table, from_template, with_meter
-from pipeline.report.svg import Axis, Point, Series, series_plot
+from pipeline.report.page import Figure, PageTable, from_template, with_meter
+from pipeline.report.svg import Axis, PlotCurve, Point, series_plot
 from pipeline.report.text_table import text_table
 
 STEPS = Axis(title="step", whole=True)
@@ -55,15 +55,20 @@ def search_page(record: SearchRecord) -> str:
     ]
     cost += [
         (
-            f"Tables in {tier.upper()}", units.size(before.bytes.get(tier, 0)), units.size(after.bytes.get(tier, 0)),
+            f"Tables in {tier.upper()}",
+            units.size(before.bytes.get(tier, 0)),
+            units.size(after.bytes.get(tier, 0)),
             _share(after.bytes.get(tier, 0), before.bytes.get(tier, 0)),
         )
         for tier in tiers
-    ]  # fmt: skip
+    ]
     parts = dict.fromkeys(each.part for each in record.decisions.values())
     changed = sum(each.chosen != each.choices[0] for each in record.decisions.values())
     return from_template(
-        "search.html", title=f"Nightjar search {record.name}", files="search.json", heading=f"Search {record.name}",
+        "search.html",
+        title=f"Nightjar search {record.name}",
+        files="search.json",
+        heading=f"Search {record.name}",
         about=f"{record.dataset} · seed {record.seed}",
         summary=[
             ("Predicted step", f"{after.step_ms:.3f} ms", f"{before.step_ms:.3f} ms before"),
@@ -72,10 +77,10 @@ def search_page(record: SearchRecord) -> str:
             ("Undecided", str(len(record.undecided)), "decisions without a preferred choice"),
             ("Duration", units.duration(record.seconds), units.plural(record.steps, "step")),
         ],
-        cost=Table(("", "Before*", "After*", "Share*"), cost),
+        cost=PageTable(("", "Before*", "After*", "Share*"), cost),
         course=_course(record),
         parts=[(part, _table(record, part), _drawings(record, part)) for part in parts],
-    )  # fmt: skip
+    )
 
 
 def _share(after: float, before: float) -> str:
@@ -90,16 +95,18 @@ def _of(record: SearchRecord, part: str) -> list[tuple[str, DecisionRecord]]:
     return [(name, each) for name, each in record.decisions.items() if each.part == part]
 
 
-def _table(record: SearchRecord, part: str) -> Table:
+def _table(record: SearchRecord, part: str) -> PageTable:
     rows = [
         (
-            name, _shown(each.chosen), _shown(each.choices[0]),
+            name,
+            _shown(each.chosen),
+            _shown(each.choices[0]),
             with_meter(units.decimal(each.probability, 3), each.probability),
             "undecided" if name in record.undecided else "",
         )
         for name, each in _of(record, part)
-    ]  # fmt: skip
-    return Table(("Decision", "Chosen", "Configured", "Probability", ""), rows)
+    ]
+    return PageTable(("Decision", "Chosen", "Configured", "Probability", ""), rows)
 
 
 def _drawings(record: SearchRecord, part: str) -> list[Figure]:
@@ -109,7 +116,7 @@ def _drawings(record: SearchRecord, part: str) -> list[Figure]:
     for name, each in _of(record, part)[:MOST_DRAWN]:
         curves = zip(each.choices, zip(*each.history, strict=True), strict=True)
         series = [
-            Series(_shown(choice), place, _points(steps, values)) for place, (choice, values) in enumerate(curves)
+            PlotCurve(_shown(choice), place, _points(steps, values)) for place, (choice, values) in enumerate(curves)
         ]
         label = f"Probabilities of the choices of {name} over the steps"
         drawings.append(Figure(name, ", ".join(_shown(c) for c in each.choices), _plot(series, PROBABILITY, label)))
@@ -119,19 +126,19 @@ def _drawings(record: SearchRecord, part: str) -> list[Figure]:
 def _course(record: SearchRecord) -> list[Figure]:
     points = record.points
     losses = [
-        Series("training rows", 0, tuple((p.step, p.loss) for p in points)),
-        Series("validation rows", 1, tuple((p.step, p.held_loss) for p in points if p.held_loss is not None)),
+        PlotCurve("training rows", 0, tuple((p.step, p.loss) for p in points)),
+        PlotCurve("validation rows", 1, tuple((p.step, p.held_loss) for p in points if p.held_loss is not None)),
     ]
-    cost = [Series("cost", 2, tuple((p.step, p.cost) for p in points if p.cost is not None))]
-    temperature = [Series("temperature", 3, tuple((p.step, p.temperature) for p in points))]
+    cost = [PlotCurve("cost", 2, tuple((p.step, p.cost) for p in points if p.cost is not None))]
+    temperature = [PlotCurve("temperature", 3, tuple((p.step, p.temperature) for p in points))]
     return [
         Figure("Log loss", "sampled architectures", _plot(losses, Axis(title="log loss"), "Log loss over the steps")),
         Figure("Cost term", "as log loss", _plot(cost, Axis(title="log loss"), "Cost term over the steps")),
         Figure("Temperature", "", _plot(temperature, Axis(title="temperature", from_zero=True), "Temperature")),
-    ]  # fmt: skip
+    ]
 
 
-def _plot(series: list[Series], y: Axis, label: str) -> Markup:
+def _plot(series: list[PlotCurve], y: Axis, label: str) -> Markup:
     return series_plot(series, x=STEPS, y=y, label=label)
 
 

@@ -98,7 +98,11 @@ def _bar(words: str, weight: float, top: float) -> Markup:
     attributes = {"viewBox": f"0 0 {BAR} 16", "preserveAspectRatio": "none", "role": "img"}
     filled = tag("rect", class_="c3" if weight < 0 else "c0", **size)
     picture = tag(
-        "svg", tag("title", f"{words}: {value}"), filled, class_="stacked-bar", aria_label=f"{words}: {value}",
+        "svg",
+        tag("title", f"{words}: {value}"),
+        filled,
+        class_="stacked-bar",
+        aria_label=f"{words}: {value}",
         **attributes,
-    )  # fmt: skip
+    )
     return tag("div", words, class_="rank") + picture + tag("div", value, class_="number")

@@ -9,7 +9,19 @@ from markupsafe import Markup
 
 from pipeline import units
 from pipeline.report.page import Figure
-from pipeline.report.svg import LEFT, RIGHT, TOP, WIDTH, Axis, Frame, Line, drawing, reference_lines, tag, ticks
+from pipeline.report.svg import (
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    Frame,
+    ReferenceLine,
+    drawing,
+    reference_lines,
+    tag,
+    ticks,
+)
 
 MOST_ROWS = 8
 MOST_HOVERS = 256
@@ -18,7 +30,7 @@ RANKS = "rank"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class BarSeries:
     """One colour of every bar. ``values``: by rank. ``colour``: the number of a class in the style sheet."""
 
     name: str
@@ -36,7 +48,7 @@ class StackedBars:
 
     title: str
     unit: str
-    series: Sequence[Series]
+    series: Sequence[BarSeries]
     show: Callable[[float], str]
     limit: float = 0.0
     limit_name: str = ""
@@ -104,7 +116,7 @@ def _plot(bars: StackedBars) -> Markup:
     x, y = Axis(title=RANKS, whole=True), Axis(title=bars.unit, from_zero=True)
     x_ticks = [tick for tick in ticks(0, bars.ranks - 1, about=6, whole=True) if tick < bars.ranks]
     frame = Frame(x, y, x_ticks, ticks(0.0, bars.top / bars.scale), -0.5, bars.ranks - 0.5)
-    lines = [Line(bars.limit / bars.scale, f"{bars.limit_name} {bars.show(bars.limit)}")] if bars.limit else []
+    lines = [ReferenceLine(bars.limit / bars.scale, f"{bars.limit_name} {bars.show(bars.limit)}")] if bars.limit else []
     body = [*frame.grid(), *_paths(bars, frame), *reference_lines(frame, lines), *_hovers(bars, frame)]
     return drawing(body, f"{bars.title} of {bars.ranks} ranks, {bars.span}")
 

@@ -9,9 +9,15 @@ from pipeline import units
 from pipeline.records import Removed, RemovedFromStore
 
 _PLURALS = {
-    "dataset": "datasets", "run": "runs", "plan": "plans", "towers": "towers artifacts", "study": "studies",
-    "search": "searches", "unfinished search": "unfinished searches", "remains": "leftovers",
-}  # fmt: skip
+    "dataset": "datasets",
+    "run": "runs",
+    "plan": "plans",
+    "towers": "towers artifacts",
+    "study": "studies",
+    "search": "searches",
+    "unfinished search": "unfinished searches",
+    "remains": "leftovers",
+}
 _SINGULARS = {"towers": "towers artifact", "remains": "leftover"}  # the others are those of the kind
 
 
@@ -35,6 +41,7 @@ def _counted(entries: Sequence[Removed]) -> str:
     kinds = Counter(each.kind for each in entries)
     shown = [
         f"{units.count(kinds[kind])} {_SINGULARS.get(kind, kind) if kinds[kind] == 1 else nouns}"
-        for kind, nouns in _PLURALS.items() if kinds[kind]
-    ]  # fmt: skip
+        for kind, nouns in _PLURALS.items()
+        if kinds[kind]
+    ]
     return ", ".join(shown) or "nothing"

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from pipeline import units
 from pipeline.records.study import BROKEN, DONE, PRUNED, Dimension, StudyLine, StudyShown, TrialRecord
-from pipeline.report.page import Figure, Table, from_template, pill, with_meter
+from pipeline.report.page import Figure, PageTable, from_template, pill, with_meter
 from pipeline.report.svg import Axis, Point, scatter_plot
 from pipeline.report.text_table import text_table
 
@@ -26,12 +26,15 @@ def studies_listing(lines: Sequence[StudyLine]) -> str:
     head = ("study", "begun", "trials*", "done*", "pruned*", "failed*", "running*", "best*", "NE*")
     rows = [
         (
-            each.study, time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.created)), str(sum(each.trials.values())),
+            each.study,
+            time.strftime("%Y-%m-%d %H:%M", time.gmtime(each.created)),
+            str(sum(each.trials.values())),
             *(str(each.trials.get(state, 0)) for state in (DONE, PRUNED, BROKEN, "running")),
-            units.count(each.best), units.decimal(each.ne, 5),
+            units.count(each.best),
+            units.decimal(each.ne, 5),
         )
         for each in lines
-    ]  # fmt: skip
+    ]
     return text_table(head, rows)
 
 
@@ -60,14 +63,20 @@ def study_page(shown: StudyShown) -> str:
     spaces = [(key, _space(each)) for key, each in study.space.items()]
     shares = [(key, with_meter(units.percent(share), share)) for key, share in (shown.importance or {}).items()]
     return from_template(
-        "study.html", title=f"Nightjar: study {study.study}", files="study.json and trials/*.json",
-        heading=f"Study {study.study}", about=" ".join(study.overrides), summary=_summary(shown),
-        best=[] if best is None else best.overrides, saved=_saved(shown),
+        "study.html",
+        title=f"Nightjar: study {study.study}",
+        files="study.json and trials/*.json",
+        heading=f"Study {study.study}",
+        about=" ".join(study.overrides),
+        summary=_summary(shown),
+        best=[] if best is None else best.overrides,
+        saved=_saved(shown),
         choice=choice(shown),
-        trials=Table(("Trial*", "State", *(f"{key}*" for key in keys), *FACTS, "Error~"), rows),
-        importance=Table(("Setting", "Importance"), shares), space=Table(("Setting", "Range~"), spaces),
+        trials=PageTable(("Trial*", "State", *(f"{key}*" for key in keys), *FACTS, "Error~"), rows),
+        importance=PageTable(("Setting", "Importance"), shares),
+        space=PageTable(("Setting", "Range~"), spaces),
         figures_=[each for each in (_history(shown), *_fronts(shown)) if each is not None],
-    )  # fmt: skip
+    )
 
 
 def choice(shown: StudyShown) -> str:
@@ -101,11 +110,14 @@ def _cells(trial: TrialRecord, keys: Sequence[str]) -> list[str]:
     steps = f"{units.count(trial.steps)} of {units.count(trial.steps_total)}"
     return [
         *(_value(trial.parameters.get(key)) for key in keys),
-        units.decimal(trial.ne, 5), units.decimal(trial.auc, 5), units.decimal(trial.test_ne, 5),
+        units.decimal(trial.ne, 5),
+        units.decimal(trial.auc, 5),
+        units.decimal(trial.test_ne, 5),
         units.decimal(trial.test_auc, 5),
         f"{units.decimal(trial.step_ms, 2)} ms" if trial.step_ms is not None else units.ABSENT,
-        units.size(trial.table_bytes), steps,
-    ]  # fmt: skip
+        units.size(trial.table_bytes),
+        steps,
+    ]
 
 
 def _value(value: Any) -> str:
@@ -153,9 +165,12 @@ def _history(shown: StudyShown) -> Figure | None:
                 (float(each.number), each.ne or 0),
             ]
     plot = scatter_plot(
-        points, joined=best, x=Axis(title="trial", whole=True, from_zero=True), y=NE,
+        points,
+        joined=best,
+        x=Axis(title="trial", whole=True, from_zero=True),
+        y=NE,
         label=f"Validation NE of {len(points)} trials, and the best so far",
-    )  # fmt: skip
+    )
     return Figure("Optimization history", "validation NE by trial; dashed: the best so far", plot) if points else None
 
 

@@ -33,7 +33,7 @@ def tag(name: str, *inside: object, **attributes: object) -> Markup:
 
 
 @dataclass(frozen=True)
-class Line:
+class ReferenceLine:
     """A horizontal reference line at ``y`` with its ``label``."""
 
     y: float
@@ -41,7 +41,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Series:
+class PlotCurve:
     """A curve of a plot with several. ``colour``: a class of the style sheet, c0 to c6."""
 
     name: str
@@ -60,9 +60,15 @@ class Axis:
 
 
 def line_plot(
-    points: Sequence[Point], *, x: Axis, y: Axis, references: Sequence[Line] = (), label: str,
-    beside: Sequence[Point] = (), marked: tuple[Point, str] | None = None,
-) -> Markup:  # fmt: skip
+    points: Sequence[Point],
+    *,
+    x: Axis,
+    y: Axis,
+    references: Sequence[ReferenceLine] = (),
+    label: str,
+    beside: Sequence[Point] = (),
+    marked: tuple[Point, str] | None = None,
+) -> Markup:
     """A curve through ``points`` (finite, rising x); "" without points. ``label``: for screen readers.
 
     ``beside``: points of a second curve, dashed. ``marked``: a point with a dot, and its tooltip.
@@ -85,7 +91,7 @@ def line_plot(
     return drawing(body, label)
 
 
-def series_plot(series: Sequence[Series], *, x: Axis, y: Axis, label: str) -> Markup:
+def series_plot(series: Sequence[PlotCurve], *, x: Axis, y: Axis, label: str) -> Markup:
     """Several curves in one frame, each in its colour; those without points are left out."""
     known = [(each, thin(each.points)) for each in series if each.points]
     if not known:
@@ -259,7 +265,7 @@ def _percent_digits(spread: float) -> int:
     return 0 if spread >= 0.01 else 1 if spread >= 0.001 else 2
 
 
-def reference_lines(frame: Frame, lines: Sequence[Line]) -> list[Markup]:
+def reference_lines(frame: Frame, lines: Sequence[ReferenceLine]) -> list[Markup]:
     """Dashed lines, labelled at the left, where a falling curve leaves room; close labels avoid each other."""
     out: list[Markup] = []
     last = -math.inf

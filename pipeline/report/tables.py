@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from pipeline import units
 from pipeline.records import Evaluation, Plan, PlanPart, StageOutcome, TablePlace, TablePlan
-from pipeline.report.page import COLOURS, Table, pill, with_meter, with_swatch, words
+from pipeline.report.page import COLOURS, PageTable, pill, with_meter, with_swatch, words
 from pipeline.report.svg import tag
 
 MOST_TABLES = 200
@@ -16,7 +16,7 @@ MOST_TABLES = 200
 SHOWN_CONFIG = ("seed", "data", "model", "hardware", "plan", "partition", "train", "checkpoint", "evaluate")
 
 
-def stages_table(stages: Mapping[str, StageOutcome]) -> Table:
+def stages_table(stages: Mapping[str, StageOutcome]) -> PageTable:
     """The stages with their times and artifacts."""
     seconds = _seconds(stages)
     total = sum(seconds.values())
@@ -29,7 +29,7 @@ def stages_table(stages: Mapping[str, StageOutcome]) -> Table:
             share = units.percent(seconds[name] / total) if total else units.ABSENT
         path = tag("code", stage.artifact or units.ABSENT)
         rows.append((with_swatch(index % COLOURS, name), pill(status, status), took, share, path))
-    return Table(("Stage", "Status", "Time*", "Share*", "Artifact in the store"), rows)
+    return PageTable(("Stage", "Status", "Time*", "Share*", "Artifact in the store"), rows)
 
 
 def _seconds(stages: Mapping[str, StageOutcome]) -> dict[str, float]:
@@ -55,7 +55,7 @@ def stages_bar(stages: Mapping[str, StageOutcome]) -> Markup:
     return tag("svg", *parts, class_="bar", **attributes)
 
 
-def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> Table:
+def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> PageTable:
     """The embedding tables and their places, largest first. ``plan`` adds rows, sizes and cost."""
     known = plan.tables if plan is not None else {}
     sizes = {name: known[name].bytes if name in known else 0 for name in tables}
@@ -63,7 +63,7 @@ def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> Table:
     largest, world = max(sizes.values()) or 1, plan.world_size if plan is not None else None
     rows = [_plan_row(name, tables[name], known.get(name), largest, world) for name in order]
     reasons = [known[name].reason if name in known else "" for name in order]
-    return Table(("Table", "Rows*", "Dim*", "Size*", "Tier", "Sharding", "Ranks", "Predicted ms*"), rows, reasons)
+    return PageTable(("Table", "Rows*", "Dim*", "Size*", "Tier", "Sharding", "Ranks", "Predicted ms*"), rows, reasons)
 
 
 def plan_words(part: PlanPart, plan: Plan | None) -> str:
@@ -90,10 +90,15 @@ def _plan_row(
 ) -> tuple[str, ...]:
     size = with_meter(units.size(known.bytes), known.bytes / largest) if known else units.ABSENT
     return (
-        name, units.count(known.rows if known else None), units.count(known.dim if known else None), size,
-        table.tier, words(table.sharding),
-        rank_words(table.ranks, world), units.decimal(known.cost_ms if known else None, 3),
-    )  # fmt: skip
+        name,
+        units.count(known.rows if known else None),
+        units.count(known.dim if known else None),
+        size,
+        table.tier,
+        words(table.sharding),
+        rank_words(table.ranks, world),
+        units.decimal(known.cost_ms if known else None, 3),
+    )
 
 
 def rank_words(ranks: Iterable[int] | int, world: int | None) -> str:
@@ -129,14 +134,20 @@ def _is_plain_value(line: str) -> bool:
     return line.startswith("  ") and line[2:3] not in (" ", "-", "") and bool(line.partition(":")[2].strip(" {}[]"))
 
 
-def tasks_table(scores: Evaluation) -> Table:
+def tasks_table(scores: Evaluation) -> PageTable:
     """Figures of the further tasks on test rows."""
     head = ("Task", "Kind", "Rows*", "NE*", "AUC*", "RMSE*", "Unexplained variance*", "Calibration*")
     rows = [
         (
-            name, each.kind, units.count(each.samples), units.decimal(each.ne, 5), units.decimal(each.auc, 5),
-            units.decimal(each.rmse, 5), units.decimal(each.unexplained, 5), units.decimal(each.calibration),
+            name,
+            each.kind,
+            units.count(each.samples),
+            units.decimal(each.ne, 5),
+            units.decimal(each.auc, 5),
+            units.decimal(each.rmse, 5),
+            units.decimal(each.unexplained, 5),
+            units.decimal(each.calibration),
         )
         for name, each in (scores.tasks or {}).items()
-    ]  # fmt: skip
-    return Table(head, rows)
+    ]
+    return PageTable(head, rows)

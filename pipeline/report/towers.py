@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline import units
 from pipeline.records import Plan, TowerEvidence, Towers
-from pipeline.report.page import COLOURS, Figure, Table, from_template, with_swatch
+from pipeline.report.page import COLOURS, Figure, PageTable, from_template, with_swatch
 from pipeline.report.tables import rank_words
 from pipeline.report.towermap import heat_map, tower_map
 
@@ -31,11 +31,18 @@ def towers_page(towers: Towers) -> str:
     about = f"Nightjar towers · {evidence.strategy}: {strategy}" if strategy else "Nightjar towers"
     even = f"An even share is {units.percent(1 / len(towers.towers))}; cost and memory are the plan's."
     return from_template(
-        "towers.html", title="Nightjar towers", files="towers.json", about=about, summary=_figures(towers, evidence),
-        heading=f"{units.plural(len(towers.towers), 'tower')} of features", pictures=_pictures(towers, evidence),
-        source=evidence.source, text=even if _known_loads(towers) else "", towers=_towers(towers),
+        "towers.html",
+        title="Nightjar towers",
+        files="towers.json",
+        about=about,
+        summary=_figures(towers, evidence),
+        heading=f"{units.plural(len(towers.towers), 'tower')} of features",
+        pictures=_pictures(towers, evidence),
+        source=evidence.source,
+        text=even if _known_loads(towers) else "",
+        towers=_towers(towers),
         features=_features(towers, evidence),
-    )  # fmt: skip
+    )
 
 
 def similarities(towers: Towers) -> tuple[float, float] | None:
@@ -103,25 +110,25 @@ def _known_loads(towers: Towers) -> dict[str, list[float]]:
     return {name: shares for name in ("ms", "bytes") if (shares := load_shares(towers, name))}
 
 
-def _towers(towers: Towers) -> Table:
+def _towers(towers: Towers) -> PageTable:
     loads = _known_loads(towers)
     rows = []
     for index, tower in enumerate(towers.towers):
         shares = (units.percent(share[index]) for share in loads.values())
         count = units.count(len(tower.features))
         rows.append((_swatch(index), rank_words(set(tower.hosts), -1), count, *shares, ", ".join(tower.features)))
-    return Table(("Tower", "Hosts", "Features*", *(LOADS[name] for name in loads), "Names~"), rows)
+    return PageTable(("Tower", "Hosts", "Features*", *(LOADS[name] for name in loads), "Names~"), rows)
 
 
 def _swatch(tower: int) -> str:
     return with_swatch(tower % COLOURS, tower)
 
 
-def _features(towers: Towers, evidence: TowerEvidence) -> Table:
+def _features(towers: Towers, evidence: TowerEvidence) -> PageTable:
     home = _homes(towers)
     order = sorted(range(len(evidence.features)), key=lambda index: (home[evidence.features[index]], index))
     rows = [_feature_row(index, home[evidence.features[index]], evidence) for index in order[:MOST_FEATURES]]
-    return Table(("Feature", "Tower", "Time, ms*", "Memory*", "Reason~"), rows)
+    return PageTable(("Feature", "Tower", "Time, ms*", "Memory*", "Reason~"), rows)
 
 
 def _feature_row(index: int, tower: int, evidence: TowerEvidence) -> tuple[str, ...]:

@@ -41,8 +41,8 @@ from pipeline.records import Extent, Index, Plan, TablePlan, TableSize
 from pipeline.records.scale import DryRank, DryRun
 from pipeline.scaling.worlds import resized
 from pipeline.store import FileEntry
-from pipeline.training.parquet import Group
-from pipeline.training.sampler import Deal, Order
+from pipeline.training.parquet import RowGroup
+from pipeline.training.sampler import BatchSampler, Order
 from pipeline.training.share import decoded_share
 from pipeline.units import GIB, MIB
 
@@ -67,7 +67,7 @@ def dry_run(
             f"{inputs.hardware.embedding_hosts}",
             hint="hardware.embedding_hosts=0, or nightjar scale, which predicts such a cluster",
         )
-    sized, clock = resized(inputs, ranks), _Clock()
+    sized, clock = resized(inputs, ranks), _PhaseSeconds()
     with clock.timed("planning"):
         plan = make_plan(sized)
     world = _World(config, sized, plan, clock)
@@ -84,7 +84,7 @@ def dry_run(
 
 
 @dataclass
-class _Clock:
+class _PhaseSeconds:
     """Seconds of this process by what took them."""
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class _Clock:
 class _World:
     """What the ranks visited so far have said."""
 
-    def __init__(self, config: Config, inputs: PlanInputs, plan: Plan, clock: _Clock) -> None:
+    def __init__(self, config: Config, inputs: PlanInputs, plan: Plan, clock: _PhaseSeconds) -> None:
         self._config, self._inputs, self._plan, self._clock = config, inputs, plan, clock
         self._planned = _shards_by_rank(plan)
         self._rows = _bytes_by_rank(plan)
@@ -187,15 +187,22 @@ class _World:
         ]
         groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
         return DryRun(
-            ranks=plan.world_size, hosts=inputs.hardware.hosts, batch=inputs.batch, tables=len(plan.tables),
+            ranks=plan.world_size,
+            hosts=inputs.hardware.hosts,
+            batch=inputs.batch,
+            tables=len(plan.tables),
             shards=sum(len(table.shards) for table in plan.tables.values()),
-            plan_bytes=len(json.dumps(plan.to_json())), files=len(self._extents), index_bytes=index,
-            decoded_share=decoded_share(inputs.train, plan.world_size, groups), first=weighed[0],
+            plan_bytes=len(json.dumps(plan.to_json())),
+            files=len(self._extents),
+            index_bytes=index,
+            decoded_share=decoded_share(inputs.train, plan.world_size, groups),
+            first=weighed[0],
             largest=max(weighed, key=lambda each: each.metadata),
             mean_metadata=sum(each.metadata for each in weighed) / len(weighed),
             seconds={name: round(seconds, 2) for name, seconds in self._clock.seconds.items()},
-            peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, problems=tuple(self.problems),
-        )  # fmt: skip
+            peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+            problems=tuple(self.problems),
+        )
 
     def _check_names(self) -> None:
         names = [extent.file for extent in self._extents]
@@ -225,14 +232,14 @@ class _World:
             self.problems.append(problem)
 
 
-def deal_of(train: TrainConfig, groups: list[list[int]]) -> Deal:
+def deal_of(train: TrainConfig, groups: list[list[int]]) -> BatchSampler:
     """How batches are dealt to ranks; ``groups``: rows of the row groups by file, [] where no rows are known."""
     sizes = [rows for file in groups for rows in file if rows] or [train.batch]
     order = Order(key="dry", seed=0, global_batch=train.batch, shuffle=train.shuffle, lanes=train.dealt_lanes)
-    return Deal(order, [Group("", index, rows, 0) for index, rows in enumerate(sizes)])
+    return BatchSampler(order, [RowGroup("", index, rows, 0) for index, rows in enumerate(sizes)])
 
 
-def rank_rows(deal: Deal, batch: int, rank: int, world: int) -> list[tuple[int, int]]:
+def rank_rows(deal: BatchSampler, batch: int, rank: int, world: int) -> list[tuple[int, int]]:
     """The places [start, stop) in a global ``batch`` whose rows ``rank`` of ``world`` takes."""
     shift = [(take, take.lane * deal.quota - batch * deal.quota) for take in deal.takes(batch, rank, world)]
     return [(take.start + moved, take.stop + moved) for take, moved in shift]
@@ -268,7 +275,7 @@ def sharded_on_meta(inputs: PlanInputs, plan: Plan) -> DistributedModelParallel:
     sharder: Any = EmbeddingBagCollectionSharder()
     return DistributedModelParallel(
         module=model, device=device, plan=plans, sharders=[sharder], init_data_parallel=False
-    )  # fmt: skip
+    )
 
 
 def uncovered(extents: list[Extent], rows: int, columns: int) -> str:

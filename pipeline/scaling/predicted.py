@@ -16,10 +16,17 @@ from pipeline.training.share import decoded_share
 
 # What a step's time depends on; capacities are settings.
 SPEEDS = {
-    "dense_gflop_per_s": "GFLOP/s", "dense_gb_per_s": "GB/s", "lookup_ns": "ns", "update_ns": "ns",
-    "table_overhead_us": "us", "step_overhead_ms": "ms", "intra_host_gb_per_s": "GB/s",
-    "intra_host_latency_us": "us", "inter_host_gb_per_s": "GB/s", "inter_host_latency_us": "us",
-}  # fmt: skip
+    "dense_gflop_per_s": "GFLOP/s",
+    "dense_gb_per_s": "GB/s",
+    "lookup_ns": "ns",
+    "update_ns": "ns",
+    "table_overhead_us": "us",
+    "step_overhead_ms": "ms",
+    "intra_host_gb_per_s": "GB/s",
+    "intra_host_latency_us": "us",
+    "inter_host_gb_per_s": "GB/s",
+    "inter_host_latency_us": "us",
+}
 MEMORY = {"cpu": "ddr_gb_per_s", "cuda": "hbm_gb_per_s"}
 
 
@@ -44,10 +51,15 @@ def predicted(
     if served:
         assumed["store of all ranks"] = Figure(value=served, unit="GB/s", source="--store-gb-per-s")
     return Scale(
-        hardware=config.hardware.name, data=config.data.name, model=str(config.model.name), worlds=tuple(found),
-        wall=wall_of(found, config.hardware.device), measured={**measured, **figures}, assumed=assumed,
+        hardware=config.hardware.name,
+        data=config.data.name,
+        model=str(config.model.name),
+        worlds=tuple(found),
+        wall=wall_of(found, config.hardware.device),
+        measured={**measured, **figures},
+        assumed=assumed,
         rules=rules(inputs, _with_samples(found[-1]), per_rank),
-    )  # fmt: skip
+    )
 
 
 def speeds(config: Config) -> tuple[dict[str, Figure], dict[str, Figure]]:
@@ -77,9 +89,11 @@ def rules(inputs: PlanInputs, ranks: int, per_rank: int | None) -> tuple[str, ..
     share = decoded_share(inputs.train, ranks, groups)
     each = "worker" if inputs.hardware.embedding_hosts else "rank"
     batch = f"{per_rank:,} samples a step on each {each}" if per_rank else f"{inputs.batch:,} samples a step in all"
-    reading = "takes its time from the step, whose cores it works on" if inputs.hardware.device == "cpu" else (
-        "works beside the step"
-    )  # fmt: skip
+    reading = (
+        "takes its time from the step, whose cores it works on"
+        if inputs.hardware.device == "cpu"
+        else ("works beside the step")
+    )
     return (
         f"every host is like the one of hardware={inputs.hardware.name}; {batch}",
         f"each of {ranks:,} {each}s decodes {units.percent(share)} of the rows; its reader {reading}",

@@ -58,7 +58,7 @@ def measured_rates(
         "checkpoint": Figure(
             value=round(written, 3), unit="GB/s", source="float32 rows with their state, written by one rank"
         ),
-    }  # fmt: skip
+    }
     return rates, figures
 
 
@@ -70,9 +70,13 @@ def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
 
     train = inputs.train
     order = Order(
-        key=shuffle_key(dataset), seed=0, global_batch=train.batch, shuffle=train.shuffle,
-        window_groups=train.shuffle_window_groups, lanes=train.dealt_lanes,
-    )  # fmt: skip
+        key=shuffle_key(dataset),
+        seed=0,
+        global_batch=train.batch,
+        shuffle=train.shuffle,
+        window_groups=train.shuffle_window_groups,
+        lanes=train.dealt_lanes,
+    )
     with BatchReader(SplitReader(store, dataset, "train"), order, epochs=1 << 30) as reader:
         return _rows_per_s(reader, train.batch)
 
@@ -158,10 +162,18 @@ def _job(config: Config, path: str) -> Any:
     blocks = [RowBlock("measured", np.arange(rows), 0, torch.randn(rows, width), state)]
     coding = Codings(config.checkpoint, rules).of(blocks, final=False)
     return Job(
-        path=path, key="measured", config={}, inputs={}, blocks=blocks, coding=coding, dense={}, state={},
-        tables={"measured": TableSize(rows=rows, dim=width)}, summary={},
+        path=path,
+        key="measured",
+        config={},
+        inputs={},
+        blocks=blocks,
+        coding=coding,
+        dense={},
+        state={},
+        tables={"measured": TableSize(rows=rows, dim=width)},
+        summary={},
         chunk_bytes=int(config.checkpoint.chunk_mib * MIB),
-    )  # fmt: skip
+    )
 
 
 @contextmanager

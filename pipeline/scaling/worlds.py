@@ -38,10 +38,11 @@ SETTINGS = {
 
 # With embedding hosts, which have no towers and share the work of the tables.
 APART = {
-    **SETTINGS, "compute": "hardware.embedding_hosts: more, where lookups take long; a smaller dense part (model.*)",
+    **SETTINGS,
+    "compute": "hardware.embedding_hosts: more, where lookups take long; a smaller dense part (model.*)",
     BETWEEN: "partition.exchange=fp16: half of the bytes; hardware.embedding_hosts: more links",
     "memory": "hardware.embedding_ddr_gib",
-}  # fmt: skip
+}
 
 
 def setting_of(bound: str, hardware: HardwareConfig) -> str:
@@ -116,9 +117,15 @@ def _world(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> Wo
         bound = "memory" if isinstance(error, PlanError) else "overhead"
         setting = error.hint.split(", or ")[0] or setting_of(bound, inputs.hardware)
         return World(
-            ranks=inputs.world_size, hosts=inputs.hardware.hosts, batch=inputs.batch, fits=False, bound=bound,
-            setting=setting, problem=error.message, embedding_hosts=inputs.hardware.embedding_hosts,
-        )  # fmt: skip
+            ranks=inputs.world_size,
+            hosts=inputs.hardware.hosts,
+            batch=inputs.batch,
+            fits=False,
+            bound=bound,
+            setting=setting,
+            problem=error.message,
+            embedding_hosts=inputs.hardware.embedding_hosts,
+        )
     return _planned(plan, inputs, rates, checkpoint)
 
 
@@ -131,12 +138,20 @@ def _planned(plan: Plan, inputs: PlanInputs, rates: Rates, checkpoint: Checkpoin
     memory = predicted.bytes + predicted.reserved[0].get("process", 0)
     room = memory_gib(inputs.hardware, fast_memory(inputs.hardware)) * GIB
     return World(
-        ranks=plan.world_size, hosts=inputs.hardware.hosts, batch=inputs.batch, fits=True, bound=bound,
-        then=longest({**parts, bound: 0.0}, device), setting=setting_of(bound, inputs.hardware),
-        step_ms=round(step_ms, 4), embedding_hosts=inputs.hardware.embedding_hosts,
+        ranks=plan.world_size,
+        hosts=inputs.hardware.hosts,
+        batch=inputs.batch,
+        fits=True,
+        bound=bound,
+        then=longest({**parts, bound: 0.0}, device),
+        setting=setting_of(bound, inputs.hardware),
+        step_ms=round(step_ms, 4),
+        embedding_hosts=inputs.hardware.embedding_hosts,
         samples_per_s=round(1e3 * inputs.batch / whole_ms(parts, device), 1),
-        parts={name: round(ms, 4) for name, ms in parts.items()}, memory=memory, filled=round(memory / room, 4),
-    )  # fmt: skip
+        parts={name: round(ms, 4) for name, ms in parts.items()},
+        memory=memory,
+        filled=round(memory / room, 4),
+    )
 
 
 def beside_ms(

@@ -61,8 +61,10 @@ def run_nights(
             if not last and not keep_going:
                 log.warning(
                     "the %d later nights, %s to %s, are skipped; nightly.keep_going=true runs them anyway",
-                    len(days) - place, days[place], days[-1],
-                )  # fmt: skip
+                    len(days) - place,
+                    days[place],
+                    days[-1],
+                )
                 break
     return failed or held
 
@@ -85,8 +87,13 @@ def missed_nights(store: Store, model: str, day: date, most: int) -> list[date]:
         log.warning(
             "catch-up   %d nights were missed, but nightly.catch_up=%d: %s to %s are skipped; to include them, "
             "run nightjar backfill from=%s to=%s before this night",
-            len(missed), most, left[0], left[-1], left[0], left[-1],
-        )  # fmt: skip
+            len(missed),
+            most,
+            left[0],
+            left[-1],
+            left[0],
+            left[-1],
+        )
     return missed[-most:]
 
 

@@ -71,6 +71,12 @@ def night_config(config: Config, day: date, base: Base | None) -> Config:
         checkpoint = dataclasses.replace(checkpoint, init_from=base.checkpoint)
         plan = dataclasses.replace(plan, former=base.plan if config.nightly.reuse_plan else None)
     return dataclasses.replace(
-        config, run=run_name(config.model_name, day), stages=[*STAGES.names()], data=data, checkpoint=checkpoint,
-        plan=plan, nightly=NightlyConfig(), schedule=ScheduleConfig(),
-    )  # fmt: skip
+        config,
+        run=run_name(config.model_name, day),
+        stages=[*STAGES.names()],
+        data=data,
+        checkpoint=checkpoint,
+        plan=plan,
+        nightly=NightlyConfig(),
+        schedule=ScheduleConfig(),
+    )

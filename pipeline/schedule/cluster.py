@@ -66,7 +66,7 @@ def suspend(api: Api, cron: Object, suspended: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Night:
+class NightJob:
     """One job of the CronJob. ``state``: running | succeeded | failed. ``exit_code``: of its last launcher, if any."""
 
     job: str
@@ -82,7 +82,7 @@ class Status:
     schedule: str
     suspended: bool
     last: str | None
-    nights: list[Night]
+    nights: list[NightJob]
 
     def lines(self) -> list[str]:
         """The text of ``nightjar schedule status``."""
@@ -108,12 +108,12 @@ def status(api: Api, cron: Object) -> Status:
     return Status(live["spec"]["schedule"], bool(live["spec"].get("suspend")), last, nights)
 
 
-def _night(job: Object, pods: Sequence[Object]) -> Night:
+def _night(job: Object, pods: Sequence[Object]) -> NightJob:
     name = job["metadata"]["name"]
     own = [pod for pod in pods if pod["metadata"]["labels"].get("job-name") == name]
     own.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
     code = _exit_code(own[-1]) if own else None
-    return Night(name, job["metadata"]["creationTimestamp"], phase_of(job), code)
+    return NightJob(name, job["metadata"]["creationTimestamp"], phase_of(job), code)
 
 
 def _exit_code(pod: Object) -> int | None:

@@ -23,9 +23,14 @@ from pipeline.store.removal import written
 DATASET, PLAN, TOWERS, RUN = "dataset", "plan", "towers", "run"
 STUDY, SEARCH, SEARCHING = "study", "search", "unfinished search"
 _KINDS = {
-    "datasets": DATASET, "plans": PLAN, "towers": TOWERS, "runs": RUN, "studies": STUDY, "searches": SEARCH,
+    "datasets": DATASET,
+    "plans": PLAN,
+    "towers": TOWERS,
+    "runs": RUN,
+    "studies": STUDY,
+    "searches": SEARCH,
     "searching": SEARCHING,
-}  # fmt: skip
+}
 _BARE = (RUN, STUDY, SEARCHING)  # kinds of folders that have no manifest
 _ROOMS = (*_KINDS, "nightly")
 _DAY = r"\d{4}-\d\d-\d\d(?:\.\.\d{4}-\d\d-\d\d)?"
@@ -127,7 +132,7 @@ def take_stock(store: Store, locked: Iterable[str] = ()) -> Inventory:
     nights = tuple(night for each in folders if each.kind == RUN and (night := _night(store, each.name)) is not None)
     return Inventory(
         folders=folders, leftovers=tuple(leftovers), nights=nights, locked=frozenset(locked), trials=frozenset(trials)
-    )  # fmt: skip
+    )
 
 
 def _listed(store: Store, room: str) -> Iterator[File]:
@@ -140,9 +145,11 @@ def _listed(store: Store, room: str) -> Iterator[File]:
     for full, info in entries.items():
         is_folder = info["type"] == "directory"
         yield File(
-            path=full[len(store.root) + 1 :].rstrip("/"), bytes=0 if is_folder else int(info["size"]),
-            written=_written(store, full, info), is_folder=is_folder,
-        )  # fmt: skip
+            path=full[len(store.root) + 1 :].rstrip("/"),
+            bytes=0 if is_folder else int(info["size"]),
+            written=_written(store, full, info),
+            is_folder=is_folder,
+        )
 
 
 def _written(store: Store, full: str, info: Mapping[str, Any]) -> float:
@@ -156,9 +163,11 @@ def _written(store: Store, full: str, info: Mapping[str, Any]) -> float:
 def _folder(store: Store, path: str, files: list[File]) -> Folder:
     own = [file for file in files if not file.is_folder]
     folder = Folder(
-        path=path, kind=_KINDS[path.partition("/")[0]], bytes=sum(file.bytes for file in own),
+        path=path,
+        kind=_KINDS[path.partition("/")[0]],
+        bytes=sum(file.bytes for file in own),
         written=max(file.written for file in own or files),
-    )  # fmt: skip
+    )
     manifest = next((file for file in own if file.path == f"{path}/{MANIFEST}"), None)
     if folder.kind in _BARE or manifest is None:
         return folder

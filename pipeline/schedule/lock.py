@@ -18,11 +18,15 @@ def lease_path(model: str) -> str:
 def model_lease(store: Store, model: str, seconds: float, doing: str, clock: Clock = CLOCK) -> Lease:
     """The lease of ``model``. Others see ``doing`` as the work of its holder."""
     place = LeaseFile(
-        store, lease_path(model), name=f"the lock of model {model!r}",
+        store,
+        lease_path(model),
+        name=f"the lock of model {model!r}",
         taken=f"model {model!r} is already being worked on",
         hint="run the same command once that one has ended, or publish.model=<another name>",
-        doing=doing, seconds=seconds, clock=clock,
-    )  # fmt: skip
+        doing=doing,
+        seconds=seconds,
+        clock=clock,
+    )
     return Lease(place, seconds, clock=clock)
 
 

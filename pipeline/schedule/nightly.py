@@ -159,9 +159,13 @@ def refused(config: Config, store: Store, day: date, problem: NightjarError, *, 
         model=config.model_name, date=str(day), run=run_name(config.model_name, day), outcome=FAILED
     )
     record = replace(
-        record, outcome=FAILED, exit_code=problem.exit_code, finished=time.time(), message=problem.message,
+        record,
+        outcome=FAILED,
+        exit_code=problem.exit_code,
+        finished=time.time(),
+        message=problem.message,
         hint=problem.hint,
-    )  # fmt: skip
+    )
     if write and not isinstance(problem, PassingError):
         record = _written(store, record, problem)
     _post(config, store, record)
@@ -177,9 +181,9 @@ def _post(config: Config, store: Store, record: NightRecord) -> None:
 
 def _settings(config: Config) -> str:
     """Hash of everything but the logs that decides the verdict."""
-    return artifact_key("nightly", {"gate": asdict(config.gate), "publish": asdict(config.publish)}, {
-        "run": config_hash(config)
-    })  # fmt: skip
+    return artifact_key(
+        "nightly", {"gate": asdict(config.gate), "publish": asdict(config.publish)}, {"run": config_hash(config)}
+    )
 
 
 def _decided(record: NightRecord, config: Config, day: date) -> bool:
@@ -196,9 +200,14 @@ def _begun(config: Config, store: Store, day: date, former: NightRecord | None) 
     if former is not None and former.outcome == RUNNING and not config.force:
         base = former.base
     record = NightRecord(
-        model=model, date=str(day), run=run_name(model, day), outcome=RUNNING, settings=_settings(config), base=base,
+        model=model,
+        date=str(day),
+        run=run_name(model, day),
+        outcome=RUNNING,
+        settings=_settings(config),
+        base=base,
         started=time.time(),
-    )  # fmt: skip
+    )
     _save(store, record)
     return record
 
@@ -214,9 +223,24 @@ def _from(base: Base | None) -> str:
 def _posted(record: NightRecord) -> dict[str, Any]:
     """What is posted to the webhook."""
     names = (
-        "model", "date", "run", "outcome", "exit_code", "verdict", "reasons", "message", "hint", "version",
-        "incumbent", "ne", "incumbent_ne", "rows", "seconds", "summary", "skipped",
-    )  # fmt: skip
+        "model",
+        "date",
+        "run",
+        "outcome",
+        "exit_code",
+        "verdict",
+        "reasons",
+        "message",
+        "hint",
+        "version",
+        "incumbent",
+        "ne",
+        "incumbent_ne",
+        "rows",
+        "seconds",
+        "summary",
+        "skipped",
+    )
     without = "".join(f"; skipped {missed}" for missed in record.skipped or ())
     known = record.to_json()
     return {

@@ -175,9 +175,10 @@ def _awaited(stock: Inventory, newest: Mapping[str, str]) -> set[str]:
         if place not in chosen or folder.since > chosen[place].since:
             chosen[place] = folder
     return {
-        folder.path for (name, days), folder in chosen.items()
+        folder.path
+        for (name, days), folder in chosen.items()
         if _day(days) + timedelta(days=folder.reach) > _day(newest[name])
-    }  # fmt: skip
+    }
 
 
 def _day(days: str) -> date:
@@ -206,10 +207,16 @@ def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool
             going, left = remove(store, going, rules.now)
             staying += left
     return RemovedFromStore(
-        store=store.url, dry_run=dry_run, keep_days=keep_days, grace_hours=grace_hours,
-        bytes=sum(each.bytes or 0 for each in going), versions=len(named), removed=tuple(map(_shown, going)),
-        kept=tuple(map(_shown, staying)), noticed=tuple(each.path for each in staying if each.noticed),
-    )  # fmt: skip
+        store=store.url,
+        dry_run=dry_run,
+        keep_days=keep_days,
+        grace_hours=grace_hours,
+        bytes=sum(each.bytes or 0 for each in going),
+        versions=len(named),
+        removed=tuple(map(_shown, going)),
+        kept=tuple(map(_shown, staying)),
+        noticed=tuple(each.path for each in staying if each.noticed),
+    )
 
 
 def _shown(each: Removal) -> Removed:

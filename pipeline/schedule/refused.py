@@ -22,9 +22,16 @@ from pipeline.store.errors import TakenError
 TRACK = "track."
 # Overrides that say where records and posts go; the others may be the mistake.
 TELLING = (
-    "nightly.webhook=", "nightly.time_zone=", "data.time_zone=", "store=", "publish.model=", "data=", "data.name=",
-    "schedule.", TRACK,
-)  # fmt: skip
+    "nightly.webhook=",
+    "nightly.time_zone=",
+    "data.time_zone=",
+    "store=",
+    "publish.model=",
+    "data=",
+    "data.name=",
+    "schedule.",
+    TRACK,
+)
 
 
 @dataclass

@@ -15,8 +15,20 @@ from pipeline.store import Store
 from pipeline.units import decimal, plural
 
 # Settings that differ from night to night anyway, or only say where and how things run.
-_EXPECTED = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "data.day", "data.mapping_from",
-             "checkpoint.init_from", "plan.former", "gate.force")  # fmt: skip
+_EXPECTED = (
+    "run",
+    "store",
+    "stages",
+    "force",
+    "launch",
+    "schedule",
+    "nightly",
+    "data.day",
+    "data.mapping_from",
+    "checkpoint.init_from",
+    "plan.former",
+    "gate.force",
+)
 MOST_SETTINGS = 12
 
 
@@ -33,14 +45,22 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
     result = read(Result, store, path) if store.exists(path) else Result(run=record.run, status="failed")
     gate, problem, rows = result.gate, result.error, result.ingest or IngestPart()
     record = replace(
-        record, message=problem.message if problem else "", hint=(problem.hint if problem else None) or "",
-        verdict=gate.verdict if gate else None, reasons=gate.reasons if gate else (),
-        warnings=(gate.warnings if gate else None) or (), version=gate.version if gate else None,
-        incumbent=gate.incumbent if gate else None, forced=gate.forced if gate else None,
-        rows=rows.rows, rows_quarantined=rows.rows_quarantined, stages=result.stages, shrunk=result.shrunk or (),
+        record,
+        message=problem.message if problem else "",
+        hint=(problem.hint if problem else None) or "",
+        verdict=gate.verdict if gate else None,
+        reasons=gate.reasons if gate else (),
+        warnings=(gate.warnings if gate else None) or (),
+        version=gate.version if gate else None,
+        incumbent=gate.incumbent if gate else None,
+        forced=gate.forced if gate else None,
+        rows=rows.rows,
+        rows_quarantined=rows.rows_quarantined,
+        stages=result.stages,
+        shrunk=result.shrunk or (),
         grown=result.grown,
         seconds={name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"},
-    )  # fmt: skip
+    )
     record = _with_figures(store, record, result.artifact("publish"))
     return replace(record, changed=tuple(_changes(store, record, result)))
 
@@ -108,8 +128,11 @@ def _plan(store: Store, before: str, now: str | None) -> list[str]:
         lines.append(f"{plural(len(grown), 'table')} grew by {plural(sum(grown.values()), 'row')} for new ids")
     places = ("tier", "sharding", "ranks")
     before_places = store.get(before, "plan").summary["tables"]
-    moved = [name for name, table in plan.summary["tables"].items()
-             if name in before_places and any(table[p] != before_places[name][p] for p in places)]  # fmt: skip
+    moved = [
+        name
+        for name, table in plan.summary["tables"].items()
+        if name in before_places and any(table[p] != before_places[name][p] for p in places)
+    ]
     if moved:
         lines.append(f"{plural(len(moved), 'table')} moved: {', '.join(moved[:5])}{', ...' if len(moved) > 5 else ''}")
     return lines
@@ -126,9 +149,10 @@ def _settings(store: Store, base: Base, run: str) -> list[str]:
     if sides[0].get("train", {}).get("global_batch") == "auto":
         sides[0]["train"]["global_batch"] = _batch_of(store, base.checkpoint)
     changes = {
-        path: pair for path, pair in config_changes(*sides).items()
+        path: pair
+        for path, pair in config_changes(*sides).items()
         if not any(path == name or path.startswith(f"{name}.") for name in _EXPECTED)
-    }  # fmt: skip
+    }
     lines = [f"{path} was {_shown(then)}, is {_shown(now)}" for path, (then, now) in sorted(changes.items())]
     more = len(lines) - MOST_SETTINGS
     return lines if more <= 0 else [*lines[:MOST_SETTINGS], f"and {plural(more, 'other setting')}"]

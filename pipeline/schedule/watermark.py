@@ -38,7 +38,10 @@ def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, c
         if missing != logged:
             log.info(
                 "watermark  %s is not complete: %s; checking every %g s for up to %.1f minutes (nightly.wait_minutes)",
-                day, missing, poll_seconds, left / 60,
-            )  # fmt: skip
+                day,
+                missing,
+                poll_seconds,
+                left / 60,
+            )
             logged = missing
         clock.sleep(min(poll_seconds, left))

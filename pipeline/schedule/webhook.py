@@ -32,9 +32,11 @@ def deliver(
             time.sleep(pause * 2 ** (attempt - 1))
         try:
             request = urllib.request.Request(
-                url, data=json.dumps(verdict).encode(), method="POST",
+                url,
+                data=json.dumps(verdict).encode(),
+                method="POST",
                 headers={"Content-Type": "application/json", "User-Agent": "nightjar"},
-            )  # fmt: skip
+            )
             with opener.open(request, timeout=timeout):
                 return True
         except urllib.error.HTTPError as error:

@@ -26,7 +26,7 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class LossWeights:
     """How much log loss the whole original model's predicted step (``ms``) and its tables' ``bytes`` weigh."""
 
     ms: float
@@ -41,7 +41,7 @@ def tabulate(
     decisions: Sequence[Decision],
     at: Mapping[str, Any],
     price: Callable[[Mapping[str, Any]], Price],
-    weights: Weights,
+    weights: LossWeights,
     original: Price,
 ) -> Costs:
     """The costs around the choices ``at``: of each other choice, with all other decisions as they are.

@@ -16,10 +16,10 @@ from pipeline.models.layers import initialise
 from pipeline.records import DatasetSchema
 from pipeline.search.choices import Choices, Gates
 from pipeline.search.cost import Costs
-from pipeline.search.rows import Rows
-from pipeline.search.state import State
+from pipeline.search.rows import SearchBatch
+from pipeline.search.state import SearchState
 from pipeline.search.supernet import SuperNet
-from pipeline.search.tables import Tables
+from pipeline.search.tables import SearchTables
 from pipeline.specs.dense_optimizer import DenseGroup
 from pipeline.training.model import compute_dtype
 from pipeline.training.schedule import lr_factor
@@ -37,7 +37,7 @@ class Learner:
         dtype = compute_dtype(train.precision, torch.device("cpu"))
         self.net = initialise(SuperNet(config.model, schema, config.seed, dtype), config.seed)  # type: ignore[arg-type]
         self.net.start_at(start)
-        self.tables = Tables(schema, config.model, table_rules(config.model, train), config.seed)
+        self.tables = SearchTables(schema, config.model, table_rules(config.model, train), config.seed)
         group = DenseGroup(list(self.net.parameters()), train.lr, train.weight_decay)
         self.dense = train.dense_spec.build([group])
         self.architecture = torch.optim.Adam(choices.parameters(), lr=search.lr, betas=(0.9, 0.99))
@@ -47,7 +47,7 @@ class Learner:
         """Places of the decisions whose probabilities follow what is measured, not gradients."""
         return [place for place, each in enumerate(self.choices.decisions) if each.name in self.net.measured]
 
-    def learn_weights(self, rows: Rows, step: int, temperature: float, *, whole: bool = False) -> float:
+    def learn_weights(self, rows: SearchBatch, step: int, temperature: float, *, whole: bool = False) -> float:
         """A step (from 0) of the weights for an architecture drawn at ``temperature``; the rows' mean log loss.
 
         ``whole``: with all columns and pairs.
@@ -64,7 +64,7 @@ class Learner:
         self.tables.step(self.config.train.sparse_lr * factor, factor, step + 1)
         return loss.item()
 
-    def learn_choices(self, rows: Rows, costs: Costs, temperature: float) -> tuple[float, float]:
+    def learn_choices(self, rows: SearchBatch, costs: Costs, temperature: float) -> tuple[float, float]:
         """A step of the probabilities: log loss of a drawn architecture plus the expected cost. Returns both.
 
         Those of decisions that are measured stay: at a gate of 1 the gradient is that of a slight change, which weights
@@ -92,7 +92,7 @@ class Learner:
         self.net.project.data = self.tables.turn(self.net.project.data)
 
     @torch.no_grad()
-    def compare(self, batches: Sequence[Rows], chosen: Gates) -> dict[str, Tensor]:
+    def compare(self, batches: Sequence[SearchBatch], chosen: Gates) -> dict[str, Tensor]:
         """Log loss that each choice by itself adds to that of the architecture ``chosen``, the mean over equal batches.
 
         [choices] of each decision that is measured; 0 for the choice that is in ``chosen``.
@@ -107,7 +107,7 @@ class Learner:
                         losses[place] += self._loss(rows, {**chosen, name: gate}, embeddings) - base
         return {name: losses / len(batches) for name, losses in added.items()}
 
-    def state(self) -> State:
+    def state(self) -> SearchState:
         """All that a step changes."""
         tensors: dict[str, Tensor] = {f"net/{name}": each for name, each in self.net.named_parameters()}
         tensors |= {f"tables/{name}": each for name, each in self.tables.state.items()}
@@ -117,10 +117,10 @@ class Learner:
         for name, (optimizer, parameters) in self._optimizers().items():
             parts, values[name] = flatten_optimizer(optimizer, parameters)
             tensors |= {f"{name}/{part}": each for part, each in parts.items()}
-        return State(tensors=tensors, values=values)
+        return SearchState(tensors=tensors, values=values)
 
     @torch.no_grad()
-    def restore(self, state: State) -> None:
+    def restore(self, state: SearchState) -> None:
         """Put ``state`` in place."""
         for name, parameter in self.net.named_parameters():
             parameter.copy_(state.tensors[f"net/{name}"])
@@ -139,7 +139,7 @@ class Learner:
             "architecture": (self.architecture, dict(self.choices.named_parameters())),
         }
 
-    def _loss(self, rows: Rows, gates: Gates, embeddings: Tensor | None = None) -> Tensor:
+    def _loss(self, rows: SearchBatch, gates: Gates, embeddings: Tensor | None = None) -> Tensor:
         """The rows' mean log loss; ``embeddings``: theirs, if they are known."""
         if embeddings is None:
             embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)

@@ -15,11 +15,11 @@ from pipeline.errors import PlanError
 from pipeline.machine import usable_memory
 from pipeline.records import DecisionRecord, SearchPoint, SearchRecord
 from pipeline.search.choices import Choices
-from pipeline.search.cost import Costs, Weights, tabulate
+from pipeline.search.cost import Costs, LossWeights, tabulate
 from pipeline.search.learning import Learner
-from pipeline.search.rows import Parts, Rows, start_logit
-from pipeline.search.space import Space
-from pipeline.search.state import Kept, State
+from pipeline.search.rows import SearchBatch, SplitBatches, start_logit
+from pipeline.search.space import ArchitectureSpace
+from pipeline.search.state import SearchState, SearchStore
 from pipeline.store import Artifact, Store
 from pipeline.training.memory import status_bytes
 from pipeline.training.sampler import Order, shuffle_key
@@ -38,9 +38,12 @@ Progress = Callable[[int, int], None]
 
 
 def search(
-    space: Space, store: Store, dataset: Artifact, progress: Progress = lambda done, total: None,
-    kept: Kept | None = None,
-) -> SearchRecord:  # fmt: skip
+    space: ArchitectureSpace,
+    store: Store,
+    dataset: Artifact,
+    progress: Progress = lambda done, total: None,
+    kept: SearchStore | None = None,
+) -> SearchRecord:
     """Search the architecture in ``space`` on the train rows of ``dataset``. Equal inputs give equal decisions.
 
     ``kept``: where the state is kept at intervals; a search that was stopped goes on from there, bit for bit.
@@ -49,17 +52,21 @@ def search(
     config = space.config
     require_memory(space)
     order = Order(
-        key=shuffle_key(dataset), seed=config.seed, global_batch=config.train.batch, shuffle=config.train.shuffle,
-        window_groups=config.train.shuffle_window_groups, lanes=config.train.dealt_lanes,
-    )  # fmt: skip
-    parts = Parts(store, dataset, order, share=config.search.held_share, epochs=config.search.epochs)
+        key=shuffle_key(dataset),
+        seed=config.seed,
+        global_batch=config.train.batch,
+        shuffle=config.train.shuffle,
+        window_groups=config.train.shuffle_window_groups,
+        lanes=config.train.dealt_lanes,
+    )
+    parts = SplitBatches(store, dataset, order, share=config.search.held_share, epochs=config.search.epochs)
     course = _Course(space, parts, kept)
     with parts.open(*course.batches()) as (learnt, held):
         course.run(learnt, held, progress)
     return _record(space, course, dataset)
 
 
-def table_bytes(space: Space, dim: int) -> int:
+def table_bytes(space: ArchitectureSpace, dim: int) -> int:
     """Bytes that the tables take at width ``dim``: rows, their optimizers' state, and the copy that is kept."""
     rules = table_rules(space.config.model, space.config.train)
     columns = {column.name: column for table in space.schema.tables for column in rules.of(table.name).columns}
@@ -67,7 +74,7 @@ def table_bytes(space: Space, dim: int) -> int:
     return COPIES * VALUE * values * sum(table.rows for table in space.schema.tables)
 
 
-def require_memory(space: Space, room: int | None = None) -> None:
+def require_memory(space: ArchitectureSpace, room: int | None = None) -> None:
     """Raise PlanError where the tables of the super-net do not fit into ``room`` bytes of memory.
 
     By default that is what this process may still use on this machine. The dense part and a batch are small beside
@@ -93,7 +100,7 @@ class _Course:
     ``points``: of the record, with the probabilities at each in ``over_time``.
     """
 
-    def __init__(self, space: Space, parts: Parts, kept: Kept | None) -> None:
+    def __init__(self, space: ArchitectureSpace, parts: SplitBatches, kept: SearchStore | None) -> None:
         config, self._began, self._keeping = space.config, time.monotonic(), 0.0
         self.space, self.parts, self.kept, self.settings = space, parts, kept, config.search
         self.choices = Choices(space.decisions, config.seed)
@@ -121,7 +128,7 @@ class _Course:
         """Batches of both parts of the rows that the steps so far have used."""
         return self.done, self._held
 
-    def run(self, learnt: Iterator[Rows], held: Iterator[Rows], progress: Progress) -> None:
+    def run(self, learnt: Iterator[SearchBatch], held: Iterator[SearchBatch], progress: Progress) -> None:
         """All steps that are left."""
         total, held = self.parts.steps, self._counted(held)
         for step in range(self.done, total):
@@ -140,12 +147,12 @@ class _Course:
         done = max(0, step - self.first) / max(1, self.parts.steps - 1 - self.first)
         return float(start * (end / start) ** done)
 
-    def _counted(self, held: Iterator[Rows]) -> Iterator[Rows]:
+    def _counted(self, held: Iterator[SearchBatch]) -> Iterator[SearchBatch]:
         for rows in held:
             self._held += 1
             yield rows
 
-    def _step(self, step: int, rows: Rows, held: Iterator[Rows]) -> None:
+    def _step(self, step: int, rows: SearchBatch, held: Iterator[SearchBatch]) -> None:
         temperature, alone = self.temperature(step), step < self.first
         if not alone and self._is_time(step):
             self._around(step, held)
@@ -161,7 +168,7 @@ class _Course:
         steps, since = self.parts.steps - self.first, step - self.first
         return since * TABLES // steps > (since - 1) * TABLES // steps
 
-    def _around(self, step: int, held: Iterator[Rows]) -> None:
+    def _around(self, step: int, held: Iterator[SearchBatch]) -> None:
         """Tabulate the costs around the most probable choices, and measure what can be measured beside these.
 
         Measured choices are then as likely as their log loss and their cost say.
@@ -179,7 +186,7 @@ class _Course:
 
     def _tabulated(self) -> Costs:
         at = self.choices.best()
-        weights = Weights(ms=self.settings.cost, bytes=self.settings.memory)
+        weights = LossWeights(ms=self.settings.cost, bytes=self.settings.memory)
         return tabulate(self.space.decisions, at, self.space.price, weights, self.before)
 
     def _point(self, step: int) -> None:
@@ -202,17 +209,22 @@ class _Course:
         assert not self._sums  # it is a point of the record
         costs = {} if self._costs is None else {"costs": self._costs.table}
         values = {
-            "done": self.done, "held": self._held, "seconds": self.seconds, "start": self._costs and self._costs.start,
-            "points": [asdict(point) for point in self.points], "over_time": self.over_time, "learner": learner.values,
+            "done": self.done,
+            "held": self._held,
+            "seconds": self.seconds,
+            "start": self._costs and self._costs.start,
+            "points": [asdict(point) for point in self.points],
+            "over_time": self.over_time,
+            "learner": learner.values,
             "shuffle_key": self.parts.order.key,
-        }  # fmt: skip
-        self.kept.write(State(tensors={**learner.tensors, **costs}, values=values))
+        }
+        self.kept.write(SearchState(tensors={**learner.tensors, **costs}, values=values))
         self._keeping += time.monotonic() - began
 
-    def _restore(self, state: State) -> None:
+    def _restore(self, state: SearchState) -> None:
         """Go on from ``state``."""
         values = state.values
-        self.learner.restore(State(tensors=state.tensors, values=values["learner"]))
+        self.learner.restore(SearchState(tensors=state.tensors, values=values["learner"]))
         if values["start"] is not None:
             self._costs = Costs(start=values["start"], table=state.tensors["costs"])
         self.points = [SearchPoint(**point) for point in values["points"]]
@@ -221,23 +233,33 @@ class _Course:
         log.info("the search goes on from step %d of %d", self.done, self.parts.steps)
 
 
-def _record(space: Space, course: _Course, dataset: Artifact) -> SearchRecord:
+def _record(space: ArchitectureSpace, course: _Course, dataset: Artifact) -> SearchRecord:
     chosen, last, parts = course.choices.best(), course.choices.by_name(), course.parts
     after = space.planned(chosen)
     return SearchRecord(
-        name=str(space.config.search.name), dataset=dataset.path, seed=space.config.seed, steps=parts.steps,
-        rows=parts.learnt_rows, held_rows=parts.held_rows, seconds=round(course.seconds, 3),
-        before=space.planned(space.original), after=after,
+        name=str(space.config.search.name),
+        dataset=dataset.path,
+        seed=space.config.seed,
+        steps=parts.steps,
+        rows=parts.learnt_rows,
+        held_rows=parts.held_rows,
+        seconds=round(course.seconds, 3),
+        before=space.planned(space.original),
+        after=after,
         decisions={
             each.name: DecisionRecord(
-                part=part.name, choices=each.choices, chosen=chosen[each.name],
+                part=part.name,
+                choices=each.choices,
+                chosen=chosen[each.name],
                 probability=round(max(last[each.name]), 4),
                 history=tuple(tuple(round(p, 4) for p in point[each.name]) for point in course.over_time),
             )
-            for part, own in space.parts for each in own
+            for part, own in space.parts
+            for each in own
         },
-        points=tuple(course.points), undecided=tuple(name for name, row in last.items() if not decided(row)),
-    )  # fmt: skip
+        points=tuple(course.points),
+        undecided=tuple(name for name, row in last.items() if not decided(row)),
+    )
 
 
 def decided(probabilities: list[float]) -> bool:

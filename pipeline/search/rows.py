@@ -14,12 +14,12 @@ from pipeline.errors import DataError
 from pipeline.store import Artifact, Store
 from pipeline.training.counted import RowCounts
 from pipeline.training.data import Batch, BatchReader
-from pipeline.training.parquet import Columns, Group, Ragged, SplitReader, take_each
+from pipeline.training.parquet import DecodedColumns, Ragged, RowGroup, SplitReader, take_each
 from pipeline.training.sampler import Order
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class SearchBatch:
     """Rows of the dataset: dense [B, n]; ids feature by feature with ``lengths`` [F * B] and, in some, weights.
 
     ``weights`` [B] of sum 1: what each row counts for; 0: padding. ``offset`` [B]: see ``RowCounts.offset``.
@@ -34,12 +34,17 @@ class Rows:
     offset: Tensor | None = None
 
     @staticmethod
-    def of(batch: Batch, counts: RowCounts) -> Rows:
+    def of(batch: Batch, counts: RowCounts) -> SearchBatch:
         """The rows of a training's batch."""
-        return Rows(
-            dense=batch.dense, ids=batch.sparse.values(), lengths=batch.sparse.lengths(), labels=batch.labels,
-            weights=batch.weights, id_weights=batch.sparse.weights_or_none(), offset=counts.offset(batch.extra),
-        )  # fmt: skip
+        return SearchBatch(
+            dense=batch.dense,
+            ids=batch.sparse.values(),
+            lengths=batch.sparse.lengths(),
+            labels=batch.labels,
+            weights=batch.weights,
+            id_weights=batch.sparse.weights_or_none(),
+            offset=counts.offset(batch.extra),
+        )
 
 
 class PartReader(SplitReader):
@@ -60,7 +65,7 @@ class PartReader(SplitReader):
         self.groups = [group for group in parts if group.rows]
         self.rows = sum(group.rows for group in self.groups)
 
-    def read(self, group: Group, into: Columns, at: int) -> dict[str, Ragged]:
+    def read(self, group: RowGroup, into: DecodedColumns, at: int) -> dict[str, Ragged]:
         """See ``SplitReader.read``."""
         whole, picks = self._whole[group.file, group.index], self._picks[group.file, group.index]
         decoded = self.allocate(whole.rows)
@@ -72,7 +77,7 @@ class PartReader(SplitReader):
         return kept.ragged
 
 
-class Parts:
+class SplitBatches:
     """Batches of both parts; ``epochs`` of the rows for the weights, and the held ones again and again.
 
     ``steps``: batches of the rows for the weights.
@@ -94,11 +99,16 @@ class Parts:
         self._counts = RowCounts.of(learnt.schema)
 
     @contextmanager
-    def open(self, start: int = 0, held_start: int = 0) -> Iterator[tuple[Iterator[Rows], Iterator[Rows]]]:
+    def open(
+        self, start: int = 0, held_start: int = 0
+    ) -> Iterator[tuple[Iterator[SearchBatch], Iterator[SearchBatch]]]:
         """Batches for the weights from batch ``start`` on, and held ones from ``held_start`` on, without an end."""
         learnt, held = self._readers
         with self._batches(learnt, self._epochs, start) as one, self._batches(held, 1 << 30, held_start) as other:
-            yield (Rows.of(batch, self._counts) for batch in one), (Rows.of(batch, self._counts) for batch in other)
+            yield (
+                (SearchBatch.of(batch, self._counts) for batch in one),
+                (SearchBatch.of(batch, self._counts) for batch in other),
+            )
 
     def _batches(self, split: SplitReader, epochs: int, start: int) -> BatchReader:
         each = -(-split.rows // self.order.global_batch)

@@ -20,7 +20,7 @@ BACKBONE = "dlrm"
 
 
 @dataclass(frozen=True)
-class Space:
+class ArchitectureSpace:
     """What there is to decide about ``config``, by part, for a dataset with this ``schema`` and ``profile``."""
 
     config: Config
@@ -29,7 +29,7 @@ class Space:
     parts: tuple[tuple[SearchPart, tuple[Decision, ...]], ...]
 
     @classmethod
-    def of(cls, config: Config, schema: DatasetSchema, profile: Profile) -> Space:
+    def of(cls, config: Config, schema: DatasetSchema, profile: Profile) -> ArchitectureSpace:
         """The space of ``search.parts``; ConfigError for a model without a super-net, or with nothing to decide."""
         _check_backbone(config)
         named = [SEARCH_PARTS.get(name) for name in config.search.parts]

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class SearchState:
     """Tensors, and JSON data: floats come back from it with the same bits."""
 
     tensors: Mapping[str, Tensor]
@@ -32,7 +32,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SearchStore:
     """A search's state in ``folder`` of ``store``. ``key``: what equal searches have in common."""
 
     store: Store
@@ -44,7 +44,7 @@ class Kept:
         """The file."""
         return f"{self.folder}/search.state"
 
-    def write(self, state: State) -> None:
+    def write(self, state: SearchState) -> None:
         """Replace what was kept, atomically. The file is put together in memory first."""
         tensors = {name: each.detach() for name, each in state.tensors.items()}
         buffer = io.BytesIO()
@@ -54,7 +54,7 @@ class Kept:
             whole[:DIGEST] = xxhash.xxh3_128(whole[DIGEST:]).digest()
         self.store.write_bytes(self.path, buffer.getvalue())
 
-    def read(self) -> State | None:
+    def read(self) -> SearchState | None:
         """What was kept; None where there is nothing, or only that of another search, or what is damaged."""
         try:
             data = self.store.fs.cat_file(self.store.full(self.path))
@@ -69,7 +69,7 @@ class Kept:
         if about["key"] != self.key:
             log.info("%s is of a search with other settings: this one begins anew", where)
             return None
-        return State(tensors=tensors, values=json.loads(about["values"]))
+        return SearchState(tensors=tensors, values=json.loads(about["values"]))
 
     def remove(self) -> None:
         """Remove what was kept, if anything was."""

@@ -14,7 +14,7 @@ from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.records import DatasetSchema
 
 
-class Tables:
+class SearchTables:
     """forward: ids of a batch -> embeddings [B, F, D]. A table narrower than D has zeros behind its width.
 
     Initial rows are uniform as in training, drawn from ``seed``. ``rows``: of all tables, one after the other.

@@ -116,9 +116,12 @@ def _places(
 
 
 def _sequence(
-    name: str, given: Mapping[str, Any], own: Mapping[str, Any], built: tuple[Mapping[str, Any], Mapping[str, Any]],
+    name: str,
+    given: Mapping[str, Any],
+    own: Mapping[str, Any],
+    built: tuple[Mapping[str, Any], Mapping[str, Any]],
     allow: Collection[str],
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """How a row's events of sequence ``name`` differ; ``built``: how each of the two was built from the log."""
     path, (today, other) = f"data.sequences.{name}", built
     if given["max_length"] < own["max_length"]:

@@ -34,6 +34,9 @@ def serving_cost(
         seconds[name] = 1e6 * min(tries) / max(1, len(columns.labels))
     one = sum(each.rows * record_bytes(each.dim // members, each.coding) for each in layouts.values())
     return ServingCost(
-        members=members, bytes=sum(each.bytes for each in layouts.values()), bytes_of_one=one,
-        row_us=seconds["candidate"], row_us_of_incumbent=seconds.get("incumbent"),
-    )  # fmt: skip
+        members=members,
+        bytes=sum(each.bytes for each in layouts.values()),
+        bytes_of_one=one,
+        row_us=seconds["candidate"],
+        row_us_of_incumbent=seconds.get("incumbent"),
+    )

@@ -19,7 +19,7 @@ from pipeline.serving.threads import one_thread, side_by_side
 
 if TYPE_CHECKING:
     from pipeline.publishing.served import ServedModel
-    from pipeline.training.parquet import Columns, SplitReader
+    from pipeline.training.parquet import DecodedColumns, SplitReader
 
 MOST_GROUPS = 8  # row groups that the rows are taken from: each is decoded whole
 
@@ -54,7 +54,7 @@ def importance(
     return {name: each for name, each in rises if each is not None}
 
 
-def sampled(split: SplitReader, rows: int) -> Columns:
+def sampled(split: SplitReader, rows: int) -> DecodedColumns:
     """About ``rows`` rows of ``split``, decoded: every n-th of at most eight row groups, evenly spread."""
     from pipeline.training.parquet import join, take_each
 
@@ -69,7 +69,9 @@ def sampled(split: SplitReader, rows: int) -> Columns:
     return join(parts)
 
 
-def _permuted(split: SplitReader, columns: Columns, features: Sequence[str], moved: NDArray[np.integer]) -> Columns:
+def _permuted(
+    split: SplitReader, columns: DecodedColumns, features: Sequence[str], moved: NDArray[np.integer]
+) -> DecodedColumns:
     """``columns`` with row i's values of ``features`` taken from row ``moved[i]``."""
     dense, single, ragged = columns.dense.copy(), columns.single.copy(), dict(columns.ragged)
     for name in features:

@@ -46,17 +46,17 @@ class NotComparableError(Exception):
 
 
 @dataclass(frozen=True)
-class Scale:
+class FeatureScale:
     """A dense feature's fitted transform, both ways."""
 
     feature: DenseSpec
     fitted: DenseTransform
 
     @staticmethod
-    def of(name: str, record: Mapping[str, Any]) -> Scale:
+    def of(name: str, record: Mapping[str, Any]) -> FeatureScale:
         """The scale behind a feature's ``record`` of ``transforms.json``."""
         clip, transform = tuple(record.get("clip") or ()), record["transform"]
-        return Scale(DenseSpec(name=name, column=name, transform=transform, clip=clip), dense_transform(record))
+        return FeatureScale(DenseSpec(name=name, column=name, transform=transform, clip=clip), dense_transform(record))
 
     def values(self, numbers: NDArray[np.floating]) -> NDArray[np.float32]:
         """float32 [n] of raw ``numbers`` [n], as ingestion makes them; NaN: missing."""
@@ -82,8 +82,8 @@ class DenseTranslation:
     ``raw``: the dataset keeps the feature's raw numbers, and they are taken in place of its values.
     """
 
-    now: Scale
-    then: Scale
+    now: FeatureScale
+    then: FeatureScale
     raw: bool = False
 
     def apply(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -244,11 +244,11 @@ def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset
         _require_raw(name, f"is clipped to {now['clip']}", kept)
     if merged:
         _require_raw(name, _MERGED, kept)
-    today = Scale.of(name, now)
+    today = FeatureScale.of(name, now)
     if _is_coarse(name, now, then):
         _require_raw(name, _COARSE, kept)
     raw = ranked or clipped or merged or (today.feature.linear and name in kept)
-    return DenseTranslation(today, Scale.of(name, then), raw)
+    return DenseTranslation(today, FeatureScale.of(name, then), raw)
 
 
 def _is_coarse(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
@@ -256,7 +256,7 @@ def _is_coarse(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
 
     A number is rounded by its distance from the mean; what counts is the deviation that the model knows.
     """
-    today, other = Scale.of(name, now), Scale.of(name, then)
+    today, other = FeatureScale.of(name, now), FeatureScale.of(name, then)
     if not (today.feature.linear and other.feature.linear):
         return False
     distance = abs(today.fitted.mean - other.fitted.mean)
@@ -265,7 +265,9 @@ def _is_coarse(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
 
 def _merges(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
     """Whether zeros and missing values have one value in the scale ``now``, and different ones in ``then``."""
-    return Scale.of(name, now).feature.zero_is_missing and not Scale.of(name, then).feature.zero_is_missing
+    return (
+        FeatureScale.of(name, now).feature.zero_is_missing and not FeatureScale.of(name, then).feature.zero_is_missing
+    )
 
 
 def _clips_more(now: Sequence[float], then: Sequence[float]) -> bool:

@@ -19,7 +19,7 @@ import polars as pl
 
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
 from pipeline.ingest.hive import PartitionBlock
-from pipeline.ingest.quoted import Layout
+from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import Block, RawBlock, TextBlock
 from pipeline.serving.scorer import ScoredBlock
@@ -92,7 +92,7 @@ def block_of(head: Mapping[str, Any], body: bytes) -> Block:
         return JsonBlock(lists={name: Several(**each) for name, each in head["lists"].items()}, **own)
     layout = head["layout"]
     return TextBlock(
-        layout=Layout(**layout | {"names": tuple(layout["names"]), "numbers": frozenset(layout["numbers"])}), **own
+        layout=TextLayout(**layout | {"names": tuple(layout["names"]), "numbers": frozenset(layout["numbers"])}), **own
     )
 
 
@@ -112,9 +112,13 @@ def scored_of(head: Mapping[str, Any], body: bytes) -> ScoredBlock:
     tasks = [values for name, values in columns.items() if name.startswith(_LOGITS)]
     labels = {name.removeprefix(_LABEL): values for name, values in columns.items() if name.startswith(_LABEL)}
     return ScoredBlock(
-        head["file"], columns[_LINES], tasks[0] if head["flat"] else np.stack(tasks, axis=1), labels,
-        columns.get(_WEIGHT), [Reject(**each) for each in head["rejects"]],
-    )  # fmt: skip
+        head["file"],
+        columns[_LINES],
+        tasks[0] if head["flat"] else np.stack(tasks, axis=1),
+        labels,
+        columns.get(_WEIGHT),
+        [Reject(**each) for each in head["rejects"]],
+    )
 
 
 def _ipc(frame: pl.DataFrame) -> bytes:

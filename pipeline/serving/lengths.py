@@ -9,10 +9,10 @@ import numpy as np
 from pipeline.records import MISSING_ROW, SequenceGroup
 
 if TYPE_CHECKING:
-    from pipeline.training.parquet import Columns
+    from pipeline.training.parquet import DecodedColumns
 
 
-def length_codes(columns: Columns, sequence: SequenceGroup) -> np.ndarray:
+def length_codes(columns: DecodedColumns, sequence: SequenceGroup) -> np.ndarray:
     """A number for each row: 0 without events, else 1 + log2 of their number, rounded down."""
     lists = [columns.ragged[column.name] for column in sequence.columns]
     starts, lengths = lists[0].offsets[:-1], np.diff(lists[0].offsets)

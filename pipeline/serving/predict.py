@@ -25,7 +25,7 @@ from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.evaluation.tasks import evaluate_tasks
 from pipeline.ingest.file_source import FileSource, file_sources
-from pipeline.ingest.rawfiles import Files, find_files, missing_data
+from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data
 from pipeline.ingest.rejects import Quarantine, Reject
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, Source
@@ -72,7 +72,7 @@ def score_file(
     place = versions.version_path(model, name)
     artifact = versions.find_version(store, model, name)
     versions.require_intact(store, model, artifact, versions.small_files(artifact))
-    began, rows, rejected, written = time.monotonic(), 0, Rejected(reject), False
+    began, rows, rejected, written = time.monotonic(), 0, RejectCounter(reject), False
     kept: list[ScoredBlock] = []
     with local_version(store, place, ("",)) as folder, _named(path), one_thread():
         how: dict[str, Any] = {
@@ -101,14 +101,20 @@ def score_file(
             write(score_lines(scorer.none(), scorer.description))
     seconds = time.monotonic() - began
     done: dict[str, Any] = {
-        "model": model, "version": name, "rows": rows, "rows_rejected": rejected.rows, "rejected": rejected.first,
-        "seconds": round(seconds, 3), "rows_per_s": round(rows / max(seconds, 1e-9), 1), "ranks": side.count,
+        "model": model,
+        "version": name,
+        "rows": rows,
+        "rows_rejected": rejected.rows,
+        "rejected": rejected.first,
+        "seconds": round(seconds, 3),
+        "rows_per_s": round(rows / max(seconds, 1e-9), 1),
+        "ranks": side.count,
         "cache": cache,
-    }  # fmt: skip
+    }
     return done | _figures(kept, scorer.description)
 
 
-class Rejected:
+class RejectCounter:
     """Counts the rows that do not parse and passes them on, block by block; keeps only the ``first`` few."""
 
     def __init__(self, write: Callable[[str, list[Reject]], None]) -> None:
@@ -141,7 +147,7 @@ def _table_blocks(total: int, sources: Sequence[Source]) -> Iterator[tuple[Block
             yield block, total * number // len(sources)
 
 
-def _file_blocks(files: Files, sources: Sequence[FileSource]) -> Iterator[tuple[Block, int]]:
+def _file_blocks(files: LogFiles, sources: Sequence[FileSource]) -> Iterator[tuple[Block, int]]:
     before = 0
     for source in sources:
         for block, at in source.placed_blocks():
@@ -156,9 +162,10 @@ def score_lines(scored: ScoredBlock, description: Description) -> Scored:
     """
     main, *others = scored.columns.T
     columns = {
-        "file": pl.Series([scored.file] * len(scored.lines), dtype=pl.String), "line": scored.lines,
+        "file": pl.Series([scored.file] * len(scored.lines), dtype=pl.String),
+        "line": scored.lines,
         "probability": sigmoid(main),
-    }  # fmt: skip
+    }
     for (name, kind), logits in zip((description.tasks or {}).items(), others, strict=True):
         columns[name] = LABEL_KINDS.get(kind).predicted(logits)
     for name, labels in scored.labels.items():

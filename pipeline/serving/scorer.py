@@ -85,10 +85,13 @@ class Scorer:
         ids = {name: _ids(columns, name, multi) for name, multi in self.description.sparse.items()}
         ids |= {name: _ids(columns, name, True) for name in self.description.event_columns}
         return ScoredBlock(
-            block.file, parsed.lines, self.served.score(np.ascontiguousarray(dense), ids),
+            block.file,
+            parsed.lines,
+            self.served.score(np.ascontiguousarray(dense), ids),
             labels_of(columns, self.spec) if self.labelled else {},
-            rows_counted_for(columns, self.spec) if self.labelled else None, _in_order(block, parsed.rejects),
-        )  # fmt: skip
+            rows_counted_for(columns, self.spec) if self.labelled else None,
+            _in_order(block, parsed.rejects),
+        )
 
     def none(self) -> ScoredBlock:
         """No rows."""
@@ -96,9 +99,13 @@ class Scorer:
         names = [MAIN_TASK, *(task.name for task in self.spec.tasks)] if self.labelled else []
         counted = self.spec.row_weight is not None or self.spec.sampling.known_before
         return ScoredBlock(
-            "", np.zeros(0, np.int64), np.zeros((0, 1 + len(self.description.tasks or ())), np.float32),
-            dict.fromkeys(names, nothing), nothing if self.labelled and counted else None, [],
-        )  # fmt: skip
+            "",
+            np.zeros(0, np.int64),
+            np.zeros((0, 1 + len(self.description.tasks or ())), np.float32),
+            dict.fromkeys(names, nothing),
+            nothing if self.labelled and counted else None,
+            [],
+        )
 
 
 def _in_order(block: RawBlock, rejects: list[Reject]) -> list[Reject]:
@@ -158,8 +165,9 @@ def _spec(data: DataConfig, labelled: bool) -> DataSpec:
     spec = data_spec(data if labelled else dataclasses.replace(data, tasks={}, weight=None, sampling=SamplingConfig()))
     unused = ("data.day_column", "data.timestamp", "data.hour_column", *(() if labelled else ("data.label.column",)))
     columns = {name: option for name, option in spec.columns.items() if option not in unused or name == spec.row_time}
-    return dataclasses.replace(spec, day_column=None, timestamp=None, hour_column=None, true_probability=False,
-                               columns=columns)  # fmt: skip
+    return dataclasses.replace(
+        spec, day_column=None, timestamp=None, hour_column=None, true_probability=False, columns=columns
+    )
 
 
 @dataclasses.dataclass(frozen=True)

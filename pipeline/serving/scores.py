@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.evaluation.baseline import RowBlock
+from pipeline.evaluation.baseline import BaselineRows
 from pipeline.publishing.served import ServedModel
 from pipeline.publishing.writing import is_set
 from pipeline.records import MISSING_ROW, RESERVED_ROWS
@@ -18,7 +18,7 @@ from pipeline.serving.lengths import length_codes
 from pipeline.serving.threads import side_by_side
 
 if TYPE_CHECKING:
-    from pipeline.training.parquet import Columns, Group, SplitReader
+    from pipeline.training.parquet import DecodedColumns, RowGroup, SplitReader
 
 NONE: Mapping[str, np.ndarray] = MappingProxyType({})
 
@@ -48,7 +48,7 @@ class DatasetScores:
         return {name: self.served[name] / count for name, count in self.lookups.items() if count}
 
 
-def row_blocks(split: SplitReader) -> Iterator[RowBlock]:
+def row_blocks(split: SplitReader) -> Iterator[BaselineRows]:
     """The rows of ``split``, a row group at a time, for the simple model that a first one is measured by."""
     for group in split.groups:
         columns = split.allocate(group.rows)
@@ -56,7 +56,7 @@ def row_blocks(split: SplitReader) -> Iterator[RowBlock]:
         ids: dict[str, Any] = {name: columns.single[place] for place, name in enumerate(split.single)}
         for name, each in ((column.name, columns.ragged[column.name]) for column in split.multi):
             ids[name] = (each.values, np.repeat(np.arange(group.rows), np.diff(each.offsets)), each.weights)
-        yield RowBlock(columns.labels, columns.dense.T, ids, split.counted_for(columns))
+        yield BaselineRows(columns.labels, columns.dense.T, ids, split.counted_for(columns))
 
 
 def feature_codes(split: SplitReader, features: list[str]) -> dict[str, list[np.ndarray]]:
@@ -75,7 +75,7 @@ def score_dataset(
     models: Mapping[str, tuple[ServedModel, Translation | None]],
     trained: Mapping[str, np.ndarray | None],
     slices: list[str],
-    groups: Sequence[Group] | None = None,
+    groups: Sequence[RowGroup] | None = None,
 ) -> DatasetScores:
     """Score the rows of ``split`` with each of ``models``, in one pass, a row group in each of torch's threads.
 
@@ -84,7 +84,7 @@ def score_dataset(
     groups. The number of threads changes no bit.
     """
 
-    def scored(group: Group) -> DatasetScores:
+    def scored(group: RowGroup) -> DatasetScores:
         columns, own = split.allocate(group.rows), DatasetScores({})
         columns.ragged = split.read(group, columns, 0)
         for name, (model, translation) in models.items():
@@ -102,9 +102,13 @@ def score_dataset(
 
 
 def score_columns(
-    split: SplitReader, columns: Columns, model: ServedModel, translation: Translation | None = None,
-    raw: Mapping[str, np.ndarray] = NONE, unseen: Mapping[str, np.ndarray] = NONE,
-) -> np.ndarray:  # fmt: skip
+    split: SplitReader,
+    columns: DecodedColumns,
+    model: ServedModel,
+    translation: Translation | None = None,
+    raw: Mapping[str, np.ndarray] = NONE,
+    unseen: Mapping[str, np.ndarray] = NONE,
+) -> np.ndarray:
     """Logits of decoded rows, as the other model would have seen them where there is a ``translation``.
 
     ``raw``: numbers of the features that are translated from these; ``unseen``: hashes of the ids without a row.
@@ -126,11 +130,11 @@ def score_columns(
     return model.score(np.ascontiguousarray(stacked), ids)
 
 
-def _ids(split: SplitReader, columns: Columns, name: str) -> Any:
+def _ids(split: SplitReader, columns: DecodedColumns, name: str) -> Any:
     return columns.ragged[name] if name in columns.ragged else columns.single[split.single.index(name)]
 
 
-def _codes(split: SplitReader, columns: Columns, name: str) -> np.ndarray:
+def _codes(split: SplitReader, columns: DecodedColumns, name: str) -> np.ndarray:
     """A number for each row to slice by: its row in the table, of several the first; of a sequence its length."""
     for sequence in split.schema.sequences:
         if sequence.name == name:
@@ -140,7 +144,7 @@ def _codes(split: SplitReader, columns: Columns, name: str) -> np.ndarray:
 
 
 def _count_served(
-    split: SplitReader, columns: Columns, trained: Mapping[str, np.ndarray | None], scores: DatasetScores
+    split: SplitReader, columns: DecodedColumns, trained: Mapping[str, np.ndarray | None], scores: DatasetScores
 ) -> None:
     for name, moved in trained.items():
         ids = _ids(split, columns, name)

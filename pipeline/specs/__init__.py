@@ -20,16 +20,54 @@ from pipeline.specs.task_architecture import TaskArchitecture, TaskInput, all_ta
 from pipeline.specs.tracker import Tracker
 
 __all__ = [
-    "CALIBRATORS", "CONNECTORS", "DENSE_OPTIMIZERS", "ID_MAPPINGS", "LABEL_KINDS", "MAIN_TASK", "MODELS",
-    "ORDINARY_STATE", "REGISTRIES", "SEARCH_PARTS", "SEQUENCE_BLOCKS", "STAGES", "TABLE_OPTIMIZERS",
-    "TASK_ARCHITECTURES", "TRACKERS", "BlockInputs", "Calibrator",
-    "Connector", "Decision", "Delivery", "DenseOptimizer", "Excerpt", "IdMapping", "LabelKind", "Model", "ModelCosts",
-    "ModelInputs", "Registry", "SearchPart", "SequenceBlock", "Snapshot", "Stage", "TableOptimizer", "TaskArchitecture",
-    "TaskInput", "TaskSpec",
-    "TaskSums", "Tracker", "all_tasks", "calibrator_docs", "code_of",
-    "default_stages", "id_mapping_docs", "id_mapping_names",
-    "mapping_of", "search_part_docs", "task_inputs",
-]  # fmt: skip
+    "CALIBRATORS",
+    "CONNECTORS",
+    "DENSE_OPTIMIZERS",
+    "ID_MAPPINGS",
+    "LABEL_KINDS",
+    "MAIN_TASK",
+    "MODELS",
+    "ORDINARY_STATE",
+    "REGISTRIES",
+    "SEARCH_PARTS",
+    "SEQUENCE_BLOCKS",
+    "STAGES",
+    "TABLE_OPTIMIZERS",
+    "TASK_ARCHITECTURES",
+    "TRACKERS",
+    "BlockInputs",
+    "Calibrator",
+    "Connector",
+    "Decision",
+    "Delivery",
+    "DenseOptimizer",
+    "Excerpt",
+    "IdMapping",
+    "LabelKind",
+    "Model",
+    "ModelCosts",
+    "ModelInputs",
+    "Registry",
+    "SearchPart",
+    "SequenceBlock",
+    "Snapshot",
+    "Stage",
+    "TableOptimizer",
+    "TaskArchitecture",
+    "TaskInput",
+    "TaskSpec",
+    "TaskSums",
+    "Tracker",
+    "all_tasks",
+    "calibrator_docs",
+    "code_of",
+    "default_stages",
+    "id_mapping_docs",
+    "id_mapping_names",
+    "mapping_of",
+    "search_part_docs",
+    "task_inputs",
+]
 
 STAGES: Registry[Stage] = Registry("stage", setting="stages", home="pipeline.stages")
 MODELS: Registry[Model[Any]] = Registry(
@@ -63,9 +101,19 @@ SEARCH_PARTS: Registry[SearchPart] = Registry(
 )
 # All registries, for ``nightjar doctor``.
 REGISTRIES: tuple[Registry[Any], ...] = (
-    STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS, LABEL_KINDS, TASK_ARCHITECTURES,
-    SEQUENCE_BLOCKS, CALIBRATORS, CONNECTORS, TRACKERS, SEARCH_PARTS,
-)  # fmt: skip
+    STAGES,
+    MODELS,
+    TABLE_OPTIMIZERS,
+    DENSE_OPTIMIZERS,
+    ID_MAPPINGS,
+    LABEL_KINDS,
+    TASK_ARCHITECTURES,
+    SEQUENCE_BLOCKS,
+    CALIBRATORS,
+    CONNECTORS,
+    TRACKERS,
+    SEARCH_PARTS,
+)
 
 
 def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:

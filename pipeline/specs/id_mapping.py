@@ -31,9 +31,13 @@ def id_columns() -> dict[str, Any]:
     import polars as pl
 
     return {
-        "id": pl.String, "hash": pl.UInt64, "row": pl.Int32, "count": pl.Int64, "last_day": pl.Int32,
+        "id": pl.String,
+        "hash": pl.UInt64,
+        "row": pl.Int32,
+        "count": pl.Int64,
+        "last_day": pl.Int32,
         "heat": pl.Float64,
-    }  # fmt: skip
+    }
 
 
 def id_table(counts: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:

@@ -14,7 +14,7 @@ from pipeline.units import GIB
 
 if TYPE_CHECKING:
     from pipeline.planning.predict import Crossing
-    from pipeline.towers import Layout, TowerHosts
+    from pipeline.towers import TowerHosts, TowerLayout
 
 STRIDED = "strided"
 AMPLE = 0.25  # of a tower's part of the fastest memory; the rest is for everything but tables
@@ -85,7 +85,7 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
     return united_plan(layout, plans, [table.name for table in schema.tables])
 
 
-def _crossing(dim: int, schema: DatasetSchema, layout: Layout, group: TowerHosts, profile: Profile) -> Crossing:
+def _crossing(dim: int, schema: DatasetSchema, layout: TowerLayout, group: TowerHosts, profile: Profile) -> Crossing:
     """What a sample sends between these tower hosts and the others; ``dim``: width of an embedding."""
     from pipeline.planning.predict import Crossing
     from pipeline.towers.costs import modules_costs

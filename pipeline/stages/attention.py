@@ -11,13 +11,13 @@ from pipeline.records import MISSING_ROW, TRANSFORMS, UNSEEN_ROW, DatasetSchema,
 from pipeline.store import Artifact, Store
 
 if TYPE_CHECKING:
-    from pipeline.training.attention import Attention
+    from pipeline.training.attention import EventAttention
     from pipeline.training.parquet import SplitReader
 
 ATTENTION = "attention.json"
 
 
-def attention_json(config: Config, store: Store, dataset: Artifact, seen: dict[str, Attention]) -> dict[str, Any]:
+def attention_json(config: Config, store: Store, dataset: Artifact, seen: dict[str, EventAttention]) -> dict[str, Any]:
     """By sequence: the row, its target, and for each event its names, its age in seconds and its weight.
 
     Reads the row's group of the test split, and the vocabularies of the tables.
@@ -33,7 +33,9 @@ def attention_json(config: Config, store: Store, dataset: Artifact, seen: dict[s
     }
 
 
-def _one(config: Config, split: SplitReader, sequence: SequenceGroup, seen: Attention, bins: int) -> dict[str, Any]:
+def _one(
+    config: Config, split: SplitReader, sequence: SequenceGroup, seen: EventAttention, bins: int
+) -> dict[str, Any]:
     ids = _ids_of(split, seen.row)
     age = event_feature(sequence.name, AGE)
     names = {
@@ -44,12 +46,14 @@ def _one(config: Config, split: SplitReader, sequence: SequenceGroup, seen: Atte
     ages = _ages(_names(split, age, ids[age]), bins) if age in ids and bins else [None] * len(seen.weights)
     target = config.data.sequences[sequence.name].target
     return {
-        "row": seen.row, "target": _target(split, target, ids), "target_weight": seen.target,
+        "row": seen.row,
+        "target": _target(split, target, ids),
+        "target_weight": seen.target,
         "events": [
             {"names": {column: each[place] for column, each in names.items()}, "age": ages[place], "weight": weight}
             for place, weight in enumerate(seen.weights.tolist())
         ],
-    }  # fmt: skip
+    }
 
 
 def _target(split: SplitReader, target: str | None, ids: dict[str, list[int]]) -> dict[str, str] | None:

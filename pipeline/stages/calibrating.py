@@ -66,9 +66,13 @@ def calibrator_of(
         if name != MAIN_TASK and len(np.unique(labels[rows])) < 2:
             continue
         curves[name] = fit_curve(
-            spec, labels[rows], columns[rows, place], None if weights is None else weights[rows],
-            None if slices is None else slices[rows], settings.slice_values,
-        )  # fmt: skip
+            spec,
+            labels[rows],
+            columns[rows, place],
+            None if weights is None else weights[rows],
+            None if slices is None else slices[rows],
+            settings.slice_values,
+        )
     record = replace(bare, curves=curves)
     ids = {} if settings.slices is None else {settings.slices: slices}
     tasks = [task.name for task in split.schema.tasks]

@@ -46,18 +46,23 @@ def run_line(store: Store, run: str) -> RunLine:
     artifacts = [store.find(stage.artifact) for stage in result.stages.values() if stage.artifact]
     tiers = (result.plan.tiers if result.plan is not None else None) or {}
     return RunLine(
-        run=run, status=result.status, model=result.model.name if result.model else None,
+        run=run,
+        status=result.status,
+        model=result.model.name if result.model else None,
         dataset="/".join((result.artifact("ingest") or "").split("/")[1:]) or None,
         finished=max((each.created for each in artifacts if each is not None), default=None),
-        ne=scores.ne if scores else None, auc=scores.auc if scores else None,
-        logloss=scores.logloss if scores else None, calibration=scores.calibration if scores else None,
+        ne=scores.ne if scores else None,
+        auc=scores.auc if scores else None,
+        logloss=scores.logloss if scores else None,
+        calibration=scores.calibration if scores else None,
         verdict=gate.verdict if gate else None,
         version=gate.version if gate and gate.verdict == PASS else None,
-        samples_per_s=train.samples_per_s if train else None, seconds=result.seconds,
+        samples_per_s=train.samples_per_s if train else None,
+        seconds=result.seconds,
         stages={name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"},
         table_bytes=sum(size for name, size in tiers.items() if name.endswith("_bytes")) or None,
         checkpoint_bytes=checkpoint.bytes_written if checkpoint else None,
-    )  # fmt: skip
+    )
 
 
 def compare_runs(
@@ -88,9 +93,11 @@ def compare_runs(
         changes.append(pairing.change(name))
     progress(1, 1)
     return RunsComparison(
-        runs=lines, settings=differing([settings_of(store, name) for name in names]), changes=tuple(changes),
+        runs=lines,
+        settings=differing([settings_of(store, name) for name in names]),
+        changes=tuple(changes),
         confidence=gate.confidence,
-    )  # fmt: skip
+    )
 
 
 def settings_of(store: Store, run: str) -> Settings:
@@ -161,9 +168,12 @@ class _Pairing:
         if problem is not None:
             return RunChange(run=run, problem=problem)
         scored = Scored(
-            labels=self.labels, candidate=self._logits(result), incumbent=self.logits, slices=self.slices,
+            labels=self.labels,
+            candidate=self._logits(result),
+            incumbent=self.logits,
+            slices=self.slices,
             weights=self.weights,
-        )  # fmt: skip
+        )
         record = measure(scored, self.gate, self.seed)
         if record.change is None:
             return RunChange(run=run, problem="predictions that are not finite")

@@ -66,9 +66,7 @@ class Evaluate(Stage):
         if predictions is None:
             return None
         main = predictions.logits if predictions.logits.ndim == 1 else np.ascontiguousarray(predictions.logits[:, 0])
-        figures: dict[str, Any] = evaluate(
-            predictions.labels, main, predictions.true_probability, predictions.weights
-        )  # fmt: skip
+        figures: dict[str, Any] = evaluate(predictions.labels, main, predictions.true_probability, predictions.weights)
         clicked = predictions.labels == 1
         if predictions.weights is not None:
             clicked = clicked & (predictions.weights > 0)  # rows of no weight count as none in the intervals, too

@@ -38,7 +38,7 @@ LOGITS = "logits.npy"
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class WrittenModel:
     """The model as written: tables by name, values that are not finite by table or parameter, number of members."""
 
     tables: dict[str, Any]
@@ -47,7 +47,7 @@ class Written:
 
 
 def judged(
-    config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft, written: Written
+    config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft, written: WrittenModel
 ) -> GateRecord | None:
     """The gate's record of the version in ``draft``, whose files are written but for its calibrator; on rank 0.
 
@@ -84,12 +84,16 @@ def judged(
         whole["candidate"] = fitted.logits
     logits = {name: _main(each) for name, each in whole.items()}
     scored = Scored(
-        labels=split.column(LABEL), candidate=logits["candidate"], incumbent=logits.get("incumbent"),
-        best=logits.get("best"), baseline=None if incumbent else _baseline(config, store, inputs["ingest"], split),
+        labels=split.column(LABEL),
+        candidate=logits["candidate"],
+        incumbent=logits.get("incumbent"),
+        best=logits.get("best"),
+        baseline=None if incumbent else _baseline(config, store, inputs["ingest"], split),
         trained=_main(_trained_logits(store, inputs["evaluate"], split)),
         slices=_slices(config, store, inputs["ingest"], split, scores.codes),
-        tasks=_scored_tasks(split, opened.models, whole), weights=split.row_weights(),
-    )  # fmt: skip
+        tasks=_scored_tasks(split, opened.models, whole),
+        weights=split.row_weights(),
+    )
     if fitted is not None:
         scored = dataclasses.replace(scored, uncalibrated=raw, calibrated=fitted.about).of_rows(fitted.others)
     record = measure(scored, config.gate, config.seed)
@@ -97,10 +101,16 @@ def judged(
     if best is not None and record.best is not None:
         best = dataclasses.replace(record.best, version=best.version, notes=best.notes)
     known = dataclasses.replace(
-        record, best=best, incumbent_version=incumbent, weights_not_finite=written.not_finite,
-        coverage=scores.coverage(), former=_former(config, store, incumbent), not_comparable=opened.problem or None,
-        young_labels=_young(inputs["ingest"]), **worth,
-    )  # fmt: skip
+        record,
+        best=best,
+        incumbent_version=incumbent,
+        weights_not_finite=written.not_finite,
+        coverage=scores.coverage(),
+        former=_former(config, store, incumbent),
+        not_comparable=opened.problem or None,
+        young_labels=_young(inputs["ingest"]),
+        **worth,
+    )
     return judge(known, config.gate)
 
 

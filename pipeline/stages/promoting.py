@@ -38,7 +38,7 @@ from pipeline.records import (
 )
 from pipeline.records.step import Step
 from pipeline.specs import MODELS
-from pipeline.stages.judging import Written, judged
+from pipeline.stages.judging import WrittenModel, judged
 from pipeline.store import Artifact, Draft, Store
 
 log = logging.getLogger(__name__)
@@ -174,16 +174,22 @@ def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact],
             sink.write(card_text(card).encode())
         figures = {figure: interval.point for figure, interval in card.figures.items()}
         summary = {
-            "version": name, "verdict": record.verdict, "reasons": [*record.reasons],
-            "forced": record.forced, "incumbent": record.incumbent_version,
-            "checkpoint": inputs["train"].summary["final"], "dataset": inputs["ingest"].path, "run": config.run,
-            **({"members": [each.checkpoint for each in members]} if len(members) > 1 else {}), **figures,
-        }  # fmt: skip
+            "version": name,
+            "verdict": record.verdict,
+            "reasons": [*record.reasons],
+            "forced": record.forced,
+            "incumbent": record.incumbent_version,
+            "checkpoint": inputs["train"].summary["final"],
+            "dataset": inputs["ingest"].path,
+            "run": config.run,
+            **({"members": [each.checkpoint for each in members]} if len(members) > 1 else {}),
+            **figures,
+        }
         artifact: Artifact = draft.commit(summary)
     return artifact
 
 
-def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft) -> Written:
+def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft) -> WrittenModel:
     """Tables, dense program, transforms, id mappings, configuration: whole on every rank when it returns."""
     from pipeline.checkpoint.ranks import from_first
     from pipeline.checkpoint.rows import ChainReader
@@ -196,13 +202,16 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     readers = [ChainReader(store, checkpoint) for checkpoint in checkpoints]
     bad = dict[str, int]()
     tables = write_tables(
-        draft, readers, [each.name for each in schema.tables], config.publish.quantise,
+        draft,
+        readers,
+        [each.name for each in schema.tables],
+        config.publish.quantise,
         beside=lambda: bad.update(_write_dense(config, store, inputs, draft, schema)),
-    )  # fmt: skip
+    )
     layouts = {name: table.layout for name, table in tables.items()}
     bad |= {f"table {name!r}": table.not_finite for name, table in tables.items()}
     from_first("writing what is small", lambda: _write_rest(config, store, inputs, draft, schema, layouts))
-    return Written(tables, {name: count for name, count in bad.items() if count}, len(members))
+    return WrittenModel(tables, {name: count for name, count in bad.items() if count}, len(members))
 
 
 def _write_dense(
@@ -228,9 +237,13 @@ def _write_dense(
 
 
 def _write_rest(
-    config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft, schema: DatasetSchema,
+    config: Config,
+    store: Store,
+    inputs: dict[str, Artifact],
+    draft: Draft,
+    schema: DatasetSchema,
     layouts: dict[str, TableLayout],
-) -> None:  # fmt: skip
+) -> None:
     """The description, transforms, id mappings, configuration."""
     from pipeline.compose import to_yaml
     from pipeline.publishing.served import SERVING
@@ -267,12 +280,14 @@ def _card_figures(ours: ModelFigures, record: GateRecord) -> dict[str, Interval]
     return {"ne": ours.ne, "auc": ours.auc, "calibration": ours.calibration, **further}
 
 
-def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, written: Written) -> ModelCard:
+def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, written: WrittenModel) -> ModelCard:
     """What ``card.json`` says: data, figures, tables, plan, lineage."""
     plan, trained = inputs["plan"], inputs["train"]
     ours, resumed = record.candidate, (trained.summary.get("train") or {}).get("resumed") or {}
     return ModelCard(
-        model=record.model, version=record.version, created=time.time(),
+        model=record.model,
+        version=record.version,
+        created=time.time(),
         gate=Verdict(verdict=record.verdict, reasons=record.reasons, forced=record.forced),
         figures={} if ours is None else _card_figures(ours, record),
         calibrator=record.calibrated,
@@ -281,9 +296,14 @@ def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, writt
         tables={name: table.layout for name, table in written.tables.items()},
         plan=CardPlan(path=plan.path, hardware=config.hardware.name, tiers=plan.summary.get("tiers")),
         lineage=Lineage(
-            run=str(config.run), checkpoint=trained.summary["final"], training=trained.path,
-            evaluation=inputs["evaluate"].path, partition=inputs["partition"].path,
-            started_from=config.checkpoint.init_from, started_from_checkpoint=trained.config.get("init"),
-            incumbent=record.incumbent_version, planned_steps=resumed.get("planned"),
+            run=str(config.run),
+            checkpoint=trained.summary["final"],
+            training=trained.path,
+            evaluation=inputs["evaluate"].path,
+            partition=inputs["partition"].path,
+            started_from=config.checkpoint.init_from,
+            started_from_checkpoint=trained.config.get("init"),
+            incumbent=record.incumbent_version,
+            planned_steps=resumed.get("planned"),
         ),
-    )  # fmt: skip
+    )

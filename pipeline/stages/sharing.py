@@ -207,10 +207,12 @@ def score_on_ranks(
         rank, place = group % ranks, group // ranks
         count = len(range(rank, len(split.groups), ranks))
         parts = parcels[rank].arrays[place::count]
-        whole.add(DatasetScores(
-            {name: [part] for name, part in zip(names, parts, strict=False)},
-            {name: [part] for name, part in zip(slices, parts[len(names):], strict=True)},
-        ))  # fmt: skip
+        whole.add(
+            DatasetScores(
+                {name: [part] for name, part in zip(names, parts, strict=False)},
+                {name: [part] for name, part in zip(slices, parts[len(names) :], strict=True)},
+            )
+        )
     for parcel in parcels:
         whole.add(DatasetScores({}, {}, *parcel.record))
     return whole

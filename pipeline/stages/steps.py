@@ -40,9 +40,13 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
         input_keys = {name: made[name].key for name in stage.inputs}
         key = artifact_key(stage.name, settings, input_keys)
         step = Step(
-            name=stage.name, key=key, path=stage.path(config, key), config=settings, input_keys=input_keys,
+            name=stage.name,
+            key=key,
+            path=stage.path(config, key),
+            config=settings,
+            input_keys=input_keys,
             inputs={name: made[name].path for name in stage.inputs},
-        )  # fmt: skip
+        )
         made[stage.name] = dataclasses.replace(step, scratch=stage.scratch(config, store, step, forced=forced))
         if stage.name == last:
             break

@@ -168,9 +168,18 @@ class Train(Stage):
         plan, towers = read_towers(config, store, inputs, before)
         init = init_artifact(step, config, store)
         summary = train(
-            TrainingSettings.of(config), store, inputs["ingest"], plan, place, key, io.interval, init, io.on_point,
-            plan_key=inputs["plan"].key, towers=towers,
-        )  # fmt: skip
+            TrainingSettings.of(config),
+            store,
+            inputs["ingest"],
+            plan,
+            place,
+            key,
+            io.interval,
+            init,
+            io.on_point,
+            plan_key=inputs["plan"].key,
+            towers=towers,
+        )
         if not is_first_rank():
             return None
         with self.draft(store, step) as draft:

@@ -118,9 +118,16 @@ class Draft:
         if not self.store.is_local:
             self._require_files()
         artifact = Artifact(
-            path=self.path, kind=self.kind, key=self.key, schema_version=SCHEMA_VERSION, config=self.config,
-            inputs=self.inputs, files=dict(sorted(self.files.items())), summary=summary, created=time.time(),
-        )  # fmt: skip
+            path=self.path,
+            kind=self.kind,
+            key=self.key,
+            schema_version=SCHEMA_VERSION,
+            config=self.config,
+            inputs=self.inputs,
+            files=dict(sorted(self.files.items())),
+            summary=summary,
+            created=time.time(),
+        )
         self.store.write_manifest(artifact)
         return artifact
 

@@ -1,7 +1,8 @@
 """A lease: one process holds and renews it, and another takes it over once it is no longer renewed.
 
 No clocks of different machines are compared. A holder is alive if its record changes within the time that it promised,
-as in Kubernetes' leader election. A ``Place`` stores the record: a file (``leasefile.py``) or an object of a cluster.
+as in Kubernetes' leader election. A ``LeaseTarget`` stores the record: a file (``leasefile.py``) or an object of a
+cluster.
 
 A holder that cannot renew in time stands still before anybody may take its lease (``fencing.py``). When the place
 answers again, it goes on if the record is still its own, and ends if it is not: an outage that keeps everybody from
@@ -62,7 +63,7 @@ class Holder:
         return f"; its clock is {abs(ahead):,.0f} s {way} this machine's; synchronize both with NTP"
 
 
-class Place(Protocol):
+class LeaseTarget(Protocol):
     """Where the record of a lease is, and what the lease protects.
 
     ``name`` and ``where`` describe the lease in messages. ``taken`` says why a second process cannot work, and ``hint``
@@ -106,7 +107,7 @@ class Lease:
 
     def __init__(
         self,
-        place: Place,
+        place: LeaseTarget,
         seconds: float,
         *,
         acquire_seconds: float = ACQUIRE_SECONDS,
@@ -205,8 +206,11 @@ class Lease:
         """The record once the holder released the lease or failed to renew it in time; LaunchError if it renews it."""
         log.info(
             "%s holds %s: waiting %g s to see whether it renews its lease%s",
-            holder.text, self.place.name, holder.seconds, holder.skew(holder.seconds),
-        )  # fmt: skip
+            holder.text,
+            self.place.name,
+            holder.seconds,
+            holder.skew(holder.seconds),
+        )
         there = watched(self.place.look, holder.seconds, seen, self.acquire_seconds, self.clock)
         if there == seen:
             log.warning("%s did not renew its lease for %g s: taking it over", holder.text, holder.seconds)

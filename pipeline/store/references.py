@@ -37,9 +37,11 @@ class References:
 
     def __or__(self, other: References) -> References:
         return References(
-            keys=self.keys | other.keys, meant=self.meant | other.meant, runs=self.runs | other.runs,
+            keys=self.keys | other.keys,
+            meant=self.meant | other.meant,
+            runs=self.runs | other.runs,
             checkpoints=self.checkpoints | other.checkpoints,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

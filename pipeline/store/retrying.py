@@ -21,11 +21,28 @@ NO_THREAD = "can't start new thread"  # the only mark of CPython's error
 _PASSING = frozenset(
     getattr(errno, name)
     for name in (
-        "EIO", "EAGAIN", "EINTR", "EBUSY", "ESTALE", "ENOMEM", "EMFILE", "ENFILE", "ENOBUFS", "ETIMEDOUT", "EREMOTEIO",
-        "ECONNRESET", "ECONNABORTED", "ECONNREFUSED", "EHOSTUNREACH", "ENETUNREACH", "ENETRESET", "EPIPE", "ETXTBSY",
+        "EIO",
+        "EAGAIN",
+        "EINTR",
+        "EBUSY",
+        "ESTALE",
+        "ENOMEM",
+        "EMFILE",
+        "ENFILE",
+        "ENOBUFS",
+        "ETIMEDOUT",
+        "EREMOTEIO",
+        "ECONNRESET",
+        "ECONNABORTED",
+        "ECONNREFUSED",
+        "EHOSTUNREACH",
+        "ENETUNREACH",
+        "ENETRESET",
+        "EPIPE",
+        "ETXTBSY",
     )
     if hasattr(errno, name)
-)  # fmt: skip
+)
 # Packages whose own errors mean that a request got no answer. Refusals are PermissionError or FileNotFoundError.
 _CLIENTS = frozenset(
     ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "http", "azure", "gcsfs", "google", "fsspec")

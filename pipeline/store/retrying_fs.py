@@ -23,8 +23,10 @@ _READS = frozenset(("info", "ls", "size", "modified", "glob", "du", "cat_file", 
 _WRITES = frozenset(("makedirs", "pipe_file"))
 _REMOVES = frozenset(("rm_file", "rmdir"))
 _DOING = {
-    **dict.fromkeys(_READS, "reading"), **dict.fromkeys(_WRITES, "writing"), **dict.fromkeys(_REMOVES, "removing"),
-}  # fmt: skip
+    **dict.fromkeys(_READS, "reading"),
+    **dict.fromkeys(_WRITES, "writing"),
+    **dict.fromkeys(_REMOVES, "removing"),
+}
 
 
 class Steady:

@@ -14,10 +14,10 @@ from pipeline.towers.assignment import (
     tower_hosts,
     towers_of,
 )
-from pipeline.towers.layout import Layout, TowerHosts, layout_of, tower_hosts_settings, united_plan
+from pipeline.towers.layout import TowerHosts, TowerLayout, layout_of, tower_hosts_settings, united_plan
 
 __all__ = [
-    "Layout",
+    "TowerLayout",
     "TowerHosts",
     "check_partition",
     "flat_towers",

@@ -58,10 +58,14 @@ def towers_of(
             Tower(features=tuple(f), hosts=h) for f, h in zip(assigned, tower_hosts(len(assigned), hosts), strict=True)
         ),
         module=TowerModuleSpec(
-            name=partition.module, c=partition.c, p=partition.p, cross_layers=partition.cross_layers,
-            dim=partition.dim or (-(-dim // 4) if low_rank else dim), rank=partition.rank if low_rank else 0,
+            name=partition.module,
+            c=partition.c,
+            p=partition.p,
+            cross_layers=partition.cross_layers,
+            dim=partition.dim or (-(-dim // 4) if low_rank else dim),
+            rank=partition.rank if low_rank else 0,
         ),
-    )  # fmt: skip
+    )
     check_towers(towers.towers, features, hosts)
     return towers
 

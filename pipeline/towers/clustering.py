@@ -30,20 +30,20 @@ TOLERANCE = 1e-9
 EXCESS_PRICE = 1e6  # of a load over its capacity by the capacity; distances are at most 1 and features fewer
 
 
-def cluster(problem: Problem, positions: Floats, distances: Matrix, seed: int) -> Ints:
+def cluster(problem: ClusteringProblem, positions: Floats, distances: Matrix, seed: int) -> Ints:
     """The tower of every item: [items].
 
-    k-means on ``positions`` [F, d] from several starts; ``Exchange`` improves each on ``distances`` [F, F], which
-    the positions only approximate. Equal inputs give equal towers.
+    k-means on ``positions`` [F, d] from several starts; ``ExchangeDescent`` improves each on ``distances`` [F, F],
+    which the positions only approximate. Equal inputs give equal towers.
     """
     attempts = []
     for start in range(STARTS):
         assigned = _kmeans(problem, positions, np.random.default_rng([seed, start]))
-        attempts.append(Exchange(problem, assigned, distances).run())
+        attempts.append(ExchangeDescent(problem, assigned, distances).run())
     return min(attempts, key=lambda attempt: attempt[1])[0]
 
 
-def _kmeans(problem: Problem, positions: Floats, rng: np.random.Generator) -> Ints:
+def _kmeans(problem: ClusteringProblem, positions: Floats, rng: np.random.Generator) -> Ints:
     """Lloyd's rounds without bounds for the centres, then rounds with bounds until nothing moves."""
     centres = _first_centres(problem, positions, rng)
     for bounded, rounds in ((False, LLOYD_ROUNDS), (True, ROUNDS)):
@@ -60,7 +60,7 @@ def _kmeans(problem: Problem, positions: Floats, rng: np.random.Generator) -> In
     return assigned
 
 
-def _first_centres(problem: Problem, positions: Floats, rng: np.random.Generator) -> Floats:
+def _first_centres(problem: ClusteringProblem, positions: Floats, rng: np.random.Generator) -> Floats:
     """k-means++ (Arthur and Vassilvitskii 2007); a tower with pins starts at the mean of its pinned features."""
     centres: dict[int, Floats] = {}
     for tower in set(problem.pinned.values()):
@@ -74,24 +74,25 @@ def _first_centres(problem: Problem, positions: Floats, rng: np.random.Generator
     return np.array([centres[tower] for tower in range(problem.towers)])
 
 
-def _costs(problem: Problem, positions: Floats, centres: Floats) -> Floats:
+def _costs(problem: ClusteringProblem, positions: Floats, centres: Floats) -> Floats:
     """Squared distances of every item's features to every centre, summed: [items, T]."""
     square = np.square(between(positions, centres))
     return np.array([square[list(item)].sum(0) for item in problem.items])
 
 
-def _nearest(problem: Problem, cost: Floats) -> Ints:
+def _nearest(problem: ClusteringProblem, cost: Floats) -> Ints:
     assigned = cost.argmin(1)
     for item, tower in problem.pinned.items():
         assigned[item] = tower
     return assigned
 
 
-def _bounded(problem: Problem, cost: Floats) -> Ints:
+def _bounded(problem: ClusteringProblem, cost: Floats) -> Ints:
     """The cheapest assignment within the capacities, or with a small excess where there is none: [items].
 
     An integer program for HiGHS. Its columns are item i in tower k, row by row, then the excess; every item goes to one
-    tower, and every tower gets an item. Large problems are relaxed and rounded; ``Exchange`` then mends the loads.
+    tower, and every tower gets an item. Large problems are relaxed and rounded; ``ExchangeDescent`` then mends the
+    loads.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, eye_array, hstack, kron, vstack
@@ -120,7 +121,7 @@ def _bounded(problem: Problem, cost: Floats) -> Ints:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class ClusteringProblem:
     """The items to divide among ``towers`` (each one or more features, by index) and their bounds.
 
     ``loads``: [L, items]; ``capacity``: [L], of a tower; ``pinned``: {item: tower}.
@@ -152,7 +153,7 @@ def make_problem(
     pinned: Mapping[int, int],
     imbalance: float,
     room: Mapping[str, float] | None = None,
-) -> Problem:
+) -> ClusteringProblem:
     """The problem for ``items``; ``loads``: by name, [F] each, in any unit; a load of zeros is left out.
 
     ``room``: by name, the share of a load that any tower may hold.
@@ -165,17 +166,19 @@ def make_problem(
             least = -(-len(load) // towers) / len(load) if np.ptp(load) == 0 else 0.0
             rows.append(shares)
             capacity.append(max((1 + imbalance) / towers, least, shares.max(), (room or {}).get(name, 0.0)))
-    return Problem(towers=towers, items=items, loads=np.array(rows), capacity=np.array(capacity), pinned=pinned)
+    return ClusteringProblem(
+        towers=towers, items=items, loads=np.array(rows), capacity=np.array(capacity), pinned=pinned
+    )
 
 
-class Exchange:
+class ExchangeDescent:
     """A descent from ``assigned`` [items].
 
     ``_pair`` [items, items] is the sum of the distances between two items' features, divided by the number of all
     features; ``_near`` [items, T] is the same between an item and a tower.
     """
 
-    def __init__(self, problem: Problem, assigned: Ints, distances: Matrix) -> None:
+    def __init__(self, problem: ClusteringProblem, assigned: Ints, distances: Matrix) -> None:
         self.problem, self.assigned = problem, assigned.copy()
         self._pair = problem.membership @ distances @ problem.membership.T / len(distances)
         self._own = np.diag(self._pair).copy()

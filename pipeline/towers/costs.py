@@ -13,9 +13,10 @@ def modules_costs(spec: TowerModuleSpec, features: Sequence[int], width: int) ->
     """The costs of a sample in the modules of towers with so many ``features`` each, of embeddings of ``width``."""
     each = [_tower_costs(spec, count, width) for count in features]
     return ModelCosts(
-        flop=sum(one.flop for one in each), parameters=sum(one.parameters for one in each),
+        flop=sum(one.flop for one in each),
+        parameters=sum(one.parameters for one in each),
         activations=sum(one.activations for one in each),
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=256)

@@ -72,9 +72,16 @@ class TowerEvents:
     """
 
     def __init__(
-        self, schema: DatasetSchema, own: DatasetSchema, blocks: Blocks | None, vectors: nn.ModuleDict,
-        tables: EmbeddingBagCollection, group: dist.ProcessGroup, *, weighted: bool,
-    ) -> None:  # fmt: skip
+        self,
+        schema: DatasetSchema,
+        own: DatasetSchema,
+        blocks: Blocks | None,
+        vectors: nn.ModuleDict,
+        tables: EmbeddingBagCollection,
+        group: dist.ProcessGroup,
+        *,
+        weighted: bool,
+    ) -> None:
         every, mine = event_lookups(schema), event_lookups(own)
         assert every is not None
         self.every, self.mine, self.blocks, self.vectors, self.tables = every, mine, blocks, vectors, tables

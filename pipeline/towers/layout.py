@@ -31,7 +31,7 @@ class TowerHosts:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TowerLayout:
     """Towers on ``hosts`` of ``ranks_per_host`` ranks each; host h has the ranks from h * ranks_per_host on."""
 
     towers: Towers
@@ -84,10 +84,10 @@ class Layout:
         return [self.tower_ranks(group)[place] for group in range(len(self.tower_hosts))]
 
 
-def layout_of(towers: Towers, features: Sequence[str], hosts: int, ranks_per_host: int) -> Layout:
+def layout_of(towers: Towers, features: Sequence[str], hosts: int, ranks_per_host: int) -> TowerLayout:
     """The layout of ``towers`` on this hardware; ConfigError as ``check_towers``."""
     check_towers(towers.towers, features, hosts)
-    return Layout(towers, hosts, ranks_per_host)
+    return TowerLayout(towers, hosts, ranks_per_host)
 
 
 def check_towers(towers: Sequence[Tower], features: Sequence[str], hosts: int) -> None:
@@ -142,7 +142,7 @@ def tower_hosts_settings(
     return replace(plan, sharding_types=types, tables=pins), replace(hardware, hosts=len(group.hosts))
 
 
-def united_plan(layout: Layout, plans: Sequence[Plan], features: Sequence[str]) -> Plan:
+def united_plan(layout: TowerLayout, plans: Sequence[Plan], features: Sequence[str]) -> Plan:
     """The ``plans`` of all tower hosts as one plan of all ranks, tables in the order ``features``."""
     tables: dict[str, TablePlan] = {}
     for group, plan in enumerate(plans):
@@ -163,7 +163,7 @@ def united_plan(layout: Layout, plans: Sequence[Plan], features: Sequence[str]) 
     )
 
 
-def _by_rank(layout: Layout, figures: Sequence[Sequence[Any]]) -> list[Any]:
+def _by_rank(layout: TowerLayout, figures: Sequence[Sequence[Any]]) -> list[Any]:
     """Figures of the ranks of all tower hosts in the order of the global ranks; [] where a plan has none."""
     if not all(figures):
         return []

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.config import PartitionConfig
 from pipeline.records import TowerEvidence
-from pipeline.towers.clustering import Ints, Problem, cluster, make_problem
+from pipeline.towers.clustering import ClusteringProblem, Ints, cluster, make_problem
 from pipeline.towers.placement import Matrix, distances, mean_between, place
 
 COUNT = "features"
@@ -60,7 +60,7 @@ def _problem(
     settings: PartitionConfig,
     loads: Mapping[str, Sequence[float]],
     room: Mapping[str, float] | None,
-) -> Problem:
+) -> ClusteringProblem:
     place_of = {name: index for index, name in enumerate(features)}
     grouped = {name for group in settings.groups for name in group}
     items = [[place_of[name] for name in group] for group in settings.groups if group]
@@ -75,7 +75,7 @@ def _problem(
     return make_problem(items, count, arrays, pinned, settings.imbalance, room)
 
 
-def _excess(problem: Problem, assigned: Ints, count: int) -> float:
+def _excess(problem: ClusteringProblem, assigned: Ints, count: int) -> float:
     """The share by which the fullest tower is above an even share of some load."""
     return float(np.max(problem.used(assigned), initial=1 / count) * count - 1)
 

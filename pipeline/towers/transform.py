@@ -25,7 +25,7 @@ from pipeline.embeddings.collection import feature_vectors, reordered
 from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.sharding import TableRanks
 from pipeline.towers.events import TowerEvents, by_key, by_sample, side_by_side
-from pipeline.towers.layout import Layout
+from pipeline.towers.layout import TowerLayout
 from pipeline.towers.modules import joined, projected_tower
 
 Sent: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
@@ -44,7 +44,7 @@ class Groups:
     peers: dist.ProcessGroup
 
 
-def make_groups(layout: Layout) -> Groups:
+def make_groups(layout: TowerLayout) -> Groups:
     """The groups of ``layout``. Collective: every rank makes all of them, in the same order."""
     rank, count = dist.get_rank(), len(layout.tower_hosts)
     members = [layout.tower_ranks(number) for number in range(count)]
@@ -67,7 +67,7 @@ class TowerEmbeddings(nn.Module):
 
     def __init__(
         self,
-        layout: Layout,
+        layout: TowerLayout,
         groups: Groups,
         collection: EmbeddingBagCollection,
         widths: Mapping[str, int],
@@ -163,9 +163,13 @@ class TowerEmbeddings(nn.Module):
         return cast(Sent, self._send(ids)) if len(self.layout.tower_hosts) > 1 else NoWait(NoWait(ids))
 
     def forward(
-        self, ids: KeyedJaggedTensor, received: KeyedJaggedTensor | None = None, weights: Tensor | None = None,
-        lookups: KeyedJaggedTensor | None = None, events: Sequence[Tensor] = (),
-    ) -> Tensor:  # fmt: skip
+        self,
+        ids: KeyedJaggedTensor,
+        received: KeyedJaggedTensor | None = None,
+        weights: Tensor | None = None,
+        lookups: KeyedJaggedTensor | None = None,
+        events: Sequence[Tensor] = (),
+    ) -> Tensor:
         """[b, V, dim] float32 for ``ids``; ``received``: what ``send`` brought of them, where that was called ahead.
 
         ``weights`` [b] of the samples, as ``Batch`` has them: the shares of an L2 penalty. None: it is not trained.

@@ -35,7 +35,7 @@ def followed(config: Config, store: Store, clock: Clock = CLOCK) -> Iterator[Non
     """
     track, run = config.track, str(config.run)
     trackers = {name: TRACKERS.get(name).run(track, store, run, config.model_name) for name in track.to}
-    follower = _Follower(store, run, trackers)
+    follower = _RecordFollower(store, run, trackers)
     if not trackers:
         yield
         return
@@ -109,10 +109,17 @@ def versions_served(store: Store, model: str) -> Served | None:
         artifact = store.find(f"models/{model}/{name}")
         if artifact is not None:
             made, entry = artifact.summary, last.get(name, {})
-            versions.append(ServedVersion(
-                version=name, uri=store.url_of(artifact.path), run=made.get("run"), verdict=made.get("verdict"),
-                ne=made.get("ne"), by=entry.get("by", ""), reason=entry.get("reason", ""),
-            ))  # fmt: skip
+            versions.append(
+                ServedVersion(
+                    version=name,
+                    uri=store.url_of(artifact.path),
+                    run=made.get("run"),
+                    verdict=made.get("verdict"),
+                    ne=made.get("ne"),
+                    by=entry.get("by", ""),
+                    reason=entry.get("reason", ""),
+                )
+            )
     return Served(model=model, serving=current["version"], versions=tuple(versions))
 
 
@@ -131,7 +138,7 @@ def _with_norms(store: Store, run: str) -> list[dict[str, Any]]:
     return [{**each, "norms": norms[each["step"]]} if each["step"] in norms else each for each in records]
 
 
-class _Follower:
+class _RecordFollower:
     """Reads the records of a run and passes them on; each tracker's trouble is logged once until it is over."""
 
     def __init__(self, store: Store, run: str, trackers: Mapping[str, RunTracking]) -> None:

@@ -67,9 +67,12 @@ def find_run(server: MlflowServer, experiment: str, store: str, run: str) -> dic
     wanted = {"nightjar.run": run[:LONGEST_TAG], "nightjar.store": store[:LONGEST_TAG]}
     conditions = [f"tags.`{name}` = {text}" for name, value in wanted.items() if (text := quoted(value))]
     found = server.post(
-        "runs/search", experiment_ids=[experiment], filter=" AND ".join(conditions), max_results=MOST_ALIKE,
+        "runs/search",
+        experiment_ids=[experiment],
+        filter=" AND ".join(conditions),
+        max_results=MOST_ALIKE,
         order_by=["attributes.start_time DESC"],
-    )  # fmt: skip
+    )
     runs: list[dict[str, Any]] = found.get("runs", [])
     return next((each for each in runs if wanted.items() <= _tags(each).items()), None)
 
@@ -97,8 +100,9 @@ class _MlflowRun(RunTracking):
             return
         self.curves = {
             (grouped(name), int(record["step"])): value
-            for record in records for name, value in curve_figures(record).items()
-        }  # fmt: skip
+            for record in records
+            for name, value in curve_figures(record).items()
+        }
         self._set_times(records)
         with self._careful():
             self._tell(self.curves, {})
@@ -109,8 +113,9 @@ class _MlflowRun(RunTracking):
         finals = {(f"eval/{name}", step): value for name, value in final_figures(result).items()}
         finals |= {
             (f"seconds/{name}", step): stage.seconds
-            for name, stage in result.stages.items() if stage.status != "skipped"
-        }  # fmt: skip
+            for name, stage in result.stages.items()
+            if stage.status != "skipped"
+        }
         params = {name: str(value)[:LONGEST_PARAM] for name, value in settings.items() if not name.startswith(NO_PARAM)}
         with self._careful():
             self._tell({**self.curves, **finals}, params)
@@ -145,7 +150,7 @@ class _MlflowRun(RunTracking):
         metrics = [
             {"key": name, "value": value, "step": step, "timestamp": self.times.get(step, now)}
             for (name, step), value in fresh.items()
-        ]  # fmt: skip
+        ]
         self._log(metrics, {name: value for name, value in params.items() if name not in self.params})
         self.points |= fresh
         self.params |= params
@@ -175,13 +180,18 @@ class _MlflowRun(RunTracking):
     def _create(self) -> None:
         began = min(self.times.values(), default=_now())
         tags = {
-            "mlflow.source.name": "nightjar", "nightjar.run": self.run, "nightjar.store": self.store,
+            "mlflow.source.name": "nightjar",
+            "nightjar.run": self.run,
+            "nightjar.store": self.store,
             "nightjar.model": self.model,
-        }  # fmt: skip
+        }
         made = self.server.post(
-            "runs/create", experiment_id=experiment_id(self.server, self.experiment), run_name=self.run,
-            start_time=began, tags=tags_of(tags),
-        )  # fmt: skip
+            "runs/create",
+            experiment_id=experiment_id(self.server, self.experiment),
+            run_name=self.run,
+            start_time=began,
+            tags=tags_of(tags),
+        )
         self.points, self.params, self.running = {}, {}, True
         self.id = str(made["run"]["info"]["run_id"])
 

@@ -42,9 +42,13 @@ def _entries(server: MlflowServer, name: str) -> dict[str, dict[str, Any]]:
 def _created(server: MlflowServer, name: str, version: ServedVersion, run: str | None) -> dict[str, Any]:
     tags = [{"key": "nightjar.version", "value": version.version}, {"key": "nightjar.uri", "value": version.uri}]
     answer = server.post(
-        "model-versions/create", name=name, source=source_of(version.uri), run_id=run, tags=tags,
+        "model-versions/create",
+        name=name,
+        source=source_of(version.uri),
+        run_id=run,
+        tags=tags,
         description=f"{version.version}, verdict of the gate: {version.verdict}",
-    )  # fmt: skip
+    )
     made: dict[str, Any] = answer["model_version"]
     return made
 

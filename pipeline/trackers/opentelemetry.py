@@ -30,7 +30,7 @@ SERVICE = "nightjar"
 
 
 @dataclass(frozen=True)
-class Piece:
+class SpanData:
     """A span: ``name``, times in seconds since 1970, the ``error`` that ended it, and its ``parts``."""
 
     name: str
@@ -38,27 +38,34 @@ class Piece:
     end: float
     attributes: Mapping[str, Any] = field(default_factory=dict)
     error: ErrorPart | None = None
-    parts: Sequence[Piece] = ()
+    parts: Sequence[SpanData] = ()
 
 
-def run_piece(result: Result, store: str, model: str) -> Piece:
+def run_piece(result: Result, store: str, model: str) -> SpanData:
     """The span of a run, over those of its stages."""
     stages = [_stage_piece(name, stage, result) for name, stage in result.stages.items() if stage.started is not None]
     now = time.time()
     attributes: dict[str, Any] = {
-        "nightjar.run": result.run, "nightjar.model": model, "nightjar.store": store, "nightjar.status": result.status,
+        "nightjar.run": result.run,
+        "nightjar.model": model,
+        "nightjar.store": store,
+        "nightjar.status": result.status,
         "nightjar.exit_code": 0 if result.error is None else result.error.exit_code,
-    }  # fmt: skip
+    }
     attributes |= {f"nightjar.eval.{name}": value for name, value in final_figures(result).items()}
     if result.gate is not None:
         attributes |= {"nightjar.verdict": result.gate.verdict, "nightjar.version": result.gate.version}
-    return Piece(
-        f"run {result.run}", min((stage.begin for stage in stages), default=now),
-        max((stage.end for stage in stages), default=now), attributes, result.error, stages,
-    )  # fmt: skip
+    return SpanData(
+        f"run {result.run}",
+        min((stage.begin for stage in stages), default=now),
+        max((stage.end for stage in stages), default=now),
+        attributes,
+        result.error,
+        stages,
+    )
 
 
-def night_piece(record: NightRecord) -> Piece:
+def night_piece(record: NightRecord) -> SpanData:
     """The span of a night; the run of the night adds its own spans below it."""
     end = record.finished or time.time()
     begin = record.started or end
@@ -66,31 +73,36 @@ def night_piece(record: NightRecord) -> Piece:
     attributes = {f"nightjar.{name}": getattr(record, name) for name in (*names, "rows_quarantined", "rows_scored")}
     attributes |= {"nightjar.model": record.model, "nightjar.reasons": record.reasons}
     waited = record.seconds_waited
-    parts = [Piece("wait for logs", begin, begin + waited)] if waited else []
+    parts = [SpanData("wait for logs", begin, begin + waited)] if waited else []
     error = None
     if record.message is not None:
         error = ErrorPart(message=record.message, exit_code=record.exit_code or 0, hint=record.hint)
-    return Piece(f"night {record.date}", begin, end, attributes, error, parts)
+    return SpanData(f"night {record.date}", begin, end, attributes, error, parts)
 
 
-def _stage_piece(name: str, stage: StageOutcome, result: Result) -> Piece:
+def _stage_piece(name: str, stage: StageOutcome, result: Result) -> SpanData:
     assert stage.started is not None
     attempts = [
-        Piece(
-            f"attempt {number}", attempt.started, attempt.started + attempt.seconds,
-            {"nightjar.exit_code": 0 if attempt.error is None else attempt.error.exit_code}, attempt.error,
+        SpanData(
+            f"attempt {number}",
+            attempt.started,
+            attempt.started + attempt.seconds,
+            {"nightjar.exit_code": 0 if attempt.error is None else attempt.error.exit_code},
+            attempt.error,
         )
         for number, attempt in enumerate(stage.attempts or (), 1)
-    ]  # fmt: skip
+    ]
     attributes = {
-        "nightjar.stage": name, "nightjar.status": stage.status, "nightjar.artifact": stage.artifact,
+        "nightjar.stage": name,
+        "nightjar.status": stage.status,
+        "nightjar.artifact": stage.artifact,
         "nightjar.key": None if stage.artifact is None else stage.artifact.rpartition("/")[2],
         **_amounts(name, result),
-    }  # fmt: skip
+    }
     error = result.error if stage.status == "failed" else None
     if error is not None:
         attributes["nightjar.exit_code"] = error.exit_code
-    return Piece(name, stage.started, stage.started + stage.seconds, attributes, error, attempts)
+    return SpanData(name, stage.started, stage.started + stage.seconds, attributes, error, attempts)
 
 
 def _amounts(stage: str, result: Result) -> dict[str, Any]:
@@ -101,15 +113,17 @@ def _amounts(stage: str, result: Result) -> dict[str, Any]:
     if stage == "train" and result.train is not None:
         trained = result.train
         return {
-            "nightjar.samples": trained.samples, "nightjar.steps": trained.steps,
-            "nightjar.samples_per_second": trained.samples_per_s, "nightjar.ranks": trained.world_size,
-        }  # fmt: skip
+            "nightjar.samples": trained.samples,
+            "nightjar.steps": trained.steps,
+            "nightjar.samples_per_second": trained.samples_per_s,
+            "nightjar.ranks": trained.world_size,
+        }
     if stage == "evaluate" and result.eval is not None:
         return {"nightjar.rows": result.eval.samples, "nightjar.ne": result.eval.ne, "nightjar.auc": result.eval.auc}
     return {}
 
 
-def send(endpoint: str, model: str, piece: Piece, trace: str, parent: str | None = None) -> None:
+def send(endpoint: str, model: str, piece: SpanData, trace: str, parent: str | None = None) -> None:
     """Send the spans of ``piece``. ``trace``: names the trace; ``parent``: the seed of the span above. LaunchError."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExportResult
@@ -125,7 +139,7 @@ def send(endpoint: str, model: str, piece: Piece, trace: str, parent: str | None
         raise LaunchError(f"{url} did not take the spans", hint="track.opentelemetry.endpoint=<URL of the collector>")
 
 
-def spans(piece: Piece, model: str, trace: str, parent: str | None) -> Iterator[ReadableSpan]:
+def spans(piece: SpanData, model: str, trace: str, parent: str | None) -> Iterator[ReadableSpan]:
     """The span of ``piece`` and those below it."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -136,22 +150,29 @@ def spans(piece: Piece, model: str, trace: str, parent: str | None) -> Iterator[
     events, status = [], Status(StatusCode.OK)
     if piece.error is not None:
         said = {
-            "exception.type": f"exit code {piece.error.exit_code}", "exception.message": piece.error.message,
+            "exception.type": f"exit code {piece.error.exit_code}",
+            "exception.message": piece.error.message,
             "nightjar.hint": piece.error.hint or "",
-        }  # fmt: skip
+        }
         events.append(Event("exception", said, timestamp=_nanoseconds(piece.end)))
         status = Status(StatusCode.ERROR, piece.error.message)
     yield ReadableSpan(
-        piece.name, context=_context(trace, own), parent=None if parent is None else _context(trace, parent),
-        resource=Resource({"service.name": SERVICE, "nightjar.model": model}), events=events, kind=SpanKind.INTERNAL,
-        attributes={name: value for name, value in piece.attributes.items() if value is not None}, status=status,
-        start_time=_nanoseconds(piece.begin), end_time=_nanoseconds(piece.end),
-    )  # fmt: skip
+        piece.name,
+        context=_context(trace, own),
+        parent=None if parent is None else _context(trace, parent),
+        resource=Resource({"service.name": SERVICE, "nightjar.model": model}),
+        events=events,
+        kind=SpanKind.INTERNAL,
+        attributes={name: value for name, value in piece.attributes.items() if value is not None},
+        status=status,
+        start_time=_nanoseconds(piece.begin),
+        end_time=_nanoseconds(piece.end),
+    )
     for part in piece.parts:
         yield from spans(part, model, trace, own)
 
 
-def seed(trace: str, parent: str | None, piece: Piece) -> str:
+def seed(trace: str, parent: str | None, piece: SpanData) -> str:
     """What the id of a span is made of."""
     return f"{trace}|{parent}|{piece.name}|{piece.begin}"
 

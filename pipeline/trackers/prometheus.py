@@ -57,7 +57,7 @@ class _Gauges:
             push_to_gateway(self.to.push, job="nightjar", registry=registry, grouping_key=keys, timeout=PUSH_SECONDS)
 
 
-class _Run(RunTracking):
+class _RunMetrics(RunTracking):
     def __init__(self, gauges: _Gauges, run: str) -> None:
         self.gauges, self.run = gauges, run
 
@@ -105,7 +105,7 @@ class _Prometheus(Tracker):
 
     def run(self, track: TrackConfig, store: Store, run: str, model: str) -> RunTracking:
         """The gauges of the model's run."""
-        return _Run(_Gauges(track, model, "run"), run)
+        return _RunMetrics(_Gauges(track, model, "run"), run)
 
     def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:
         """The gauges of the model's last night."""
@@ -114,12 +114,17 @@ class _Prometheus(Tracker):
             gauges.set("night_outcome", float(record.outcome == outcome), outcome=outcome)
         day = datetime.fromisoformat(record.date).replace(tzinfo=UTC)
         for name, value in {
-            "finished_timestamp_seconds": record.finished, "day_timestamp_seconds": day.timestamp(),
-            "exit_code": record.exit_code, "rows": record.rows, "rows_quarantined": record.rows_quarantined,
-            "rows_scored": record.rows_scored, "ne": record.ne, "incumbent_ne": record.incumbent_ne,
+            "finished_timestamp_seconds": record.finished,
+            "day_timestamp_seconds": day.timestamp(),
+            "exit_code": record.exit_code,
+            "rows": record.rows,
+            "rows_quarantined": record.rows_quarantined,
+            "rows_scored": record.rows_scored,
+            "ne": record.ne,
+            "incumbent_ne": record.incumbent_ne,
             "ne_change_ratio": record.ne_change.point if record.ne_change else None,
             "waited_seconds": record.seconds_waited,
-        }.items():  # fmt: skip
+        }.items():
             gauges.set(f"night_{name}", value)
         for stage, seconds in (record.seconds or {}).items():
             gauges.set("night_stage_seconds", seconds, stage=stage)

@@ -20,7 +20,7 @@ FOLDER = "tensorboard"
 HPARAMS = ("train.", "model.", "data.", "partition.", "checkpoint.", "seed")
 
 
-class _Events(RunTracking):
+class _EventFile(RunTracking):
     """One event file for a launcher. Steps that a resumed training repeats are written again."""
 
     def __init__(self, store: Store, run: str) -> None:
@@ -100,9 +100,14 @@ def _histogram(norms: Mapping[str, Any]) -> Any:
     rows, low = norms["rows"], norms["low"]
     limits = [2.0 ** ((low + place + 1) / 2) for place in range(len(norms["counts"]))]
     return HistogramProto(
-        min=norms["smallest"], max=norms["largest"], num=rows, sum=rows * norms["mean"],
-        sum_squares=rows * norms["mean_square"], bucket_limit=limits, bucket=norms["counts"],
-    )  # fmt: skip
+        min=norms["smallest"],
+        max=norms["largest"],
+        num=rows,
+        sum=rows * norms["mean"],
+        sum_squares=rows * norms["mean_square"],
+        bucket_limit=limits,
+        bucket=norms["counts"],
+    )
 
 
 def _session(settings: Mapping[str, Any], status: str) -> list[Any]:
@@ -127,11 +132,16 @@ def _session(settings: Mapping[str, Any], status: str) -> list[Any]:
         (metadata.SESSION_END_INFO_TAG, data(session_end_info=end)),
     )
     return [
-        Event(wall_time=time.time(), summary=Summary(value=[
-            Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(own), tensor=metadata.NULL_TENSOR)
-        ]))
+        Event(
+            wall_time=time.time(),
+            summary=Summary(
+                value=[
+                    Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(own), tensor=metadata.NULL_TENSOR)
+                ]
+            ),
+        )
         for tag, own in parts
-    ]  # fmt: skip
+    ]
 
 
 class _TensorBoard(Tracker):
@@ -141,7 +151,7 @@ class _TensorBoard(Tracker):
 
     def run(self, track: TrackConfig, store: Store, run: str, model: str) -> RunTracking:
         """An event file of the run."""
-        return _Events(store, run)
+        return _EventFile(store, run)
 
 
 TENSORBOARD = _TensorBoard()

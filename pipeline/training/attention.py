@@ -14,13 +14,13 @@ from torch import Tensor
 
 from pipeline.models.layers import EventWeights
 from pipeline.models.layers.events import fillers
-from pipeline.training.histories import Histories
+from pipeline.training.histories import SequenceEncoders
 
 MOST_EVENTS = 12  # of the example, where some row of the first batch has no more
 
 
 @dataclass(frozen=True)
-class Attention:
+class EventAttention:
     """``weights`` float32 [L] of the events of row ``row`` of the split, the oldest first; of several heads the mean.
 
     ``target``: the weight of the target, where the block takes it as one more event.
@@ -38,7 +38,7 @@ class Watched:
     rows: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def examples(self, rows: int) -> dict[str, Attention]:
+    def examples(self, rows: int) -> dict[str, EventAttention]:
         """A row for each sequence whose block has weights: one of the batch's samples, which are the first ``rows``."""
         return {
             name: _example(self.rows[name].cpu(), torch.cat(parts).float().mean(1).cpu(), rows)
@@ -48,7 +48,7 @@ class Watched:
 
 
 @contextmanager
-def watching(histories: Histories | None) -> Iterator[Watched]:
+def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
     """See the first pass of ``histories``; with None there is nothing to see."""
     seen, hooks = Watched(), list[Any]()
     if histories is not None:
@@ -61,7 +61,7 @@ def watching(histories: Histories | None) -> Iterator[Watched]:
                 if isinstance(module, EventWeights)
             ]
 
-        def end(module: Histories, given: tuple[Any, ...], made: Tensor) -> None:
+        def end(module: SequenceEncoders, given: tuple[Any, ...], made: Tensor) -> None:
             seen.rows.update(zip(module.vectors, given[1], strict=True))
             while hooks:
                 hooks.pop().remove()
@@ -89,7 +89,7 @@ def _keep(
     into.append(made.detach()[: events if alone else events + samples])
 
 
-def _example(sample: Tensor, weights: Tensor, rows: int) -> Attention:
+def _example(sample: Tensor, weights: Tensor, rows: int) -> EventAttention:
     """The sample with most events, but not more than ``MOST_EVENTS`` where there is one; ``sample``: of each event."""
     lengths = torch.bincount(sample)
     among = lengths[:rows]
@@ -99,4 +99,4 @@ def _example(sample: Tensor, weights: Tensor, rows: int) -> Attention:
     start = int(lengths[:row].sum()) + behind * row
     own = weights[start : start + int(lengths[row])]
     target = float(weights[start + int(lengths[row])]) if behind else None
-    return Attention(row, own.numpy().astype(np.float32), target)
+    return EventAttention(row, own.numpy().astype(np.float32), target)

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.checkpoint.checkpointer import Checkpointer, Model
+from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.config_compatibility import check_changes
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.ranks import from_first
-from pipeline.checkpoint.reader import Target, restore
+from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.save import parsed_artifact
 from pipeline.checkpoint.state import TrainState
 from pipeline.checkpoint.warm import warm_start
@@ -31,7 +31,7 @@ from pipeline.training.averages import drop_averages
 from pipeline.training.bias_correction import set_level, unset_level
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.early_stopping import Stopping
-from pipeline.training.metrics import Meter
+from pipeline.training.metrics import MetricAccumulator
 from pipeline.training.parquet import SplitReader
 from pipeline.training.remapped import remapped_rows
 from pipeline.training.resume_checks import (
@@ -68,13 +68,15 @@ class Checkpoints:
         key: str,
         inputs: dict[str, str],
         trainer: Trainer,
-        meter: Meter,
+        meter: MetricAccumulator,
         compiling: AutoCompile,
         order: Order,
         on_point: OnPoint = ignore,
     ) -> None:
         self.settings, self.trainer, self.meter, self.compiling = settings, trainer, meter, compiling
-        model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
+        model = CheckpointedModel(
+            trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense
+        )
         self.saver = Checkpointer(
             store, directory, settings.checkpoint, model, key, settings.record, inputs, on_point=on_point
         )
@@ -168,7 +170,9 @@ class Checkpoints:
         model, store = self.saver.model, self.saver.store
         path = f"{self.saver.directory}/{self.best}"
         artifact = from_first(f"opening {path}", lambda: store.get(path, "train").to_json())
-        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.saver.on_point)
+        target = RestoreTarget(
+            model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.saver.on_point
+        )
         self._train_on(restore(store, parsed_artifact(path, artifact), target))
         model.touched.fill()  # the next delta rests on a checkpoint of other rows
         set_table_steps(self.trainer.model, self.trainer.steps)
@@ -192,7 +196,9 @@ class Checkpoints:
         """Put tables and dense part of the checkpoint at ``path`` in place, no optimizer's state. Collective."""
         model, store = self.saver.model, self.saver.store
         artifact = from_first(f"opening {path}", lambda: store.get(path, "train").to_json())
-        restore(store, parsed_artifact(path, artifact), Target(model.rows, dict(self.trainer.dense), states=False))
+        restore(
+            store, parsed_artifact(path, artifact), RestoreTarget(model.rows, dict(self.trainer.dense), states=False)
+        )
 
     def changed_without_lookups(self) -> None:
         """Have the next checkpoint hold every row, and the guards look at no figures of before."""
@@ -238,12 +244,17 @@ class Checkpoints:
         wanted, model = self.settings.checkpoint, self.saver.model
         partition = {**asdict(PartitionConfig()), **init.config.get("partition", {})}
         allowed = check_changes(init, self.settings.record, wanted, self.settings.data, self.saver.inputs["dataset"])
-        target = Target(model.rows, model.dense, model.optimizer)
+        target = RestoreTarget(model.rows, model.dense, model.optimizer)
         lines = warm_start(
-            self.saver.store, init, target, tables_only=wanted.init_tables_only, rename=dict(wanted.rename),
-            partly=partition != asdict(self.settings.partition), towers=self.trainer.tower_features,
+            self.saver.store,
+            init,
+            target,
+            tables_only=wanted.init_tables_only,
+            rename=dict(wanted.rename),
+            partly=partition != asdict(self.settings.partition),
+            towers=self.trainer.tower_features,
             order=self.trainer.feature_order,
-        )  # fmt: skip
+        )
         drop_averages(self.trainer.optimizers.dense)  # looks before its own begins would be at a former training's
         lines += self._reset_remapped(init)
         if dist.get_rank() == 0:
@@ -280,9 +291,16 @@ class Checkpoints:
         self._save(per_epoch, samples, final=final, averaged=final, levelled=final, grace=grace)
 
     def _save(
-        self, per_epoch: int, samples: int, *, averaged: bool, levelled: bool = False, final: bool = False,
-        exact: bool = False, grace: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        per_epoch: int,
+        samples: int,
+        *,
+        averaged: bool,
+        levelled: bool = False,
+        final: bool = False,
+        exact: bool = False,
+        grace: float | None = None,
+    ) -> None:
         """``averaged``: the averaged weights take the place of those that train, where they are what is published.
 
         ``levelled``: they have the level of the train rows, where that is published.
@@ -302,12 +320,20 @@ class Checkpoints:
         if self.planned is not None:
             schedule[PLANNED] = self.planned
         state = TrainState(
-            step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
-            windows=self.meter.state(), towers=self.trainer.tower_features, order=self.trainer.feature_order,
+            step=step,
+            epoch=epoch,
+            next_batch=batch,
+            samples=samples,
+            schedule=schedule,
+            windows=self.meter.state(),
+            towers=self.trainer.tower_features,
+            order=self.trainer.feature_order,
             rng=_all_rng_states(),
             validation=self.stopping.state() if self.stopping is not None else {},
-            compiled=self.compiling.compiled, lanes=self.order.lanes, shuffle_key=self.order.key,
-        )  # fmt: skip
+            compiled=self.compiling.compiled,
+            lanes=self.order.lanes,
+            shuffle_key=self.order.key,
+        )
         held: list[str] = [] if final or self.best is None else [self.best]
         held = held if self.snapshots is None else [name for name in self.snapshots if name != name_of(step)]
         wait = final or exact or grace is not None

@@ -135,9 +135,7 @@ class AutoCompile:
         return f"compile/{artifact_key('compile', {**self._machine(), **made, **model}, {})}.json"
 
     def _machine(self) -> dict[str, Any]:
-        return {
-            "device": device_name(self._device), "threads": torch.get_num_threads(), "torch": torch.__version__
-        }  # fmt: skip
+        return {"device": device_name(self._device), "threads": torch.get_num_threads(), "torch": torch.__version__}
 
     def _known(self) -> Timed | None:
         """The times of an earlier training, as rank 0 reads them; None without any."""

@@ -23,9 +23,9 @@ from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.errors import DataError
 from pipeline.training.counted import RowCounts
 from pipeline.training.events import EventBuilder, lengthened
-from pipeline.training.parquet import Columns, SplitReader
+from pipeline.training.parquet import DecodedColumns, SplitReader
 from pipeline.training.prefetch_exchange import Announce, Announcement, Announcements
-from pipeline.training.sampler import Deal, Order
+from pipeline.training.sampler import BatchSampler, Order
 from pipeline.training.shuffle_buffer import LaneReader, no_rows
 
 LOCAL_READERS, REMOTE_READERS = 2, 8  # threads: a disk answers at once, requests to an object store run side by side
@@ -37,8 +37,8 @@ class Batch(Pipelineable):
 
     A row's weight is W / (real rows of the global batch), 0 for padding, so that sum(weights * loss), averaged over
     the W ranks as DDP and TorchRec do, is the mean over the global batch. It is times what the row counts for in
-    the loss (``RowCounts``) where rows have weights or were left out; ``extra`` [b, k] is as in ``Columns`` then, and
-    with further tasks, else None. With sequences, ``lookups`` has the ids of their tables (``EventLookups``), which
+    the loss (``RowCounts``) where rows have weights or were left out; ``extra`` [b, k] is as in ``DecodedColumns``,
+    and with further tasks, else None. With sequences, ``lookups`` has the ids of their tables (``EventLookups``), which
     ``sparse`` then lacks, and ``events`` the sample of each event, int64 [n] rising, by sequence.
     """
 
@@ -100,10 +100,10 @@ class BatchReader:
                 hint="data.split.test_share=0.2, or more input rows",
             )
         self.split, self.order, self.epochs, self.start = split, order, epochs, start
-        self.deal = Deal(order, split.groups)
+        self.deal = BatchSampler(order, split.groups)
         self.wait_seconds = 0.0
         self._announce, self._pin = announce, pin
-        self._builder = _Builder(split, order)
+        self._builder = _BatchBuilder(split, order)
         # Of several ranks' batches, the consumer holds those that are being announced.
         self._told: Announcements[Batch] | None = Announcements.needed(
             split.schema, announce, 1 if apart else order.all_ranks, prefetch + 1
@@ -207,7 +207,7 @@ def _as_long(batch: Batch, most: int) -> Batch:
     return replace(batch, lookups=lookups.pin_memory() if batch.dense.is_pinned() else lookups)
 
 
-class _Builder:
+class _BatchBuilder:
     """Turns taken rows into a Batch. Single-valued features need one copy and share cached lengths."""
 
     def __init__(self, split: SplitReader, order: Order) -> None:
@@ -227,7 +227,7 @@ class _Builder:
         self.counts = RowCounts.of(split.schema)
         self.full_weights = torch.full((order.local_batch,), order.world_size / order.global_batch)
 
-    def build(self, rows: Columns, own: int, total: int) -> Batch:
+    def build(self, rows: DecodedColumns, own: int, total: int) -> Batch:
         """The batch of ``own`` real rows of a global batch of ``total``; ``rows`` are filled up."""
         labels = torch.from_numpy(rows.labels)
         weights = self.full_weights
@@ -243,7 +243,7 @@ class _Builder:
         dense = torch.from_numpy(np.ascontiguousarray(rows.dense.T))
         return Batch(dense, sparse, labels, weights, extra, lookups, events)
 
-    def _single(self, rows: Columns) -> KeyedJaggedTensor:
+    def _single(self, rows: DecodedColumns) -> KeyedJaggedTensor:
         return KeyedJaggedTensor(
             keys=self.keys,
             values=torch.from_numpy(np.ascontiguousarray(rows.single)).view(-1),
@@ -252,7 +252,7 @@ class _Builder:
             stride=self.order.local_batch,
         )
 
-    def _ragged(self, rows: Columns) -> KeyedJaggedTensor:
+    def _ragged(self, rows: DecodedColumns) -> KeyedJaggedTensor:
         lengths, values, weights = [], [], []
         ones = np.ones(self.order.local_batch, np.int32)
         for name in self.keys:

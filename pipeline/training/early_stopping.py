@@ -16,7 +16,7 @@ from pipeline.config.validate import ValidateConfig
 LOOKS_PER_EPOCH = 4  # of train.validate.every_steps=auto
 
 
-class Verdict(Enum):
+class StoppingDecision(Enum):
     """What follows from a look. LOWER and STOP: the best weights come back. SNAPSHOT: these may join an ensemble."""
 
     BETTER = "better"
@@ -27,7 +27,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Look:
+class ValidationResult:
     """The figures of the validation rows after ``step``; ``train_ne``: of the last steps' rows, None where unknown.
 
     ``parts``: of the log loss, by blocks of rows; only the best look keeps them.
@@ -50,12 +50,12 @@ class Stopping:
     """
 
     config: ValidateConfig
-    looks: list[Look] = field(default_factory=list)
-    best: Look | None = None
+    looks: list[ValidationResult] = field(default_factory=list)
+    best: ValidationResult | None = None
     since: int = 0
     drops: int = 0
     stopped: bool = False
-    start: Look | None = None
+    start: ValidationResult | None = None
     kept: int | None = None
 
     @property
@@ -63,47 +63,52 @@ class Stopping:
         """What both learning rates are multiplied with."""
         return self.config.lr_factor**self.drops
 
-    def take(self, look: Look) -> Verdict:
+    def take(self, look: ValidationResult) -> StoppingDecision:
         """Take in ``look``."""
         self.looks.append(replace(look, parts=None))
         if self.best is None or self._is_better(look, self.best):
             self.best, self.since, self.kept = look, 0, look.step
-            return Verdict.BETTER
+            return StoppingDecision.BETTER
         self.since += 1
         if self.config.patience is None or self.since < self.config.patience:
-            return Verdict.WORSE
+            return StoppingDecision.WORSE
         if self.drops < self.config.lr_drops:
             self.drops, self.since = self.drops + 1, 0
-            return Verdict.LOWER
+            return StoppingDecision.LOWER
         self.stopped = True
-        return Verdict.STOP
+        return StoppingDecision.STOP
 
-    def _is_better(self, look: Look, best: Look) -> bool:
+    def _is_better(self, look: ValidationResult, best: ValidationResult) -> bool:
         gain = best.ne - look.ne if self.config.monitor == "ne" else look.auc - best.auc
         return gain > self.config.min_delta
 
     def state(self) -> dict[str, Any]:
         """The state as plain data; ``load`` takes it back."""
         return {
-            "looks": [asdict(look) for look in self.looks], "best": _plain(self.best), "start": _plain(self.start),
-            "since": self.since, "drops": self.drops, "stopped": self.stopped, "kept": self.kept,
-        }  # fmt: skip
+            "looks": [asdict(look) for look in self.looks],
+            "best": _plain(self.best),
+            "start": _plain(self.start),
+            "since": self.since,
+            "drops": self.drops,
+            "stopped": self.stopped,
+            "kept": self.kept,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on with the looks of an earlier session; ``state``: empty for one without looks."""
         if state:
-            self.looks = [Look(**look) for look in state["looks"]]
+            self.looks = [ValidationResult(**look) for look in state["looks"]]
             self.best, self.start = _look(state["best"]), _look(state["start"])
             self.since, self.drops, self.stopped = state["since"], state["drops"], state["stopped"]
             self.kept = state.get("kept", self.best.step if self.best is not None else None)
 
 
-def _plain(look: Look | None) -> dict[str, Any] | None:
+def _plain(look: ValidationResult | None) -> dict[str, Any] | None:
     return None if look is None else asdict(look)
 
 
-def _look(state: dict[str, Any] | None) -> Look | None:
-    return None if state is None else Look(**state)
+def _look(state: dict[str, Any] | None) -> ValidationResult | None:
+    return None if state is None else ValidationResult(**state)
 
 
 def is_due(config: ValidateConfig, step: int, per_epoch: int, total: int) -> bool:

@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.embeddings.event_lookups import EventLookups, Segment
 from pipeline.records import DatasetSchema
-from pipeline.training.parquet import Columns
+from pipeline.training.parquet import DecodedColumns
 
 Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # lengths int32, values int32, weights of the values
 
@@ -25,7 +25,7 @@ class EventBuilder:
         pooled = set(lookups.features)
         self._weighted = any(column.weighted for column in schema.sparse if column.name in pooled)
 
-    def build(self, rows: Columns) -> tuple[KeyedJaggedTensor, tuple[torch.Tensor, ...]]:
+    def build(self, rows: DecodedColumns) -> tuple[KeyedJaggedTensor, tuple[torch.Tensor, ...]]:
         """The lookup, and the sample of each event."""
         count = len(rows.labels)
         lengths = {name: np.diff(rows.ragged[column].offsets) for name, column in self._first.items()}
@@ -45,7 +45,7 @@ class EventBuilder:
         )
         return lookup, tuple(torch.from_numpy(np.repeat(np.arange(count), each)) for each in lengths.values())
 
-    def _bags(self, column: str | None, segment: Segment, rows: Columns, count: int) -> Bags:
+    def _bags(self, column: str | None, segment: Segment, rows: DecodedColumns, count: int) -> Bags:
         """The ids of ``column`` in ``count`` rows of the lookup; None: there are none."""
         if column is None:
             return np.zeros(count, np.int32), np.zeros(0, np.int32), None
@@ -62,9 +62,12 @@ def lengthened(lookup: KeyedJaggedTensor, rows: int) -> KeyedJaggedTensor:
     tables = len(lookup.keys())
     lengths = functional.pad(lookup.lengths().view(tables, -1), (0, rows - lookup.stride()))
     return KeyedJaggedTensor(
-        keys=lookup.keys(), values=lookup.values(), lengths=lengths.view(-1), weights=lookup.weights_or_none(),
+        keys=lookup.keys(),
+        values=lookup.values(),
+        lengths=lengths.view(-1),
+        weights=lookup.weights_or_none(),
         stride=rows,
-    )  # fmt: skip
+    )
 
 
 def _first_columns(schema: DatasetSchema) -> dict[str, str]:

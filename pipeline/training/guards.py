@@ -13,7 +13,7 @@ from pipeline.config import TrainConfig
 from pipeline.errors import GuardError
 from pipeline.training.distributed import add_up, first_fault
 from pipeline.training.faults import LAYER, Fault
-from pipeline.training.metrics import Meter, Sums
+from pipeline.training.metrics import MetricAccumulator, Sums
 
 LEAST_GAIN = 1e-4  # what NE must fall by, as a share of it, in ``window_steps`` to count as learning
 # Near the base rate NE falls slowly, by less than that a window: there it must fall by it in so many windows.
@@ -43,7 +43,7 @@ def _longer(warmup: int | str) -> int:
 
 
 @dataclass(frozen=True)
-class Judged:
+class GuardFigures:
     """How the model as it would be published does on some rows: NE, None for rows of one class; spread of its logits.
 
     ``rows``: which they are, in words.
@@ -74,7 +74,7 @@ class Collapse:
         self._last, self._wait = 0, guard.window_steps
         self._known = list[tuple[int, float]]()  # step and NE of each judgement
 
-    def is_due(self, meter: Meter, step: int, *, free: bool = False) -> bool:
+    def is_due(self, meter: MetricAccumulator, step: int, *, free: bool = False) -> bool:
         """Whether the last steps' predictions ask for a judgement of the model after ``step``; equal on all ranks.
 
         ``free``: nothing speaks against one, because the model has just been looked at, or takes no more steps.
@@ -90,7 +90,7 @@ class Collapse:
         useless = window.ne is not None and window.ne >= guard.max_window_ne
         return useless and (free or step >= self._rising - guard.window_steps)
 
-    def take(self, judged: Judged, step: int, *, last: bool) -> None:
+    def take(self, judged: GuardFigures, step: int, *, last: bool) -> None:
         """Take in a judgement of the model after ``step``, which is equal on all ranks.
 
         Args:

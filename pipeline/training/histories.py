@@ -25,7 +25,7 @@ class Taken:
     events: Mapping[str, Tensor]
 
 
-class Histories(nn.Module):
+class SequenceEncoders(nn.Module):
     """forward(embeddings, events) -> the vectors of all sequences, [b, S, ``dim``] float32.
 
     ``vectors``: the modules of ``build_sequences``, by sequence. ``most``: events that a block takes at once, if any.
@@ -39,10 +39,10 @@ class Histories(nn.Module):
         self._columns = {each.name: [column.name for column in each.columns] for each in schema.sequences}
         self._candidates = {each.name: [column.table or None for column in each.columns] for each in schema.sequences}
 
-    def of(self, schema: DatasetSchema) -> Histories | None:
+    def of(self, schema: DatasetSchema) -> SequenceEncoders | None:
         """The part of ``schema``, which has some of the sequences; the modules are the same ones. None: it has none."""
         lookups = event_lookups(schema)
-        return None if lookups is None else Histories(schema, lookups, self.vectors, self._most)
+        return None if lookups is None else SequenceEncoders(schema, lookups, self.vectors, self._most)
 
     def take(self, looked_up: KeyedTensor, samples: int, events: Sequence[Tensor]) -> Taken:
         """The embeddings that the lookup of ``Batch.lookups`` gave, by what they are of."""
@@ -60,18 +60,23 @@ class Histories(nn.Module):
     def forward(self, taken: Taken, events: Sequence[Tensor]) -> Tensor:
         vectors = [
             in_parts(
-                self.vectors[name], self._most, [taken.events[column] for column in columns], rows,
+                self.vectors[name],
+                self._most,
+                [taken.events[column] for column in columns],
+                rows,
                 [None if each is None else taken.pooled[each] for each in self._candidates[name]],
                 taken.samples,
             )
             for (name, columns), rows in zip(self._columns.items(), events, strict=True)
-        ]  # fmt: skip
+        ]
         return torch.stack(vectors, dim=1)
 
 
-def histories_of(model: ModelConfig, schema: DatasetSchema, seed: int, most: int | None = None) -> Histories | None:
+def histories_of(
+    model: ModelConfig, schema: DatasetSchema, seed: int, most: int | None = None
+) -> SequenceEncoders | None:
     """The module of the sequences of ``schema``; None where it has none. ``most``: ``train.max_events``."""
     lookups = event_lookups(schema)
     if lookups is None:
         return None
-    return Histories(schema, lookups, build_sequences(model, schema, seed), most)
+    return SequenceEncoders(schema, lookups, build_sequences(model, schema, seed), most)

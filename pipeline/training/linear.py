@@ -47,7 +47,7 @@ class _CompiledLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, kernels: layers.Library
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, kernels: layers.LinearLibrary
     ) -> Tensor:
         out = x.new_empty(len(x), len(weight))
         kernels.forward(_task(x, weight, bias=_at(bias), out=out.data_ptr(), relu=relu))
@@ -62,18 +62,30 @@ class _CompiledLinear(torch.autograd.Function):
         for_x = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
         for_weight, for_bias = torch.empty_like(weight), weight.new_empty(len(weight))
         task = _task(
-            x, weight, grad=grad.data_ptr(), out=_at(out), for_x=_at(for_x), for_weight=for_weight.data_ptr(),
+            x,
+            weight,
+            grad=grad.data_ptr(),
+            out=_at(out),
+            for_x=_at(for_x),
+            for_weight=for_weight.data_ptr(),
             for_bias=for_bias.data_ptr(),
-        )  # fmt: skip
+        )
         ctx.kernels.backward(task)
         return for_x, for_weight, for_bias if ctx.has_bias else None, None, None
 
 
 def _task(x: Tensor, weight: Tensor, **others: int | None) -> layers.Linear:
     return layers.Linear(
-        x=x.data_ptr(), weight=weight.data_ptr(), n=len(x), inputs=x.shape[1], width=len(weight),
-        x_stride=x.stride(0), bf16=x.dtype == torch.bfloat16, threads=torch.get_num_threads(), **others,
-    )  # fmt: skip
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        n=len(x),
+        inputs=x.shape[1],
+        width=len(weight),
+        x_stride=x.stride(0),
+        bf16=x.dtype == torch.bfloat16,
+        threads=torch.get_num_threads(),
+        **others,
+    )
 
 
 def _at(values: Tensor | None) -> int | None:
@@ -92,10 +104,15 @@ def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor,
     masked = grad if out is None else torch.empty_like(grad)
     sums = torch.empty(grad.shape[1])
     task = Mask(
-        grad=grad.data_ptr(), out=None if out is None else out.data_ptr(), masked=masked.data_ptr(),
-        sums=sums.data_ptr(), n=len(grad), width=grad.shape[1], bf16=grad.dtype == torch.bfloat16,
+        grad=grad.data_ptr(),
+        out=None if out is None else out.data_ptr(),
+        masked=masked.data_ptr(),
+        sums=sums.data_ptr(),
+        n=len(grad),
+        width=grad.shape[1],
+        bf16=grad.dtype == torch.bfloat16,
         threads=torch.get_num_threads(),
-    )  # fmt: skip
+    )
     kernels.mask(task)
     return masked, sums if summed else None
 
@@ -145,7 +162,7 @@ class CpuLinear(nn.Linear):
             out = cast(Tensor, _Linear.apply(flat, self.weight, self.bias, self.relu))
         return out.view(*x.shape[:-1], self.out_features)
 
-    def _kernels(self, x: Tensor) -> layers.Library | None:
+    def _kernels(self, x: Tensor) -> layers.LinearLibrary | None:
         """The compiled library, where it takes ``x`` [B, in] and the parameters."""
         kernels = layers.library()
         if kernels is None or not kernels.able[x.dtype == torch.bfloat16] or x.stride(1) != 1:

@@ -27,11 +27,11 @@ from pipeline.training.compared import compared
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
-from pipeline.training.early_stopping import Verdict
-from pipeline.training.guards import Collapse, Judged, check_finite, check_layers
+from pipeline.training.early_stopping import StoppingDecision
+from pipeline.training.guards import Collapse, GuardFigures, check_finite, check_layers
 from pipeline.training.hogwild import Hogwild
 from pipeline.training.memory import MemoryMeter, peak_rss
-from pipeline.training.metrics import Meter
+from pipeline.training.metrics import MetricAccumulator
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import judge_train_rows
 from pipeline.training.preemption import STOP, Agreement
@@ -88,7 +88,7 @@ def train(
         trainer = _trainer(settings, split.schema, plan, device, towers, ssd, total)
         if (starts := _starts(split)) is not None:  # of a new model; a checkpoint replaces it
             trainer.dense_part.start_at(starts)
-        meter = Meter(config.guard.window_steps, split.schema)
+        meter = MetricAccumulator(config.guard.window_steps, split.schema)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         order = _order(settings, dataset)
         compiling = AutoCompile(trainer, settings, order.local_batch)
@@ -104,7 +104,7 @@ def train(
         compiling.begin(store, total)
         budget = MemoryBudget(settings.hardware, settings.limit_memory, plan)
         grace = settings.checkpoint.grace_seconds
-        run = _Run(
+        run = _TrainingRun(
             config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget, compiling, looks
         )
         steps = settings.debug.profile_steps or (STEPS if config.profile else 0)
@@ -132,9 +132,14 @@ def train(
 
 
 def _trainer(
-    settings: TrainingSettings, schema: DatasetSchema, plan: Plan, device: torch.device, towers: Towers | None,
-    ssd: SsdStore | None, total: int,
-) -> Trainer:  # fmt: skip
+    settings: TrainingSettings,
+    schema: DatasetSchema,
+    plan: Plan,
+    device: torch.device,
+    towers: Towers | None,
+    ssd: SsdStore | None,
+    total: int,
+) -> Trainer:
     if settings.train.asynchronous:
         return Hogwild(settings, schema, plan, device, total)
     return Trainer(settings, schema, plan, device, towers, ssd, total)
@@ -150,16 +155,27 @@ def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
     """The batches of this rank."""
     config = settings.train
     return Order(
-        key=shuffle_key(dataset), seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
-        window_groups=config.shuffle_window_groups, lanes=config.dealt_lanes, rank=dist.get_rank(),
-        world_size=settings.hardware.workers, without=settings.hardware.world_size - settings.hardware.workers,
-    )  # fmt: skip
+        key=shuffle_key(dataset),
+        seed=settings.seed,
+        global_batch=config.batch,
+        shuffle=config.shuffle,
+        window_groups=config.shuffle_window_groups,
+        lanes=config.dealt_lanes,
+        rank=dist.get_rank(),
+        world_size=settings.hardware.workers,
+        without=settings.hardware.world_size - settings.hardware.workers,
+    )
 
 
 def _looks(
-    config: TrainConfig, split: SplitReader, order: Order, trainer: Trainer, saver: Checkpoints, start: Start,
+    config: TrainConfig,
+    split: SplitReader,
+    order: Order,
+    trainer: Trainer,
+    saver: Checkpoints,
+    start: Start,
     init: Artifact | None,
-) -> Validation | None:  # fmt: skip
+) -> Validation | None:
     """The looks at the validation rows that lie beside those of ``split``; None where there are none."""
     looked_at, per_epoch = validation_split(split), -(-split.rows // config.batch)
     if looked_at is not None and config.snapshots.active:
@@ -195,14 +211,14 @@ class _Leg:
 
 
 @dataclass
-class _Run:
+class _TrainingRun:
     """The loop around the steps: intervals, guards, checkpoints. ``grace``: seconds to commit one after a SIGTERM."""
 
     config: TrainConfig
     grace: float
     trainer: Trainer
     saver: Checkpoints
-    meter: Meter
+    meter: MetricAccumulator
     order: Order
     split: SplitReader
     total: int
@@ -316,23 +332,23 @@ class _Run:
         elif self.judging is None:
             self.judging = self.leg.cut() if self.trainer.drains else step + 1
 
-    def _judged(self) -> Judged:
+    def _judged(self) -> GuardFigures:
         if self.looks is not None:
             return self.looks.judged()
         return judge_train_rows(self.trainer, self.split, self.order)
 
-    def _follow(self, verdict: Verdict | None) -> bool:
+    def _follow(self, verdict: StoppingDecision | None) -> bool:
         """Do what follows from a look at the validation rows; returns whether that took a checkpoint of this step."""
         assert self.looks is not None
         step = self.trainer.steps
         if isinstance(self.looks, Snapshots):
             return self._end_cycle(self.looks, step)
-        if verdict is Verdict.BETTER and step < self.total:
+        if verdict is StoppingDecision.BETTER and step < self.total:
             self.saver.save_best(self.per_epoch, self._samples(step))
             return True
-        if verdict is not Verdict.BETTER and step == self.total:
+        if verdict is not StoppingDecision.BETTER and step == self.total:
             self.looks.end(step)
-        elif verdict is Verdict.LOWER:
+        elif verdict is StoppingDecision.LOWER:
             self.looks.lower()
         return False
 
@@ -368,7 +384,7 @@ class _Run:
             hint="the same command continues from there",
         )
 
-    def _close_interval(self, looking: bool = False) -> Verdict | None:
+    def _close_interval(self, looking: bool = False) -> StoppingDecision | None:
         """Report the interval; ``looking``: with a look at the validation rows, whose verdict is returned."""
         step, steps = self.trainer.steps, self.meter.steps
         sums, seconds, waited = self.meter.close(self.reader.wait_seconds)
@@ -410,12 +426,12 @@ class _Run:
             )
         return verdict
 
-    def _look(self) -> tuple[Verdict, dict[str, Any]]:
+    def _look(self) -> tuple[StoppingDecision, dict[str, Any]]:
         """A look at the validation rows: what it decides, and its figures. It may make this step the last one."""
         assert self.looks is not None
         verdict = self.looks.take(self.meter.window.ne)
         self.meter.leave_out()
-        if verdict is Verdict.STOP:
+        if verdict is StoppingDecision.STOP:
             self.total = self.trainer.steps
         return verdict, self.looks.record()
 

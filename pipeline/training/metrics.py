@@ -64,7 +64,7 @@ class Sums:
         return math.sqrt(max(self.logit_square / self.rows - mean * mean, 0.0))
 
 
-class Meter:
+class MetricAccumulator:
     """Collects the outputs of steps; ``close`` sums them over all ranks (the one collective of an interval).
 
     ``schema``: of the dataset, whose further tasks and weights of rows count (None: it has none).
@@ -75,7 +75,7 @@ class Meter:
         self._tasks = schema.tasks if schema is not None else ()
         self._weighted = schema is not None and schema.counted
         self._outputs: list[Output] = []
-        self._window: deque[_Interval] = deque()
+        self._window: deque[_IntervalSums] = deque()
         self._began = time.perf_counter()
         self._waited = 0.0
 
@@ -111,7 +111,7 @@ class Meter:
 
     def load(self, state: list[list[float]]) -> None:
         """Go on with the window of an earlier session."""
-        self._window = deque(_Interval.of(figures, len(self._tasks)) for figures in state)
+        self._window = deque(_IntervalSums.of(figures, len(self._tasks)) for figures in state)
 
     def begin_anew(self) -> None:
         """Forget the window, whose rows another model scored."""
@@ -123,7 +123,7 @@ class Meter:
         ``waited``: seconds waited for data since the start of training.
         """
         sums, tasks = self._sums()
-        interval = _Interval(self.steps, sums, tasks)
+        interval = _IntervalSums(self.steps, sums, tasks)
         self._outputs = []
         self._window.append(interval)
         while sum(each.steps for each in self._window) - self._window[0].steps >= self.window_steps:
@@ -157,7 +157,7 @@ class Meter:
 
 
 @dataclass(frozen=True)
-class _Interval:
+class _IntervalSums:
     """The sums of the ``steps`` of an interval, and of its further tasks."""
 
     steps: int
@@ -171,11 +171,11 @@ class _Interval:
         return [self.steps, *own, *(figure for each in self.tasks for figure in each)]
 
     @staticmethod
-    def of(figures: list[float], tasks: int) -> _Interval:
+    def of(figures: list[float], tasks: int) -> _IntervalSums:
         """What ``to_list`` gave, with that many further tasks."""
         own = len(figures) - len(TaskSums._fields) * tasks
         each = zip(*[iter(figures[own:])] * len(TaskSums._fields), strict=True)
-        return _Interval(int(figures[0]), Sums(*figures[1:own]), tuple(TaskSums(*sums) for sums in each))
+        return _IntervalSums(int(figures[0]), Sums(*figures[1:own]), tuple(TaskSums(*sums) for sums in each))
 
 
 def _figures(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -183,7 +183,11 @@ def _figures(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     logits, labels = logits[real], labels[real]
     losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
     figures: list[Tensor] = [
-        real.sum(), labels.sum(dtype=torch.float64), losses.sum(dtype=torch.float64), logits.sum(dtype=torch.float64),
-        logits.double().square().sum(), (~torch.isfinite(logits)).sum(),
-    ]  # fmt: skip
+        real.sum(),
+        labels.sum(dtype=torch.float64),
+        losses.sum(dtype=torch.float64),
+        logits.sum(dtype=torch.float64),
+        logits.double().square().sum(),
+        (~torch.isfinite(logits)).sum(),
+    ]
     return torch.stack([figure.double() for figure in figures])

@@ -32,7 +32,7 @@ from pipeline.models.layers import MaxNorm, Ranker, batch_norms
 from pipeline.models.layers.tasks import MultiTaskRanker
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.specs import ModelInputs, task_inputs
-from pipeline.towers import Layout, layout_of
+from pipeline.towers import TowerLayout, layout_of
 from pipeline.towers.events import TowerEvents
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
@@ -40,7 +40,7 @@ from pipeline.training.counted import RowCounts
 from pipeline.training.data import Batch
 from pipeline.training.distributed import workers_of
 from pipeline.training.faults import Fault, FaultFinder
-from pipeline.training.histories import Histories, histories_of
+from pipeline.training.histories import SequenceEncoders, histories_of
 from pipeline.training.linear import use_cpu_kernels
 from pipeline.training.regularise import largest_of_ranks, synchronise
 from pipeline.training.settings import ModelSettings
@@ -103,7 +103,7 @@ class TowerClickModel(nn.Module):
         return [f"{TOWERS}.{path}" for path in (TABLES, EVENT_TABLES) if getattr(self.towers, path) is not None]
 
 
-class Pooled(nn.Module):
+class PooledEmbeddings(nn.Module):
     """The features' embeddings in the schema's order, once exchanged; towers' outputs as they are.
 
     [b, F, D], and where tables differ in width (not ``even``) [b, sum of widths]. A module, so that it takes hooks.
@@ -136,7 +136,7 @@ class DensePart(nn.Module):
         normalise: MaxNorm | None = None,
         train: TrainConfig | None = None,
         project: Projections | None = None,
-        histories: Histories | None = None,
+        histories: SequenceEncoders | None = None,
     ) -> None:
         super().__init__()
         train = train or TrainConfig()
@@ -147,7 +147,7 @@ class DensePart(nn.Module):
         self._batch_norms = batch_norms(ranking)
         self.normalise, self.project, self.histories = normalise, project, histories
         self.tables = [column.name for column in schema.sparse]
-        self.pooled = Pooled(self.tables, even=project is None)
+        self.pooled = PooledEmbeddings(self.tables, even=project is None)
         self.dtype = dtype
         vectors = names or [f"table {name!r}" for name in self.tables]
         vectors += [f"sequence {each.name!r}" for each in schema.sequences if names is None]
@@ -307,7 +307,7 @@ def widths_of(model: ModelConfig, schema: DatasetSchema) -> dict[str, int]:
 
 
 def build_towers(
-    settings: ModelSettings, schema: DatasetSchema, layout: Layout, device: torch.device, *, trained: bool
+    settings: ModelSettings, schema: DatasetSchema, layout: TowerLayout, device: torch.device, *, trained: bool
 ) -> TowerClickModel:
     """The unsharded model of this rank's towers; collective. The ranking model takes the towers' outputs."""
     groups, width = make_groups(layout), settings.model.embedding_dim
@@ -345,10 +345,17 @@ def _max_norm(
 
 
 def _dense_part(
-    settings: ModelSettings, schema: DatasetSchema, vectors: tuple[str, ...], dim: int, device: torch.device,
-    names: list[str] | None = None, project: Projections | None = None, histories: Histories | None = None,
-    *, trained: bool,
-) -> DensePart:  # fmt: skip
+    settings: ModelSettings,
+    schema: DatasetSchema,
+    vectors: tuple[str, ...],
+    dim: int,
+    device: torch.device,
+    names: list[str] | None = None,
+    project: Projections | None = None,
+    histories: SequenceEncoders | None = None,
+    *,
+    trained: bool,
+) -> DensePart:
     """The dense part for the embedding ``vectors`` of width ``dim``."""
     tasks = task_inputs(schema.tasks)
     inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=settings.seed, tasks=tasks)
@@ -415,9 +422,18 @@ def assemble(
         tables = torch.device("cpu") if flat.head.workers is not None else device
         plan, among = whole_tables(plan) if whole else (plan, None)
         model = shard_model(
-            flat, plan, flat.paths, tables, rules, among, codecs=exchange, ssd=ssd, prefetch=prefetch,
-            workers=flat.head.workers, trained=trained,
-        )  # fmt: skip
+            flat,
+            plan,
+            flat.paths,
+            tables,
+            rules,
+            among,
+            codecs=exchange,
+            ssd=ssd,
+            prefetch=prefetch,
+            workers=flat.head.workers,
+            trained=trained,
+        )
         return Sharded(model, flat.head, RowAccess(model))
     layout = layout_of(towers, schema.vectors, settings.hardware.hosts, settings.hardware.ranks_per_host)
     built = build_towers(settings, schema, layout, device, trained=trained)

@@ -38,7 +38,7 @@ SCHEMA_FILE, PROFILE_FILE = "schema.json", "profile.json"
 
 
 @dataclass(frozen=True)
-class Group:
+class RowGroup:
     """One row group: ``index`` within ``file``; its ``rows`` start at row ``first`` of the split."""
 
     file: str
@@ -79,7 +79,7 @@ class Ragged:
 
 
 @dataclass
-class Columns:
+class DecodedColumns:
     """Decoded rows, feature-major: labels [N], dense [n, N], single-valued ids [s, N] int32, ragged by feature name.
 
     Columns of a sequence are ragged, too.
@@ -95,7 +95,7 @@ class Columns:
     extra: np.ndarray
 
 
-def take_each(columns: Columns, picks: list[np.ndarray]) -> list[Columns]:
+def take_each(columns: DecodedColumns, picks: list[np.ndarray]) -> list[DecodedColumns]:
     """For each of ``picks`` copies of those rows, in that order; all of them lie in one piece of memory.
 
     Column after column, so that each stays in the cache while it is read at random.
@@ -110,7 +110,7 @@ def take_each(columns: Columns, picks: list[np.ndarray]) -> list[Columns]:
                 # mode="clip" spares NumPy a buffered copy; the indices are always in range.
                 np.take(column, rows, out=target[number], mode="clip")
     ragged = [{name: column.take(rows) for name, column in columns.ragged.items()} for rows in picks]
-    return [Columns(f[0], f[more:], i, r, f[1:more]) for f, i, r in zip(floats, ids, ragged, strict=True)]
+    return [DecodedColumns(f[0], f[more:], i, r, f[1:more]) for f, i, r in zip(floats, ids, ragged, strict=True)]
 
 
 def _blocks(kind: type, columns: int, sizes: list[int]) -> list[np.ndarray]:
@@ -120,9 +120,9 @@ def _blocks(kind: type, columns: int, sizes: list[int]) -> list[np.ndarray]:
     return [whole[end - columns * size : end].reshape(columns, size) for end, size in zip(ends, sizes, strict=True)]
 
 
-def join(parts: list[Columns]) -> Columns:
+def join(parts: list[DecodedColumns]) -> DecodedColumns:
     """The rows of all ``parts``, one after the other."""
-    return Columns(
+    return DecodedColumns(
         np.concatenate([part.labels for part in parts]),
         np.concatenate([part.dense for part in parts], axis=1),
         np.concatenate([part.single for part in parts], axis=1),
@@ -168,9 +168,9 @@ class SplitReader:
         self.extra += [NEGATIVE_RATE] if self.schema.sampled else []
         self._table_rows = {column.name: column.rows for column in self.schema.id_columns}
 
-    def allocate(self, rows: int) -> Columns:
+    def allocate(self, rows: int) -> DecodedColumns:
         """Empty columns for ``rows`` rows; ragged ones are filled by ``read_groups``."""
-        return Columns(
+        return DecodedColumns(
             labels=np.empty(rows, np.float32),
             dense=np.empty((len(self.schema.dense), rows), np.float32),
             single=np.empty((len(self.single), rows), np.int32),
@@ -178,7 +178,7 @@ class SplitReader:
             extra=np.empty((len(self.extra), rows), np.float32),
         )
 
-    def read(self, group: Group, into: Columns, at: int) -> dict[str, Ragged]:
+    def read(self, group: RowGroup, into: DecodedColumns, at: int) -> dict[str, Ragged]:
         """Decode ``group`` into rows [at, at + group.rows) of ``into``; returns its multi-valued columns."""
         names = [LABEL, *self.schema.dense, *(column.name for column in self.schema.sparse)]
         names += [weight_column(column.name) for column in self.multi if column.weighted] + self.extra
@@ -197,7 +197,7 @@ class SplitReader:
         ragged = {column.name: self._ragged(table, column.name, column.weighted, group) for column in self.multi}
         return ragged | self._events(table, group)
 
-    def _events(self, table: pa.Table, group: Group) -> dict[str, Ragged]:
+    def _events(self, table: pa.Table, group: RowGroup) -> dict[str, Ragged]:
         """The columns of all sequences; ArtifactError where those of one differ in length."""
         ragged: dict[str, Ragged] = {}
         for sequence in self.schema.sequences:
@@ -237,7 +237,7 @@ class SplitReader:
             return own
         return counted_for(np.ones(self.rows, np.float32) if own is None else own, self.column(LABEL), rates)
 
-    def counted_for(self, columns: Columns) -> np.ndarray | None:
+    def counted_for(self, columns: DecodedColumns) -> np.ndarray | None:
         """The same of decoded rows."""
         if not self.schema.counted:
             return None
@@ -271,7 +271,7 @@ class SplitReader:
         """The probability each label was drawn from, float32 [rows]; None where the dataset does not have it."""
         return self.column(TRUE_PROBABILITY) if self.schema.true_probability else None
 
-    def raw(self, group: Group, features: list[str]) -> dict[str, np.ndarray]:
+    def raw(self, group: RowGroup, features: list[str]) -> dict[str, np.ndarray]:
         """Numbers before their transform, of the rows of a held-out ``group``: float64 [rows], NaN where missing.
 
         ``features``: those whose raw numbers the dataset keeps (``raw`` in its transforms.json).
@@ -279,7 +279,7 @@ class SplitReader:
         table = self._beside(RAW, group, [raw_column(name) for name in features])
         return {name: _flat(table, raw_column(name)) for name in features}
 
-    def unseen(self, group: Group, features: list[str]) -> dict[str, np.ndarray]:
+    def unseen(self, group: RowGroup, features: list[str]) -> dict[str, np.ndarray]:
         """Hashes (uint64) of the ids without a table row, of the rows of a held-out ``group``; 0 for the other ids.
 
         One for each lookup: [rows], of a multi-valued feature as many as its ``values``. ``features``: those whose
@@ -289,11 +289,11 @@ class SplitReader:
         columns = {name: _array(table.column(unseen_column(name))) for name in features}
         return {name: (c.flatten() if pa.types.is_list(c.type) else c).to_numpy() for name, c in columns.items()}
 
-    def _beside(self, folder: str, group: Group, names: list[str]) -> pa.Table:
+    def _beside(self, folder: str, group: RowGroup, names: list[str]) -> pa.Table:
         """Columns of the rows of ``group``, from the file of the same name in ``folder``."""
         return self._table(replace(group, file=f"{folder}/{group.file.rpartition('/')[2]}"), names)
 
-    def _table(self, group: Group, names: list[str]) -> pa.Table:
+    def _table(self, group: RowGroup, names: list[str]) -> pa.Table:
         where = self.store.url_of(f"{self.dataset.path}/{group.file}")
         try:
             table = retried(lambda: self._decoded(group, names), f"reading {where}")
@@ -313,7 +313,7 @@ class SplitReader:
             )
         return table
 
-    def _decoded(self, group: Group, names: list[str]) -> pa.Table:
+    def _decoded(self, group: RowGroup, names: list[str]) -> pa.Table:
         with self._lock:
             footer = self._footers.get(group.file)
         with (
@@ -334,7 +334,7 @@ class SplitReader:
             return nullcontext(self.store.full(f"{self.dataset.path}/{file}"))
         return closing(self.store.open_parts(self.dataset, file))
 
-    def _ragged(self, table: pa.Table, name: str, weighted: bool, group: Group) -> Ragged:
+    def _ragged(self, table: pa.Table, name: str, weighted: bool, group: RowGroup) -> Ragged:
         lists = _array(table.column(name))
         offsets = lists.offsets.to_numpy().astype(np.int64)
         values = lists.values.to_numpy()[offsets[0] : offsets[-1]].astype(np.int32, copy=False)
@@ -352,7 +352,7 @@ class SplitReader:
                 )
         return Ragged(offsets - offsets[0], values, weights)
 
-    def _check(self, name: str, ids: np.ndarray, group: Group, offsets: np.ndarray | None) -> None:
+    def _check(self, name: str, ids: np.ndarray, group: RowGroup, offsets: np.ndarray | None) -> None:
         rows = self._table_rows[name]
         if not len(ids) or (ids.min() >= 0 and ids.max() < rows):
             return
@@ -365,12 +365,12 @@ class SplitReader:
         )
 
 
-def _groups(schema: DatasetSchema, split: str) -> list[Group]:
+def _groups(schema: DatasetSchema, split: str) -> list[RowGroup]:
     groups, first = [], 0
     for file, sizes in zip(schema.files.get(split, []), schema.groups.get(split, []), strict=True):
         for index, rows in enumerate(sizes):
             if rows:
-                groups.append(Group(file if "/" in file else f"{split}/{file}", index, rows, first))
+                groups.append(RowGroup(file if "/" in file else f"{split}/{file}", index, rows, first))
             first += rows
     return groups
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint.ranks import exchange
-from pipeline.checkpoint.reader import Target, restore
+from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.embeddings.single_rank_lookup import without_exchange
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.whole import whole_tables_pay
@@ -22,13 +22,13 @@ from pipeline.evaluation.ensemble_members import ne_of, shares
 from pipeline.models.layers.events import EVEN_ROWS
 from pipeline.records import LABEL, Member, Plan, Towers
 from pipeline.store import Artifact, Store
-from pipeline.training.attention import Attention, watching
+from pipeline.training.attention import EventAttention, watching
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of
-from pipeline.training.guards import Judged
+from pipeline.training.guards import GuardFigures
 from pipeline.training.model import assemble
 from pipeline.training.parquet import SplitReader
-from pipeline.training.sampler import Deal, Order, shuffle_key
+from pipeline.training.sampler import BatchSampler, Order, shuffle_key
 from pipeline.training.settings import PredictionSettings
 from pipeline.training.shared_memory import memory_between
 from pipeline.training.ssd import ssd_store
@@ -54,7 +54,7 @@ class Predictions:
     true_probability: np.ndarray | None
     tasks: dict[str, np.ndarray] = field(default_factory=dict)
     weights: np.ndarray | None = None
-    attention: dict[str, Attention] = field(default_factory=dict)
+    attention: dict[str, EventAttention] = field(default_factory=dict)
 
 
 def predict(
@@ -81,10 +81,15 @@ def predict(
             if ssd is not None and ssd.cached:  # whose slots are for the rows of a batch of the plan, not a larger one
                 global_batch = min(global_batch, plan.global_batch)
             order = Order(
-                key=shuffle_key(dataset), seed=settings.seed, global_batch=global_batch, shuffle=False,
-                lanes=workers.count, rank=dist.get_rank(), world_size=workers.count,
+                key=shuffle_key(dataset),
+                seed=settings.seed,
+                global_batch=global_batch,
+                shuffle=False,
+                lanes=workers.count,
+                rank=dist.get_rank(),
+                world_size=workers.count,
                 without=workers.world - workers.count,
-            )  # fmt: skip
+            )
             alone = (towers is None or towers.is_flat) and device.type == "cpu" and _alone(settings, plan, split.rows)
             whole = alone and dist.get_world_size() > 1
             sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd, whole=whole)
@@ -92,7 +97,7 @@ def predict(
                 without_exchange(sharded.model)
             memory = None if alone else memory_between(device, settings, sharded.towers)
             exchanging = nullcontext if memory is None else memory.exchanging
-            target = Target(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
+            target = RestoreTarget(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
             parts = []
             # Of an ensemble, its first member. Towers see the events of other ranks' rows.
             with watching(sharded.dense_part.histories if sharded.towers is None else None) as seen:
@@ -104,11 +109,17 @@ def predict(
         logits = _together(parts, members, len(split.schema.tasks))
         if logits is None:
             return None
-        rows = Deal(order, split.groups).owned(0, order.rank, order.world_size)  # of this rank in the first batch
+        rows = BatchSampler(order, split.groups).owned(
+            0, order.rank, order.world_size
+        )  # of this rank in the first batch
         return Predictions(
-            split.column(LABEL), logits, split.true_probability(), split.labels(), split.row_weights(),
+            split.column(LABEL),
+            logits,
+            split.true_probability(),
+            split.labels(),
+            split.row_weights(),
             seen.examples(rows),
-        )  # fmt: skip
+        )
 
 
 def _alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
@@ -168,13 +179,13 @@ def score_published(trainer: Trainer, split: SplitReader, order: Order) -> np.nd
         return score(model, reader, device, trainer.workers)
 
 
-def judge_train_rows(trainer: Trainer, train: SplitReader, order: Order) -> Judged:
+def judge_train_rows(trainer: Trainer, train: SplitReader, order: Order) -> GuardFigures:
     """How the model in training does on ``JUDGED_ROWS`` train rows, of evenly spread row groups. Collective."""
     rows = SplitReader(train.store, train.dataset, "train")
     rows.spread(JUDGED_ROWS)
     logits = score_published(trainer, rows, order)
     figures = exchange(None if logits is None else _judged(rows, main_logits(logits)))[0]
-    return Judged(rows=f"{rows.rows:,} train rows", **figures)
+    return GuardFigures(rows=f"{rows.rows:,} train rows", **figures)
 
 
 def _judged(rows: SplitReader, logits: np.ndarray) -> dict[str, float | None]:
@@ -214,7 +225,7 @@ def _gather(logits: torch.Tensor, workers: Workers) -> torch.Tensor | None:
     return torch.stack(parts, dim=1) if parts else None
 
 
-def _in_row_order(logits: torch.Tensor, deal: Deal) -> np.ndarray:
+def _in_row_order(logits: torch.Tensor, deal: BatchSampler) -> np.ndarray:
     """Of the logits of all ranks those of rows, which ``deal`` does not shuffle, without the padding: [rows, ...]."""
     found, ordered = logits.cpu().numpy(), np.empty((deal.rows, *logits.shape[3:]), np.float32)
     for batch, ranks in enumerate(found):

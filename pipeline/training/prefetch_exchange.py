@@ -20,7 +20,7 @@ import torch.distributed as dist
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.records import DatasetSchema, ShardPlan
 from pipeline.training.distributed import side_group
-from pipeline.training.parquet import Columns, SplitReader
+from pipeline.training.parquet import DecodedColumns, SplitReader
 
 Ids = dict[str, np.ndarray]
 Item = TypeVar("Item")
@@ -38,7 +38,7 @@ class Announce:
     shards: Mapping[str, Sequence[ShardPlan]]
     receive: Callable[[Ids], None]
 
-    def ids(self, split: SplitReader, rows: Columns, count: int) -> Ids:
+    def ids(self, split: SplitReader, rows: DecodedColumns, count: int) -> Ids:
         """The ids of the first ``count`` rows by table, int64."""
 
         def of(name: str) -> np.ndarray:
@@ -84,7 +84,7 @@ class Announcements(Generic[Item]):
             return None
         return cls(announce, world, ahead)
 
-    def make(self, split: SplitReader, rows: Columns, count: int, events: int) -> Announcement:
+    def make(self, split: SplitReader, rows: DecodedColumns, count: int, events: int) -> Announcement:
         """That of a batch with the first ``count`` of these rows, and ``events`` rows of events."""
         ids = self._announce.ids(split, rows, count) if self._announce is not None else {}
         tables = [holders.deal(ids[table]) for table, holders in self._holders.items()]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint.config_compatibility import check_changes
-from pipeline.checkpoint.reader import Target
+from pipeline.checkpoint.reader import RestoreTarget
 from pipeline.checkpoint.warm import warm_start
 from pipeline.config import ModelConfig
 from pipeline.errors import GuardError
@@ -88,7 +88,7 @@ def _load(settings: TrainingSettings, store: Store, checkpoint: Artifact, datase
     """Read the rows of ``checkpoint``'s tables, as many as the trainer's tables have, and nothing of its dense part."""
     wanted = dataclasses.replace(settings.checkpoint, init_tables_only=True, rename={})
     check_changes(checkpoint, settings.record, wanted, settings.data, dataset.key)
-    warm_start(store, checkpoint, Target(trainer.rows, dict(trainer.dense), states=False), tables_only=True)
+    warm_start(store, checkpoint, RestoreTarget(trainer.rows, dict(trainer.dense), states=False), tables_only=True)
 
 
 @torch.no_grad()
@@ -154,10 +154,16 @@ def _plan(schema: DatasetSchema, model: ModelConfig, batch: int) -> Plan:
         global_batch=batch,
         tables={
             table.name: TablePlan(
-                rows=table.rows, dim=(dim := model.dim_of(table.name)), pooling=1.0, tier="ddr", sharding="table_wise",
-                kernel="fused", shards=(ShardPlan(rank=0, row=0, rows=table.rows, column=0, columns=dim),), cost_ms=0.0,
+                rows=table.rows,
+                dim=(dim := model.dim_of(table.name)),
+                pooling=1.0,
+                tier="ddr",
+                sharding="table_wise",
+                kernel="fused",
+                shards=(ShardPlan(rank=0, row=0, rows=table.rows, column=0, columns=dim),),
+                cost_ms=0.0,
                 reason="",
             )
             for table in schema.tables
         },
-    )  # fmt: skip
+    )

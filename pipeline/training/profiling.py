@@ -45,7 +45,7 @@ OUTSIDE = "outside of operations"  # Python, waiting, and threads beside the tra
 
 
 @dataclass(frozen=True)
-class Profile:
+class StepProfile:
     """Ms a step by kind of work on the training thread (on CUDA: on the device), of ``steps`` steps of one rank."""
 
     steps: int
@@ -115,7 +115,7 @@ class Profiler:
             self._store.write_bytes(f"{self._name.replace('*', 'profile')}.txt", f"{profiled.table()}\n".encode())
             log.info("%s", profiled.table())
 
-    def _summed(self, profiler: profile, speed: Speed) -> Profile:
+    def _summed(self, profiler: profile, speed: Speed) -> StepProfile:
         step_ms, spent = 1000 * self._seconds / self._steps, dict.fromkeys([*(kind for kind, _ in KINDS), OTHER], 0.0)
         for event in profiler.key_averages():
             micros = event.self_device_time_total if self._cuda else event.self_cpu_time_total
@@ -123,7 +123,7 @@ class Profiler:
                 spent[kind_of(event.key)] += micros / 1000 / self._steps
         spent[OUTSIDE] = max(0.0, step_ms - sum(spent.values()))
         shown = {kind: ms for kind, ms in spent.items() if ms >= 0.005}
-        return Profile(self._steps, step_ms, torch.get_num_threads(), shown, 1000 * speed.least_seconds)
+        return StepProfile(self._steps, step_ms, torch.get_num_threads(), shown, 1000 * speed.least_seconds)
 
 
 def kind_of(operation: str) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.config.lanes import fitting_lanes
 from pipeline.store import Artifact
-from pipeline.training.parquet import Group
+from pipeline.training.parquet import RowGroup
 
 
 def shuffle_key(dataset: Artifact) -> str:
@@ -75,10 +75,10 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Part:
+class RowRange:
     """Rows [start, stop) of a row group."""
 
-    group: Group
+    group: RowGroup
     start: int
     stop: int
 
@@ -92,7 +92,7 @@ class Window:
     number: int
     start: int
     rows: int
-    parts: tuple[Part, ...]
+    parts: tuple[RowRange, ...]
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ class Take:
     stop: int
 
 
-class Deal:
+class BatchSampler:
     """How ``order`` deals the rows of ``groups`` to global batches and ranks."""
 
-    def __init__(self, order: Order, groups: list[Group]) -> None:
+    def __init__(self, order: Order, groups: list[RowGroup]) -> None:
         self.order, self._groups = order, groups
         self.rows = sum(group.rows for group in groups)
         self.lanes = fitting_lanes(order.lanes, order.global_batch, len(groups))
@@ -177,20 +177,20 @@ class Deal:
         """Where a lane begins in the sequence of an epoch."""
         return self._full * self.quota * lane + self._short * lane // self.lanes
 
-    def _lay(self, epoch: int) -> tuple[list[Group], np.ndarray]:
+    def _lay(self, epoch: int) -> tuple[list[RowGroup], np.ndarray]:
         """The row groups of an epoch, one behind the other, and where each ends."""
         groups = self._groups
         if self.order.shuffle:
             groups = [groups[i] for i in self.order.generator(epoch).permutation(len(groups))]
         return groups, np.cumsum([group.rows for group in groups])
 
-    def _parts(self, epoch: int, lane: int) -> list[Part]:
+    def _parts(self, epoch: int, lane: int) -> list[RowRange]:
         groups, ends = self._laid(epoch)
         at, stop = self._begin(lane), self._begin(lane + 1)
         number, parts = int(np.searchsorted(ends, at, side="right")), []
         while at < stop:
             group, end = groups[number], int(ends[number])
             begin = end - group.rows
-            parts.append(Part(group, at - begin, min(end, stop) - begin))
+            parts.append(RowRange(group, at - begin, min(end, stop) - begin))
             at, number = end, number + 1
         return parts

@@ -52,9 +52,12 @@ class TrainingSettings(ModelSettings):
     def of(cls, config: Config) -> Self:
         """The part of ``config``."""
         return cls(
-            **_model_part(config), checkpoint=config.checkpoint, debug=config.debug,
-            limit_memory=config.launch.limit_memory, record=recorded(config),
-        )  # fmt: skip
+            **_model_part(config),
+            checkpoint=config.checkpoint,
+            debug=config.debug,
+            limit_memory=config.launch.limit_memory,
+            record=recorded(config),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -238,9 +238,13 @@ class SharedMemory:
             return group in self._groups and threading.get_ident() == thread  # other threads have their own order
 
         def all_to_all(
-            output: Tensor, input: Tensor, output_split_sizes: list[int] | None = None,
-            input_split_sizes: list[int] | None = None, group: Any = None, async_op: bool = False,
-        ) -> Any:  # fmt: skip
+            output: Tensor,
+            input: Tensor,
+            output_split_sizes: list[int] | None = None,
+            input_split_sizes: list[int] | None = None,
+            group: Any = None,
+            async_op: bool = False,
+        ) -> Any:
             given = (output_split_sizes, input_split_sizes)
             if here(group):
                 receives, sends = self._parts(output, given[0]), self._parts(input, given[1])

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.training.parquet import Columns, Ragged, SplitReader, join_ragged
-from pipeline.training.sampler import Deal, Take, Window
+from pipeline.training.parquet import DecodedColumns, Ragged, SplitReader, join_ragged
+from pipeline.training.sampler import BatchSampler, Take, Window
 
 
 @dataclass
-class Block:
+class DecodedRows:
     """Rows in two arrays: ``floats`` [1 + k + n, N] with label, extra and dense columns, and single-valued ``ids``."""
 
     floats: np.ndarray
@@ -23,20 +23,20 @@ class Block:
     ragged: dict[str, Ragged] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, split: SplitReader, rows: int) -> Block:
+    def empty(cls, split: SplitReader, rows: int) -> DecodedRows:
         """Memory for ``rows`` rows of ``split``."""
         floats = 1 + len(split.extra) + len(split.schema.dense)
         return cls(np.empty((floats, rows), np.float32), np.empty((len(split.single), rows), np.int32))
 
-    def columns(self, extra: int) -> Columns:
+    def columns(self, extra: int) -> DecodedColumns:
         """The same memory by column, ``extra`` of them between labels and dense ones."""
         more = 1 + extra
-        return Columns(self.floats[0], self.floats[more:], self.ids, self.ragged, self.floats[1:more])
+        return DecodedColumns(self.floats[0], self.floats[more:], self.ids, self.ragged, self.floats[1:more])
 
 
-def no_rows(split: SplitReader) -> tuple[Columns, int]:
+def no_rows(split: SplitReader) -> tuple[DecodedColumns, int]:
     """What a rank without a share of global batches takes of each: no rows, not even padding."""
-    block = Block.empty(split, 0)
+    block = DecodedRows.empty(split, 0)
     for column in split.multi:
         weights = np.empty(0, np.float32) if column.weighted else None
         block.ragged[column.name] = Ragged(np.zeros(1, np.int64), np.empty(0, np.int32), weights)
@@ -51,9 +51,16 @@ class LaneReader:
     """
 
     def __init__(
-        self, split: SplitReader, deal: Deal, pool: Executor, *, rank: int, world: int, epochs: int,
+        self,
+        split: SplitReader,
+        deal: BatchSampler,
+        pool: Executor,
+        *,
+        rank: int,
+        world: int,
+        epochs: int,
         start: tuple[int, int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.split, self._deal, self._pool = split, deal, pool
         self._rank, self._world = rank, world
         lanes = max(len(deal.takes(0, rank, world)), 1)
@@ -62,10 +69,10 @@ class LaneReader:
         self._size = min(deal.together * largest, split.rows)
         self._coming = self._schedule(epochs, start)
         self._pending: deque[tuple[int, _Decoding]] = deque()
-        self._lanes: dict[int, list[tuple[Window, Block]]] = {}
-        self._spare: list[Block] = []
+        self._lanes: dict[int, list[tuple[Window, DecodedRows]]] = {}
+        self._spare: list[DecodedRows] = []
 
-    def take(self, epoch: int, batch: int) -> tuple[Columns, int]:
+    def take(self, epoch: int, batch: int) -> tuple[DecodedColumns, int]:
         """The rank's rows of a global batch, filled up with the first one, and how many there are without.
 
         A rank without rows is filled up with the global batch's first row. Call it batch after batch.
@@ -74,7 +81,7 @@ class LaneReader:
         own = sum(take.stop - take.start for take in takes)
         self._load(epoch * self._deal.batches + batch)
         pieces = [piece for take in takes or [self._deal.first(batch)] for piece in self._cut(take)]
-        block = Block.empty(self.split, -(-self._deal.order.global_batch // self._world))
+        block = DecodedRows.empty(self.split, -(-self._deal.order.global_batch // self._world))
         _fill(block, pieces)
         self._drop(batch)
         return block.columns(len(self.split.extra)), own
@@ -111,7 +118,7 @@ class LaneReader:
         while len(self._pending) < self._ahead and (coming := next(self._coming, None)) is not None:
             self._pending.append((coming[0], _Decoding(self, self._deal, coming[1])))
 
-    def _cut(self, take: Take) -> Iterator[tuple[Block, int, int]]:
+    def _cut(self, take: Take) -> Iterator[tuple[DecodedRows, int, int]]:
         """The pieces of the lane's windows with these rows: rows [low, high) of each."""
         for window, block in self._lanes[take.lane]:
             low, high = max(take.start - window.start, 0), min(take.stop - window.start, window.rows)
@@ -125,14 +132,14 @@ class LaneReader:
             while windows and (ended or windows[0][0].start + windows[0][0].rows <= position):
                 self.release(windows.pop(0)[1])
 
-    def block(self) -> Block:
+    def block(self) -> DecodedRows:
         """Memory for a window."""
         try:
             return self._spare.pop()
         except IndexError:
-            return Block.empty(self.split, self._size)
+            return DecodedRows.empty(self.split, self._size)
 
-    def release(self, block: Block) -> None:
+    def release(self, block: DecodedRows) -> None:
         """Take memory back."""
         self._spare.append(block)
 
@@ -144,11 +151,11 @@ class LaneReader:
 class _Decoding:
     """A ``window`` under way; ``done`` has its mixed rows. The thread with its last part mixes them."""
 
-    def __init__(self, reader: LaneReader, deal: Deal, window: Window) -> None:
+    def __init__(self, reader: LaneReader, deal: BatchSampler, window: Window) -> None:
         self._reader, self._deal, self.window = reader, deal, window
-        self.done: Future[Block] = Future()
+        self.done: Future[DecodedRows] = Future()
         self._lock = threading.Lock()
-        self._raw: Block | None = None
+        self._raw: DecodedRows | None = None
         self._parts: dict[int, dict[str, Ragged]] = {}
         self._at = np.cumsum([0, *(part.group.rows for part in window.parts)]).tolist()
         for number in range(len(window.parts)):
@@ -171,7 +178,7 @@ class _Decoding:
                 if not self.done.done():
                     self.done.set_exception(error)
 
-    def _mixed(self, raw: Block) -> Block:
+    def _mixed(self, raw: DecodedRows) -> DecodedRows:
         parts = [self._parts[number] for number in range(len(self._parts))]
         raw.ragged = {name: join_ragged([part[name] for part in parts]) for name in parts[0]}
         if not self._deal.order.shuffle and self.window.rows == self._at[-1]:  # whole row groups
@@ -188,7 +195,7 @@ class _Decoding:
         return mixed
 
 
-def _fill(block: Block, pieces: list[tuple[Block, int, int]]) -> None:
+def _fill(block: DecodedRows, pieces: list[tuple[DecodedRows, int, int]]) -> None:
     """Copy the pieces' rows into ``block``, one after the other, and the first of them into what is left."""
     at, rows = 0, block.floats.shape[1]
     for source, low, high in pieces:

@@ -27,7 +27,7 @@ from pipeline.embeddings.fused_optimizer import set_table_steps
 from pipeline.errors import ConfigError
 from pipeline.evaluation.ensemble_members import choose, fitted_weights, ne_of
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.early_stopping import Verdict
+from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.model import build
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import main_logits
@@ -98,9 +98,16 @@ class Snapshots(Validation):
     """
 
     def __init__(
-        self, config: TrainConfig, split: SplitReader, order: Order, trainer: Trainer, saver: Checkpoints,
-        per_epoch: int, start: Start, warm: Callable[[], None] | None,
-    ) -> None:  # fmt: skip
+        self,
+        config: TrainConfig,
+        split: SplitReader,
+        order: Order,
+        trainer: Trainer,
+        saver: Checkpoints,
+        per_epoch: int,
+        start: Start,
+        warm: Callable[[], None] | None,
+    ) -> None:
         plain = replace(config, validate=replace(config.validate, patience=None, cycle_epochs=None))
         super().__init__(plain, split, order, trainer, saver, per_epoch)
         self._wanted, self._initial, self._warm = config.snapshots, start, warm
@@ -130,11 +137,11 @@ class Snapshots(Validation):
         """Steps that the model after ``step`` has taken since it began anew."""
         return (step - 1) % self._cycle + 1 if self._wanted.kind == RESET else step
 
-    def take(self, train_ne: float | None) -> Verdict:
+    def take(self, train_ne: float | None) -> StoppingDecision:
         """Look at the weights of now, which are a snapshot whatever their figures are."""
         super().take(train_ne)
         self._saver.snapshots = [*(self._saver.snapshots or ()), name_of(self._trainer.steps)]
-        return Verdict.SNAPSHOT
+        return StoppingDecision.SNAPSHOT
 
     def restart(self) -> None:
         """Begin the next cycle."""
@@ -159,8 +166,11 @@ class Snapshots(Validation):
         if dist.get_rank() == 0:
             log.info(
                 "ensemble: %d of %d snapshots, validation NE %.5f together, %.5f the best one alone",
-                len(record["members"]), len(paths), record["ne"], record["best_ne"],
-            )  # fmt: skip
+                len(record["members"]),
+                len(paths),
+                record["ne"],
+                record["best_ne"],
+            )
         return {"ensemble": record}
 
     def _scores_of(self, path: str) -> np.ndarray | None:
@@ -183,6 +193,9 @@ class Snapshots(Validation):
                 {"checkpoint": paths[at], "weight": float(share), "ne": alone[at]}
                 for at, share in zip(members, shares, strict=True)
             ],
-            "made": len(paths), "kind": self._wanted.kind, "ne": ne_of(shares @ chosen, labels, weights),
-            "best_ne": min(alone), "last_ne": ne_of(logits[last].mean(axis=0), labels, weights),
-        }  # fmt: skip
+            "made": len(paths),
+            "kind": self._wanted.kind,
+            "ne": ne_of(shares @ chosen, labels, weights),
+            "best_ne": min(alone),
+            "last_ne": ne_of(logits[last].mean(axis=0), labels, weights),
+        }

@@ -73,9 +73,14 @@ def main_sums(logits: Tensor, labels: Tensor, weights: Tensor) -> list[Tensor]:
     losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
     rows = torch.full((), float(len(exact)), dtype=torch.float64, device=logits.device)
     return [
-        exact.sum(), (exact * labels).sum(), (exact * losses).sum(), (exact * each).sum(),
-        (exact * each.square()).sum(), (~torch.isfinite(logits)).sum(), rows,
-    ]  # fmt: skip
+        exact.sum(),
+        (exact * labels).sum(),
+        (exact * losses).sum(),
+        (exact * each).sum(),
+        (exact * each.square()).sum(),
+        (~torch.isfinite(logits)).sum(),
+        rows,
+    ]
 
 
 def task_sums(tasks: Sequence[TaskColumn], logits: Tensor, labels: Tensor, weights: Tensor) -> list[Tensor]:

@@ -210,8 +210,10 @@ def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
     They copy the next batches, which lie in page-locked memory, to a GPU on a stream of their own.
     """
     kinds = {
-        "base": TrainPipelineBase, "sparse_dist": TrainPipelineSparseDist, "prefetch": PrefetchTrainPipelineSparseDist
-    }  # fmt: skip
+        "base": TrainPipelineBase,
+        "sparse_dist": TrainPipelineSparseDist,
+        "prefetch": PrefetchTrainPipelineSparseDist,
+    }
     if name == "prefetch" and (towers or not cached_tables(plan)):
         raise ConfigError(
             "train.pipeline is prefetch, "

@@ -29,9 +29,13 @@ class Optimizers:
     """
 
     def __init__(
-        self, dmp: DistributedModelParallel, config: TrainConfig, total: int, towers: TowerEmbeddings | None = None,
+        self,
+        dmp: DistributedModelParallel,
+        config: TrainConfig,
+        total: int,
+        towers: TowerEmbeddings | None = None,
         workers: Workers | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._dmp, self._config, self._total = dmp, config, total
         named, clip = dense_parameters(dmp), config.clip
         parameters, groups = list(named.values()), dense_groups(named, config)

@@ -20,8 +20,8 @@ from pipeline.evaluation import evaluate
 from pipeline.evaluation.blockwise_loss import loss_parts
 from pipeline.records import LABEL, VALIDATION
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.early_stopping import Look, Stopping, Verdict, is_due, looks_after
-from pipeline.training.guards import Judged
+from pipeline.training.early_stopping import Stopping, StoppingDecision, ValidationResult, is_due, looks_after
+from pipeline.training.guards import GuardFigures
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import main_logits, score_published
 from pipeline.training.sampler import Order
@@ -57,9 +57,14 @@ class Validation:
     """The looks of one training. ``seconds``: that they took in this session. All methods are collective."""
 
     def __init__(
-        self, config: TrainConfig, split: SplitReader, order: Order, trainer: Trainer, saver: Checkpoints,
+        self,
+        config: TrainConfig,
+        split: SplitReader,
+        order: Order,
+        trainer: Trainer,
+        saver: Checkpoints,
         per_epoch: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._config, self._split, self._trainer, self._saver = config.validate, split, trainer, saver
         self._order = order
         self._per_epoch = per_epoch
@@ -109,7 +114,7 @@ class Validation:
         if dist.get_rank() == 0:
             log.info("validation rows before training: NE %.5f, AUC %.5f", look.ne, look.auc)
 
-    def take(self, train_ne: float | None) -> Verdict:
+    def take(self, train_ne: float | None) -> StoppingDecision:
         """Look at the weights of now, and decide. ``train_ne``: of the last steps' rows."""
         return self.stopping.take(self._look(train_ne))
 
@@ -121,8 +126,10 @@ class Validation:
         if dist.get_rank() == 0 and best is not None:
             log.info(
                 "no better look at the validation rows since step %s: training goes on from the weights of that step, "
-                "with %g times the scheduled learning rates", f"{best.step:,}", self.stopping.lr_scale,
-            )  # fmt: skip
+                "with %g times the scheduled learning rates",
+                f"{best.step:,}",
+                self.stopping.lr_scale,
+            )
 
     def end(self, step: int) -> None:
         """Go back to the best weights, with which training ends.
@@ -136,14 +143,19 @@ class Validation:
             why = "stopped by the validation rows" if self.stopping.stopped else "at its end"
             log.info(
                 "training %s after step %s: it ends with the weights of step %s, validation NE %.5f, AUC %.5f",
-                why, f"{step:,}", f"{best.step:,}", best.ne, best.auc,
-            )  # fmt: skip
+                why,
+                f"{step:,}",
+                f"{best.step:,}",
+                best.ne,
+                best.auc,
+            )
             average = self._trainer.published_average
             if average is not None and best.step < average.first:
                 log.warning(
                     "these weights are no average: train.average starts with step %s of the planned ones; "
-                    "train.average.start=0 starts at once", f"{average.first:,}",
-                )  # fmt: skip
+                    "train.average.start=0 starts at once",
+                    f"{average.first:,}",
+                )
 
     def end_early(self, step: int, train_ne: float | None) -> None:
         """End a training that was resumed at its last ``step`` with the best weights, after a look at those of now."""
@@ -151,7 +163,7 @@ class Validation:
         if looks and looks[-1].step == step and best is not None:
             better = best.step == step
         else:
-            better = self.take(train_ne) is Verdict.BETTER
+            better = self.take(train_ne) is StoppingDecision.BETTER
         if not better:
             self.end(step)
 
@@ -163,22 +175,24 @@ class Validation:
         """What the training's figures have besides ``summary``."""
         return {}
 
-    def judged(self) -> Judged:
+    def judged(self) -> GuardFigures:
         """How the model does after this step, at no cost where that has just been looked at."""
         looks, rows = self.stopping.looks, f"{self._split.rows:,} {VALIDATION} rows"
         if looks and looks[-1].step == self._trainer.steps and self._logit_std is not None:
-            return Judged(looks[-1].ne, self._logit_std, rows)
+            return GuardFigures(looks[-1].ne, self._logit_std, rows)
         figures = self._measure()
-        return Judged(figures["ne"], figures["logit_std"], rows)
+        return GuardFigures(figures["ne"], figures["logit_std"], rows)
 
     def _scores(self) -> np.ndarray | None:
         """The logits of all validation rows: on rank 0, None elsewhere."""
         return score_published(self._trainer, self._split, self._order)
 
-    def _look(self, train_ne: float | None) -> Look:
+    def _look(self, train_ne: float | None) -> ValidationResult:
         figures = self._measure()
         self._logit_std = figures["logit_std"]
-        return Look(self._trainer.steps, figures["ne"], figures["auc"], figures["logloss"], train_ne, figures["parts"])
+        return ValidationResult(
+            self._trainer.steps, figures["ne"], figures["auc"], figures["logloss"], train_ne, figures["parts"]
+        )
 
     def _measure(self) -> dict[str, Any]:
         """The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite."""
@@ -212,9 +226,13 @@ class Validation:
         """``validation`` of the training's figures."""
         stopping, best, start = self.stopping, self.stopping.best, self.stopping.start
         figures: dict[str, Any] = {
-            "rows": self._split.rows, "looks": len(stopping.looks), "monitor": self._config.monitor,
-            "stopped": stopping.stopped, "lr_drops": stopping.drops, "seconds": self.seconds,
-        }  # fmt: skip
+            "rows": self._split.rows,
+            "looks": len(stopping.looks),
+            "monitor": self._config.monitor,
+            "stopped": stopping.stopped,
+            "lr_drops": stopping.drops,
+            "seconds": self.seconds,
+        }
         if best is not None:
             figures |= {"best_step": best.step, "best_epoch": best.step / self._per_epoch}
             figures |= {name: getattr(best, name) for name in (*_FIGURES, "parts")}

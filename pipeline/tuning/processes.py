@@ -43,9 +43,12 @@ class TrialProcess:
         self.log = log
         with log.open("ab") as sink:  # a session of its own: Ctrl-C reaches it through the tuner
             self._process = subprocess.Popen(
-                [*command, *directory, *overrides], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                [*command, *directory, *overrides],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def exit_code(self) -> int | None:
         """Its exit code, 128 and more for a signal; None while it runs."""

@@ -130,12 +130,13 @@ def _frozen(module: ModuleType, trial: TrialRecord, space: Mapping[str, Dimensio
     states = module.trial.TrialState
     known = {DONE: states.COMPLETE, PRUNED: states.PRUNED, TRYING: states.RUNNING}
     frozen: FrozenTrial = module.trial.create_trial(
-        state=known.get(trial.state, states.FAIL), value=trial.ne if trial.state == DONE else None,
+        state=known.get(trial.state, states.FAIL),
+        value=trial.ne if trial.state == DONE else None,
         params={key: trial.parameters[key] for key in space},
         distributions={key: _distribution(module, each) for key, each in space.items()},
         system_attrs={f"{_RUNGS}{rung}": value for rung, value in (trial.rungs or {}).items()},
         intermediate_values={look.samples: look.ne for look in trial.looks},
-    )  # fmt: skip
+    )
     return frozen
 
 

@@ -135,10 +135,13 @@ def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str,
     """The record of the study, written if it begins. ConfigError where the one in the store has other settings."""
     study = str(config.tune.study)
     record = StudyRecord(
-        study=study, overrides=(*_without_own(shared), *_threads(config)), space=space,
-        settings=_settings(config, space), created=time.time(),
+        study=study,
+        overrides=(*_without_own(shared), *_threads(config)),
+        space=space,
+        settings=_settings(config, space),
+        created=time.time(),
         warm_start=config.tune.warm_start,
-    )  # fmt: skip
+    )
     known = study_store.find_study(store, study)
     if known is None:
         study_store.write_study(store, record)

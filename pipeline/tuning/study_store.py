@@ -29,9 +29,12 @@ from pipeline.tuning.significance import best_of, finished, gain_of, given_of
 def study_lock(store: Store, study: str, seconds: float) -> AbstractContextManager[None]:
     """Lock ``study`` for this tuner; LaunchError where another one has it. ``seconds``: as of ``run_lock``."""
     return folder_lock(
-        store, study_directory(study), f"study {study!r}", seconds,
+        store,
+        study_directory(study),
+        f"study {study!r}",
+        seconds,
         hint="run the same command again once that one has ended, or study=<another name>",
-    )  # fmt: skip
+    )
 
 
 def find_study(store: Store, study: str) -> StudyRecord | None:
@@ -94,9 +97,12 @@ def study_line(store: Store, study: str) -> StudyLine:
     states = [each.state for each in trials]
     best = best_of(trials)
     return StudyLine(
-        study=study, created=record.created, trials={state: states.count(state) for state in dict.fromkeys(states)},
-        best=best.number if best else None, ne=best.ne if best else None,
-    )  # fmt: skip
+        study=study,
+        created=record.created,
+        trials={state: states.count(state) for state in dict.fromkeys(states)},
+        best=best.number if best else None,
+        ne=best.ne if best else None,
+    )
 
 
 def shown(store: Store, study: str) -> StudyShown:
@@ -109,8 +115,12 @@ def shown(store: Store, study: str) -> StudyShown:
     whole = [each.steps_total for each in trials if each.steps_total is not None]
     mean = sum(whole) / len(whole) if whole else 0.0
     return StudyShown(
-        study=record, trials=tuple(trials), best=best.number if best else None,
-        lowest=lowest.number if lowest else None, gain=gain_of(lowest, given) if lowest and given else None,
-        importance=importance(record.space, trials), steps=sum(each.steps or 0 for each in trials),
+        study=record,
+        trials=tuple(trials),
+        best=best.number if best else None,
+        lowest=lowest.number if lowest else None,
+        gain=gain_of(lowest, given) if lowest and given else None,
+        importance=importance(record.space, trials),
+        steps=sum(each.steps or 0 for each in trials),
         steps_in_full=round(sum(mean if each.steps_total is None else each.steps_total for each in trials)),
-    )  # fmt: skip
+    )

@@ -45,10 +45,17 @@ class Tuner:
     """
 
     def __init__(
-        self, config: Config, store: Store, shared: Sequence[str], space: Mapping[str, Dimension],
-        config_dir: str | None, firsts: Sequence[dict[str, Any]], given: bool, earlier: Sequence[TrialRecord],
+        self,
+        config: Config,
+        store: Store,
+        shared: Sequence[str],
+        space: Mapping[str, Dimension],
+        config_dir: str | None,
+        firsts: Sequence[dict[str, Any]],
+        given: bool,
+        earlier: Sequence[TrialRecord],
         settled: Callable[[list[TrialRecord]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config, self.tune, self.store, self.space = config, config.tune, store, space
         self.shared, self.config_dir, self.firsts, self.earlier = shared, config_dir, firsts, earlier
         self.given = given
@@ -120,9 +127,14 @@ class Tuner:
         else:
             parameters = proposal(self.space, self.trials, self.tune, number, self.earlier)
         trial = TrialRecord(
-            number=number, run=run, state=TRYING, parameters=parameters, started=time.time(),
-            asks_at=FAR if self.tune.pruner == "none" else 0, given=self.given and not number,
-        )  # fmt: skip
+            number=number,
+            run=run,
+            state=TRYING,
+            parameters=parameters,
+            started=time.time(),
+            asks_at=FAR if self.tune.pruner == "none" else 0,
+            given=self.given and not number,
+        )
         study_store.create_trial(self.store, self.study, trial)
         self.trials.append(trial)
         log.info("trial %d: begins, %s", number, " ".join(trial.overrides))
@@ -217,13 +229,19 @@ def _with_figures(trial: TrialRecord, result: Result, records: Sequence[Mapping[
     if trial.state == TRYING and looked is not None and result.train is not None:
         looks = tuple(
             Look(step=each["step"], samples=each["samples"], ne=each["validation_ne"])
-            for each in records if each.get("validation_ne") is not None
-        )  # fmt: skip
+            for each in records
+            if each.get("validation_ne") is not None
+        )
         planned = max((int(each["steps_total"]) for each in records), default=result.train.steps)
         trial = replace(
-            trial, looks=looks, ne=looked.ne, auc=looked.auc, parts=looked.parts, steps=result.train.steps,
+            trial,
+            looks=looks,
+            ne=looked.ne,
+            auc=looked.auc,
+            parts=looked.parts,
+            steps=result.train.steps,
             steps_total=planned,
-        )  # fmt: skip
+        )
     if result.eval is not None:
         trial = replace(trial, test_ne=result.eval.ne, test_auc=result.eval.auc)
     if result.plan is not None:

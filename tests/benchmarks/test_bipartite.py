@@ -9,10 +9,17 @@ MEASURED = Measured(worker=20e-6, owners=10e-6, latency=1e-3, ids=1000.0, pooled
 
 def test_a_step_is_what_each_side_does_and_what_the_busier_link_carries():
     parts = MEASURED.step(workers=4, owners=2, batch=100, cores=2, rate=1e8)
-    assert parts == pytest.approx({
-        "worker": 100 * 20e-6 / 2, "lookups": 400 * 10e-6 / 4, "latency": 4e-3, "ids": 400 * 1000 / 2 / 1e8,
-        "pooled": 400 * 400 / 2 / 1e8, "gradients": 400 * 400 / 2 / 1e8, "all_reduce": 1.5 * 1e6 / 1e8,
-    })  # fmt: skip
+    assert parts == pytest.approx(
+        {
+            "worker": 100 * 20e-6 / 2,
+            "lookups": 400 * 10e-6 / 4,
+            "latency": 4e-3,
+            "ids": 400 * 1000 / 2 / 1e8,
+            "pooled": 400 * 400 / 2 / 1e8,
+            "gradients": 400 * 400 / 2 / 1e8,
+            "all_reduce": 1.5 * 1e6 / 1e8,
+        }
+    )
     more = MEASURED.step(workers=4, owners=8, batch=100, cores=2, rate=1e8)
     assert more["pooled"] == pytest.approx(100 * 400 / 1e8)  # the worker's own link
 

@@ -31,8 +31,11 @@ def test_the_triple_of_this_version_is_one_that_is_packed():
 def test_the_outcome_counts_tests_and_names_the_failed(tmp_path):
     (tmp_path / "tests.xml").write_text(REPORT)
     assert outcome_of(tmp_path / "tests.xml") == {
-        "passed": 1, "failed": 2, "skipped": 1, "names": ["a::bad", "a::broken"]
-    }  # fmt: skip
+        "passed": 1,
+        "failed": 2,
+        "skipped": 1,
+        "names": ["a::bad", "a::broken"],
+    }
     assert outcome_of(tmp_path / "none.xml") == {"error": "pytest wrote no report"}
 
 

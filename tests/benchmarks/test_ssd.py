@@ -76,9 +76,12 @@ def test_the_bench_ends_on_two_and_on_four_cores_past_the_first_cleaning_of_the_
         pytest.skip(f"needs {cores} cores")
     small = ["--gib", "1", "--times", "1", "--steps", "2", "--warm", "0.1", "--minutes", "0", "--folder", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.ssd", *small], capture_output=True, text=True, timeout=900,
+        [sys.executable, "-m", "benchmarks.ssd", *small],
+        capture_output=True,
+        text=True,
+        timeout=900,
         preexec_fn=lambda: os.sched_setaffinity(0, have[:cores]),
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout.splitlines()[-1])
     assert record["bench"] == "ssd" and record["ratio"] > 0 and record["steady_ratio"] > 0

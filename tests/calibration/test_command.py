@@ -125,8 +125,10 @@ def test_a_rank_ends_at_a_signal_whatever_the_launcher_does_with_it():
 
 
 def test_copies_to_a_gpu_are_a_figure_and_memory_that_is_not_known_is_none():
-    kernels = [asdict(KernelTime(tables=t, columns=16, lookups=n, distinct=n, lookup_ms=t * n / 1e5, update_ms=n / 1e4))
-               for t, n in ((1, 100), (4, 1_000), (8, 8_000))]  # fmt: skip
+    kernels = [
+        asdict(KernelTime(tables=t, columns=16, lookups=n, distinct=n, lookup_ms=t * n / 1e5, update_ms=n / 1e4))
+        for t, n in ((1, 100), (4, 1_000), (8, 8_000))
+    ]
     timed = [{"process_bytes": 0, "kernels": kernels, "links": [], "copies": {"hbm_to_ddr_gb_per_s": 52.0}}]
     figures = measure.fit_alone(timed, "cuda")
     assert figures["hbm_to_ddr_gb_per_s"] == 52.0 and figures["hbm_gb_per_s"] > 0 and "process_gib" not in figures

@@ -26,14 +26,26 @@ TRUE = HardwareConfig(name="true", ddr_gb_per_s=7.0, lookup_ns=6.0, update_ns=25
 def kernel_time(tables, columns, lookups, distinct):
     """What the cost model says a kernel with TRUE's figures takes."""
     load = ShardLoad(
-        rows=10**6, columns=columns, lookups=lookups, distinct=distinct, pooled_rows=lookups, sharding="table_wise",
-        tier="ddr", hit_rate=1.0, weighted=False, optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad"),
-    )  # fmt: skip
+        rows=10**6,
+        columns=columns,
+        lookups=lookups,
+        distinct=distinct,
+        pooled_rows=lookups,
+        sharding="table_wise",
+        tier="ddr",
+        hit_rate=1.0,
+        weighted=False,
+        optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad"),
+    )
     phases = shard_ms(TRUE, load, global_batch=lookups)
     return KernelTime(
-        tables=tables, columns=columns, lookups=lookups, distinct=distinct,
-        lookup_ms=tables * phases["lookup"], update_ms=tables * phases["update"],
-    )  # fmt: skip
+        tables=tables,
+        columns=columns,
+        lookups=lookups,
+        distinct=distinct,
+        lookup_ms=tables * phases["lookup"],
+        update_ms=tables * phases["update"],
+    )
 
 
 def test_the_kernels_fit_is_the_inverse_of_the_cost_model():
@@ -55,8 +67,9 @@ def test_links_and_steps_are_fitted_by_their_terms():
     found, slowdown = fit_steps(steps)
     assert slowdown == pytest.approx(1.4)
     assert slower_kernels({"ddr_gb_per_s": 7.0, "update_ns": 5.0, "intra_host_gb_per_s": 1.0}, slowdown) == {
-        "ddr_gb_per_s": pytest.approx(5.0), "update_ns": pytest.approx(7.0)
-    }  # fmt: skip
+        "ddr_gb_per_s": pytest.approx(5.0),
+        "update_ns": pytest.approx(7.0),
+    }
     assert found == pytest.approx({"dense_gflop_per_s": 400.0, "dense_gb_per_s": 3.0, "step_overhead_ms": 2.5})
 
 

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.quantise import Coding
-from pipeline.checkpoint.reader import Target, restore
+from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.save import Job, write_checkpoint
 from pipeline.checkpoint.state import TrainState
 from pipeline.config import Config, DataConfig, SparseFeature, TrainConfig
@@ -64,15 +64,26 @@ def put(store, step, parents=(), share=1.0, coding=FP32, cuts=(0, DIM), rows=ROW
     state = {"train": train, "optimizer": None}
     made = dataclasses.asdict(config(**more.pop("checkpoint", {})))
     job = Job(
-        path=f"{directory}/step-{step:08d}", key=more.pop("key", "k" * 32), config=more.pop("config", made),
-        inputs={"dataset": "d" * 32}, blocks=blocks(step, share, cuts, rows), coding=lambda block: coding,
-        dense=dense, state=state, tables={name: {"rows": count, "dim": DIM} for name, count in rows.items()},
+        path=f"{directory}/step-{step:08d}",
+        key=more.pop("key", "k" * 32),
+        config=more.pop("config", made),
+        inputs={"dataset": "d" * 32},
+        blocks=blocks(step, share, cuts, rows),
+        coding=lambda block: coding,
+        dense=dense,
+        state=state,
+        tables={name: {"rows": count, "dim": DIM} for name, count in rows.items()},
         summary={
-            "step": step, "samples": 10 * step, "type": "difference" if parents else "baseline",
-            "parents": [f"step-{p:08d}" for p in parents], "policy": "x", "restores": 0, "bytes_full": 100_000,
+            "step": step,
+            "samples": 10 * step,
+            "type": "difference" if parents else "baseline",
+            "parents": [f"step-{p:08d}" for p in parents],
+            "policy": "x",
+            "restores": 0,
+            "bytes_full": 100_000,
         },
         chunk_bytes=2048,
-    )  # fmt: skip
+    )
     return write_checkpoint(store, job, None, lambda phase: None)
 
 
@@ -85,11 +96,13 @@ CODINGS = {
     "q3": TableCoding(Coding(3, 10, 0.5)),
     "q2": TableCoding(Coding(2, 10, 0.3), "fp32", compress=False),
     "q2+q3+q4+q6+q8": TableCoding(
-        Coding(4), "bf16", heat="adagrad_sum",
+        Coding(4),
+        "bf16",
+        heat="adagrad_sum",
         levels=((0.0, Coding(2, 0, 0.0, 2)), (0.3, Coding(3)), (0.6, Coding(4)), (0.8, Coding(6)), (0.95, Coding(8))),
     ),
     "q4+q8": TableCoding(Coding(4, 0, 0.0, 2), hot=0.1, heat="adagrad_sum"),
-}  # fmt: skip
+}
 
 
 def new_store(folder):
@@ -123,7 +136,7 @@ def dense():
 def restored(store, artifact, cuts=(0, DIM)):
     """All shards' weights and sums after a restore."""
     rows = model(cuts)
-    restore(store, artifact, Target(rows, dense()))
+    restore(store, artifact, RestoreTarget(rows, dense()))
     return [(s.table, s.column, s.weight, s.state["adagrad_sum"]) for s in rows.local_shards()]
 
 

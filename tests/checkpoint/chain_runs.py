@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from pipeline.checkpoint.checkpointer import Checkpointer, Model
+from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.fault_points import FaultPoint, ignore
 from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
@@ -22,7 +22,7 @@ LAST = 6
 
 def checkpointer(folder, dmp, access, on_point=ignore, limits=None, **settings):
     dense = dense_parameters(dmp)
-    model = Model(access, TouchedRows(dmp), dense, None)
+    model = CheckpointedModel(access, TouchedRows(dmp), dense, None)
     config = CheckpointConfig(**{"quantise": "fp32", "chunk_mib": 0.001, "keep_last": 50, **settings})
     said = listen()
     store = Store(str(folder / "store"))

@@ -83,13 +83,23 @@ def settings(world, checkpoint, changes=None):
         data=DataConfig(name="t", format="synthetic"),
         model=DlrmConfig(embedding_dim=8, bottom_mlp=[8], top_mlp=[8]),
         hardware=HardwareConfig(name="t", ranks_per_host=world),
-        train=TrainConfig(**{
-            "global_batch": BATCH, "epochs": EPOCHS, "lr": 0.01, "sparse_lr": 0.1, "warmup_steps": 3,
-            "precision": "fp32", "threads_per_rank": 1, "log_every_steps": 5, "schedule": "cosine", "decay_ratio": 1.0,
-            **(changes or {}),
-        }),
+        train=TrainConfig(
+            **{
+                "global_batch": BATCH,
+                "epochs": EPOCHS,
+                "lr": 0.01,
+                "sparse_lr": 0.1,
+                "warmup_steps": 3,
+                "precision": "fp32",
+                "threads_per_rank": 1,
+                "log_every_steps": 5,
+                "schedule": "cosine",
+                "decay_ratio": 1.0,
+                **(changes or {}),
+            }
+        ),
         checkpoint=CheckpointConfig(**options),
-    )  # fmt: skip
+    )
 
 
 class Hook:
@@ -139,9 +149,15 @@ def rank_main(rank, world, root, folder, checkpoint, kill, tier="ddr", changes=N
     said, records = listen(), []
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     summary = train(
-        TrainingSettings.of(settings(world, checkpoint, changes)), store, dataset, plan, DIRECTORY, "key",
-        records.append, on_point=Hook(folder, kill),
-    )  # fmt: skip
+        TrainingSettings.of(settings(world, checkpoint, changes)),
+        store,
+        dataset,
+        plan,
+        DIRECTORY,
+        "key",
+        records.append,
+        on_point=Hook(folder, kill),
+    )
     (folder / f"losses-rank{rank}.json").write_text(json.dumps([record["loss"] for record in records]))
     (folder / f"summary-rank{rank}.json").write_text(json.dumps(summary))
     (folder / f"said-rank{rank}.txt").write_text("\n".join(said))
@@ -149,9 +165,14 @@ def rank_main(rank, world, root, folder, checkpoint, kill, tier="ddr", changes=N
 
 
 def attempt(
-    root: Path, folder: Path, world: int, checkpoint: dict, kill: Kill | None = None, tier: str = "ddr",
+    root: Path,
+    folder: Path,
+    world: int,
+    checkpoint: dict,
+    kill: Kill | None = None,
+    tier: str = "ddr",
     changes: dict | None = None,
-) -> Attempt:  # fmt: skip
+) -> Attempt:
     """Run ``world`` ranks to their end. As soon as one dies the others are killed too, as a launcher does."""
     folder.mkdir(parents=True)
     context = multiprocessing.get_context("forkserver")

@@ -7,9 +7,9 @@ import torch
 from pipeline.checkpoint.chunks import TableCoding
 from pipeline.checkpoint.fault_points import ignore
 from pipeline.checkpoint.index import name_of
-from pipeline.checkpoint.reader import Target, restore
+from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.save import Job, write_checkpoint
-from pipeline.checkpoint.snapshot import HostBuffers, take_snapshot
+from pipeline.checkpoint.snapshot import SnapshotBuffers, take_snapshot
 from pipeline.checkpoint.state import TrainState, flatten_optimizer
 from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.table_optimizer_config import TableRules
@@ -52,14 +52,23 @@ def job(path="c/step-00000001", rows=None, dense=None, optimizer=None, state=Non
     if state.rng is not None:
         tensors["rng"] = state.rng
     return Job(
-        path=path, key="k", config={"seed": 1}, inputs={"dataset": "d"},
-        blocks=take_snapshot(rows, picked, HostBuffers()),
-        coding=lambda block: TableCoding("fp32"), dense=tensors, state=record,
+        path=path,
+        key="k",
+        config={"seed": 1},
+        inputs={"dataset": "d"},
+        blocks=take_snapshot(rows, picked, SnapshotBuffers()),
+        coding=lambda block: TableCoding("fp32"),
+        dense=tensors,
+        state=record,
         tables={name: {"rows": t.rows, "dim": t.dim} for name, t in rows.tables.items()},
-        summary={"step": state.step, "type": "difference" if parents else "baseline", "bytes_full": 1,
-                 "parents": [name_of(step) for step in parents]},
+        summary={
+            "step": state.step,
+            "type": "difference" if parents else "baseline",
+            "bytes_full": 1,
+            "parents": [name_of(step) for step in parents],
+        },
         chunk_bytes=chunk,
-    )  # fmt: skip
+    )
 
 
 def write(store, *args, on_point=ignore, **more):
@@ -67,4 +76,4 @@ def write(store, *args, on_point=ignore, **more):
 
 
 def read(store, artifact, rows, dense=None, optimizer=None, **more):
-    return restore(store, artifact, Target(rows, dense or {}, optimizer, **more))
+    return restore(store, artifact, RestoreTarget(rows, dense or {}, optimizer, **more))

@@ -98,10 +98,15 @@ def test_the_hottest_rows_keep_eight_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    "coding", [TableCoding("fp32", hot=0.1, heat="adagrad_sum"), TableCoding(Coding(8), hot=0.1, heat="adagrad_sum"),
-               TableCoding(Coding(4), heat="adagrad_sum"), TableCoding(Coding(4), hot=0.1),
-               TableCoding(Coding(4), hot=1e-4, heat="adagrad_sum")]
-)  # fmt: skip
+    "coding",
+    [
+        TableCoding("fp32", hot=0.1, heat="adagrad_sum"),
+        TableCoding(Coding(8), hot=0.1, heat="adagrad_sum"),
+        TableCoding(Coding(4), heat="adagrad_sum"),
+        TableCoding(Coding(4), hot=0.1),
+        TableCoding(Coding(4), hot=1e-4, heat="adagrad_sum"),
+    ],
+)
 def test_rows_are_not_split_where_none_would_gain(coding: TableCoding) -> None:
     assert split_by_heat(block(range(50)), coding) == [(None, coding)]
 

@@ -294,9 +294,15 @@ def forge(store, name, content):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("index.json", b"{}"), ("index.json", b"[]"), ("index.json", b"\xff"), ("state.json", b"{}"),
-     ("state.json", b"[]"), ("dense.safetensors", pickle.dumps({"a": 1}))],
-)  # fmt: skip
+    [
+        ("index.json", b"{}"),
+        ("index.json", b"[]"),
+        ("index.json", b"\xff"),
+        ("state.json", b"{}"),
+        ("state.json", b"[]"),
+        ("dense.safetensors", pickle.dumps({"a": 1})),
+    ],
+)
 def test_content_that_is_not_a_checkpoints_is_damage_though_its_checksum_holds(store, capsys, name, content):
     forge(store, name, content)
     (damage,) = ckpt_json(store, capsys, "verify", "r", code=7)["damage"]
@@ -316,8 +322,9 @@ def test_a_chunk_that_no_restore_could_read_is_damage_though_its_checksum_holds(
     assert "is not a" in damage["problem"]
 
 
-@pytest.mark.parametrize("odd", [{"step": "3"}, {"type": "x"}, {"parents": None}, {"parents": ["step-00000003"]},
-                                 {"parents": ["../../x"]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "odd", [{"step": "3"}, {"type": "x"}, {"parents": None}, {"parents": ["step-00000003"]}, {"parents": ["../../x"]}]
+)
 def test_a_sealed_manifest_that_is_not_a_checkpoints_is_damage(store, capsys, odd):
     artifact = store.get(f"{DIRECTORY}/step-00000003", "train")
     store.write_manifest(dataclasses.replace(artifact, summary={**artifact.summary, **odd}))

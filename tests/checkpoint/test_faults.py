@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.checkpoint.reader import Target, restore_newest
+from pipeline.checkpoint.reader import RestoreTarget, restore_newest
 from pipeline.errors import ArtifactError
 from pipeline.store import MANIFEST, Store
 from pipeline.store.manifest import sealed, unsealed
@@ -61,7 +61,7 @@ def check(store, tables, file):
     rows.local_shards()[0].weight.fill_(-1)
     said = listen()
     try:
-        found = restore_newest(store, "c", Target(rows, dense))
+        found = restore_newest(store, "c", RestoreTarget(rows, dense))
     except ArtifactError as error:
         assert file in error.message, error.message
         return None
@@ -139,7 +139,7 @@ def test_a_missing_file_is_found_and_named(chain, step, name):
         assert check(store, tables, name) == expected(step, name)
     elif step == 3:
         (rows, dense), said = model(), listen()
-        assert restore_newest(store, "c", Target(rows, dense))[1].step == 2 and said == []
+        assert restore_newest(store, "c", RestoreTarget(rows, dense))[1].step == 2 and said == []
     else:
         assert check(store, tables, f"depends on step-{step:08d}, which is missing") == expected(step, name)
 
@@ -159,9 +159,9 @@ def test_a_pickle_in_the_place_of_any_file_never_runs(chain, step, name, tmp_pat
         rows, dense = model()
         if expected(step, name) is None:
             with pytest.raises(ArtifactError):
-                restore_newest(store, "c", Target(rows, dense))
+                restore_newest(store, "c", RestoreTarget(rows, dense))
         else:
-            restore_newest(store, "c", Target(rows, dense))
+            restore_newest(store, "c", RestoreTarget(rows, dense))
     assert not (tmp_path / "ran").exists()
 
 

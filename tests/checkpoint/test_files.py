@@ -28,7 +28,14 @@ def test_chunks_are_bounded_and_cover_owned_shards_once(store):
     artifact = write(store, rows=rows, chunk=45)  # a row: 20 bytes
     extents = store.read_json(f"{artifact.path}/index.json")["files"]
     assert [(e["table"], e["first"], e["rows"]) for e in extents] == [
-        ("t", 0, 2), ("t", 2, 2), ("t", 4, 2), ("t", 6, 2), ("t", 8, 2), ("v", 0, 2), ("v", 2, 1)]  # fmt: skip
+        ("t", 0, 2),
+        ("t", 2, 2),
+        ("t", 4, 2),
+        ("t", 6, 2),
+        ("t", 8, 2),
+        ("v", 0, 2),
+        ("v", 2, 1),
+    ]
     assert {e["file"] for e in extents} | {"index.json", "state.json", "dense.safetensors"} == set(artifact.files)
     tiny = write(store, chunk=1)
     assert [e["rows"] for e in store.read_json(f"{tiny.path}/index.json")["files"]] == [1] * 10

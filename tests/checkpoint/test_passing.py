@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint import reader
-from pipeline.checkpoint.checkpointer import Checkpointer, Model
+from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.commands import gc, list_checkpoints
 from pipeline.checkpoint.container import require_memory
 from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.prune import sweep
 from pipeline.checkpoint.quarantine import listed, set_aside
-from pipeline.checkpoint.reader import OTHER_MODEL, Target, restore_newest
+from pipeline.checkpoint.reader import OTHER_MODEL, RestoreTarget, restore_newest
 from pipeline.checkpoint.retention import clear
 from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
@@ -186,7 +186,9 @@ def test_what_is_set_aside_is_listed_and_goes_by_gc_once_nothing_names_it(tmp_pa
     pin(store, f"{place}/step-00000002")
     set_aside(store, place, {"step-00000002": "a file is gone"})
     assert [(each.name, each.type) for each in list_checkpoints(store)] == [
-        ("step-00000001", "baseline"), ("step-00000002.1", "set aside")]  # fmt: skip
+        ("step-00000001", "baseline"),
+        ("step-00000002.1", "set aside"),
+    ]
     told = gc(store, None, None, None, 0.0, dry_run=False)
     assert told["removed"] == []
     assert "models/m/v1/manifest.json names" in told["kept"][-1]["reason"]
@@ -242,7 +244,7 @@ def test_a_checkpoint_that_lost_its_manifest_stays_when_those_on_it_were_set_asi
 def resumable(store):
     """A checkpointer of the made-up shard, as a training has it when it begins."""
     rows = SimpleNamespace(**vars(access(shard())), scratch=None)
-    model = Model(rows, Marks(10), {}, None)
+    model = CheckpointedModel(rows, Marks(10), {}, None)
     return Checkpointer(store, "c", CheckpointConfig(), model, "k", {}, {})
 
 
@@ -300,7 +302,7 @@ def test_bytes_that_are_right_when_read_again_are_no_damage(tmp_path, monkeypatc
     for name in ("open", "cat_file"):
         monkeypatch.setattr(store.fs, name, otherwise(getattr(store.fs, name)))
     said = listen()
-    assert restore_newest(store, "c", Target(access(shard()), {}))[1].step == 1 and said == []
+    assert restore_newest(store, "c", RestoreTarget(access(shard()), {}))[1].step == 1 and said == []
     assert len(swapped) == 2
 
 
@@ -317,7 +319,7 @@ def test_a_store_that_answers_otherwise_every_time_is_no_proof_either(tmp_path, 
 
     monkeypatch.setattr(store.fs, "open", opened)
     with pytest.raises(UnreachableError, match="gives different bytes at every read"):
-        restore_newest(store, "c", Target(access(shard()), {}))
+        restore_newest(store, "c", RestoreTarget(access(shard()), {}))
 
 
 def test_a_model_that_does_not_fit_is_said_at_once_and_no_older_checkpoint_is_tried(tmp_path):
@@ -325,7 +327,7 @@ def test_a_model_that_does_not_fit_is_said_at_once_and_no_older_checkpoint_is_tr
     for step in (1, 2):
         put(store, f"c/step-{step:08d}", access(shard()))
     with pytest.raises(ArtifactError, match="does not fit the model") as caught:
-        restore_newest(store, "c", Target(access(shard(rows=11)), {}))
+        restore_newest(store, "c", RestoreTarget(access(shard(rows=11)), {}))
     assert not isinstance(caught.value, DamagedError | PassingError)
     assert (caught.value.hint, said) == (OTHER_MODEL, [])
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.checkpoint.policy import Chain, parents, rebase_pays, wants_baseline
+from pipeline.checkpoint.policy import CheckpointChain, parents, rebase_pays, wants_baseline
 
 
 def test_the_papers_rule() -> None:
@@ -24,18 +24,18 @@ def test_the_papers_rule() -> None:
     ],
 )
 def test_baselines_by_policy(policy: str, shares: tuple[float, ...], expected: bool) -> None:
-    chain = Chain(("base", *(f"d{i}" for i in range(len(shares)))), shares)
+    chain = CheckpointChain(("base", *(f"d{i}" for i in range(len(shares)))), shares)
     assert wants_baseline(policy, chain, longest=10) is expected
 
 
 def test_first_checkpoint_and_full_chains_are_baselines() -> None:
     assert wants_baseline("one_shot", None, longest=4)
-    chain = Chain(("base", "a", "b"), (0.1, 0.1))
+    chain = CheckpointChain(("base", "a", "b"), (0.1, 0.1))
     assert not wants_baseline("consecutive", chain, longest=3)
     assert wants_baseline("consecutive", chain, longest=2)
 
 
 def test_consecutive_rests_on_the_chain_and_one_shot_on_the_baseline() -> None:
-    chain = Chain(("base", "a", "b"), (0.1, 0.1))
+    chain = CheckpointChain(("base", "a", "b"), (0.1, 0.1))
     assert parents("consecutive", chain) == ("base", "a", "b")
     assert parents("one_shot", chain) == parents("intermittent", chain) == ("base",)

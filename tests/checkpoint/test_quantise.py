@@ -24,11 +24,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 
 
 @pytest.fixture
-def library(built: Path | None, request: pytest.FixtureRequest) -> native.Library:
+def library(built: Path | None, request: pytest.FixtureRequest) -> native.RowCodesLibrary:
     """The library with the instruction sets of the test's ``level``, all of them by default."""
     if built is None:
         pytest.skip("there is no C compiler")
-    return native.Library(built, getattr(request, "param", 2))
+    return native.RowCodesLibrary(built, getattr(request, "param", 2))
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -178,7 +178,7 @@ def test_every_instruction_set_gives_the_same_bits(built, monkeypatch) -> None:
         pytest.skip("there is no C compiler")
     coded = []
     for level in (0, 1, 2):
-        monkeypatch.setattr(native, "library", lambda level=level: native.Library(built, level))
+        monkeypatch.setattr(native, "library", lambda level=level: native.RowCodesLibrary(built, level))
         coded.append(encode(rows(5000, 24), Coding(4, 25, 0.6, 4)))
     for each in coded[1:]:
         assert torch.equal(each.codes, coded[0].codes)

@@ -16,11 +16,23 @@ from tests.commands import nightjar
 RECORDED = Path(__file__).parent / "recorded" / "training.tar.xz"
 STAGES = "ingest,plan,partition,train"
 SETTINGS = [
-    "data=tiny", "run=old", f"stages=[{STAGES}]", f"launch.inline=[{STAGES}]", "train.max_steps=6",
-    "train.global_batch=128", "checkpoint.every_steps=4", "checkpoint.quantise=fp32", "model.embedding_dim=4",
-    "model.bottom_mlp=[4]", "model.top_mlp=[4]", "train.schedule=cosine", "train.decay_ratio=0.6",
-    "train.min_lr_factor=0.1", "train.precision=fp32", "train.threads_per_rank=1",
-]  # fmt: skip
+    "data=tiny",
+    "run=old",
+    f"stages=[{STAGES}]",
+    f"launch.inline=[{STAGES}]",
+    "train.max_steps=6",
+    "train.global_batch=128",
+    "checkpoint.every_steps=4",
+    "checkpoint.quantise=fp32",
+    "model.embedding_dim=4",
+    "model.bottom_mlp=[4]",
+    "model.top_mlp=[4]",
+    "train.schedule=cosine",
+    "train.decay_ratio=0.6",
+    "train.min_lr_factor=0.1",
+    "train.precision=fp32",
+    "train.threads_per_rank=1",
+]
 
 
 def test_a_training_of_an_earlier_release_resumes_and_ends_with_the_same_weights(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pipeline.checkpoint.checkpointer import Checkpointer, Model, latest
-from pipeline.checkpoint.reader import Target, restore
+from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer, latest
+from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.tables import dense_parameters
@@ -45,7 +45,7 @@ def optimizer_of(dense):
 
 
 def saver(store, name, dmp, access, dense, optimizer):
-    model = Model(access, TouchedRows(dmp), dense, optimizer)
+    model = CheckpointedModel(access, TouchedRows(dmp), dense, optimizer)
     config = CheckpointConfig(quantise="fp32", chunk_mib=400 / 2**20)
     return Checkpointer(store, name, config, model, "k", CONFIG, {"dataset": "d"})
 
@@ -80,9 +80,9 @@ def read(folder, cases):
         dense = dense_parameters(dmp)
         optimizer = optimizer_of(dense)
         artifact = latest(store, taken)
-        restore(store, artifact, Target(access, dense, states=False))
+        restore(store, artifact, RestoreTarget(access, dense, states=False))
         assert all((shard.state["adagrad_sum"] == 0).all() for shard in access.local_shards())
-        state = restore(store, artifact, Target(access, dense, optimizer))
+        state = restore(store, artifact, RestoreTarget(access, dense, optimizer))
         assert (state.step, state.epoch, state.next_batch, state.samples, state.windows) == (3, 1, 2, 36, [[1.0]])
         torch.set_rng_state(state.rng[0])
         assert all("exp_avg_sq" in optimizer.state[p] for p in dense.values())

@@ -11,7 +11,7 @@ from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.prune import sweep
 from pipeline.checkpoint.quarantine import in_place, listed, remove, set_aside
 from pipeline.checkpoint.ranks import patiently
-from pipeline.checkpoint.reader import Target, restore_newest
+from pipeline.checkpoint.reader import RestoreTarget, restore_newest
 from pipeline.errors import ArtifactError
 from pipeline.store import Store
 from tests.checkpoint.s3 import Fault
@@ -51,7 +51,7 @@ def newest(store):
     """Step of what restoring gives, after checking that rows and dense part are of one checkpoint."""
     table, dense, said = shard(), {"w": torch.zeros(2)}, listen()
     table.weight.zero_()
-    found = restore_newest(store, "c", Target(access(table), dense))
+    found = restore_newest(store, "c", RestoreTarget(access(table), dense))
     step = found[1].step
     assert torch.equal(table.weight, shard().weight + 100 * step)
     assert dense["w"].tolist() == [step, step]
@@ -110,7 +110,7 @@ def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, m
     endpoint.fault = Fault(kind, "GET", part)
     said = listen()
     with pytest.raises(ArtifactError, match=r"s3://.*cannot be read") as caught:
-        restore_newest(store, "c", Target(access(shard()), {"w": torch.zeros(2)}))
+        restore_newest(store, "c", RestoreTarget(access(shard()), {"w": torch.zeros(2)}))
     assert caught.value.hint == "run the same command again once the store answers; nothing was changed"
     assert endpoint.fault.seen
     assert said and all("again in 0 s, because s3://" in line for line in said)  # never "going back"
@@ -162,7 +162,7 @@ def test_a_damaged_checkpoint_is_set_aside_without_a_rename_and_makes_room_later
     store.fs.rm_file(store.full(f"{written.path}/{lost}"))
     endpoint.fault = Fault(kind, "DELETE", count=1)
     damaged, table = {}, shard()
-    found = restore_newest(store, "c", Target(access(table), {"w": torch.zeros(2)}), damaged)
+    found = restore_newest(store, "c", RestoreTarget(access(table), {"w": torch.zeros(2)}), damaged)
     assert (found[1].step, list(damaged)) == (1, ["step-00000002"])
     patiently("setting aside", lambda: set_aside(store, "c", damaged))
     assert [each.path for each in committed(store, "c")] == [found[0].path]

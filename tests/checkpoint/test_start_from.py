@@ -10,10 +10,17 @@ from safetensors.numpy import load_file
 from tests.commands import nightjar_in_turn
 
 SMALL = [
-    "data.synthetic.rows=3000", "data.synthetic.ids_per_feature=60", "train.global_batch=256", "model.bottom_mlp=[16]",
-    "model.top_mlp=[16]", "model.embedding_dim=8", "launch.inline=[ingest,plan,partition,train,evaluate]",
-    "checkpoint.every_steps=3", "train.threads_per_rank=1", "stages=[ingest,plan,partition,train]",
-]  # fmt: skip
+    "data.synthetic.rows=3000",
+    "data.synthetic.ids_per_feature=60",
+    "train.global_batch=256",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
+    "launch.inline=[ingest,plan,partition,train,evaluate]",
+    "checkpoint.every_steps=3",
+    "train.threads_per_rank=1",
+    "stages=[ingest,plan,partition,train]",
+]
 DAY = ["data.synthetic.new_ids=0.2", "train.max_steps=2", "train.sparse_lr=0.5", "train.warmup_steps=0"]
 NORMALISED = ["data.dense_transform=max_norm", "train.max_steps=2"]
 ALLOWED = ["run=b", "checkpoint.init_from=a", "checkpoint.allow=[train]", "train.lr=0.001"]
@@ -33,7 +40,7 @@ FOURTH = [  # once the newest manifest of f is spoilt
     ["run=i", *DAY, "data.day=2026-01-05", "checkpoint.init_from=h", "checkpoint.allow=[dataset]"],
     ["run=j", *NORMALISED],
     ["run=k", *NORMALISED, "checkpoint.init_from=j"],
-]  # fmt: skip
+]
 
 
 def told(store, jobs):

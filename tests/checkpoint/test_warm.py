@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.checkpoint import config_compatibility
-from pipeline.checkpoint.reader import Target
+from pipeline.checkpoint.reader import RestoreTarget
 from pipeline.checkpoint.warm import warm_start
 from pipeline.compose import compose
 from pipeline.compose.overrides import parse
@@ -36,7 +36,7 @@ def chain(tmp_path):
 def start(chain, rows, **options):
     target = model(rows=rows, fill=7.0)
     parameters = dense()
-    lines = warm_start(*chain, Target(target, parameters), **options)
+    lines = warm_start(*chain, RestoreTarget(target, parameters), **options)
     tables = {s.table: (s.weight, s.state["adagrad_sum"]) for s in target.local_shards()}
     return tables, parameters, lines
 
@@ -83,10 +83,12 @@ def test_tables_may_be_renamed_even_into_another_ones_name(chain):
 
 @pytest.mark.parametrize(
     ("rename", "message"),
-    [({"x": "a"}, "names table 'x', which the checkpoint does not have"),
-     ({"a": "x"}, "the name 'x', which the model does not have"),
-     ({"a": "long", "b/c": "long"}, "'a' and 'b/c' the same name 'long'")],
-)  # fmt: skip
+    [
+        ({"x": "a"}, "names table 'x', which the checkpoint does not have"),
+        ({"a": "x"}, "the name 'x', which the model does not have"),
+        ({"a": "long", "b/c": "long"}, "'a' and 'b/c' the same name 'long'"),
+    ],
+)
 def test_a_rename_that_cannot_be_is_refused(chain, rename, message):
     with pytest.raises(ConfigError, match=message):
         start(chain, ROWS, rename=rename)
@@ -102,9 +104,9 @@ def test_the_hint_of_a_rename_can_be_typed(chain):
 
 def test_another_dimension_or_dense_part_is_refused(chain):
     with pytest.raises(ConfigError, match=f"'a' has {DIM} columns in the checkpoint, 8 in the model"):
-        warm_start(*chain, Target(model(dim=8), dense()))
+        warm_start(*chain, RestoreTarget(model(dim=8), dense()))
     with pytest.raises(ConfigError, match="parameter 'head.bias'") as caught:
-        warm_start(*chain, Target(model(), {"head.weight": torch.zeros(3, 4)}))
+        warm_start(*chain, RestoreTarget(model(), {"head.weight": torch.zeros(3, 4)}))
     assert "init_tables_only=true" in caught.value.hint
 
 
@@ -113,7 +115,7 @@ def test_features_in_another_order_are_refused(tmp_path):
     store = new_store(tmp_path)
     order = {"dense": ["age", "price"], "sparse": ["a", "b/c", "long"]}
     artifact = put(store, 1, order=order)
-    target = Target(model(), dense())
+    target = RestoreTarget(model(), dense())
     assert warm_start(store, artifact, target, order=order)
     assert warm_start(store, artifact, target, order={"dense": ["age", "cost"], "sparse": order["sparse"]})
     for group, names in (("dense", ["price", "age"]), ("sparse", ["a", "long", "b/c"])):
@@ -235,26 +237,47 @@ ALLOWED = [
     (SparseFeature(column="x"), WORDS, "data.sparse.a.column was 'x', is not set", "data.sparse.a.column=x"),
     (WORDS, LIST, "data.sparse.a.separator was not set, is '|'", "data.sparse.a.separator=null"),
     (LIST, SparseFeature(separator=","), "data.sparse.a.separator was '|', is ','", "'data.sparse.a.separator=\"|\"'"),
-    (LIST, SparseFeature(separator="|", weight_separator=":"), "data.sparse.a.weight_separator was not set, is ':'",
-     "data.sparse.a.weight_separator=null"),
-    (ONE_OF_TWO, SparseFeature(cross=["x", "z"]), "data.sparse.a.cross was ['x', 'y'], is ['x', 'z']",
-     "data.sparse.a.cross=[x,y]"),
-]  # fmt: skip
+    (
+        LIST,
+        SparseFeature(separator="|", weight_separator=":"),
+        "data.sparse.a.weight_separator was not set, is ':'",
+        "data.sparse.a.weight_separator=null",
+    ),
+    (
+        ONE_OF_TWO,
+        SparseFeature(cross=["x", "z"]),
+        "data.sparse.a.cross was ['x', 'y'], is ['x', 'z']",
+        "data.sparse.a.cross=[x,y]",
+    ),
+]
 REFUSED = [
     (WORDS, ONE_OF_TWO, "data.sparse.a.cross was [], is ['x', 'y']", "data.sparse.a.cross=[]"),
-    (ONE_OF_TWO, SparseFeature(cross=["x", "y", "z"]), "data.sparse.a.cross was ['x', 'y'], is ['x', 'y', 'z']",
-     "data.sparse.a.cross=[x,y]"),
+    (
+        ONE_OF_TWO,
+        SparseFeature(cross=["x", "y", "z"]),
+        "data.sparse.a.cross was ['x', 'y'], is ['x', 'y', 'z']",
+        "data.sparse.a.cross=[x,y]",
+    ),
     (WORDS, SparseFeature(bins=10), "data.sparse.a.bins was not set, is 10", "data.sparse.a.bins=null"),
     (SparseFeature(bins=20), SparseFeature(bins=10), "data.sparse.a.bins was 20, is 10", "data.sparse.a.bins=20"),
-    (WORDS, SparseFeature(mapping="learned"), "data.sparse.a.mapping was not set, is 'learned'",
-     "data.sparse.a.mapping=null"),
-]  # fmt: skip
+    (
+        WORDS,
+        SparseFeature(mapping="learned"),
+        "data.sparse.a.mapping was not set, is 'learned'",
+        "data.sparse.a.mapping=null",
+    ),
+]
 NOTHING = [
-    (WORDS, SparseFeature(column="a")), (WORDS, SparseFeature(mapping="vocab")), (WORDS, SparseFeature(min_count=3)),
-    (WORDS, SparseFeature(required=True)), (WORDS, SparseFeature(integer=True)), (LIST, replaced(LIST, max_ids=2)),
-    (WORDS, SparseFeature(weight_separator=":")), (WORDS, SparseFeature(evict_after_days=3)),
+    (WORDS, SparseFeature(column="a")),
+    (WORDS, SparseFeature(mapping="vocab")),
+    (WORDS, SparseFeature(min_count=3)),
+    (WORDS, SparseFeature(required=True)),
+    (WORDS, SparseFeature(integer=True)),
+    (LIST, replaced(LIST, max_ids=2)),
+    (WORDS, SparseFeature(weight_separator=":")),
+    (WORDS, SparseFeature(evict_after_days=3)),
     (ONE_OF_TWO, SparseFeature(cross=["x", "y"], column="z")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("tables_only", [False, True])
@@ -368,10 +391,13 @@ def with_sequence(timed=True, **settings):
     [
         ({"age_bins": 32}, "data.sequences.seen.age_bins was 64, is 32", "data.sequences.seen.age_bins=64"),
         ({"max_length": 50}, "data.sequences.seen.max_length was 100, is 50", "checkpoint.init_tables_only=true"),
-        ({"max_length": 500, "age_bins": 9}, "data.sequences.seen.max_length was 100, is 500",
-         "checkpoint.init_tables_only=true and data.sequences.seen.age_bins=64"),
+        (
+            {"max_length": 500, "age_bins": 9},
+            "data.sequences.seen.max_length was 100, is 500",
+            "checkpoint.init_tables_only=true and data.sequences.seen.age_bins=64",
+        ),
     ],
-)  # fmt: skip
+)
 def test_events_that_mean_something_else_are_refused_by_name(tmp_path, settings, said, back):
     """Allowed or not: the row of an age is the number of its bin, and a place beyond the longest has no vector."""
     before = put(new_store(tmp_path), 1, config=dataclasses.asdict(with_sequence()))

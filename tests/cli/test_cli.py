@@ -18,8 +18,12 @@ ROOT = Path(__file__).parents[2]
 def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "pipeline.cli", *arguments],
-        cwd=cwd, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
 
 
 HEAVY = {"torch", "torchrec", "polars", "pyarrow", "numpy", "scipy", "torchx", "hydra", "kubernetes"}
@@ -205,8 +209,12 @@ done
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "--norc", "-c", script, "bash", *completions],
-        cwd=ROOT, capture_output=True, text=True, env=env, timeout=600,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=600,
+    )
     assert done.stderr == ""
     offered: dict[str, list[str]] = {}
     for text in done.stdout.split("\n")[:-1]:

@@ -33,12 +33,14 @@ def made_run(store, name, noise, *overrides):
             np.lib.format.write_array(sink, logits, allow_pickle=False)
         draft.commit(figures)
     result = {
-        "run": name, "status": "done", "eval": figures,
+        "run": name,
+        "status": "done",
+        "eval": figures,
         "stages": {
             "ingest": {"status": "done", "seconds": 1.5, "artifact": dataset.path},
             "evaluate": {"status": "done", "seconds": 0.5, "artifact": f"evaluations/{name}"},
         },
-    }  # fmt: skip
+    }
     store.write_json(f"runs/{name}/result.json", result)
     store.write_bytes(f"runs/{name}/config.yaml", to_yaml(config).encode())
     store.write_bytes(f"runs/{name}/metrics.jsonl", b'{"step": 1, "ne_window": 0.9}\n{"step": 2, "ne_window": 0.8}\n')
@@ -145,8 +147,16 @@ def test_runs_are_listed_and_filtered(store, nightjar):
     assert listed("--sort", "ne")[-1] == "noisy"
     text = nightjar("runs", "ls", "--store", store.url).stdout
     assert text.splitlines()[0].split() == [
-        "run", "status", "finished", "dataset", "NE", "AUC", "calibration", "gate", "seconds"
-    ]  # fmt: skip
+        "run",
+        "status",
+        "finished",
+        "dataset",
+        "NE",
+        "AUC",
+        "calibration",
+        "gate",
+        "seconds",
+    ]
     assert nightjar("runs", "ls", "--last", "0", "--store", store.url).returncode == 2
 
 

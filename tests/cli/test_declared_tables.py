@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 TABLES = [
-    "data=tables", "+data.tables.user={rows: 5000, pooling: 2}", "+data.tables.item={rows: 300}",
-    "model.embedding_dim=8", "run=ours",
-]  # fmt: skip
+    "data=tables",
+    "+data.tables.user={rows: 5000, pooling: 2}",
+    "+data.tables.item={rows: 300}",
+    "model.embedding_dim=8",
+    "run=ours",
+]
 
 
 def test_one_command_plans(nightjar, tmp_path: Path) -> None:

@@ -16,9 +16,15 @@ from pipeline.launch.appdefs import stage_app
 
 TINY = ["stages=[ingest]", "data.synthetic.rows=2000", "data.synthetic.ids_per_feature=50", "run=x"]
 TRAIN = [
-    "stages=[ingest,plan,partition,train]", "data.synthetic.rows=2000", "data.synthetic.ids_per_feature=50", "run=x",
-    "hardware=laptop2", "train.max_steps=2", "train.global_batch=64", "train.log_every_steps=1",
-]  # fmt: skip
+    "stages=[ingest,plan,partition,train]",
+    "data.synthetic.rows=2000",
+    "data.synthetic.ids_per_feature=50",
+    "run=x",
+    "hardware=laptop2",
+    "train.max_steps=2",
+    "train.global_batch=64",
+    "train.log_every_steps=1",
+]
 RANK = """
 import logging, os, sys
 from pipeline import logs
@@ -35,8 +41,10 @@ def test_of_other_ranks_warnings_are_seen_and_all_else_is_in_their_log_file(tmp_
     where = ["--redirects", "1:2", "--log-dir", str(tmp_path / "logs")]
     done = subprocess.run(
         [sys.executable, *command, *where, str(tmp_path / "rank.py"), "text"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert sorted(done.stdout.splitlines()) == ["fine", "of a library", "warning: look", "warning: rank 1: look"]
     (log,) = (tmp_path / "logs").rglob("1/stderr.log")
     text = log.read_text()
@@ -49,13 +57,18 @@ def test_json_lines_have_rank_stage_and_run(tmp_path: Path) -> None:
     for rank in ("0", "1"):
         done = subprocess.run(
             [sys.executable, str(tmp_path / "rank.py"), "json"],
-            env={**os.environ, "RANK": rank}, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            env={**os.environ, "RANK": rank},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         lines += done.stdout.splitlines()
     records = [json.loads(line) for line in lines if line.startswith("{")]
     assert [(each["rank"], each["level"], each["message"]) for each in records] == [
-        (0, "info", "fine"), (0, "warning", "look"), (1, "warning", "look"),
-    ]  # fmt: skip
+        (0, "info", "fine"),
+        (0, "warning", "look"),
+        (1, "warning", "look"),
+    ]
     assert all((each["stage"], each["run"], each["logger"]) == ("train", "x", "pipeline.training") for each in records)
     assert all(each["time"].endswith("Z") for each in records)
 

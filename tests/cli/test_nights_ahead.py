@@ -14,9 +14,17 @@ from pipeline.records import DatasetSchema, DenseProfile, FeatureProfile, Profil
 from pipeline.store import Store
 
 FIRST = date(2026, 1, 1)
-SETTINGS = ("data=delta", "data.path=clicks", "data.timestamp=time", "+data.dense.price={}", "hardware=laptop",
-            "+data.sparse.user={rows: 4000}", "+data.sparse.kind={mapping: hash, rows: 50}", "train.global_batch=256",
-            "publish.model=clicks")  # fmt: skip
+SETTINGS = (
+    "data=delta",
+    "data.path=clicks",
+    "data.timestamp=time",
+    "+data.dense.price={}",
+    "hardware=laptop",
+    "+data.sparse.user={rows: 4000}",
+    "+data.sparse.kind={mapping: hash, rows: 50}",
+    "train.global_batch=256",
+    "publish.model=clicks",
+)
 
 
 def dataset(store: Store, number: int, rows: int, before: str | None) -> str:

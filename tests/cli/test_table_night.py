@@ -20,9 +20,11 @@ def clicks(day: date, rows: int = 1500) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "label": (rng.random(rows) < np.where(user % 4 == 0, 0.7, 0.1)).astype(np.int64),
-            "price": rng.normal(size=rows), "user": [f"u{each}" for each in user], "time": times,
+            "price": rng.normal(size=rows),
+            "user": [f"u{each}" for each in user],
+            "time": times,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
@@ -31,11 +33,19 @@ def test_a_night_on_a_table_that_grows(nightjar, tmp_path, monkeypatch):
     table = str(tmp_path / "clicks")
     write_deltalake(table, clicks(FIRST).to_arrow())
     settings = [
-        "data=delta", f"data.path={table}", "data.timestamp=time", "+data.dense.price={}", "+data.sparse.user={}",
+        "data=delta",
+        f"data.path={table}",
+        "data.timestamp=time",
+        "+data.dense.price={}",
+        "+data.sparse.user={}",
         "train.threads_per_rank=1",
-        "data.watermark.later_rows=true", "hardware=laptop", "train.global_batch=256", "train.epochs=1",
-        f"store={tmp_path}/store", "nightly.wait_minutes=0",
-    ]  # fmt: skip
+        "data.watermark.later_rows=true",
+        "hardware=laptop",
+        "train.global_batch=256",
+        "train.epochs=1",
+        f"store={tmp_path}/store",
+        "nightly.wait_minutes=0",
+    ]
     early = nightjar("nightly", f"date={FIRST}", *settings)
     assert early.returncode == 3 and "has no rows of a later day yet" in early.stderr
     write_deltalake(table, clicks(FIRST + timedelta(days=1)).to_arrow(), mode="append")

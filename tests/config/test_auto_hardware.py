@@ -86,9 +86,19 @@ H100, T4 = Gpu("NVIDIA H100", 81559 << 20), Gpu("NVIDIA T4", 15360 << 20)
 
 @pytest.mark.parametrize(
     ("visible", "cards"),
-    [(None, (H100, T4)), ("", ()), ("-1", ()), ("1", (T4,)), ("1, 0", (T4, H100)), ("0,5,1", (H100,)),
-     ("GPU-22", (T4,)), ("GPU-", ()), ("MIG-11", (H100,)), ("none", ())],
-)  # fmt: skip
+    [
+        (None, (H100, T4)),
+        ("", ()),
+        ("-1", ()),
+        ("1", (T4,)),
+        ("1, 0", (T4, H100)),
+        ("0,5,1", (H100,)),
+        ("GPU-22", (T4,)),
+        ("GPU-", ()),
+        ("MIG-11", (H100,)),
+        ("none", ()),
+    ],
+)
 def test_gpus_are_those_that_cuda_shows(tmp_path, monkeypatch, visible, cards):
     assert read_gpus(TWO_GPUS, tmp_path, monkeypatch, visible) == cards
 
@@ -321,9 +331,17 @@ def test_kept_figures_that_cannot_be_read_are_measured_again(machine):
 
 @pytest.mark.parametrize(
     "change",
-    [{"figures": None}, {"figures": []}, {"figures": {}}, {"figures": {"lookup_ns": "fast"}}, {"seconds": "3"},
-     {"figures": {"lookup_ns": float("nan")}}, {"figures": {"ddr_gb_per_s": 0.0}}, {"figures": {"lookup_ns": -1}}],
-)  # fmt: skip
+    [
+        {"figures": None},
+        {"figures": []},
+        {"figures": {}},
+        {"figures": {"lookup_ns": "fast"}},
+        {"seconds": "3"},
+        {"figures": {"lookup_ns": float("nan")}},
+        {"figures": {"ddr_gb_per_s": 0.0}},
+        {"figures": {"lookup_ns": -1}},
+    ],
+)
 def test_kept_figures_that_no_plan_can_use_are_measured_again(machine, change):
     keep(composed(), {"lookup_ns": 1.0}, 0.1)
     path = kept_figures(hardware_cache._key(composed()))

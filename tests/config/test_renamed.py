@@ -118,9 +118,16 @@ def test_an_old_checkpoint_is_compared_under_the_new_names() -> None:
     config = compose([*OVERRIDES, "checkpoint.init_from=other"])
     record = with_first_names(asdict(config))
     then = Artifact(
-        path="c/step-1", kind="checkpoint", key="k", schema_version=1, config=record, inputs={"dataset": DATASET},
-        files={}, summary={"step": 1}, created=0.0,
-    )  # fmt: skip
+        path="c/step-1",
+        kind="checkpoint",
+        key="k",
+        schema_version=1,
+        config=record,
+        inputs={"dataset": DATASET},
+        files={},
+        summary={"step": 1},
+        created=0.0,
+    )
     assert check_changes(then, config, DATASET) == []
     assert config_changes(record, asdict(config)) == {}
     now = replace(config, train=replace(config.train, decay_ratio=0.5))

@@ -19,16 +19,19 @@ from tests.tuning.test_study import RATES, SMALL
 
 SECRET = "hunter2hunter2"
 HELD = [
-    f"data.path=https://user:{SECRET}@logs/day.csv", f"store=s3://key:{SECRET}@bucket/store",
+    f"data.path=https://user:{SECRET}@logs/day.csv",
+    f"store=s3://key:{SECRET}@bucket/store",
     f'data.path="https://x.blob.core.windows.net/c/day.csv?sv=2024&sig={SECRET}"',
     f'data.path="https://x.s3.amazonaws.com/day.csv?X-Amz-Signature={SECRET}"',
     f'data.path="https://x/day.csv?access_token={SECRET}"',
     f'+launch.pods.env.PLACE="AccountName=x;AccountKey={SECRET}"',
     f'+launch.pods.env.PLACE="AccountKey={SECRET};AccountName=x"',
-    f'+launch.pods.env.PLACE="host=db password={SECRET}"', f"data.path=https://{SECRET}@github.com/logs.csv",
-    f"data.path=https://user:a/{SECRET}@logs/day.csv", f'data.path="https://x/day.csv?api-key={SECRET}"',
+    f'+launch.pods.env.PLACE="host=db password={SECRET}"',
+    f"data.path=https://{SECRET}@github.com/logs.csv",
+    f"data.path=https://user:a/{SECRET}@logs/day.csv",
+    f'data.path="https://x/day.csv?api-key={SECRET}"',
     f'+launch.pods.env.PLACE="-----BEGIN PRIVATE KEY-----{SECRET}"',
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("setting", HELD)
@@ -40,19 +43,50 @@ def test_a_secret_in_a_setting_is_refused_wherever_the_run_is_started(setting: s
 
 @pytest.mark.parametrize(
     "name",
-    ["DB_PASS", "SLACK_WEBHOOK", "AZURE_STORAGE_CONNECTION_STRING", "AUTH_HEADER", "DB_PASSWORD", "GITHUB_TOKEN",
-     "API_KEY", "SENTRY_DSN", "SAS",
-     "PGPASS", "DBPASS", "GCP_CREDS", "X_JWT", "BEARER", "SSH_PRIVATEKEY", "STORAGEKEY", "AZURE_ACCOUNT_KEY",
-     "MYSQL_ROOT_PW", "DBPW", "COOKIES", "SSH_KEY_DATA", "SERVICE_ACCOUNT_JSON", "KUBECONFIG_CONTENT"],
-)  # fmt: skip
+    [
+        "DB_PASS",
+        "SLACK_WEBHOOK",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "AUTH_HEADER",
+        "DB_PASSWORD",
+        "GITHUB_TOKEN",
+        "API_KEY",
+        "SENTRY_DSN",
+        "SAS",
+        "PGPASS",
+        "DBPASS",
+        "GCP_CREDS",
+        "X_JWT",
+        "BEARER",
+        "SSH_PRIVATEKEY",
+        "STORAGEKEY",
+        "AZURE_ACCOUNT_KEY",
+        "MYSQL_ROOT_PW",
+        "DBPW",
+        "COOKIES",
+        "SSH_KEY_DATA",
+        "SERVICE_ACCOUNT_JSON",
+        "KUBECONFIG_CONTENT",
+    ],
+)
 def test_variables_of_pods_whose_names_tell_a_secret_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"launch.pods.env sets {name}"):
         compose([f"+launch.pods.env.{name}=x"])
 
 
 def test_other_variables_and_urls_are_not() -> None:
-    names = ("COMPASS", "BYPASS", "SACRED", "AUTHOR", "MONKEY", "TZ", "HOOKED", "TOKENIZERS_PARALLELISM",
-             "SSH_KEY_TYPE", "KUBECONFIG_CONTEXT")  # fmt: skip
+    names = (
+        "COMPASS",
+        "BYPASS",
+        "SACRED",
+        "AUTHOR",
+        "MONKEY",
+        "TZ",
+        "HOOKED",
+        "TOKENIZERS_PARALLELISM",
+        "SSH_KEY_TYPE",
+        "KUBECONFIG_CONTEXT",
+    )
     compose([*(f"+launch.pods.env.{name}=x" for name in names), "store=s3://bucket/a:b@c", "run=r"])
     for url in ("https://host:8080/mail@day.csv", "http://[::1]:8080/a@b", "kafka://b1:9092,b2:9092/x@y"):
         compose(["run=r", "data=csv", "data.name=d", "+data.sparse.a={}", f"data.path='{url}'"])

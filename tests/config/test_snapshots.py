@@ -15,19 +15,21 @@ COUNT = "train.snapshots.count=3"
         (["train.snapshots.keep=2"], "train.snapshots.keep is 2, but train.snapshots.count is 1", "count=4"),
         ([COUNT], "there are no validation rows to choose members by", "data.split.validation_share=0.1"),
         (
-            [COUNT, VALIDATED, "train.validate.patience=3"], "train.validate.patience would stop or lower",
+            [COUNT, VALIDATED, "train.validate.patience=3"],
+            "train.validate.patience would stop or lower",
             "train.validate.patience at its default",
         ),
         ([COUNT, VALIDATED, "train.average.kind=ema"], "train.average.kind=ema averages", "train.average.kind=none"),
         ([COUNT, VALIDATED, "train.mode=hogwild"], "needs one step after the other", "train.snapshots.count=1"),
         (
-            [COUNT, VALIDATED, "train.snapshots.kind=cyclic", "train.schedule=constant"], "has no minimum",
+            [COUNT, VALIDATED, "train.snapshots.kind=cyclic", "train.schedule=constant"],
+            "has no minimum",
             "train.schedule=cosine",
         ),
         ([COUNT, VALIDATED, "partition=dmt"], "cannot begin anew", "train.snapshots.kind=cyclic, or partition=flat"),
         ([COUNT, VALIDATED, "train.snapshots.perturbation=0.2"], "kind=reset perturbs nothing", "kind=perturb"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_with_an_ensemble_is_refused(settings, message, hint):
     with pytest.raises(ConfigError) as caught:
         compose(["data=synthetic", *settings])

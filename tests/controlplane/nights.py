@@ -33,10 +33,16 @@ PATIENCE = 1800.0  # seconds for a part of a night, on a machine with much else 
 WORLD = ("data.synthetic.drift=0.06", "data.synthetic.new_ids=0.02", "data.synthetic.popularity_drift=0.02")
 # What each faulty night is to end as; the others are published.
 FAULTS = {
-    "late day": "published", "missing hour": "failed", "labels half lost": "held", "labels turned round": "held",
-    "launcher killed": "published", "pod killed": "published", "API server restarted": "published",
-    "store away for forty requests": "published", "disk full": "published",
-}  # fmt: skip
+    "late day": "published",
+    "missing hour": "failed",
+    "labels half lost": "held",
+    "labels turned round": "held",
+    "launcher killed": "published",
+    "pod killed": "published",
+    "API server restarted": "published",
+    "store away for forty requests": "published",
+    "disk full": "published",
+}
 RETRIED = ("launcher killed", "store away for forty requests", "disk full")
 
 
@@ -78,18 +84,28 @@ class Nights:
 
     def __post_init__(self) -> None:
         self.api = self.cluster.api("admin").patient(PATIENCE)
-        keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_ENDPOINT_URL": self.way.url,
-                "NIGHTJAR_WEBHOOK": self.hook}  # fmt: skip
+        keys = {
+            "AWS_ACCESS_KEY_ID": "k",
+            "AWS_SECRET_ACCESS_KEY": "s",
+            "AWS_ENDPOINT_URL": self.way.url,
+            "NIGHTJAR_WEBHOOK": self.hook,
+        }
         os.environ["NIGHTJAR_WEBHOOK"] = self.hook  # of the shell that renders the schedule
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "store"}, "stringData": keys}
         self.api.create("/api/v1/namespaces/training/secrets", secret)
         self.overrides = [
-            *CLUSTER, "launch.namespace=training", "launch.pods.env_from=[store]", f"store={self.store}", "data=criteo",
+            *CLUSTER,
+            "launch.namespace=training",
+            "launch.pods.env_from=[store]",
+            f"store={self.store}",
+            "data=criteo",
             f'data.path="{self.folder}/logs/{{day}}/hour=*/part.tsv"',
-            f'data.watermark.partitions=["hour={{00..{HOURS - 1:02d}}}"]', "nightly.webhook=${oc.env:NIGHTJAR_WEBHOOK}",
-            f"launch.pods.volumes={{logs:{{claim:logs,path:{self.folder}}}}}", "schedule.suspended=true",
+            f'data.watermark.partitions=["hour={{00..{HOURS - 1:02d}}}"]',
+            "nightly.webhook=${oc.env:NIGHTJAR_WEBHOOK}",
+            f"launch.pods.volumes={{logs:{{claim:logs,path:{self.folder}}}}}",
+            "schedule.suspended=true",
             "nightly.poll_seconds=5",
-        ]  # fmt: skip
+        ]
         *access, cron = schedule_objects(schedule_config(self.overrides), self.overrides)
         self.cron = self.cluster.as_known(cron)
         apply(self.api, [*access, self.cron])
@@ -158,8 +174,10 @@ class Nights:
 
     def night(self, day: date, fault: str) -> str:
         """Deliver the logs, start the night and make its fault; what was done."""
-        changes = {"labels turned round": lambda at, line: f"{1 - int(line[0])}{line[1:]}",
-                   "labels half lost": lambda at, line: f"0{line[1:]}" if at % 2 else line}  # fmt: skip
+        changes = {
+            "labels turned round": lambda at, line: f"{1 - int(line[0])}{line[1:]}",
+            "labels half lost": lambda at, line: f"0{line[1:]}" if at % 2 else line,
+        }
         if fault == "late day":
             self.start(day, fault)
             wait_for(lambda: f"{day} is not complete" in self.said(day), PATIENCE)

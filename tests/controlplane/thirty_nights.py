@@ -125,15 +125,23 @@ def report(lines: Path) -> None:
     bad = [night for night in nights if night.expected != "published"]
     compared = [night for night in nights if night.ne is not None and night.frozen is not None]
     finish(
-        "thirty-nights", sum(night.right for night in nights) / len(nights), nights=len(nights),
-        right=sum(night.right for night in nights), faults=sum(night.fault != "" for night in nights),
-        good=len(good), published=sum(night.outcome == "published" for night in good),
-        bad=len(bad), not_published=sum(night.outcome in ("held", "failed") for night in bad),
+        "thirty-nights",
+        sum(night.right for night in nights) / len(nights),
+        nights=len(nights),
+        right=sum(night.right for night in nights),
+        faults=sum(night.fault != "" for night in nights),
+        good=len(good),
+        published=sum(night.outcome == "published" for night in good),
+        bad=len(bad),
+        not_published=sum(night.outcome in ("held", "failed") for night in bad),
         trained_twice=sum(night.trained > 1 or night.rows > 1 for night in nights),
-        one_record=sum(night.records == 1 for night in nights), one_call=sum(night.calls == 1 for night in nights),
+        one_record=sum(night.records == 1 for night in nights),
+        one_call=sum(night.calls == 1 for night in nights),
         frozen_beaten=sum(night.ne < night.frozen for night in compared),  # type: ignore[operator]
-        frozen_of=len(compared), frozen_last=_gain(compared), seconds=sum(night.seconds for night in nights),
-    )  # fmt: skip
+        frozen_of=len(compared),
+        frozen_last=_gain(compared),
+        seconds=sum(night.seconds for night in nights),
+    )
 
 
 def _gain(compared: list[Outcome]) -> float | None:

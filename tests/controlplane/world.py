@@ -32,10 +32,17 @@ from tests.waits import PATIENCE
 RUN = "faulty"
 STAGES = "stages=[ingest,plan,partition,train]"
 SETTINGS = (
-    f"run={RUN}", "data.synthetic.rows=2000", "data.synthetic.ids_per_feature=50", "model.embedding_dim=8",
-    "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=512", "train.precision=fp32",
-    "train.threads_per_rank=1", "train.guard.collapse=false",
-)  # fmt: skip
+    f"run={RUN}",
+    "data.synthetic.rows=2000",
+    "data.synthetic.ids_per_feature=50",
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "train.global_batch=512",
+    "train.precision=fp32",
+    "train.threads_per_rank=1",
+    "train.guard.collapse=false",
+)
 LEASE_SECONDS = 6
 WORKS, WAITS, GOES_ON = f"run {RUN}: ", "doing nothing else", "is renewed: going on"  # what launchers say
 
@@ -107,11 +114,21 @@ class Cell:
             place, proxy.url, self.world.cluster.kit.home / "pki/ca.crt", self.world.token(self.name), self.name
         )
         command = [
-            sys.executable, "-m", "pipeline.cli", "run", *CLUSTER, *SETTINGS, STAGES, f"launch.namespace={self.name}",
-            f"launch.lease_seconds={LEASE_SECONDS}", f"launch.pods.env={{STANDIN:{self.folder}}}",
-            f"launch.pods.volumes={{store:{{claim:store,path:{self.folder}}}}}", f"store={self.store}",
-            *self.overrides, *overrides,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "pipeline.cli",
+            "run",
+            *CLUSTER,
+            *SETTINGS,
+            STAGES,
+            f"launch.namespace={self.name}",
+            f"launch.lease_seconds={LEASE_SECONDS}",
+            f"launch.pods.env={{STANDIN:{self.folder}}}",
+            f"launch.pods.volumes={{store:{{claim:store,path:{self.folder}}}}}",
+            f"store={self.store}",
+            *self.overrides,
+            *overrides,
+        ]
         log = self.folder / f"said-{len(self.launchers)}"
         self.launchers.append(Launcher(command, {"KUBECONFIG": str(place), **self.environment, **environment}, log))
         return self.launchers[-1]

@@ -15,11 +15,24 @@ from tests.waits import no_waits, until
 
 # What the fork server imports before it forks: seconds, paid once for all tests of a session. Nothing that imports
 # Polars, which has threads. It imports this module as well, so tests/conftest.py starts it: here, each would start one.
-multiprocessing.set_forkserver_preload([
-    "pipeline.training.loop", "tests.embeddings.cases", "pipeline.cli", "pipeline.commands.run", "pipeline.compose",
-    "pipeline.report", "pipeline.launch.chain", "pipeline.stages.promoting", "torch.export._trace", "pytest",
-    "psutil", "tests.shared_cores", "tests.composed", "tests.frozen",
-])  # fmt: skip
+multiprocessing.set_forkserver_preload(
+    [
+        "pipeline.training.loop",
+        "tests.embeddings.cases",
+        "pipeline.cli",
+        "pipeline.commands.run",
+        "pipeline.compose",
+        "pipeline.report",
+        "pipeline.launch.chain",
+        "pipeline.stages.promoting",
+        "torch.export._trace",
+        "pytest",
+        "psutil",
+        "tests.shared_cores",
+        "tests.composed",
+        "tests.frozen",
+    ]
+)
 
 ROWS = {"b": 23, "a": 10, "long": 41}
 DIM = 8
@@ -71,9 +84,16 @@ def plan_for(shardings, world, local=None, rows=ROWS, dim=DIM):
         shards = tuple(shards_for(kind, i, count, dim, world, local))
         kernel = "dense" if kind == "data_parallel" else "fused"
         tables[name] = TablePlan(
-            rows=count, dim=dim, pooling=1.0, tier="ddr", sharding=kind, kernel=kernel, shards=shards,
-            cost_ms=0.0, reason="",
-        )  # fmt: skip
+            rows=count,
+            dim=dim,
+            pooling=1.0,
+            tier="ddr",
+            sharding=kind,
+            kernel=kernel,
+            shards=shards,
+            cost_ms=0.0,
+            reason="",
+        )
     return Plan(hardware="test", device="cpu", world_size=world, ranks_per_host=local, global_batch=8, tables=tables)
 
 
@@ -99,9 +119,12 @@ def with_state(plan, optimizer):
 def join_ranks(rank, world, local, folder):
     """Make this process rank ``rank`` of ``world``, meeting in ``folder``, ``local`` ranks on each pretended host."""
     os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local),
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank % local),
+        LOCAL_WORLD_SIZE=str(local),
         GROUP_RANK=str(rank // local),
-    )  # fmt: skip
+    )
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
 

@@ -30,9 +30,13 @@ def level(request):
 def kernel_of(dim, pooling, *, compiled):
     torch.manual_seed(1)
     kernel = SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in ROWS], feature_table_map=list(FEATURES),
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.1, eps=1e-8, pooling_mode=pooling,
-    )  # fmt: skip
+        [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in ROWS],
+        feature_table_map=list(FEATURES),
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.1,
+        eps=1e-8,
+        pooling_mode=pooling,
+    )
     for weights in kernel.split_embedding_weights():
         weights.copy_(torch.randn(weights.shape, generator=torch.Generator().manual_seed(len(weights))))
     if compiled:

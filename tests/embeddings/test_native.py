@@ -57,9 +57,13 @@ def lookup(step: int, weighted: bool) -> tuple[torch.Tensor, torch.Tensor, torch
 
 
 def trained(
-    monkeypatch: pytest.MonkeyPatch, library: native.Library | None, optimizer: str,
-    pooling: PoolingMode = PoolingMode.SUM, weighted: bool = False, **options: float,
-) -> list[torch.Tensor]:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    library: native.RowStepsLibrary | None,
+    optimizer: str,
+    pooling: PoolingMode = PoolingMode.SUM,
+    weighted: bool = False,
+    **options: float,
+) -> list[torch.Tensor]:
     """Weights and states of the tables after a few steps, whose rows ``library`` trains; None: torch."""
     monkeypatch.setattr(native, "library", lambda: library)
     specs = [(ROWS[name], WIDTHS[name], EmbeddingLocation.HOST, ComputeDevice.CPU) for name in FEATURES]
@@ -90,7 +94,7 @@ def test_compiled_and_torch_train_alike(built: Path, optimizer: str, level: int,
     for pooling, weighted in ((PoolingMode.SUM, False), (PoolingMode.SUM, True), (PoolingMode.MEAN, False)):
         given = optimizer, pooling, weighted
         by_torch = trained(monkeypatch, None, *given, **options)
-        compiled = trained(monkeypatch, native.Library(built, level), *given, **options)
+        compiled = trained(monkeypatch, native.RowStepsLibrary(built, level), *given, **options)
         for one, two in zip(compiled, by_torch, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
 
@@ -100,7 +104,7 @@ def test_instruction_sets_and_threads_do_not_change_a_bit(built: Path, optimizer
     outcomes = []
     for level, threads in ((0, 1), (1, 3), (2, 1), (2, 2)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        outcomes.append(trained(monkeypatch, native.Library(built, level), optimizer))
+        outcomes.append(trained(monkeypatch, native.RowStepsLibrary(built, level), optimizer))
     for outcome in outcomes[1:]:
         assert all(torch.equal(one, two) for one, two in zip(outcome, outcomes[0], strict=True))
 
@@ -111,13 +115,19 @@ def test_a_lazy_optimizer_leaves_rows_without_a_gradient_alone(built: Path, monk
     ids, offsets = torch.tensor([2, 0, 2]), torch.arange(4)
     gradient = torch.stack([torch.ones(8), torch.zeros(8), -torch.ones(8)])
     place = native.Table(
-        weights=table.data_ptr(), width=8, ids=ids.data_ptr(), offsets=offsets.data_ptr(),
-        gradient=gradient.data_ptr(), stride=8, batch=3, features=1,
-    )  # fmt: skip
+        weights=table.data_ptr(),
+        width=8,
+        ids=ids.data_ptr(),
+        offsets=offsets.data_ptr(),
+        gradient=gradient.data_ptr(),
+        stride=8,
+        batch=3,
+        features=1,
+    )
     for i, moment in enumerate(moments):
         place.states[i], place.widths[i], place.steps[i] = moment.data_ptr(), 8, 8
     step = TABLE_OPTIMIZERS.get("lazy_adam").compiled_step(0.1, 1)
-    library = native.Library(built)
+    library = native.RowStepsLibrary(built)
     library.learn([place], step, lazy=True, threads=1)
     assert all(bool((each == 1).all()) for each in (table, *moments))
     library.learn([place], step, lazy=False, threads=1)
@@ -130,15 +140,21 @@ def test_denormals_are_those_of_the_calling_thread(built: Path, monkeypatch) -> 
     ids, offsets, gradient = torch.tensor([0, 1]), torch.arange(3), torch.full((2, 4), 1e-20)
     places = [
         native.Table(
-            weights=table[i].data_ptr(), width=4, ids=ids.data_ptr(), offsets=offsets.data_ptr(),
-            gradient=gradient.data_ptr(), stride=4, batch=1, features=1,
+            weights=table[i].data_ptr(),
+            width=4,
+            ids=ids.data_ptr(),
+            offsets=offsets.data_ptr(),
+            gradient=gradient.data_ptr(),
+            stride=4,
+            batch=1,
+            features=1,
         )
         for i in range(2)
-    ]  # fmt: skip
+    ]
     for i, place in enumerate(places):
         place.states[0], place.widths[0], place.steps[0] = sums[i].data_ptr(), 4, 4
     step = replace(TABLE_OPTIMIZERS.get("adagrad"), eps=0.0).compiled_step(1e-20, 1)
-    library = native.Library(built)
+    library = native.RowStepsLibrary(built)
     for flush in (True, False):
         table.zero_()
         torch.set_flush_denormal(flush)
@@ -150,8 +166,8 @@ def test_denormals_are_those_of_the_calling_thread(built: Path, monkeypatch) -> 
 
 
 def test_a_library_that_is_not_ours_is_left_out_with_a_warning(tmp_path: Path, caplog) -> None:
-    assert open_installed(str(tmp_path / "module.py"), "rowsteps", native.Library, "slowly") is None
+    assert open_installed(str(tmp_path / "module.py"), "rowsteps", native.RowStepsLibrary, "slowly") is None
     (tmp_path / f"rowsteps{EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
     with caplog.at_level(logging.WARNING):
-        assert open_installed(str(tmp_path / "module.py"), "rowsteps", native.Library, "slowly") is None
+        assert open_installed(str(tmp_path / "module.py"), "rowsteps", native.RowStepsLibrary, "slowly") is None
     assert "slowly: " in caplog.text and "install the package again" in caplog.text

@@ -85,7 +85,11 @@ def test_placements_name_rank_and_device():
     plan = dataclasses.replace(plan_for("row_wise", 4, 2), device="cuda")
     sharding = to_sharding_plan(plan, "collection").plan["collection"]["long"]
     assert [str(s.placement) for s in sharding.sharding_spec.shards] == [
-        "rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"]  # fmt: skip
+        "rank:0/cuda:0",
+        "rank:1/cuda:1",
+        "rank:2/cuda:0",
+        "rank:3/cuda:1",
+    ]
     assert sharding.ranks == [0, 1, 2, 3] and sharding.compute_kernel == "fused"
 
 

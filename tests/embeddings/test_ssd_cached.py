@@ -17,7 +17,7 @@ from pipeline.embeddings.ssd.cached import CachedShard
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.kernel import SlotKernel
 from pipeline.embeddings.ssd.slots import DeviceSlots, HostSlots
-from pipeline.embeddings.ssd.waiting import Line, check_room
+from pipeline.embeddings.ssd.waiting import WaitingParts, check_room
 from pipeline.embeddings.tables import TableSpec, kernels
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import GuardError, PlanError
@@ -109,7 +109,7 @@ class Cached:
         self.weights, self.sums = initial_rows(SEED, self.table, 0, rows).numpy(), np.zeros(rows, np.float32)
         self.fetcher = Fetcher()
         self.missing = self.hosted = 0
-        self.line = Line(self.bring)
+        self.line = WaitingParts(self.bring)
 
     def bring(self, parts):
         self.fetcher.fetch(parts)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.checkpoint.snapshot import HostBuffers, full_values, take_snapshot
+from pipeline.checkpoint.snapshot import SnapshotBuffers, full_values, take_snapshot
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.spread import pieces, spread
 from pipeline.errors import GuardError
@@ -61,7 +61,7 @@ def reserve(root):
     after = taken(root)
     copies = {name: after[name] - before[name] for name in ("disk0", "disk1")}
     assert sum(copies.values()) == 2 * 4096 and min(copies.values()) == 4096  # a page each: two small tables
-    buffers = HostBuffers()
+    buffers = SnapshotBuffers()
     blocks = {block.table: block for block in take_snapshot(access, None, buffers)}
     assert taken(root) == after and buffers.memory.numel() == small.rows * (small.dim + 1)
     for shard in access.local_shards():

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.embeddings.initial import initial_rows, rows_at
 from pipeline.embeddings.ssd import SsdStore
-from pipeline.embeddings.table_optimizer_config import Frozen, Limited, TableRules, table_rules
+from pipeline.embeddings.table_optimizer_config import Frozen, MaxNormOptimizer, TableRules, table_rules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ConfigError
@@ -19,7 +19,9 @@ from tests.embeddings.ranks import DIM, on_tier, plan_for, spawn
 ADAGRAD = TABLE_OPTIMIZERS.get("rowwise_adagrad")
 NORM = 0.45
 RULES = TableRules(
-    ADAGRAD, {"b": Frozen(), "a": Limited.of(ADAGRAD, NORM), "long": TABLE_OPTIMIZERS.get("adagrad")}, {"long": 0.02}
+    ADAGRAD,
+    {"b": Frozen(), "a": MaxNormOptimizer.of(ADAGRAD, NORM), "long": TABLE_OPTIMIZERS.get("adagrad")},
+    {"long": 0.02},
 )
 KINDS = ["table_wise", "row_wise", "data_parallel"]
 
@@ -106,7 +108,7 @@ def test_tables_on_disk_learn_the_same_to_the_bit(runs):
 
 def test_a_limit_scales_long_rows_only():
     weights = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-    Limited.of(TABLE_OPTIMIZERS.get("sgd"), 1.0).update(weights, torch.zeros(2, 2), {}, 0.1, 1)
+    MaxNormOptimizer.of(TABLE_OPTIMIZERS.get("sgd"), 1.0).update(weights, torch.zeros(2, 2), {}, 0.1, 1)
     torch.testing.assert_close(weights, torch.tensor([[0.6, 0.8], [0.3, 0.4]]), rtol=0, atol=1e-7)
     assert torch.equal(weights[1], torch.tensor([0.3, 0.4])), "a short row keeps its bits"
 

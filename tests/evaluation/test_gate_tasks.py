@@ -26,11 +26,15 @@ QUIET = {"max_psi": None, "max_ne_drift": None, "max_label_shift": None, "min_co
 
 def scored(rare: np.ndarray, count: np.ndarray, **more: np.ndarray) -> Scored:
     return Scored(
-        labels=CLICKED, candidate=TRUTH, incumbent=TRUTH, tasks={
+        labels=CLICKED,
+        candidate=TRUTH,
+        incumbent=TRUTH,
+        tasks={
             "rare": ScoredTask("binary", RARE, rare, TRUTH - 2, more.get("weights")),
             "count": ScoredTask("count", COUNT, count, 0.5 * TRUTH, more.get("weights")),
-        }, **more,
-    )  # fmt: skip
+        },
+        **more,
+    )
 
 
 def judged(first: np.ndarray, second: np.ndarray, **limits: TaskLimits) -> GateRecord:
@@ -146,9 +150,11 @@ def test_a_task_whose_labels_have_no_weight_has_no_figures_and_is_a_warning() ->
     figures = evaluate_tasks(tasks, {"rare": few, "count": np.where(np.isnan(few), few, COUNT)}, logits, weights)
     assert [each.samples for each in figures.values()] == [0, 0]
     one = Scored(
-        labels=CLICKED, candidate=TRUTH, tasks={"rare": ScoredTask("binary", few, TRUTH, None, weights)},
+        labels=CLICKED,
+        candidate=TRUTH,
+        tasks={"rare": ScoredTask("binary", few, TRUTH, None, weights)},
         weights=weights,
-    )  # fmt: skip
+    )
     settings = GateConfig(**QUIET)  # type: ignore[arg-type]
     record = judge(measure(one, settings), settings)
     assert record.reasons == ()
@@ -161,9 +167,13 @@ def test_a_slice_whose_rows_have_no_weight_is_not_judged() -> None:
     settings = GateConfig(**{**QUIET, "slices": ["half"]})  # type: ignore[arg-type]
     record = measure(
         Scored(
-            labels=CLICKED, candidate=TRUTH, incumbent=TRUTH, slices={"half": SliceColumn(codes=codes)},
+            labels=CLICKED,
+            candidate=TRUTH,
+            incumbent=TRUTH,
+            slices={"half": SliceColumn(codes=codes)},
             weights=weights,
-        ), settings,
-    )  # fmt: skip
+        ),
+        settings,
+    )
     assert [each.value for each in record.slices] == ["1"]
     assert judge(record, settings).reasons == ()

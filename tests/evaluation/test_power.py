@@ -47,9 +47,10 @@ def night(rng: np.random.Generator, rows: int, rise: float, shared: float) -> Sc
     noise = noise_of(rise) if rise else INCUMBENT
     theirs, ours = (np.sqrt(shared) * common + np.sqrt(1 - shared) * each for each in (own, other))
     return Scored(
-        labels=labels, candidate=shrunk(truth + noise * ours, noise),
+        labels=labels,
+        candidate=shrunk(truth + noise * ours, noise),
         incumbent=shrunk(truth + INCUMBENT * theirs, INCUMBENT),
-    )  # fmt: skip
+    )
 
 
 def answer(scored: Scored, settings: GateConfig = SETTINGS) -> tuple[bool, str]:

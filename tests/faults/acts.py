@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import torch
 
 from pipeline import cli, compose
-from pipeline.checkpoint.checkpointer import Checkpointer, Model
+from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.fault_points import FaultPoint
-from pipeline.checkpoint.reader import Target, restore_newest
+from pipeline.checkpoint.reader import RestoreTarget, restore_newest
 from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.errors import NightjarError
@@ -117,9 +117,15 @@ class Taking:
         config = CheckpointConfig(policy="one_shot", compact_after=2, keep_last=2, quantise="fp32", state="fp32")
         config.final_quantise = "fp32"
         self.saver = Checkpointer(
-            self.store, self.directory, config, Model(rows, Marks(self.table.rows), self.dense, None), "k" * 32, {}, {},
+            self.store,
+            self.directory,
+            config,
+            CheckpointedModel(rows, Marks(self.table.rows), self.dense, None),
+            "k" * 32,
+            {},
+            {},
             on_point=lambda phase: self.hook(phase),
-        )  # fmt: skip
+        )
         for step in (1, 2):
             self.save(step)
 
@@ -151,7 +157,7 @@ class Taking:
         table, dense = shard(), {"w": torch.zeros(2)}
         said = listen()
         self.store.fs.invalidate_cache()
-        _, state = restore_newest(self.store, self.directory, Target(access(table), dense))
+        _, state = restore_newest(self.store, self.directory, RestoreTarget(access(table), dense))
         require(not said, f"a checkpoint is damaged: {said}")
         require(bool((table.weight == value(state.step)).all()), f"half of another step in {state.step}")
         require(bool((dense["w"] == value(state.step)).all()), f"dense part of another step in {state.step}")
@@ -180,7 +186,7 @@ class Restoring(Taking):
         rows = SimpleNamespace(**vars(access(self.table)), scratch=None)
         self.table.weight.zero_()
         config = CheckpointConfig(policy="one_shot", keep_last=2)
-        model = Model(rows, Marks(self.table.rows), self.dense, None)
+        model = CheckpointedModel(rows, Marks(self.table.rows), self.dense, None)
         saver = Checkpointer(self.store, self.directory, config, model, "k" * 32, {}, {}, on_point=reached)
         reached("begin")
         state = saver.resume()
@@ -307,14 +313,22 @@ class Nightly:
 
         save, out = nightly._save, io.StringIO()
         with (
-            mock.patch.object(nights, "run_code", run), mock.patch.object(nightly, "_save", saved),
+            mock.patch.object(nights, "run_code", run),
+            mock.patch.object(nightly, "_save", saved),
             mock.patch.object(compose, "compose", composed),
-            contextlib.redirect_stdout(out), contextlib.redirect_stderr(out),
-        ):  # fmt: skip
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(out),
+        ):
             code = cli.main(
-                ["nightly", "date=2026-01-05", f"store={self.store.url}", "publish.model=m", "experiment=demo",
-                 "nightly.lease_seconds=30"]
-            )  # fmt: skip
+                [
+                    "nightly",
+                    "date=2026-01-05",
+                    f"store={self.store.url}",
+                    "publish.model=m",
+                    "experiment=demo",
+                    "nightly.lease_seconds=30",
+                ]
+            )
         return code, out.getvalue()
 
     def publish(self, store, path, run):

@@ -100,10 +100,19 @@ def _under(root, path, dir_fd=None):
 
 REAL = {"readlink": os.readlink}
 BY_NAME = {
-    "stat": "list", "lstat": "list", "scandir": "list", "listdir": "list", "mkdir": "write", "fsync": "write",
-    "unlink": "delete", "remove": "delete", "rmdir": "delete",
-    "rename": "rename", "replace": "rename", "link": "rename",
-}  # fmt: skip
+    "stat": "list",
+    "lstat": "list",
+    "scandir": "list",
+    "listdir": "list",
+    "mkdir": "write",
+    "fsync": "write",
+    "unlink": "delete",
+    "remove": "delete",
+    "rmdir": "delete",
+    "rename": "rename",
+    "replace": "rename",
+    "link": "rename",
+}
 
 
 @contextmanager

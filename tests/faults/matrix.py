@@ -102,8 +102,9 @@ def one(act, place, phase, operation, count, injector):
 def table(found):
     """Markdown: a line for every act, place and operation; how many phases went on, or ended with a message."""
     lines = [
-        "| act | store | operation | phases met | failing once | failing ten times |", "|---|---|---|---:|---|---|",
-    ]  # fmt: skip
+        "| act | store | operation | phases met | failing once | failing ten times |",
+        "|---|---|---|---:|---|---|",
+    ]
     groups = {}
     for cell in found:
         groups.setdefault((cell.act, cell.place, cell.operation), []).append(cell)

@@ -10,7 +10,7 @@ from pipeline.publishing.served import SERVING, Description, local_version
 from pipeline.publishing.writing import WrittenTable, write_table
 from pipeline.records import TableLayout
 from pipeline.stages import promoting as stage
-from pipeline.stages.judging import Written
+from pipeline.stages.judging import WrittenModel
 from pipeline.store import Store, artifact_key
 from tests.checkpoint import built
 from tests.faults.acts import WENT_ON, removed, require, whole
@@ -68,7 +68,7 @@ class Publishing:
             sink.write(b"p" * 5000)
         layouts: dict[str, TableLayout] = {name: table.layout for name, table in tables.items()}
         draft.write_json(SERVING, Description.of(made.SCHEMA, built.DIM, layouts).to_json())
-        return Written(tables, {})
+        return WrittenModel(tables, {})
 
     def judge(self, path, reached):
         """A verdict, on the very files that are served."""

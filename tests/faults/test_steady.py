@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, PassingError
-from pipeline.launch.chain import Chain, Console
+from pipeline.launch.chain import Console, StageChain
 from pipeline.store import Store, retrying
 from pipeline.store.retrying import TRIES, explained, passes, retried
 from tests.faults.injector import Injector, disk_seams
@@ -28,9 +28,17 @@ class ClientError(Exception):
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.EIO, "x"), OSError(errno.ESTALE, "x"), OSError(errno.EMFILE, "x"), MemoryError(), TimeoutError(),
-     ConnectionResetError(), RuntimeError("can't start new thread"), ClientError("503")],
-)  # fmt: skip
+    [
+        OSError(errno.EIO, "x"),
+        OSError(errno.ESTALE, "x"),
+        OSError(errno.EMFILE, "x"),
+        MemoryError(),
+        TimeoutError(),
+        ConnectionResetError(),
+        RuntimeError("can't start new thread"),
+        ClientError("503"),
+    ],
+)
 def test_what_passes_has_one_message_with_a_hint(error):
     assert passes(error)
     told = explained(error)
@@ -40,9 +48,15 @@ def test_what_passes_has_one_message_with_a_hint(error):
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.ENOSPC, "x"), FileNotFoundError(errno.ENOENT, "x"), ValueError("x"),
-     RuntimeError("shape"), KeyError("x"), KeyboardInterrupt()],
-)  # fmt: skip
+    [
+        OSError(errno.ENOSPC, "x"),
+        FileNotFoundError(errno.ENOENT, "x"),
+        ValueError("x"),
+        RuntimeError("shape"),
+        KeyError("x"),
+        KeyboardInterrupt(),
+    ],
+)
 def test_what_does_not_pass_is_tried_once(error):
     tries = []
 
@@ -133,7 +147,7 @@ def test_a_stage_that_met_a_passing_fault_is_attempted_again(tmp_path, monkeypat
     said, ends = listen(), [PassingError("the disk did not answer", hint="again"), "artifact"]
     console = Console(write=lambda data: None)
     config = compose(["launch.attempts=2", f"store={tmp_path}"])
-    chain = Chain(config, Store(str(tmp_path)), [], lambda step: None, console)
+    chain = StageChain(config, Store(str(tmp_path)), [], lambda step: None, console)
 
     def attempt(step):
         end = ends.pop(0)

@@ -72,9 +72,14 @@ def run_ingest(tmp_path):
 def csv_config(path: Path | str, **changes) -> Config:
     """Columns label, x (dense) and c (sparse); ``changes`` are fields of DataConfig."""
     fields = {
-        "name": "d", "format": "csv", "path": str(path), "label": LabelConfig(),
-        "dense": {"x": DenseFeature()}, "sparse": {"c": SparseFeature()}, "max_quarantine_share": 1.0,
-    }  # fmt: skip
+        "name": "d",
+        "format": "csv",
+        "path": str(path),
+        "label": LabelConfig(),
+        "dense": {"x": DenseFeature()},
+        "sparse": {"c": SparseFeature()},
+        "max_quarantine_share": 1.0,
+    }
     return Config(stages=["ingest"], data=DataConfig(**{**fields, **changes}), hardware=HardwareConfig(name="laptop"))
 
 

@@ -37,7 +37,7 @@ TYPES = {
         {"next": None},
     ),
     "nothing": ("null", None),
-}  # fmt: skip
+}
 
 
 def write(path, records, types=TYPES, **options):
@@ -59,10 +59,19 @@ def test_every_type_has_one_of_arrow(tmp_path):
         kinds = {field.name: str(field.type) for field in Avro().schema(source)}
         batch = next(Avro().batches(source, ["either", "time", "other", "price"], 1 << 20))
     assert kinds == {
-        "label": "int32", "time": "timestamp[us, tz=UTC]", "date": "date32[day]", "price": "decimal128(9, 2)",
-        "key": "string", "fixed": "binary", "either": "string", "number": "double", "color": "string",
-        "other": "string", "again": "struct<next: struct<>>", "nothing": "null",
-    }  # fmt: skip
+        "label": "int32",
+        "time": "timestamp[us, tz=UTC]",
+        "date": "date32[day]",
+        "price": "decimal128(9, 2)",
+        "key": "string",
+        "fixed": "binary",
+        "either": "string",
+        "number": "double",
+        "color": "string",
+        "other": "string",
+        "again": "struct<next: struct<>>",
+        "nothing": "null",
+    }
     assert batch.to_pydict()["either"] == ["0", "w1"]
     assert str(batch.to_pydict()["price"][0]) == "1.50" and batch.to_pydict()["other"] == ["blue"] * 2
 
@@ -71,9 +80,13 @@ def test_a_log_of_all_types(run_ingest, tmp_path):
     path = write(tmp_path / "a.avro", records(200), codec="bzip2")
     names = ("key", "fixed", "either", "color", "other", "nothing")
     config = csv_config(
-        path, format="avro", dense={name: DenseFeature() for name in ("price", "number")}, timestamp="time",
-        sparse={name: SparseFeature() for name in names}, day="2026-01-02",
-    )  # fmt: skip
+        path,
+        format="avro",
+        dense={name: DenseFeature() for name in ("price", "number")},
+        timestamp="time",
+        sparse={name: SparseFeature() for name in names},
+        day="2026-01-02",
+    )
     dataset = run_ingest(config)
     assert dataset.summary["rows_quarantined"] == 0 and dataset.summary["rows"] == 200
     assert sorted(dataset.vocab("either")["id"]) == ["0", "1", "2", "w0", "w1", "w2"]
@@ -110,8 +123,9 @@ fastavro.writer(
     WHOLE,
     {"type": "record", "name": "r", "fields": [{"name": "label", "type": "int"}, {"name": "c", "type": "string"}]},
     [{"label": at % 2, "c": f"é{at % 7}"} for at in range(300)],
-    codec="deflate", sync_interval=300,
-)  # fmt: skip
+    codec="deflate",
+    sync_interval=300,
+)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

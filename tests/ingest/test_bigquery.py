@@ -66,10 +66,12 @@ class Server:
             names.append(f"sessions/{len(self.sessions)}/streams/{number}")
             self.streams[names[-1]] = rows.to_arrow().cast(schema)
         return types.ReadSession(
-            name=f"sessions/{len(self.sessions)}", streams=[types.ReadStream(name=name) for name in names],
+            name=f"sessions/{len(self.sessions)}",
+            streams=[types.ReadStream(name=name) for name in names],
             arrow_schema=types.ArrowSchema(serialized_schema=schema.serialize().to_pybytes()),
-            estimated_row_count=frame.height, estimated_total_bytes_scanned=frame.height * 50,
-        )  # fmt: skip
+            estimated_row_count=frame.height,
+            estimated_total_bytes_scanned=frame.height * 50,
+        )
 
     def selected(self, frame: pl.DataFrame, options) -> pl.DataFrame:
         if where := options.row_restriction:

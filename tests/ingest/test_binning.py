@@ -105,10 +105,15 @@ def test_too_little_to_cut(rows) -> None:
 
 def overrides(path: Path, *more: str) -> list[str]:
     return [
-        "data=csv", f"data.path={path}", "data.name=ads", "data.label.column=click",
-        "+data.dense.age={transform: mdl, bins: 20}", "+data.dense.plain={column: age, transform: percentile}",
-        "+data.sparse.age_band={column: age, bins: 20, bins_by: mdl}", *more,
-    ]  # fmt: skip
+        "data=csv",
+        f"data.path={path}",
+        "data.name=ads",
+        "data.label.column=click",
+        "+data.dense.age={transform: mdl, bins: 20}",
+        "+data.dense.plain={column: age, transform: percentile}",
+        "+data.sparse.age_band={column: age, bins: 20, bins_by: mdl}",
+        *more,
+    ]
 
 
 def written(folder: Path, *more: str, seed: int = 0) -> tuple[Store, str]:

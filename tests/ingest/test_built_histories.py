@@ -34,14 +34,20 @@ HEADER = "label,row,user,item,kind,time,dwell"
 
 def config_of(folder, day: str | None, most: int = 3, days: int = 2, history: dict | None = None, **changes):
     sequence = SequenceConfig(
-        features={"item": EventColumn(table="item"), "kind": EventColumn(rows=50)}, max_length=most, target="item",
+        features={"item": EventColumn(table="item"), "kind": EventColumn(rows=50)},
+        max_length=most,
+        target="item",
         history=HistoryConfig(by="user", days=days, **history or {}),
-    )  # fmt: skip
+    )
     fields = {
-        "timestamp": "time", "split": SplitConfig(test_share=0.0), "day": day, "dense": {},
-        "sparse": {"row": SparseFeature(), "item": SparseFeature()}, "sequences": {"seen": sequence},
+        "timestamp": "time",
+        "split": SplitConfig(test_share=0.0),
+        "day": day,
+        "dense": {},
+        "sparse": {"row": SparseFeature(), "item": SparseFeature()},
+        "sequences": {"seen": sequence},
         "checks": ChecksConfig(hold=DriftLimits()),  # the first days' histories are short
-    }  # fmt: skip
+    }
     return csv_config(f"{folder}/{{day}}.csv" if day else folder, **{**fields, **changes})
 
 
@@ -51,8 +57,17 @@ def draw(seed: int, count: int = 60):
     rows = []
     for number in range(count):
         time = datetime.combine(chance.choice(DAYS), datetime.min.time(), UTC) + timedelta(hours=chance.randrange(24))
-        rows.append((time.date(), f"r{number}", chance.choice(["u", "v", "w", ""]), chance.choice("abcdef"),
-                     chance.randrange(2), time, chance.randrange(3)))  # fmt: skip
+        rows.append(
+            (
+                time.date(),
+                f"r{number}",
+                chance.choice(["u", "v", "w", ""]),
+                chance.choice("abcdef"),
+                chance.randrange(2),
+                time,
+                chance.randrange(3),
+            )
+        )
     anchors = [
         (day, f"{day}-{label}", "", "a", label, datetime.combine(day, datetime.min.time(), UTC), 0)
         for day in DAYS
@@ -123,8 +138,11 @@ def test_a_log_as_a_whole_is_in_no_order_and_only_events_that_count_are_taken(ru
     late = {row[1]: row[5] - timedelta(hours=3) for row in rows}
     moved = [(*row[:5], late[row[1]], row[6]) for row in rows]
     for row, shifted in zip(rows, moved, strict=True):
-        before = [(o[5], o[3]) for o in rows if row[2] and o[2] == row[2] and o[5] < shifted[5] and o[6] > 0
-                  and row[5] - o[5] <= timedelta(days=5)]  # fmt: skip
+        before = [
+            (o[5], o[3])
+            for o in rows
+            if row[2] and o[2] == row[2] and o[5] < shifted[5] and o[6] > 0 and row[5] - o[5] <= timedelta(days=5)
+        ]
         assert got[row[1]] == [item for _, item in sorted(before)[-4:]]
 
 
@@ -193,25 +211,31 @@ def test_a_day_that_changes_makes_the_days_after_it_again(tmp_path):
 
 def test_a_time_zone_orders_what_is_written_with_offsets(run_ingest, tmp_path):
     lines = [
-        "1,first,u,a,A,2026-03-29T00:30:00Z,0", "0,second,u,b,B,2026-03-29T01:45:00+01:00,0",
+        "1,first,u,a,A,2026-03-29T00:30:00Z,0",
+        "0,second,u,b,B,2026-03-29T01:45:00+01:00,0",
         "0,third,u,c,C,2026-03-29 03:10:00,0",  # of Berlin, whose clocks left out the hour before
-    ]  # fmt: skip
+    ]
     log = tmp_path / "log.csv"
     log.write_text("\n".join([HEADER, *reversed(lines)]) + "\n")
     assert histories_of(run_ingest(config_of(log, None, time_zone="Europe/Berlin"))) == {
-        "first": [], "second": ["a"], "third": ["a", "b"],
-    }  # fmt: skip
+        "first": [],
+        "second": ["a"],
+        "third": ["a", "b"],
+    }
 
 
 @pytest.mark.parametrize(
     ("history", "changes", "message"),
     [
         ({}, {"timestamp": None, "day_column": "time"}, r"history\.by is set, but data\.timestamp names no column"),
-        ({"where": "label"}, {"label": LabelConfig(window_days=2), "dedupe": DedupeConfig(key="row")},
-         r"whose clicks may come 2 days later"),
+        (
+            {"where": "label"},
+            {"label": LabelConfig(window_days=2), "dedupe": DedupeConfig(key="row")},
+            r"whose clicks may come 2 days later",
+        ),
         ({}, {"sparse": {"row": SparseFeature(), "item": SparseFeature(separator="|")}}, r"rows have several ids"),
     ],
-)  # fmt: skip
+)
 def test_histories_that_cannot_be_built_are_refused(tmp_path, history, changes, message):
     with pytest.raises(ConfigError, match=message):
         check(config_of(tmp_path, str(DAYS[0]), history=history, **changes))
@@ -248,8 +272,10 @@ def test_records_bring_the_histories_that_a_log_tells(run_ingest, tmp_path):
     longest = max(rows, key=lambda row: len(wanted[row[1]]))
     at = {row[1]: row[5].timestamp() for row in rows}
     before = [row for row in rows if row[2] == longest[2] and longest[5] - timedelta(days=5) <= row[5] < longest[5]]
-    events = [{"item": row[3], "kind": row[3].upper(), "time": at[row[1]]}
-              for row in sorted(before, key=lambda row: (row[5], row[3]))]  # fmt: skip
+    events = [
+        {"item": row[3], "kind": row[3].upper(), "time": at[row[1]]}
+        for row in sorted(before, key=lambda row: (row[5], row[3]))
+    ]
     record = {"row": longest[1], "item": longest[3], "time": at[longest[1]], "seen": events}
     made = transform([record])
     names = {row: name for name, row in dataset.vocab("row").select("id", "row").iter_rows()}

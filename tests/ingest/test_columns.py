@@ -72,13 +72,21 @@ AVRO = {
         {"name": "x", "type": "double"},
         {"name": "n", "type": ["null", {"type": "array", "items": "long"}]},
         {"name": "s", "type": ["null", {"type": "array", "items": "string"}]},
-        {"name": "i", "type": ["null", {"type": "array", "items": {"type": "enum", "name": "id", "symbols":
-            [f"k{number}" for number in range(20)]}}]},
+        {
+            "name": "i",
+            "type": [
+                "null",
+                {
+                    "type": "array",
+                    "items": {"type": "enum", "name": "id", "symbols": [f"k{number}" for number in range(20)]},
+                },
+            ],
+        },
         {"name": "w", "type": ["null", {"type": "array", "items": "float"}]},
         {"name": "m", "type": ["null", {"type": "map", "values": "float"}]},
         {"name": "v", "type": ["null", {"type": "array", "items": "float"}]},
     ],
-}  # fmt: skip
+}
 
 
 def table(records: list[dict[str, object]]) -> pa.Table:
@@ -238,9 +246,13 @@ def test_a_vector_that_must_be_there(run_ingest, tmp_path):
     lines = [json.dumps({"label": at % 2, "v": [1, 2, at] if at % 10 else None, "i": ["a"]}) for at in range(50)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     dataset = run_ingest(
-        config(tmp_path / "a.jsonl", "jsonl", dense={"v": DenseFeature(width=3, required=True)},
-               sparse={"i": SparseFeature(holds="list")})
-    )  # fmt: skip
+        config(
+            tmp_path / "a.jsonl",
+            "jsonl",
+            dense={"v": DenseFeature(width=3, required=True)},
+            sparse={"i": SparseFeature(holds="list")},
+        )
+    )
     assert [each["reason"] for each in dataset.quarantine] == ["v is missing"] * 5
 
 

@@ -135,8 +135,9 @@ def test_a_mapping_from_nowhere_names_the_dataset_of_the_day_before(nights, tmp_
 
 def test_late_rows_go_to_their_own_day(nights, tmp_path):
     write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 20))
-    write_day(tmp_path, "2026-01-02", [*day_rows("2026-01-02", 9), *["1,7,late,2026-01-01 23:59:00"] * 3,
-                                       "1,1,a,2025-11-01"])  # fmt: skip
+    write_day(
+        tmp_path, "2026-01-02", [*day_rows("2026-01-02", 9), *["1,7,late,2026-01-01 23:59:00"] * 3, "1,1,a,2025-11-01"]
+    )
     first = nights.ingest(config_of(tmp_path, "2026-01-01", late="own_day"))
     second = nights.ingest(config_of(tmp_path, "2026-01-02", late="own_day"))
     assert second.summary["rows_late"] == {"2026-01-01": 3}
@@ -169,8 +170,9 @@ def test_rows_count_as_they_were_delivered_whatever_becomes_of_them(nights, tmp_
     write_day(tmp_path, "2026-01-02", rows)
     (tmp_path / "all.csv").write_text("\n".join(["label,x,c,t", *rows]) + "\n")
     of_files = config_of(tmp_path, "2026-01-02", dedupe=DedupeConfig(key="c"), split=SplitConfig(test_share=0.0))
-    of_rows = csv_config(tmp_path / "all.csv", timestamp="t", day="2026-01-02", dedupe=of_files.data.dedupe,
-                         split=of_files.data.split)  # fmt: skip
+    of_rows = csv_config(
+        tmp_path / "all.csv", timestamp="t", day="2026-01-02", dedupe=of_files.data.dedupe, split=of_files.data.split
+    )
     for config in (of_files, of_rows):
         config.data.watermark.min_rows = 13
         dataset = nights.ingest(config)
@@ -248,8 +250,9 @@ def test_an_hour_without_rows_is_there_at_any_depth_and_counts(tmp_path, region)
     deliver_hours(tmp_path, range(23), name=region + "hour={:02}")
     wanted = WatermarkConfig(success="_SUCCESS", partitions=["hour={00..23}"])
     config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}", watermark=wanted)
-    count = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}",
-                      watermark=WatermarkConfig(success="_SUCCESS", min_partitions=24))  # fmt: skip
+    count = config_of(
+        tmp_path, str(day), path=f"{tmp_path}/{{day}}", watermark=WatermarkConfig(success="_SUCCESS", min_partitions=24)
+    )
     place = tmp_path / str(day)
     (place / "_SUCCESS").write_text("")
     (place / region / "_SUCCESS").write_text("")

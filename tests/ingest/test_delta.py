@@ -202,8 +202,14 @@ def delete_by_vector(path: Path, rows: list[int]) -> None:
     text = deletion_vector(rows)
     size = len(text) * 4 // 5
     vector = {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": size, "cardinality": len(rows)}
-    remove = {"path": added["path"], "deletionTimestamp": 0, "dataChange": True, "extendedFileMetadata": True,
-              "partitionValues": {}, "size": added["size"]}  # fmt: skip
+    remove = {
+        "path": added["path"],
+        "deletionTimestamp": 0,
+        "dataChange": True,
+        "extendedFileMetadata": True,
+        "partitionValues": {},
+        "size": added["size"],
+    }
     actions = [{"remove": remove}, {"add": {**added, "deletionVector": vector}}]
     (path / "_delta_log" / f"{1:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
 
@@ -284,8 +290,13 @@ def test_sources_cross_to_another_process_and_hold_a_few_blocks(tmp_path):
 
 
 def test_a_store_that_does_not_answer_is_no_damaged_table(run_ingest):
-    options = {"AWS_ALLOW_HTTP": "true", "AWS_REGION": "x", "max_retries": "0", "AWS_ACCESS_KEY_ID": "a",
-               "AWS_SECRET_ACCESS_KEY": "b"}  # fmt: skip
+    options = {
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "x",
+        "max_retries": "0",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+    }
     refused = pytest.raises(UnreachableError, match=r"s3://lake/clicks does not answer: .*Connection refused")
     with refusing() as url, refused as told:
         run_ingest(config("s3://lake/clicks", options={"AWS_ENDPOINT_URL": url, **options}))
@@ -305,10 +316,16 @@ def test_a_store_that_falls_silent_within_a_file_is_no_damaged_file(tmp_path):
     pl.DataFrame({"x": range(1000)}).write_parquet(tmp_path / "part")
     content = (tmp_path / "part").read_bytes()
     files = [
-        DataFile(path="part", mark="", bytes=len(content), rows=1000, constants={},
-                 open=lambda kind=kind: opened("part", lambda: kind(content)))
+        DataFile(
+            path="part",
+            mark="",
+            bytes=len(content),
+            rows=1000,
+            constants={},
+            open=lambda kind=kind: opened("part", lambda: kind(content)),
+        )
         for kind in (io.BytesIO, Silent)
-    ]  # fmt: skip
+    ]
     columns = [TableColumn(name="x", type=pa.int64(), key="x")]
     assert sum(table.num_rows for table, _ in files[0].tables(columns, 1 << 20)) == 1000
     with pytest.raises(UnreachableError, match="part cannot be read: Generic S3 error: connection reset"):

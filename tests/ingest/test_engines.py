@@ -117,15 +117,28 @@ def port():
 def running_ray(port):
     """The address of a Ray that runs already, started by its own command; stopped afterwards."""
     ray = pytest.importorskip("ray")
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", "--num-cpus=2",
-             "--node-ip-address=127.0.0.1", "--include-dashboard=false", "--disable-usage-stats",
-             "--block"]  # fmt: skip
+    start = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        f"--port={port}",
+        "--num-cpus=2",
+        "--node-ip-address=127.0.0.1",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+        "--block",
+    ]
     # Its workers import the pipeline and Ray from where this process does.
     paths = [str(Path(module.__file__).parents[1]) for module in (pipeline, ray)]
     head = subprocess.Popen(
-        start, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, stdout=subprocess.PIPE, text=True,
+        start,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         assert any("Ray runtime started" in line for line in head.stdout)
         yield f"127.0.0.1:{port}"
@@ -142,7 +155,7 @@ def test_a_ray_that_runs_already_is_joined_and_tells_how_far_it_is(tmp_path, run
     path = awkward(tmp_path / "log.csv")
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 5000)
     told = []
-    monkeypatch.setattr("pipeline.ingest.stage._Meter.add", lambda meter, rows: told.append((meter.what, rows)))
+    monkeypatch.setattr("pipeline.ingest.stage._RateReporter.add", lambda meter, rows: told.append((meter.what, rows)))
     local = run_ingest(config_for(path, block_mib=1))
     del told[:]
     joined = run_ingest(config_for(path, block_mib=1, engine="ray", ray=RayConfig(address=running_ray)))

@@ -40,9 +40,13 @@ def test_empty_data(run_ingest, tmp_path, text):
 def test_wrong_column_names_the_nearest(run_ingest, tmp_path):
     path = write_rows(tmp_path / "a.csv", header="labels,x,c")
     refused(
-        run_ingest, csv_config(path),
-        "a.csv has no column 'label'", "nearest: labels", "it has: labels, x, c", "data.label.column=labels",
-    )  # fmt: skip
+        run_ingest,
+        csv_config(path),
+        "a.csv has no column 'label'",
+        "nearest: labels",
+        "it has: labels, x, c",
+        "data.label.column=labels",
+    )
     path = write_rows(tmp_path / "d.csv", header="rate,x,c")
     far = refused(run_ingest, csv_config(path), "d.csv has no column 'label'", "it has: rate, x, c")
     assert "rate" not in far.hint and "nearest" not in far.message, "a column that is hardly alike is no suggestion"
@@ -60,9 +64,13 @@ def test_no_row_can_be_used(run_ingest, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("label,x,c\n" + "yes,1,a\nno,1,a\n" * 4 + "1,1\n")
     refused(
-        run_ingest, csv_config(path), "none of the 9 rows", "(8 rows): label is neither '1' nor '0'",
-        "a.csv line 2: label is 'yes'", "data.label.positive=",
-    )  # fmt: skip
+        run_ingest,
+        csv_config(path),
+        "none of the 9 rows",
+        "(8 rows): label is neither '1' nor '0'",
+        "a.csv line 2: label is 'yes'",
+        "data.label.positive=",
+    )
     unquoted = csv_config(path, label=LabelConfig(positive="True", negative="False"))
     refused(run_ingest, unquoted, "label is 'yes', expected 'True' or 'False'", 'write "yes" and "no" with quotes')
     config = csv_config(path, header=False, columns=["label", "x", "c", "d"])

@@ -128,8 +128,9 @@ def test_the_dataset_is_that_of_parquet(run_ingest, tmp_path, monkeypatch, kind,
     dataset = run_ingest(config(paths[kind], kind))
     assert dataset.summary["rows_quarantined"] == expected.summary["rows_quarantined"] == 0
     assert [name for name, mark in expected.checksums.items() if dataset.checksums[name] != mark] in (
-        [], ["transforms.json"],  # which holds the separators of text
-    )  # fmt: skip
+        [],
+        ["transforms.json"],  # which holds the separators of text
+    )
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "parquet"])

@@ -16,12 +16,15 @@ from pipeline.ingest.output import plain
 def test_a_file_in_pieces_is_the_file_that_arrow_writes(compression, groups):
     rng = np.random.default_rng(0)
     rows, size = 4000, 4000 // groups
-    frame = pl.DataFrame({
-        "x": rng.random(rows).astype(np.float32), "row": rng.integers(0, 9, rows).astype(np.int32),
-        "list": pl.Series([[1, 2], [3]] * (rows // 2), dtype=pl.List(pl.Int32)),
-        "true_probability": pl.Series([None, 0.5] * (rows // 2), dtype=pl.Float32),
-        **{f"c{i}": rng.integers(0, 2**40, rows) for i in range(20)},
-    })  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "x": rng.random(rows).astype(np.float32),
+            "row": rng.integers(0, 9, rows).astype(np.int32),
+            "list": pl.Series([[1, 2], [3]] * (rows // 2), dtype=pl.List(pl.Int32)),
+            "true_probability": pl.Series([None, 0.5] * (rows // 2), dtype=pl.Float32),
+            **{f"c{i}": rng.integers(0, 2**40, rows) for i in range(20)},
+        }
+    )
     parts = [frame.slice(at, size) for at in range(0, rows, size)]
     whole, pieces = io.BytesIO(), io.BytesIO()
     with rows_writer(whole, plain(frame).schema, compression) as writer:

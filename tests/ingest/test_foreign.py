@@ -213,8 +213,14 @@ def test_what_comes_of_a_record_does_not_depend_on_the_others(run_ingest, tmp_pa
     config.data.dense = {"x": DenseFeature(transform="none")}
     dataset = run_ingest(config)
     serve = RecordTransform.read(dataset.store, dataset.artifact.path)
-    records = [{"c": 1, "x": 1, "t": ["a"]}, {"c": 1.0, "x": 2.5, "t": "a|b"}, {"c": "1", "x": "3", "t": [7, 7.0]},
-               {"c": 2**60, "t": []}, {"c": 0.5, "t": None}, {"c": np.int64(2), "x": True}]  # fmt: skip
+    records = [
+        {"c": 1, "x": 1, "t": ["a"]},
+        {"c": 1.0, "x": 2.5, "t": "a|b"},
+        {"c": "1", "x": "3", "t": [7, 7.0]},
+        {"c": 2**60, "t": []},
+        {"c": 0.5, "t": None},
+        {"c": np.int64(2), "x": True},
+    ]
     together = serve(records)
     assert together.equals(pl.concat([serve([record]) for record in records]))
     one, two = (dict(dataset.vocab("c").select("id", "row").rows())[name] for name in "12")
@@ -233,9 +239,14 @@ def test_a_bad_record_costs_its_own_result_alone(run_ingest, tmp_path):
     serve = RecordTransform.read(dataset.store, dataset.artifact.path)
     good = [{"c": 1, "x": 1.5}, {"c": 2, "x": 2.5}, {"c": 1, "x": 3.5}]
     expected = serve(good)
-    bad = {"x is 'much', expected": {"c": 1, "x": "much"}, "x is 'inf', expected": {"c": 1, "x": float("inf")},
-           "c holds Struct": {"c": {"a": 1}, "x": 1.0}, "c holds Object": {"c": object(), "x": 1.0},
-           "c cannot be read": {"c": "\ud800", "x": 1.0}, "is a NoneType, expected a mapping": None}  # fmt: skip
+    bad = {
+        "x is 'much', expected": {"c": 1, "x": "much"},
+        "x is 'inf', expected": {"c": 1, "x": float("inf")},
+        "c holds Struct": {"c": {"a": 1}, "x": 1.0},
+        "c holds Object": {"c": object(), "x": 1.0},
+        "c cannot be read": {"c": "\ud800", "x": 1.0},
+        "is a NoneType, expected a mapping": None,
+    }
     for words, record in bad.items():
         result = serve.each([good[0], record, good[1], record, good[2]])
         assert result.inputs.equals(expected) and result.records.tolist() == [0, 2, 4], words

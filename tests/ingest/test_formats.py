@@ -125,11 +125,17 @@ def test_a_key_may_be_missing_and_a_wrong_name_is_told(run_ingest, tmp_path):
 
 def test_what_a_key_holds_decides_row_by_row(run_ingest, tmp_path):
     """Words and arrays in turn, true as a word: what a row becomes depends on no other row of its block."""
-    rows = [{"label": bool(i % 2), "x": i, "c": "true" if i % 2 else "no", "t": ["a", 7] if i % 4 else "a|[b"}
-            for i in range(400)]  # fmt: skip
+    rows = [
+        {"label": bool(i % 2), "x": i, "c": "true" if i % 2 else "no", "t": ["a", 7] if i % 4 else "a|[b"}
+        for i in range(400)
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    many = csv_config(tmp_path / "a.jsonl", format="jsonl", sparse={"c": SparseFeature(),
-                      "t": SparseFeature(separator="|")}, label=csv_config("").data.label)  # fmt: skip
+    many = csv_config(
+        tmp_path / "a.jsonl",
+        format="jsonl",
+        sparse={"c": SparseFeature(), "t": SparseFeature(separator="|")},
+        label=csv_config("").data.label,
+    )
     dataset = run_ingest(many)
     assert sorted(dataset.vocab("c")["id"]) == ["no", "true"]
     assert sorted(dataset.vocab("t")["id"]) == ["7", "[b", "a"]

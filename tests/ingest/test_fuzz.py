@@ -12,10 +12,40 @@ from .conftest import csv_config
 
 SEPARATORS = {"csv": b",", "tsv": b"\t"}
 FIELDS = st.sampled_from(
-    [b"", b"0", b"1", b"-1", b"1e308", b"-0.0", b"nan", b"inf", b"0x10", b"1_000", b" 7 ", b"2026-01-01", b"id7",
-     b"a|b|a", b"t:1.5|u", b"t:much", b'"', b'"a"', b'"a,b"', b'""', b'"a""b"', b'x"y', "é".encode(), b"\xff\xfe",
-     b"\x00", b"\xef\xbb\xbf", b"9" * 400, b"\x1f", b"?", b"null", b"True"]
-)  # fmt: skip
+    [
+        b"",
+        b"0",
+        b"1",
+        b"-1",
+        b"1e308",
+        b"-0.0",
+        b"nan",
+        b"inf",
+        b"0x10",
+        b"1_000",
+        b" 7 ",
+        b"2026-01-01",
+        b"id7",
+        b"a|b|a",
+        b"t:1.5|u",
+        b"t:much",
+        b'"',
+        b'"a"',
+        b'"a,b"',
+        b'""',
+        b'"a""b"',
+        b'x"y',
+        "é".encode(),
+        b"\xff\xfe",
+        b"\x00",
+        b"\xef\xbb\xbf",
+        b"9" * 400,
+        b"\x1f",
+        b"?",
+        b"null",
+        b"True",
+    ]
+)
 NOISE = st.binary(max_size=40)
 
 
@@ -47,15 +77,22 @@ def may_span(data: bytes) -> bool:
 
 def config_for(path, kind):
     return csv_config(
-        path, separator={"csv": ",", "tsv": "\\t"}[kind], header=False, columns=["label", "x", "c", "t"],
-        label=LabelConfig(), checks=ChecksConfig(leak="off"), split=SplitConfig(test_share=0.3),
+        path,
+        separator={"csv": ",", "tsv": "\\t"}[kind],
+        header=False,
+        columns=["label", "x", "c", "t"],
+        label=LabelConfig(),
+        checks=ChecksConfig(leak="off"),
+        split=SplitConfig(test_share=0.3),
         dense={"x": DenseFeature(clip=[-5, 5]), "p": DenseFeature(column="x", transform="percentile", bins=3)},
         sparse={
-            "c": SparseFeature(), "h": SparseFeature(column="c", mapping="double_hash", rows=9),
-            "t": SparseFeature(separator="|", weight_separator=":", max_ids=2), "b": SparseFeature(column="x", bins=3),
+            "c": SparseFeature(),
+            "h": SparseFeature(column="c", mapping="double_hash", rows=9),
+            "t": SparseFeature(separator="|", weight_separator=":", max_ids=2),
+            "b": SparseFeature(column="x", bins=3),
             "cross": SparseFeature(cross=["c", "t"]),
         },
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", ["csv", pytest.param("tsv", marks=pytest.mark.slow)])

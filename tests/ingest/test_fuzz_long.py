@@ -21,44 +21,155 @@ NAMES = ("label", "x", "c", "tags", "kinds", "place", "seen", "at")
 VALUES = ("1", "3.5", "id7", "a|b|c", "k1:0.5|k2", "0.5;0.25", "i1|i2", "2026-01-02 03:04:05")
 LONG = "9" * 140_000  # more than Python's csv module takes for a field
 FIELDS = [
-    "", " ", "0", "-0.0", "nan", "inf", "1e999", "0x10", "1_000", "1" * 5000, "-" + "1" * 5000, "1e" + "9" * 30, LONG,
-    '"', '""', '"a"b', '"a""', 'x"y', "x^", "x^\r", "\r", "\x00", "\x1f", "\ufeff", "\u2028", "\U0001f600", "'", "\\",
-    "[1, 2", "[" + "1" * 5000 + "]", "[" * 4000, '["a"' + ', "a"' * 2000 + "]", "{", '{"a": 1e999}', "{}", "[]", "null",
-    "a|" * 3000, "|||", ":::", "a:b:c", "a:nan", "a:1e999|b", ";;;", "1;2;3", "nan;inf", "9999-99-99", "0000-00-00 00",
-    "1e300", "99999999999999999999", "-1", "2026-02-30 25:61:61", "True", "?", "%s%n", "=1+1", "../..", "$(id)", "${x}",
-]  # fmt: skip
+    "",
+    " ",
+    "0",
+    "-0.0",
+    "nan",
+    "inf",
+    "1e999",
+    "0x10",
+    "1_000",
+    "1" * 5000,
+    "-" + "1" * 5000,
+    "1e" + "9" * 30,
+    LONG,
+    '"',
+    '""',
+    '"a"b',
+    '"a""',
+    'x"y',
+    "x^",
+    "x^\r",
+    "\r",
+    "\x00",
+    "\x1f",
+    "\ufeff",
+    "\u2028",
+    "\U0001f600",
+    "'",
+    "\\",
+    "[1, 2",
+    "[" + "1" * 5000 + "]",
+    "[" * 4000,
+    '["a"' + ', "a"' * 2000 + "]",
+    "{",
+    '{"a": 1e999}',
+    "{}",
+    "[]",
+    "null",
+    "a|" * 3000,
+    "|||",
+    ":::",
+    "a:b:c",
+    "a:nan",
+    "a:1e999|b",
+    ";;;",
+    "1;2;3",
+    "nan;inf",
+    "9999-99-99",
+    "0000-00-00 00",
+    "1e300",
+    "99999999999999999999",
+    "-1",
+    "2026-02-30 25:61:61",
+    "True",
+    "?",
+    "%s%n",
+    "=1+1",
+    "../..",
+    "$(id)",
+    "${x}",
+]
 BYTES = [
-    b"\xff", b"\xfe\xff", b"\xc3", b"\xed\xa0\x80", b"\x80" * 50, b"\x00" * 10, b"\x1b[31m", b"\x1f\x8b\x08",
+    b"\xff",
+    b"\xfe\xff",
+    b"\xc3",
+    b"\xed\xa0\x80",
+    b"\x80" * 50,
+    b"\x00" * 10,
+    b"\x1b[31m",
+    b"\x1f\x8b\x08",
     b"PK\x03\x04",
-]  # fmt: skip
+]
 JSON = [
-    "1", "1.5", "-0", "1e999", "1" * 5000, "-" + "9" * 5000, "true", "null", '""', '"\\u0000"', '"\\ud800"', '"\\x"',
-    "'a'", "NaN", "Infinity", "[", "]", "{", "}", "[[[[1]]]]", "[" * 900 + "]" * 900, '{"a": {"b": [1]}}',
+    "1",
+    "1.5",
+    "-0",
+    "1e999",
+    "1" * 5000,
+    "-" + "9" * 5000,
+    "true",
+    "null",
+    '""',
+    '"\\u0000"',
+    '"\\ud800"',
+    '"\\x"',
+    "'a'",
+    "NaN",
+    "Infinity",
+    "[",
+    "]",
+    "{",
+    "}",
+    "[[[[1]]]]",
+    "[" * 900 + "]" * 900,
+    '{"a": {"b": [1]}}',
     "[null, null]",
-    '["a", 1]', '{"a": "b"}', '{"a": null}', '{"": 1}', '[1, "a", null, {"x": 1}]', "[1e400]", '"[' + "1" * 5000 + '"',
-    '"' + LONG + '"', "[" + "1," * 3000 + "1]", "01", "+1", ".5", "1.", "0x10", "1_0", "tru", "nul", '"unclosed',
-]  # fmt: skip
+    '["a", 1]',
+    '{"a": "b"}',
+    '{"a": null}',
+    '{"": 1}',
+    '[1, "a", null, {"x": 1}]',
+    "[1e400]",
+    '"[' + "1" * 5000 + '"',
+    '"' + LONG + '"',
+    "[" + "1," * 3000 + "1]",
+    "01",
+    "+1",
+    ".5",
+    "1.",
+    "0x10",
+    "1_0",
+    "tru",
+    "nul",
+    '"unclosed',
+]
 
 
 def config_for(path, kind: str):
     """Features of every kind, so that every reader of a field is met."""
-    text = {} if kind == "jsonl" else {
-        "separator": {"csv": ",", "tsv": "\\t"}[kind], "header": False, "columns": list(NAMES),
-    }  # fmt: skip
+    text = (
+        {}
+        if kind == "jsonl"
+        else {
+            "separator": {"csv": ",", "tsv": "\\t"}[kind],
+            "header": False,
+            "columns": list(NAMES),
+        }
+    )
     config = csv_config(
-        path, format="jsonl" if kind == "jsonl" else "csv", timestamp="at", label=LabelConfig(),
-        checks=ChecksConfig(leak="off"), split=SplitConfig(test_share=0.3), **text,
+        path,
+        format="jsonl" if kind == "jsonl" else "csv",
+        timestamp="at",
+        label=LabelConfig(),
+        checks=ChecksConfig(leak="off"),
+        split=SplitConfig(test_share=0.3),
+        **text,
         dense={
-            "x": DenseFeature(clip=[-5, 5]), "p": DenseFeature(column="x", transform="percentile", bins=3),
+            "x": DenseFeature(clip=[-5, 5]),
+            "p": DenseFeature(column="x", transform="percentile", bins=3),
             "place": DenseFeature(width=2, separator=";"),
         },
         sparse={
-            "c": SparseFeature(), "tags": SparseFeature(separator="|", max_ids=2),
-            "kinds": SparseFeature(separator="|", weight_separator=":"), "b": SparseFeature(column="x", bins=3),
+            "c": SparseFeature(),
+            "tags": SparseFeature(separator="|", max_ids=2),
+            "kinds": SparseFeature(separator="|", weight_separator=":"),
+            "b": SparseFeature(column="x", bins=3),
             "cross": SparseFeature(cross=["c", "at"]),
         },
         sequences={"seen": SequenceConfig(features={"item": EventColumn(column="seen")}, max_length=3, separator="|")},
-    )  # fmt: skip
+    )
     config.model.sequences["seen"] = SequenceModel(block="sum")
     return config
 
@@ -74,8 +185,11 @@ def good_line(kind: str, number: int) -> bytes:
 def bad_line(kind: str, rng: random.Random) -> bytes:
     """A line with some fields, or bytes, that are anything."""
     if kind == "jsonl":
-        fields = [f'"{name}": {rng.choice(JSON)}' if rng.random() < 0.3 else f'"{name}": "{value}"'
-                  for name, value in zip(NAMES, VALUES, strict=True) if rng.random() < 0.95]  # fmt: skip
+        fields = [
+            f'"{name}": {rng.choice(JSON)}' if rng.random() < 0.3 else f'"{name}": "{value}"'
+            for name, value in zip(NAMES, VALUES, strict=True)
+            if rng.random() < 0.95
+        ]
         line = ("{" + ", ".join(fields) + "}").encode("utf-8", "surrogatepass")
     else:
         fields = [rng.choice(FIELDS) if rng.random() < 0.3 else value for value in VALUES]

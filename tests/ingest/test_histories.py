@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.ingest import key_partitions
 from pipeline.ingest.event_keys import hashed
 from pipeline.ingest.histories import built, windows
-from pipeline.ingest.histories.built import Builder
+from pipeline.ingest.histories.built import HistoryBuilder
 from pipeline.ingest.histories.plan import HistoryPlan
 
 MINUTE = 60_000_000
@@ -28,9 +28,14 @@ ROW = st.tuples(
 
 def plan_of(days: int | None, most: int, lag: float = 0.0) -> HistoryPlan:
     return HistoryPlan(
-        name="history", by="user", of={"item": "item", "kind": "category"}, time="time", days=days, most=most,
+        name="history",
+        by="user",
+        of={"item": "item", "kind": "category"},
+        time="time",
+        days=days,
+        most=most,
         lag_minutes=lag,
-    )  # fmt: skip
+    )
 
 
 def microseconds(hours: int) -> int:
@@ -39,22 +44,27 @@ def microseconds(hours: int) -> int:
 
 def events_of(rows, lines) -> pl.DataFrame:
     key, check = hashed(pl.Series([user for user, *_ in rows], dtype=pl.String))
-    return pl.DataFrame({
-        "key": key, "check": check, "time": pl.Series([microseconds(at) for _, at, *_ in rows], dtype=pl.Int64),
-        "day": pl.Series([at // 24 for _, at, *_ in rows], dtype=pl.Int32),
-        "counts": pl.Series([row[3] for row in rows], dtype=pl.Boolean),
-        "value0": pl.Series([row[2] for row in rows], dtype=pl.String),
-        "value1": pl.Series([row[2].upper() for row in rows], dtype=pl.String),
-        "line": pl.Series(lines, dtype=pl.Int64),
-    })  # fmt: skip
+    return pl.DataFrame(
+        {
+            "key": key,
+            "check": check,
+            "time": pl.Series([microseconds(at) for _, at, *_ in rows], dtype=pl.Int64),
+            "day": pl.Series([at // 24 for _, at, *_ in rows], dtype=pl.Int32),
+            "counts": pl.Series([row[3] for row in rows], dtype=pl.Boolean),
+            "value0": pl.Series([row[2] for row in rows], dtype=pl.String),
+            "value1": pl.Series([row[2].upper() for row in rows], dtype=pl.String),
+            "line": pl.Series(lines, dtype=pl.Int64),
+        }
+    )
 
 
 def brute_force(rows, row, days: int | None, most: int, lag: float):
     user, at = row[0], row[1]
     before = [
-        (when, item) for other, when, item, counts, _ in rows
+        (when, item)
+        for other, when, item, counts, _ in rows
         if counts and other == user and when < at and when + lag / 60 < at and (days is None or at - when <= 24 * days)
-    ]  # fmt: skip
+    ]
     return sorted(before)[-most:]
 
 
@@ -78,7 +88,7 @@ def assert_histories(rows, days, most, lag, small):
         patch.setattr(windows, "_ELEMENTS", small)
         patch.setattr(built, "_WAITING_EVENTS", small)
         patch.setattr(built, "_PIECE_BITS", 1)
-        builder, lines = Builder(plan), {}
+        builder, lines = HistoryBuilder(plan), {}
         for part in (None, 0, 1):
             lines[part] = [number for number, row in enumerate(rows) if row[4] == part]
             events = events_of([rows[number] for number in lines[part]], lines[part])
@@ -135,7 +145,7 @@ def test_brute_force_finds_histories_that_are_wrong(monkeypatch, wrong):
 
 def test_a_user_who_is_alone_in_the_last_part_sees_no_one_else():
     rows = [("a", 1, "x", True, 0), ("b", 2, "y", True, 0), ("a", 3, "z", True, 0), ("a", 3, "x", True, 0)]
-    builder = Builder(plan_of(1, 10))
+    builder = HistoryBuilder(plan_of(1, 10))
     builder.add(events_of(rows, [2, 3, 4, 9]), 0)
     whole = builder.build().of(0, np.array([2, 3, 4, 9, 11]))
     assert whole[0] is None and whole[1] is None and whole[4] is None  # no one's row, and those that came first

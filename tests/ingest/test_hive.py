@@ -51,8 +51,10 @@ def config(path, kind: str, **changes):
 
 def test_a_path_tells_values():
     assert partition_values("s3/b=1/x/a%2Fb=__HIVE_DEFAULT_PARTITION__/c=d=e/no=file") == {
-        "b": "1", "a/b": None, "c": "d=e",
-    }  # fmt: skip
+        "b": "1",
+        "a/b": None,
+        "c": "d=e",
+    }
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])

@@ -10,7 +10,7 @@ import pytest
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.engines import LocalEngine
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.times import hour_of
 
 from .conftest import csv_config
@@ -120,14 +120,14 @@ HOURS = {
 @pytest.mark.parametrize("kind", HOURS)
 def test_hours_come_from_text_numbers_and_timestamps(kind):
     values = HOURS[kind].alias("t")
-    rejected = Rejected(np.arange(4))
+    rejected = RejectedRows(np.arange(4))
     assert hour_of(values, values.cast(pl.String), rejected).to_list() == [22, 5, 7, 23]
     assert not rejected.rejects
 
 
 @pytest.mark.parametrize("value", ["2026-01-01", "2026-01-01 24:00:00", "22:00", "", None, "2026-01-01 2:00"])
 def test_what_tells_no_hour_is_rejected(value):
-    rejected = Rejected(np.array([7]))
+    rejected = RejectedRows(np.array([7]))
     hour_of(pl.Series("t", [value], pl.String), pl.Series([value], dtype=pl.String), rejected)
     assert rejected.rejects[0].line == 7
     assert "expected seconds since 1970 or YYYY-MM-DD HH:MM:SS" in rejected.rejects[0].reason
@@ -152,12 +152,19 @@ def test_settings_that_cannot_be(nights, tmp_path, changes, message, hint):
 @pytest.mark.parametrize(
     ("hours", "message", "hint"),
     [
-        (range(21), "none of the 42 rows of 2026-01-01 falls into the test split, which is the last 2 hours of the "
-         "day, from 22:00 by data.timestamp", "data.split.test_hours=<more>"),
-        (range(22, 24), "all 4 rows fall into the test split, expected some train rows (the last 2 hours of the day",
-         "data.split.test_hours=<fewer>"),
+        (
+            range(21),
+            "none of the 42 rows of 2026-01-01 falls into the test split, which is the last 2 hours of the "
+            "day, from 22:00 by data.timestamp",
+            "data.split.test_hours=<more>",
+        ),
+        (
+            range(22, 24),
+            "all 4 rows fall into the test split, expected some train rows (the last 2 hours of the day",
+            "data.split.test_hours=<fewer>",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_day_with_rows_on_one_side_alone_is_refused(nights, tmp_path, hours, message, hint):
     write_day(tmp_path, DAY, rows_of(DAY, hours))
     with pytest.raises(DataError) as caught:
@@ -189,6 +196,6 @@ def test_synthetic_days_have_hours(run_ingest):
 def test_day_and_hour_of_a_timestamp_with_a_zone_are_those_of_utc():
     values = pl.Series("t", [1_767_225_600_000 + 3_600_000 * i for i in range(3)]).cast(pl.Datetime("ms", "UTC"))
     local = values.dt.convert_time_zone("America/New_York")
-    rejected = Rejected(np.arange(3))
+    rejected = RejectedRows(np.arange(3))
     assert hour_of(local, None, rejected).to_list() == [0, 1, 2] and not rejected.rejects
     assert local.cast(pl.Date).cast(pl.Int32).to_list() == [20_454] * 3

@@ -19,7 +19,7 @@ from pyroaring import BitMap
 from pipeline.config import SparseFeature, WatermarkConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
-from pipeline.ingest.iceberg_table import _Deleted
+from pipeline.ingest.iceberg_table import _IcebergDeletes
 from pipeline.ingest.stage import raw_fingerprint
 from tests.ingest import test_delta
 from tests.ingest.test_delta import DAY, of_days, pinned
@@ -183,10 +183,20 @@ def delete_by_position(table, path: Path, rows: list[int], content) -> None:
     data_file = next(iter(table.scan().plan_files())).file
     pq.write_table(pa.table({"file_path": [data_file.file_path] * len(rows), "pos": rows}), path)
     deletes = DataFile.from_args(
-        content=content, file_path=str(path), file_format=FileFormat.PARQUET, partition=Record(),
-        record_count=len(rows), file_size_in_bytes=path.stat().st_size, equality_ids=[1],
-        column_sizes={}, value_counts={}, null_value_counts={}, nan_value_counts={}, lower_bounds={}, upper_bounds={},
-    )  # fmt: skip
+        content=content,
+        file_path=str(path),
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=len(rows),
+        file_size_in_bytes=path.stat().st_size,
+        equality_ids=[1],
+        column_sizes={},
+        value_counts={},
+        null_value_counts={},
+        nan_value_counts={},
+        lower_bounds={},
+        upper_bounds={},
+    )
     deletes.spec_id = 0
 
     class Writer(ManifestWriterV2):
@@ -201,16 +211,21 @@ def delete_by_position(table, path: Path, rows: list[int], content) -> None:
         def _manifests(self):
             kept = super()._manifests()
             output = self._io.new_output(f"{path}.avro")
-            with Writer(self._transaction.table_metadata.spec(), self._transaction.table_metadata.schema(), output,
-                        self._snapshot_id, "null") as writer:  # fmt: skip
-                writer.add(ManifestEntry.from_args(
-                    status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=deletes
-                ))  # fmt: skip
+            with Writer(
+                self._transaction.table_metadata.spec(),
+                self._transaction.table_metadata.schema(),
+                output,
+                self._snapshot_id,
+                "null",
+            ) as writer:
+                writer.add(
+                    ManifestEntry.from_args(
+                        status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=deletes
+                    )
+                )
             return [*kept, writer.to_manifest_file()]
 
-    with table.transaction() as transaction, Delete(
-        operation=Operation.DELETE, transaction=transaction, io=table.io
-    ):  # fmt: skip
+    with table.transaction() as transaction, Delete(operation=Operation.DELETE, transaction=transaction, io=table.io):
         pass
 
 
@@ -272,8 +287,15 @@ def puffin(rows: list[int], path: str) -> bytes:
     bitmap = (1).to_bytes(8, "little") + (0).to_bytes(4, "little") + BitMap(rows).serialize()
     vector = b"\xd1\xd3\x39\x64" + bitmap
     blob = len(vector).to_bytes(4, "big") + vector + bytes(4)
-    about = {"type": "deletion-vector-v1", "fields": [], "snapshot-id": 1, "sequence-number": 1, "offset": 4,
-             "length": len(blob), "properties": {"referenced-data-file": path}}  # fmt: skip
+    about = {
+        "type": "deletion-vector-v1",
+        "fields": [],
+        "snapshot-id": 1,
+        "sequence-number": 1,
+        "offset": 4,
+        "length": len(blob),
+        "properties": {"referenced-data-file": path},
+    }
     footer = json.dumps({"blobs": [about]}).encode()
     return b"PFA1" + blob + b"PFA1" + footer + len(footer).to_bytes(4, "little") + bytes(4) + b"PFA1"
 
@@ -289,7 +311,7 @@ def test_deleted_rows_are_read_in_every_form(tmp_path, kind):
     else:
         (orc.write_table if kind == "orc" else pq.write_table)(table, str(file))
     deletes = DataFile.from_args(file_path=str(file), file_format=FileFormat[kind.upper()])
-    deleted = _Deleted(load_file_io({}, str(file)), "mine", (deletes,))
+    deleted = _IcebergDeletes(load_file_io({}, str(file)), "mine", (deletes,))
     if kind == "avro":
         with pytest.raises(DataError, match="deletes, which deletes rows of mine, is AVRO, expected Parquet, ORC or"):
             deleted()

@@ -6,7 +6,7 @@ import polars as pl
 from pipeline.config import SparseFeature
 from pipeline.ingest.hashing import estimated_distinct, hash_rows, hash_rows_of, second_rows_of
 from pipeline.ingest.ids import as_bits, as_lists, as_text, check_ids, of_bits
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import SparseSpec, data_spec
 
 from .conftest import csv_config
@@ -27,14 +27,14 @@ def feature(**settings) -> SparseSpec:
 def test_ids_that_are_no_whole_numbers_reject_their_rows() -> None:
     ids = pl.Series("id:c", ["7", "-7", "+07", None, "", "7.0", "1e3", "x"])
     hashes = pl.Series("hash:c", [1, 2, 3, None, 5, 6, 7, 8], dtype=pl.UInt64)
-    rejected = Rejected(np.arange(1, 9))
+    rejected = RejectedRows(np.arange(1, 9))
     check_ids([ids, hashes], feature(integer=True), rejected)
     assert [reject.line for reject in rejected.rejects] == [5, 6, 7, 8]
     assert rejected.rejects[-1].reason == "c is 'x', expected a whole number"
 
     lists = pl.Series("id:c", [["7", "8"], ["7", "x", "y"], [], None, [None]], dtype=pl.List(pl.String))
     hashes = pl.Series("hash:c", [[1, 2], [1, 2, 3], [], None, [None]], dtype=pl.List(pl.UInt64))
-    rejected = Rejected(np.arange(1, 6))
+    rejected = RejectedRows(np.arange(1, 6))
     check_ids([lists, hashes], feature(integer=True, required=True, separator="|"), rejected)
     assert [(reject.line, reject.reason) for reject in rejected.rejects] == [
         (3, "c is missing"),

@@ -218,8 +218,9 @@ def test_the_same_log_gives_the_same_bytes_whatever_the_block_size(run_ingest, t
     checksums = []
     for block_bytes in (1 << 20, 1 << 20, 9_000, 100_001):
         monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", block_bytes)
-        config = yaml_config("criteo", f"data.path={path}", "ingest.block_mib=1", "ingest.rows_per_group=700",
-                             "ingest.groups_per_file=2")  # fmt: skip
+        config = yaml_config(
+            "criteo", f"data.path={path}", "ingest.block_mib=1", "ingest.rows_per_group=700", "ingest.groups_per_file=2"
+        )
         dataset = run_ingest(config)
         checksums.append(dataset.checksums)
     assert all(other == checksums[0] for other in checksums)
@@ -311,16 +312,24 @@ def test_csv_dialects(run_ingest, tmp_path):
 
 
 def test_parquet_with_typed_columns(run_ingest, tmp_path):
-    frame = pl.DataFrame({
-        "click": [True, False, None, True], "x": [1.5, float("nan"), 2.0, float("inf")],
-        "user": [7, 8, 9, None], "tags": [["a", "b"], [], ["a"], None], "unused": [1, 2, 3, 4],
-    })  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "click": [True, False, None, True],
+            "x": [1.5, float("nan"), 2.0, float("inf")],
+            "user": [7, 8, 9, None],
+            "tags": [["a", "b"], [], ["a"], None],
+            "unused": [1, 2, 3, 4],
+        }
+    )
     (tmp_path / "p").mkdir()
     frame.write_parquet(tmp_path / "p/a.parquet")
     config = csv_config(
-        tmp_path / "p", format="parquet", label=LabelConfig(column="click"),
-        sparse={"user": SparseFeature(), "tags": SparseFeature(separator=",")}, split=SplitConfig(test_share=0.0),
-    )  # fmt: skip
+        tmp_path / "p",
+        format="parquet",
+        label=LabelConfig(column="click"),
+        sparse={"user": SparseFeature(), "tags": SparseFeature(separator=",")},
+        split=SplitConfig(test_share=0.0),
+    )
     dataset = run_ingest(config)
     assert dataset.split("train")["label"].to_list() == [1, 0]
     assert dataset.vocab("user")["id"].sort().to_list() == ["7", "8"]

@@ -25,8 +25,10 @@ def clicks(rows: int = 4000) -> pl.DataFrame:
     rng = np.random.default_rng(7)
     ad, amount = rng.integers(0, 40, rows), rng.choice([3, 10, 700, 5013], rows)
     clicked = (rng.random(rows) < np.where(ad % 5 == 0, 0.5, 0.1) + 0.3 * (amount == 10)).astype(int)
-    tags = ["|".join(f"t{tag}:{weight:.1f}" for tag, weight in zip(rng.integers(0, 30, n), rng.random(n), strict=True))
-            for n in rng.integers(0, 5, rows)]  # fmt: skip
+    tags = [
+        "|".join(f"t{tag}:{weight:.1f}" for tag, weight in zip(rng.integers(0, 30, n), rng.random(n), strict=True))
+        for n in rng.integers(0, 5, rows)
+    ]
     return pl.DataFrame(
         {
             "event": [f"{value:032x}" for value in range(rows)],
@@ -104,11 +106,16 @@ def test_what_follows_a_click_is_no_feature_of_it_and_no_label_by_itself(work, r
     rng = np.random.default_rng(5)
     clicked = rng.random(3000) < 0.3
     bought = clicked & (rng.random(3000) < 0.3)
-    pl.DataFrame({
-        "ad": rng.integers(0, 30, 3000).astype(str), "clicked": clicked.astype(int), "bought": bought.astype(int),
-        "paid": np.where(bought, "yes", "no"), "price": rng.random(3000).round(2),
-        "stay": np.where(bought, rng.integers(1, 60, 3000), 0),
-    }).write_csv("log.csv")  # fmt: skip
+    pl.DataFrame(
+        {
+            "ad": rng.integers(0, 30, 3000).astype(str),
+            "clicked": clicked.astype(int),
+            "bought": bought.astype(int),
+            "paid": np.where(bought, "yes", "no"),
+            "price": rng.random(3000).round(2),
+            "stay": np.where(bought, rng.integers(1, 60, 3000), 0),
+        }
+    ).write_csv("log.csv")
     assert cli.main(["init", "log.csv", *(["--label", label] if label else [])]) == 0
     assert "3 columns left out" in capsys.readouterr().out
     schema = guessed("log.csv", label)
@@ -304,8 +311,10 @@ def test_a_long_log_is_sampled_and_its_rows_are_estimated(work, monkeypatch):
 def test_names_of_columns_may_hold_anything(work, run_ingest):
     rng = np.random.default_rng(3)
     names = ["us er", "a\nb", "u\u2028s", "x${y}z", 'q"y', "tab\tt", "b\\c", "#x", "c: d", "naïve", "d.e"]
-    rows = [{"click": int(rng.random() < 0.3), "one\nvalue": 1, **{name: f"v{rng.integers(7)}" for name in names}}
-            for _ in range(400)]  # fmt: skip
+    rows = [
+        {"click": int(rng.random() < 0.3), "one\nvalue": 1, **{name: f"v{rng.integers(7)}" for name in names}}
+        for _ in range(400)
+    ]
     Path("odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert cli.main(["init", "odd.jsonl"]) == 0
     config = composed("odd")

@@ -115,18 +115,46 @@ def test_codes_by_frequency_are_codes_where_the_label_knows_no_order():
 
 @pytest.mark.parametrize(
     "name",
-    ["user_visits", "user_orders", "item_stock", "product_stars", "ad_position", "user_level", "items", "num_users",
-     "number_of_items", "userAge", "age_of_user", "price_in_city", "velocity", "total_by_user"],
-)  # fmt: skip
+    [
+        "user_visits",
+        "user_orders",
+        "item_stock",
+        "product_stars",
+        "ad_position",
+        "user_level",
+        "items",
+        "num_users",
+        "number_of_items",
+        "userAge",
+        "age_of_user",
+        "price_in_city",
+        "velocity",
+        "total_by_user",
+    ],
+)
 def test_counts_of_a_named_thing_stay_quantities(name):
     assert why_codes(name, column(np.random.default_rng(3).poisson(4, ROWS)), noise()) == ""
 
 
 @pytest.mark.parametrize(
     "name",
-    ["store_number", "storeNumber", "flight_num", "customer_no", "account_number", "time_zone", "age_group",
-     "price_category", "rate_code", "workclass", "sitecategory", "channel", "os", "weekday_of_click"],
-)  # fmt: skip
+    [
+        "store_number",
+        "storeNumber",
+        "flight_num",
+        "customer_no",
+        "account_number",
+        "time_zone",
+        "age_group",
+        "price_category",
+        "rate_code",
+        "workclass",
+        "sitecategory",
+        "channel",
+        "os",
+        "weekday_of_click",
+    ],
+)
 def test_what_is_numbered_or_grouped_is_a_code(name):
     place = np.random.default_rng(3).integers(0, 60, ROWS)
     assert "in its name" in why_codes(name, column(place), noise())

@@ -56,8 +56,14 @@ def write(kind: str) -> str:
     if kind == "jsonl":
         Path("log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records()))
     elif kind == "avro":
-        lists = {"pages": "long", "topics": "string", "topic_scores": "double", "embedding": "double",
-                 "direction": "double", "spare": "double"}  # fmt: skip
+        lists = {
+            "pages": "long",
+            "topics": "string",
+            "topic_scores": "double",
+            "embedding": "double",
+            "direction": "double",
+            "spare": "double",
+        }
         fields = [{"name": name, "type": ["null", {"type": "array", "items": inner}]} for name, inner in lists.items()]
         fields += [{"name": name, "type": "long"} for name in ("clicked", "user_id")]
         fields.append({"name": "interests", "type": ["null", {"type": "map", "values": "double"}]})

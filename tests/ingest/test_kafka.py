@@ -36,10 +36,18 @@ from tests.waits import PATIENCE
 
 NIGHT = datetime(2026, 1, 30)
 PARTITIONS = 4  # of topics that the mock cluster makes
-SCHEMA = {"type": "record", "name": "click", "fields": [
-    {"name": "label", "type": "long"}, {"name": "x", "type": ["null", "double"]},
-    {"name": "c", "type": ["null", "string"]}, {"name": "n", "type": "long"},
-    {"name": "b", "type": ["null", "boolean"]}, {"name": "t", "type": {"type": "array", "items": "long"}}]}  # fmt: skip
+SCHEMA = {
+    "type": "record",
+    "name": "click",
+    "fields": [
+        {"name": "label", "type": "long"},
+        {"name": "x", "type": ["null", "double"]},
+        {"name": "c", "type": ["null", "string"]},
+        {"name": "n", "type": "long"},
+        {"name": "b", "type": ["null", "boolean"]},
+        {"name": "t", "type": {"type": "array", "items": "long"}},
+    ],
+}
 
 
 class Cluster:
@@ -100,8 +108,12 @@ def test_the_dataset_is_that_of_the_same_rows_in_parquet(run_ingest, tmp_path, m
     log().write_parquet(tmp_path / "log.parquet")
     (tmp_path / "click.avsc").write_text(json.dumps(SCHEMA))
     cluster.send(encoded(log(), kind), partition=1)
-    settings = config(cluster, messages=kind, columns=log().columns if kind == "csv" else [],
-                      options={**cluster.options, "schema.file": str(tmp_path / "click.avsc")})  # fmt: skip
+    settings = config(
+        cluster,
+        messages=kind,
+        columns=log().columns if kind == "csv" else [],
+        options={**cluster.options, "schema.file": str(tmp_path / "click.avsc")},
+    )
     dataset = run_ingest(settings)
     assert dataset.checksums == run_ingest(test_delta.config(tmp_path / "log.parquet", "parquet")).checksums
     assert dataset.summary["snapshot"] == "600 offsets of topic clicks: all 0:0-0,1:0-600,2:0-0,3:0-0"
@@ -203,8 +215,16 @@ def test_a_day_that_is_not_over_is_not_complete(cluster):
 
 def test_tombstones_and_what_does_not_parse_go_to_quarantine_by_their_offsets(run_ingest, cluster):
     values = encoded(log().head(300), "jsonl")
-    bad = {3: None, 40: b"", 41: b" \n ", 77: b'{"label": 1', 120: b"PAR1", 121: b"\x1f\x8b\xff", 200: b"[1]",
-           299: b'{"label": 7, "x": 1}'}  # fmt: skip
+    bad = {
+        3: None,
+        40: b"",
+        41: b" \n ",
+        77: b'{"label": 1',
+        120: b"PAR1",
+        121: b"\x1f\x8b\xff",
+        200: b"[1]",
+        299: b'{"label": 7, "x": 1}',
+    }
     for at, value in bad.items():
         values[at] = value
     values[5] = b'{\r\n  "label": 1,\n "x": 2.5, "c": "a", "n": 1}'  # one message on several lines
@@ -294,8 +314,10 @@ def test_a_registry_is_asked_once_for_a_number_and_not_for_ever_for_those_of_sin
     values = [b"\0" + number.to_bytes(4, "big") for number in (6, 8, 8)]
     rejects = AvroDecoder("", "r").rows(values, spec, "clicks/0")[2]
     assert [("is not asked" in reject.reason, "has no Avro schema" in reject.reason) for reject in rejects] == [
-        (True, False), (False, True), (False, True),
-    ]  # fmt: skip
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
     assert asked == [5, 8], "a schema in use has several messages"
 
 
@@ -344,8 +366,12 @@ def test_nothing_is_committed(run_ingest, cluster):
 
 def test_init_reads_messages(cluster, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    cluster.send([json.dumps({"clicked": int(i % 5 == 0), "ad": f"a{i % 7}", "price": i % 11 + 0.5}).encode()
-                  for i in range(1000)])  # fmt: skip
+    cluster.send(
+        [
+            json.dumps({"clicked": int(i % 5 == 0), "ad": f"a{i % 7}", "price": i % 11 + 0.5}).encode()
+            for i in range(1000)
+        ]
+    )
     option = f"bootstrap.servers={cluster.options['bootstrap.servers']}"
     assert cli.main(["init", "kafka:clicks", "--option", option]) == 0
     text = (tmp_path / "my/data/clicks.yaml").read_text()

@@ -12,7 +12,7 @@ from pipeline.ingest.duplicate_rate import row_hashes
 from pipeline.ingest.moments import measure, quantised_moments
 from pipeline.ingest.schema import DenseSpec, data_spec
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.transform_pass import DenseTransform, State, transform
+from pipeline.ingest.transform_pass import DenseTransform, FittedState, transform
 from pipeline.native import columns
 
 from .conftest import csv_config, write_rows
@@ -96,9 +96,18 @@ def one_feature_of_each(tmp_path):
     return pl.concat([pl.DataFrame(frame)] * 2, rechunk=False), spec
 
 
-@pytest.mark.parametrize("values", [
-    [3.0], [-4.0, 0.0, 7.0, -0.0], [0.5, 2.0], [2.0**40, -1.0], [2.0**30] * 9, [1e100, 3.0], [1.0, 2.0, 5.0],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        [3.0],
+        [-4.0, 0.0, 7.0, -0.0],
+        [0.5, 2.0],
+        [2.0**40, -1.0],
+        [2.0**30] * 9,
+        [1e100, 3.0],
+        [1.0, 2.0, 5.0],
+    ],
+)
 def test_moments_are_the_same(without, values):
     frame = pl.DataFrame({"x": [None, *values]})
     assert measure(frame, [pl.col("x")]) == without(lambda: measure(frame, [pl.col("x")]))
@@ -174,7 +183,7 @@ def test_logarithms_that_are_looked_up_have_the_same_bits(without, clip, odd):
     spec = replace(data_spec(csv_config("log.csv").data), dense=(feature,), sparse=())
 
     def both():
-        made = transform(frame, spec, State(dense={"x": fitted}, sparse={}))["x"]
+        made = transform(frame, spec, FittedState(dense={"x": fitted}, sparse={}))["x"]
         return quantised_moments(frame, feature), made.to_numpy().view(np.uint32).tolist()
 
     assert both() == without(both)

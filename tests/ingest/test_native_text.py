@@ -10,7 +10,7 @@ import xxhash
 
 from pipeline.ingest import hashing
 from pipeline.ingest import text as ingest_text
-from pipeline.ingest.quoted import Layout
+from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.text import read_lines
 from pipeline.native import text
 
@@ -21,7 +21,7 @@ NUMBERS = frozenset({"x", "y"})
 
 
 def read(block, numbers=NUMBERS):
-    layout = Layout(names=NAMES, separator="\t", quote=None, numbers=numbers)
+    layout = TextLayout(names=NAMES, separator="\t", quote=None, numbers=numbers)
     return read_lines(block.encode(), 1, layout)
 
 
@@ -73,10 +73,24 @@ def test_text_and_numbers_are_those_of_polars(polars, monkeypatch, rows, seed):
 
 @pytest.mark.parametrize(
     "line",
-    ["1\t1e3\ta\t2\tb", "1\t+1\ta\t2\tb", "1\t 1\ta\t2\tb", "1\t.5\ta\t2\tb", "1\t5.\ta\t2\tb", "1\t-\ta\t2\tb",
-     "1\t1.2.3\ta\t2\tb", "1\tnan\ta\t2\tb", "1\t1234567890123456\ta\t2\tb", "1\t1\té\t2\tb", "1\t1\ta\rc\t2\tb",
-     "1\t1\r\ta\t2\tb", "1\t1\ta\t2", "1\t1\ta\t2\tb\tc", ""],
-)  # fmt: skip
+    [
+        "1\t1e3\ta\t2\tb",
+        "1\t+1\ta\t2\tb",
+        "1\t 1\ta\t2\tb",
+        "1\t.5\ta\t2\tb",
+        "1\t5.\ta\t2\tb",
+        "1\t-\ta\t2\tb",
+        "1\t1.2.3\ta\t2\tb",
+        "1\tnan\ta\t2\tb",
+        "1\t1234567890123456\ta\t2\tb",
+        "1\t1\té\t2\tb",
+        "1\t1\ta\rc\t2\tb",
+        "1\t1\r\ta\t2\tb",
+        "1\t1\ta\t2",
+        "1\t1\ta\t2\tb\tc",
+        "",
+    ],
+)
 def test_all_else_is_left_to_a_closer_look(polars, line):
     block = f"0\t3\tk\t4\tl\n{line}\n0\t5\tm\t6\tn\n"
     assert text.split(block.encode(), 9, [name in NUMBERS for name in NAMES]) is None

@@ -39,9 +39,12 @@ class FrequencyHash(IdMapping):
 
 
 OWN = FrequencyHash(
-    name="frequency_hash", doc="frequent ids get a row each, others hash.", settings=("min_count",),
-    vocabulary=True, ranked=True,
-)  # fmt: skip
+    name="frequency_hash",
+    doc="frequent ids get a row each, others hash.",
+    settings=("min_count",),
+    vocabulary=True,
+    ranked=True,
+)
 
 
 @pytest.fixture
@@ -61,14 +64,27 @@ def write_nights(folder):
 
 def overrides(folder, day, *more):
     return [
-        "data=csv", "data.name=own", "data.label.column=label", f"data.path='{folder}/{{day}}.csv'",
-        f"data.day=2026-01-0{day}", "+data.dense={x: {}}",
-        "+data.sparse={c: {mapping: frequency_hash, rows: 64, min_count: 5}}", f"store={folder}/store",
+        "data=csv",
+        "data.name=own",
+        "data.label.column=label",
+        f"data.path='{folder}/{{day}}.csv'",
+        f"data.day=2026-01-0{day}",
+        "+data.dense={x: {}}",
+        "+data.sparse={c: {mapping: frequency_hash, rows: 64, min_count: 5}}",
+        f"store={folder}/store",
         "train.threads_per_rank=1",
-        f"run=night{day}", f"stages=[{STAGES}]", f"launch.inline=[{STAGES}]", "train.global_batch=256",
-        "train.precision=fp32", "model.embedding_dim=4", "model.bottom_mlp=[8]",
-        "model.top_mlp=[8]", "gate.force='a short training'", "publish.quantise=fp32", *more,
-    ]  # fmt: skip
+        f"run=night{day}",
+        f"stages=[{STAGES}]",
+        f"launch.inline=[{STAGES}]",
+        "train.global_batch=256",
+        "train.precision=fp32",
+        "model.embedding_dim=4",
+        "model.bottom_mlp=[8]",
+        "model.top_mlp=[8]",
+        "gate.force='a short training'",
+        "publish.quantise=fp32",
+        *more,
+    ]
 
 
 def test_two_nights_of_a_mapping_of_ones_own(registered, tmp_path, capfd):

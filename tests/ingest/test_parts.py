@@ -113,8 +113,9 @@ def test_lines_that_open_quotes_leave_members_together(tmp_path, monkeypatch):
 def test_bytes_that_look_like_a_member_are_none(tmp_path):
     fake = gzip.compress(b"1,2,x\n" * 50)
     lines = [b"%d,%d,k%d\n" % (i % 2, i, i) for i in range(2000)]
-    text = b"label,x,c\n" + b"".join(line + (b"0,1," + fake.replace(b"\n", b"") + b"\n") * (i % 50 == 0)
-                                    for i, line in enumerate(lines))  # fmt: skip
+    text = b"label,x,c\n" + b"".join(
+        line + (b"0,1," + fake.replace(b"\n", b"") + b"\n") * (i % 50 == 0) for i, line in enumerate(lines)
+    )
     path = tmp_path / "log.csv.gz"
     path.write_bytes(gzip.compress(text, 0))
     assert len(source_of(path, 1000).parts()) == 1

@@ -30,8 +30,11 @@ def two_days(nights, tmp_path, checks=None, **second):
     write_day(tmp_path, "2026-01-01", day_lines("2026-01-01"))
     write_day(tmp_path, "2026-01-02", day_lines("2026-01-02", seed=1, **second))
     nights.ingest(config_of(tmp_path, "2026-01-01"))
-    sparse = {"c": SparseFeature(), "h": SparseFeature(column="c", mapping="hash", rows=12),
-              "b": SparseFeature(column="x", bins=5)}  # fmt: skip
+    sparse = {
+        "c": SparseFeature(),
+        "h": SparseFeature(column="c", mapping="hash", rows=12),
+        "b": SparseFeature(column="x", bins=5),
+    }
     nights.ingest(config_of(tmp_path, "2026-01-01", sparse=sparse))
     nights.said.clear()
     return nights.ingest(config_of(tmp_path, "2026-01-02", checks=checks or ChecksConfig(), sparse=sparse))
@@ -64,10 +67,16 @@ def test_days_alike_say_nothing(nights, tmp_path, caplog):
         ({"rate": 0.5}, ["label rate 0."]),
         ({"shift": 15.0}, ["feature 'x': its values moved, PSI ", "feature 'b': its values moved, PSI "]),
         ({"missing": 0.2}, ["feature 'x': missing share 0, now 0.", "feature 'b': missing share 0, now 0."]),
-        ({"ids": 60}, ["feature 'c': distinct values 20, now 60", "feature 'c': its values moved, PSI",
-                       "feature 'h': distinct values 20, now 60"]),
+        (
+            {"ids": 60},
+            [
+                "feature 'c': distinct values 20, now 60",
+                "feature 'c': its values moved, PSI",
+                "feature 'h': distinct values 20, now 60",
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_moves_is_named(nights, tmp_path, change, said, caplog):
     warnings = two_days(nights, tmp_path, **change).summary["warnings"]
     for text in said:

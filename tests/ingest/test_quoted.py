@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pipeline.config import DenseFeature, SparseFeature
 from pipeline.ingest import quoted
 from pipeline.ingest.file_source import file_sources
-from pipeline.ingest.quoted import Layout, is_record, records
+from pipeline.ingest.quoted import TextLayout, is_record, records
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.schema import data_spec
 from tests.ingest.conftest import csv_config
 
-LAYOUT = Layout(names=("label", "x", "c"), separator=",", quote='"')
+LAYOUT = TextLayout(names=("label", "x", "c"), separator=",", quote='"')
 
 
 def written(rows: list[tuple[str, ...]], end: str = "\n") -> bytes:

@@ -15,9 +15,19 @@ from .conftest import csv_config
 
 READ = ["a.csv", "day=1/b.csv", "day=1/_x=2/c.csv", "v1.2/d_e.csv"]
 HIDDEN = [
-    "_SUCCESS", ".a.csv.crc", "_temporary/0/task/part-0.csv", "day=1/_temporary/part-0.csv", "_delta_log/0000.json",
-    ".staging/a.csv", "day=1/.b.csv", "day=1/_c.csv", "_x=2/.tmp/c.csv", "_x/c.csv", "._x=2/c.csv", "_x=2.csv",
-]  # fmt: skip
+    "_SUCCESS",
+    ".a.csv.crc",
+    "_temporary/0/task/part-0.csv",
+    "day=1/_temporary/part-0.csv",
+    "_delta_log/0000.json",
+    ".staging/a.csv",
+    "day=1/.b.csv",
+    "day=1/_c.csv",
+    "_x=2/.tmp/c.csv",
+    "_x/c.csv",
+    "._x=2/c.csv",
+    "_x=2.csv",
+]
 
 
 def deliver(fs, root: str, names: list[str]) -> None:

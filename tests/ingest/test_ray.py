@@ -50,9 +50,13 @@ def written(path, rows=6000):
     rng = np.random.default_rng(11)
     lists = ["|".join(f"t{v}:{v / 4}" for v in rng.integers(0, 9, rng.integers(0, 4))) for _ in range(rows)]
     frame = {
-        "label": (rng.random(rows) < 0.3).astype(int), "x": rng.integers(0, 900, rows), "y": rng.normal(size=rows),
-        "c": [f"id{v}" for v in rng.zipf(1.4, rows)], "d": [f"id{v}" for v in rng.zipf(1.3, rows)], "l": lists,
-    }  # fmt: skip
+        "label": (rng.random(rows) < 0.3).astype(int),
+        "x": rng.integers(0, 900, rows),
+        "y": rng.normal(size=rows),
+        "c": [f"id{v}" for v in rng.zipf(1.4, rows)],
+        "d": [f"id{v}" for v in rng.zipf(1.3, rows)],
+        "l": lists,
+    }
     pl.DataFrame(frame).write_csv(path)
     return path
 
@@ -63,13 +67,15 @@ def config_of(path, engine, **ingest):
         config.data,
         dense={"x": DenseFeature(), "y": DenseFeature(transform="percentile", bins=8)},
         sparse={
-            "c": SparseFeature(rows=200), "d": SparseFeature(table="c"),
+            "c": SparseFeature(rows=200),
+            "d": SparseFeature(table="c"),
             "l": SparseFeature(separator="|", weight_separator=":"),
             "h": SparseFeature(column="c", mapping="hash", rows=50),
-            "s": SparseFeature(column="d", mapping="learned", rows=40), "b": SparseFeature(column="x", bins=4),
+            "s": SparseFeature(column="d", mapping="learned", rows=40),
+            "b": SparseFeature(column="x", bins=4),
         },
         split=SplitConfig(test_share=0.3, validation_share=0.2),
-    )  # fmt: skip
+    )
     return dataclasses.replace(config, data=data, ingest=dataclasses.replace(config.ingest, engine=engine, **ingest))
 
 

@@ -20,7 +20,7 @@ from pipeline.ingest import key_partitions
 from pipeline.ingest.blocks import CountJob, count
 from pipeline.ingest.engines import LocalEngine
 from pipeline.ingest.event_keys import hashed
-from pipeline.ingest.events import MarkedSource, Marks
+from pipeline.ingest.events import MarkedRows, MarkedSource
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.repeats import CLICK, FORMER, KNOWN, ROW, Repeats
@@ -35,10 +35,14 @@ Event = tuple[int, str, int]  # day, key, label; "c" in place of a label: a clic
 
 def config_of(folder: Path, day: str | None, days: int, window: int = 0, **changes):
     fields = {
-        "dedupe": DedupeConfig(key="event", days=days), "split": SplitConfig(test_share=0.0), "day": day,
+        "dedupe": DedupeConfig(key="event", days=days),
+        "split": SplitConfig(test_share=0.0),
+        "day": day,
         "label": LabelConfig(window_days=window, late_path=f"{folder}/clicks/{{day}}.csv" if window else None),
-        "sparse": {"c": SparseFeature(min_count=1, rows=1000)}, "dense": {}, **changes,
-    }  # fmt: skip
+        "sparse": {"c": SparseFeature(min_count=1, rows=1000)},
+        "dense": {},
+        **changes,
+    }
     return csv_config(f"{folder}/{{day}}.csv", **fields)
 
 
@@ -272,7 +276,7 @@ def test_lines_of_dropped_rows_are_lines_of_their_file(tmp_path):
     data = csv_config(tmp_path / "a.csv", dedupe=DedupeConfig(key="event"), dense={}).data
     spec = data_spec(data)
     source = file_sources(data, spec, find_files(str(tmp_path / "a.csv")), 1)[0]
-    marked = MarkedSource(source, [Marks(dropped=np.arange(5, 11))])
+    marked = MarkedSource(source, [MarkedRows(dropped=np.arange(5, 11))])
     counted, _, _ = count(next(marked.blocks()), CountJob(spec))
     assert (counted.kept, counted.lines) == (3, 9)
 

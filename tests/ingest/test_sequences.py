@@ -29,14 +29,22 @@ def rows_of(count=60):
 
 def config_of(path, format="parquet", **sequence):
     given = {
-        "features": {"item": EventColumn(table="item"), "category": EventColumn(rows=10)}, "max_length": 4,
-        "target": "item", "time": "history.at", "age_bins": 8,
-    } | sequence  # fmt: skip
+        "features": {"item": EventColumn(table="item"), "category": EventColumn(rows=10)},
+        "max_length": 4,
+        "target": "item",
+        "time": "history.at",
+        "age_bins": 8,
+    } | sequence
     config = csv_config(path)
     data = DataConfig(
-        name="d", format=format, path=str(path), label=LabelConfig(), timestamp="time",
-        sparse={"item": SparseFeature()}, sequences={"history": SequenceConfig(**given)},
-    )  # fmt: skip
+        name="d",
+        format=format,
+        path=str(path),
+        label=LabelConfig(),
+        timestamp="time",
+        sparse={"item": SparseFeature()},
+        sequences={"history": SequenceConfig(**given)},
+    )
     return dataclasses.replace(config, data=data)
 
 
@@ -66,15 +74,19 @@ def test_events_have_the_rows_of_their_table_and_the_newest_are_taken(run_ingest
     assert {tuple(h) for h in histories(dataset)} == {
         tuple(each["item"] for each in row["history"][-4:]) or (None,) for row in rows
     }
-    assert all(len(ages) == len(items) for ages, items in zip(
-        dataset.all_rows["history__age"].to_list(), dataset.all_rows["history__item"].to_list(), strict=True
-    ))  # fmt: skip
+    assert all(
+        len(ages) == len(items)
+        for ages, items in zip(
+            dataset.all_rows["history__age"].to_list(), dataset.all_rows["history__item"].to_list(), strict=True
+        )
+    )
     (sequence,) = dataset.schema.sequences
     assert [column.owner for column in sequence.columns] == ["item", "history__category", "history__age"]
     assert {table.name: (table.features, table.events) for table in dataset.schema.tables} == {
-        "item": (("item",), ("history__item",)), "history__category": ((), ("history__category",)),
+        "item": (("item",), ("history__item",)),
+        "history__category": ((), ("history__category",)),
         "history__age": ((), ("history__age",)),
-    }  # fmt: skip
+    }
 
 
 def test_the_profile_has_the_lengths_of_the_train_rows(run_ingest, tmp_path):
@@ -88,10 +100,15 @@ def test_the_profile_has_the_lengths_of_the_train_rows(run_ingest, tmp_path):
     assert profile["rows_by_length"] == np.bincount(lengths).tolist() and "events_per_bin" not in profile
 
 
-@pytest.mark.parametrize(("lengths", "wanted", "each"), [
-    ([], [0], 1), ([0, 0], [2], 1), ([1, 50, 50], [0, 1, *[0] * 48, 2], 1),
-    ([0, 1, 3, 4, 101], [1, 2, 1, *[0] * 31, 1], 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lengths", "wanted", "each"),
+    [
+        ([], [0], 1),
+        ([0, 0], [2], 1),
+        ([1, 50, 50], [0, 1, *[0] * 48, 2], 1),
+        ([0, 1, 3, 4, 101], [1, 2, 1, *[0] * 31, 1], 3),
+    ],
+)
 def test_the_histogram_of_lengths_has_few_bins_of_one_width(lengths, wanted, each):
     counted = Lengths()
     counted.add(pl.Series([[0] * length for length in lengths], dtype=pl.List(pl.Int32)), 0)
@@ -101,8 +118,10 @@ def test_the_histogram_of_lengths_has_few_bins_of_one_width(lengths, wanted, eac
 
 
 def test_a_row_whose_lists_differ_in_length_goes_to_quarantine(run_ingest, tmp_path):
-    rows = [{**row, "items": [e["item"] for e in row["history"]], "kinds": [e["category"] for e in row["history"]]}
-            for row in rows_of()]  # fmt: skip
+    rows = [
+        {**row, "items": [e["item"] for e in row["history"]], "kinds": [e["category"] for e in row["history"]]}
+        for row in rows_of()
+    ]
     rows[20]["kinds"] = rows[20]["kinds"][1:]
     features = {"item": EventColumn(column="items", table="item"), "category": EventColumn(column="kinds", rows=9)}
     dataset = run_ingest(config_of(written(tmp_path, rows), features=features, time=None))
@@ -113,15 +132,18 @@ def test_a_row_whose_lists_differ_in_length_goes_to_quarantine(run_ingest, tmp_p
 
 @pytest.mark.parametrize("times", [1, 7, 0])
 def test_times_of_another_length_than_the_events_send_their_row_alone_to_quarantine(run_ingest, tmp_path, times):
-    rows = [{**row, "items": [e["item"] for e in row["history"]], "times": [e["at"] for e in row["history"]]}
-            for row in rows_of()]  # fmt: skip
+    rows = [
+        {**row, "items": [e["item"] for e in row["history"]], "times": [e["at"] for e in row["history"]]}
+        for row in rows_of()
+    ]
     rows[20]["times"] = [DAY + number for number in range(times)]
     rows[0]["times"] = [DAY]  # no events, and yet a time
     features = {"item": EventColumn(column="items", table="item")}
     dataset = run_ingest(config_of(written(tmp_path, rows), features=features, time="times"))
     assert [(line["line"], line["reason"]) for line in dataset.quarantine] == [
-        (1, "items has 0 events, and times has 1"), (21, f"items has 6 events, and times has {times}"),
-    ]  # fmt: skip
+        (1, "items has 0 events, and times has 1"),
+        (21, f"items has 6 events, and times has {times}"),
+    ]
     assert len(dataset.all_rows) == 58
 
 
@@ -180,9 +202,13 @@ def test_text_with_a_separator_is_a_sequence(run_ingest, tmp_path):
     lines = ["label,item,past"] + [f"{n % 2},i{n % 5},{'|'.join(f'i{k}' for k in range(n % 4))}" for n in range(40)]
     (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
     config = config_of(
-        tmp_path / "log.csv", "csv", features={"item": EventColumn(column="past", table="item")}, time=None,
-        separator="|", max_length=2,
-    )  # fmt: skip
+        tmp_path / "log.csv",
+        "csv",
+        features={"item": EventColumn(column="past", table="item")},
+        time=None,
+        separator="|",
+        max_length=2,
+    )
     dataset = run_ingest(dataclasses.replace(config, data=dataclasses.replace(config.data, timestamp=None)))
     assert {tuple(h) for h in histories(dataset)} == {(None,), ("i0",), ("i0", "i1"), ("i1", "i2")}
 
@@ -221,7 +247,7 @@ def test_the_dataset_does_not_depend_on_the_size_of_blocks(run_ingest, tmp_path,
         ({"features": {"item": EventColumn(table="itme")}}, "table is 'itme', which is no categorical feature"),
         ({"features": {"item": EventColumn(table="item", rows=5)}}, "shares the table of item and sets rows"),
     ],
-)  # fmt: skip
+)
 def test_wrong_sequences_are_refused(run_ingest, tmp_path, change, message):
     config = config_of(tmp_path / "log.parquet", **change)
     with pytest.raises(ConfigError) as error:

@@ -15,7 +15,7 @@ from pipeline.config import SparseFeature
 from pipeline.ingest.counts import SKETCH, HashedCounts
 from pipeline.ingest.hashing import hash_ids, hash_rows_of
 from pipeline.ingest.moments import Moments, exact_sum, measure
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.statistics_pass import hash_split
 from pipeline.ingest.values import number_of
@@ -63,9 +63,10 @@ def test_a_constant_has_no_deviation_however_its_square_rounds(far, count):
 
 @settings(max_examples=100, deadline=None)
 @given(
-    far=st.floats(-1e12, 1e12), spread=st.floats(1e-3, 1e3),
+    far=st.floats(-1e12, 1e12),
+    spread=st.floats(1e-3, 1e3),
     units=st.lists(st.floats(-1, 1), min_size=2, max_size=30),
-)  # fmt: skip
+)
 def test_the_deviation_is_that_of_exact_arithmetic(far, spread, units):
     values = [far + spread * unit for unit in units]
     exact = float(statistics.pvariance([Fraction(value) for value in values])) ** 0.5
@@ -159,4 +160,8 @@ def test_the_access_histogram_is_the_share_of_the_hottest_rows():
 def test_a_number_that_stands_for_a_missing_value_does_so_beside_nothing_but_numbers():
     config = csv_config("x.csv", missing=["", "-1"])
     values = pl.Series(["1", "-1", "2.5"])
-    assert number_of(values, values, "x", data_spec(config.data), Rejected(np.arange(3))).to_list() == [1.0, None, 2.5]
+    assert number_of(values, values, "x", data_spec(config.data), RejectedRows(np.arange(3))).to_list() == [
+        1.0,
+        None,
+        2.5,
+    ]

@@ -30,8 +30,13 @@ def lines_of(number: int, rows: int) -> list[str]:
 def s3(endpoint, monkeypatch):
     """A bucket of its own with logs in it, over a client that tries nothing again by itself."""
     quick = {"read_timeout": 60, "connect_timeout": 60, "retries": {"max_attempts": 0}}
-    settings = {"key": "k", "secret": "s", "endpoint_url": endpoint.url, "config_kwargs": quick,
-                "default_block_size": PART}  # fmt: skip
+    settings = {
+        "key": "k",
+        "secret": "s",
+        "endpoint_url": endpoint.url,
+        "config_kwargs": quick,
+        "default_block_size": PART,
+    }
     monkeypatch.setitem(fsspec.config.conf, "s3", settings)
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 3)
     endpoint.fault = None

@@ -33,8 +33,9 @@ def test_the_planner_gets_schema_and_profile(tmp_path):
     assert artifact.summary == {"tables": 2, "table_rows": 107}
     assert schema.dense == ("I1", "I2")
     assert [(c.name, c.rows, c.multi, c.weighted) for c in schema.sparse] == [
-        ("a", 100, True, False), ("b", 7, False, True),
-    ]  # fmt: skip
+        ("a", 100, True, False),
+        ("b", 7, False, True),
+    ]
     assert schema.rows == {"train": 0, "test": 0}
     assert (profile.sparse["a"].pooling, profile.sparse["b"].pooling) == (3.0, 1.0)
     # Exponent 0: every row is looked up alike.

@@ -20,9 +20,11 @@ from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 
 LABELS = [
-    "+data.tasks.buy={given: click}", "+data.tasks.items={kind: count}", "+data.tasks.spend={kind: value}",
+    "+data.tasks.buy={given: click}",
+    "+data.tasks.items={kind: count}",
+    "+data.tasks.spend={kind: value}",
     "data.weight=w",
-]  # fmt: skip
+]
 ROWS = [
     # click, buy, items, spend, w
     ("1", "1", "2", "9.5", "1"),
@@ -45,10 +47,20 @@ BAD = {
 def configured(folder: Path, rows: list[Any], *more: str, labels: list[str] = LABELS) -> Config:
     lines = ["label,buy,items,spend,w,id", *(f"{','.join(row)},{number % 7}" for number, row in enumerate(rows))]
     (folder / "log.csv").write_text("\n".join(lines) + "\n")
-    return compose([
-        "data=csv", "data.name=log", f"data.path={folder}/log.csv", "+data.sparse.id={}", f"store={folder}/store",
-        "data.split.test_share=0.3", "data.checks.leak=off", "data.max_quarantine_share=1", *labels, *more,
-    ])  # fmt: skip
+    return compose(
+        [
+            "data=csv",
+            "data.name=log",
+            f"data.path={folder}/log.csv",
+            "+data.sparse.id={}",
+            f"store={folder}/store",
+            "data.split.test_share=0.3",
+            "data.checks.leak=off",
+            "data.max_quarantine_share=1",
+            *labels,
+            *more,
+        ]
+    )
 
 
 def ingested(config: Config) -> tuple[Store, Any]:
@@ -79,9 +91,10 @@ def test_labels_weights_and_gaps_are_stored(tmp_path: Path) -> None:
     store, dataset = ingested(configured(tmp_path, ROWS * 40))
     schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
     assert schema.tasks == (
-        TaskColumn(name="buy", kind="binary", given="click"), TaskColumn(name="items", kind="count"),
+        TaskColumn(name="buy", kind="binary", given="click"),
+        TaskColumn(name="items", kind="count"),
         TaskColumn(name="spend", kind="value"),
-    )  # fmt: skip
+    )
     assert schema.row_weights
     rows = set()
     for split in ("train", "test"):
@@ -89,8 +102,12 @@ def test_labels_weights_and_gaps_are_stored(tmp_path: Path) -> None:
         columns = np.stack([reader.column("label"), *reader.labels().values(), reader.row_weights()], axis=1)
         rows |= {tuple(None if np.isnan(value) else float(value) for value in row) for row in columns}
     assert rows == {
-        (1, 1, 2, 9.5, 1), (1, None, 0, -1, 2), (0, 0, None, None, 0.5), (1, 0, 1, None, 1), (0, 0, 3, 4, 0)
-    }  # fmt: skip
+        (1, 1, 2, 9.5, 1),
+        (1, None, 0, -1, 2),
+        (0, 0, None, None, 0.5),
+        (1, 0, 1, None, 1),
+        (0, 0, 3, 4, 0),
+    }
 
 
 def test_the_profile_has_figures_of_every_label(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pipeline.compose import compose
 from pipeline.config import DataConfig, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.record_transform import RecordTransform
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.table_files import days_between
 from pipeline.ingest.times import day_of, hour_of
 from tests.keys import key_config
@@ -61,7 +61,7 @@ def test_what_is_not_written_so_goes_to_quarantine_with_the_form(tmp_path, run_i
 
 
 def test_an_offset_brings_times_to_utc_or_to_the_zone_and_a_date_tells_no_hour():
-    values, rejected = pl.Series("t", ["31/Jan/2026:23:30:00 -0500"]), Rejected(np.arange(1))
+    values, rejected = pl.Series("t", ["31/Jan/2026:23:30:00 -0500"]), RejectedRows(np.arange(1))
     form = "%d/%b/%Y:%H:%M:%S %z"
     for zone, day, hour in ((None, "2026-02-01", 4), ("America/New_York", "2026-01-31", 23)):
         found = day_of(values, values, timestamp=True, rejected=rejected, zone=zone, form=form)
@@ -90,10 +90,12 @@ def test_events_and_single_records_are_read_by_it_too(tmp_path, run_ingest):
         frame = pl.DataFrame(rows, infer_schema_length=None).with_columns(
             time=pl.from_epoch("time").dt.strftime(written),
             history=pl.col("history").list.eval(
-                pl.struct(pl.element().struct.field("item", "category"),
-                          at=pl.from_epoch(pl.element().struct.field("at")).dt.strftime(written))
+                pl.struct(
+                    pl.element().struct.field("item", "category"),
+                    at=pl.from_epoch(pl.element().struct.field("at")).dt.strftime(written),
+                )
             ),
-        )  # fmt: skip
+        )
         frame.write_parquet(tmp_path / f"{name}.parquet")
         config = sequences_config(tmp_path / f"{name}.parquet")
         data = dataclasses.replace(config.data, time_format=form if name == "other" else None)
@@ -113,14 +115,19 @@ def test_statistics_of_such_text_tell_no_days():
 @pytest.mark.parametrize(
     ("form", "why"),
     [
-        ("%d.%m", "does not tell the day"), ("%H:%M", "does not tell the day"), ("%d.%m.%Y %H", "hour and minute"),
-        ("%d.%m.%Y %I:%M", "%I needs %p"), ("%d.%m.%Q", "%Q is none of %Y %y"), ("%d.%m.%Y %", "is none of"),
+        ("%d.%m", "does not tell the day"),
+        ("%H:%M", "does not tell the day"),
+        ("%d.%m.%Y %H", "hour and minute"),
+        ("%d.%m.%Y %I:%M", "%I needs %p"),
+        ("%d.%m.%Q", "%Q is none of %Y %y"),
+        ("%d.%m.%Y %", "is none of"),
     ],
-)  # fmt: skip
+)
 def test_forms_that_tell_no_day_are_refused(form, why):
     with pytest.raises(ConfigError) as error:
-        DataConfig(name="n", format="csv", path="a", sparse={"c": SparseFeature()}, timestamp="t",
-                   time_format=form).check("data")  # fmt: skip
+        DataConfig(
+            name="n", format="csv", path="a", sparse={"c": SparseFeature()}, timestamp="t", time_format=form
+        ).check("data")
     assert why in str(error.value) and error.value.hint.startswith("data.time_format='%d.%m.%Y")
 
 
@@ -136,18 +143,26 @@ def test_a_form_without_a_column_is_refused_and_the_default_changes_no_key(tmp_p
 @pytest.mark.parametrize(
     ("form", "guess", "other"),
     [
-        ("%d.%m.%Y", "%d.%m.%Y", ""), ("%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M", ""),
-        ("%m/%d/%Y %H:%M:%S%.3f", "%m/%d/%Y %H:%M:%S%.f", ""), ("%Y/%m/%d", "%Y/%m/%d", ""),
-        ("%m/%d/%Y %I:%M %p", "%m/%d/%Y %I:%M %p", ""), ("%d.%m.%Y ambiguous", "%d.%m.%Y", "%m.%d.%Y"),
+        ("%d.%m.%Y", "%d.%m.%Y", ""),
+        ("%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M", ""),
+        ("%m/%d/%Y %H:%M:%S%.3f", "%m/%d/%Y %H:%M:%S%.f", ""),
+        ("%Y/%m/%d", "%Y/%m/%d", ""),
+        ("%m/%d/%Y %I:%M %p", "%m/%d/%Y %I:%M %p", ""),
+        ("%d.%m.%Y ambiguous", "%d.%m.%Y", "%m.%d.%Y"),
     ],
-)  # fmt: skip
+)
 def test_init_writes_the_form_and_says_where_day_and_month_could_be_either(
     tmp_path, monkeypatch, capsys, run_ingest, form, guess, other
 ):
     monkeypatch.chdir(tmp_path)
     days = pl.datetime_range(pl.datetime(2026, 3, 3), pl.datetime(2026, 3, 9 if other else 25), "37m", eager=True)
-    frame = pl.DataFrame({"click": np.arange(len(days)) % 3 // 2, "ad": [f"a{at % 11}" for at in range(len(days))],
-                          "seen": days.dt.strftime(form.removesuffix(" ambiguous"))})  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "click": np.arange(len(days)) % 3 // 2,
+            "ad": [f"a{at % 11}" for at in range(len(days))],
+            "seen": days.dt.strftime(form.removesuffix(" ambiguous")),
+        }
+    )
     frame.write_csv("ads.csv")
     assert cli.main(["init", "ads.csv"]) == 0
     said, text = capsys.readouterr().out, Path("my/data/ads.yaml").read_text()

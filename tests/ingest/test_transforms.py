@@ -216,28 +216,35 @@ def test_transforms_that_cannot_be(run_ingest, changes, message):
 
 FEATURES = {
     "dense": {
-        "log": DenseFeature(column="x"), "raw": DenseFeature(column="x", transform="none"),
+        "log": DenseFeature(column="x"),
+        "raw": DenseFeature(column="x", transform="none"),
         "largest": DenseFeature(column="x", transform="max_norm"),
         "std": DenseFeature(column="x", transform="standardise", clip=[-5, 1e5]),
         "share": DenseFeature(column="x", transform="percentile", bins=17),
     },
     "sparse": {
-        "c": SparseFeature(min_count=2), "h": SparseFeature(column="c", mapping="hash", rows=19),
-        "two": SparseFeature(column="c", mapping="double_hash", rows=19), "bin": SparseFeature(column="x", bins=9),
+        "c": SparseFeature(min_count=2),
+        "h": SparseFeature(column="c", mapping="hash", rows=19),
+        "two": SparseFeature(column="c", mapping="double_hash", rows=19),
+        "bin": SparseFeature(column="x", bins=9),
         "pair": SparseFeature(cross=["c", "t"]),
         "tags": SparseFeature(column="t", separator="|", weight_separator=":", max_ids=2),
     },
-}  # fmt: skip
+}
 
 
 def test_serving_makes_of_a_record_what_the_dataset_holds_bit_for_bit(run_ingest, tmp_path):
     rng = np.random.default_rng(5)
     values = [f"{v:.6g}" if rng.random() > 0.1 else "" for v in rng.lognormal(3, 4, 300) * rng.choice([-1, 1], 300)]
     records = [
-        {"label": str(i % 2), "x": value, "c": f"id{rng.zipf(1.5) % 50}" if i % 7 else "",
-         "t": "|".join(f"t{rng.integers(5)}:{rng.random():.3f}" for _ in range(i % 4))}
+        {
+            "label": str(i % 2),
+            "x": value,
+            "c": f"id{rng.zipf(1.5) % 50}" if i % 7 else "",
+            "t": "|".join(f"t{rng.integers(5)}:{rng.random():.3f}" for _ in range(i % 4)),
+        }
         for i, value in enumerate(values)
-    ]  # fmt: skip
+    ]
     path = write(tmp_path / "a.csv", [",".join(record.values()) for record in records])
     dataset = run_ingest(csv_config(path, **FEATURES, split=SplitConfig(test_share=0)))
     expected = dataset.split("train").drop("label")

@@ -11,14 +11,14 @@ import pytest
 from pipeline.config import LabelConfig, SparseFeature
 from pipeline.ingest import parse, rejects, text
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
-from pipeline.ingest.quoted import Layout
+from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.rejects import by_halves
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.text import read_lines
 
 from .conftest import csv_config, write_rows
 
-LAYOUT = Layout(names=("label", "site", "price"), separator=",", quote='"', numbers=frozenset({"price"}))
+LAYOUT = TextLayout(names=("label", "site", "price"), separator=",", quote='"', numbers=frozenset({"price"}))
 LONG = b"9" * 200_000  # more than Python's csv module takes for a field
 
 
@@ -32,11 +32,16 @@ def json_block(lines):
 @pytest.mark.parametrize(
     "value",
     [
-        b'"[' + b"1" * 5000 + b']"', b"[" + b"1" * 5000 + b"]", b'"[' + b"[" * 5000 + b']"', b"[" * 900 + b"]" * 900,
-        b'["\\u00e9", ' + b"1" * 5000 + b"]", b'"[1, 2"', b"1e999999999999999999999",
+        b'"[' + b"1" * 5000 + b']"',
+        b"[" + b"1" * 5000 + b"]",
+        b'"[' + b"[" * 5000 + b']"',
+        b"[" * 900 + b"]" * 900,
+        b'["\\u00e9", ' + b"1" * 5000 + b"]",
+        b'"[1, 2"',
+        b"1e999999999999999999999",
     ],
     ids=lambda value: f"{value[:6].decode()} {len(value)}",
-)  # fmt: skip
+)
 @pytest.mark.parametrize("key", [b"tags", b"weights"])
 def test_json_that_python_or_polars_refuses_costs_its_line_at_most(value, key):
     good = [b'{"label": %d, "tags": ["a", "b"], "weights": {"x": 0.5}}' % (number % 2) for number in range(20)]
@@ -71,8 +76,10 @@ def test_whatever_a_parser_raises_the_lines_that_it_fails_on_are_told(monkeypatc
     frame, lines, rejects = read_lines(b"".join(row + b"\n" for row in rows), 100, LAYOUT)
     assert frame["site"].to_list() == ["two\nlines", "b", "c"] and lines.tolist() == [100, 104, 107]
     assert [(each.line, each.kind) for each in rejects] == [
-        (102, "unreadable"), (103, "wrong number of fields"), (105, "unreadable"),
-    ]  # fmt: skip
+        (102, "unreadable"),
+        (103, "wrong number of fields"),
+        (105, "unreadable"),
+    ]
     assert rejects[0].reason == "the line cannot be read: ZeroDivisionError: what nobody expected"
 
 
@@ -102,7 +109,7 @@ def test_a_packed_look_and_a_flaw_in_two_records_cost_these_records_at_most(othe
 
 @pytest.mark.parametrize("first", [b"x^", b"x\x01"])
 def test_text_of_one_column_that_begins_like_a_compressed_file_is_read(first):
-    frame, lines, rejects = read_lines(first + b"\nb\n", 1, Layout(names=("c",), separator=",", quote=None))
+    frame, lines, rejects = read_lines(first + b"\nb\n", 1, TextLayout(names=("c",), separator=",", quote=None))
     assert frame["c"].to_list() == [first.decode(), "b"] and lines.tolist() == [1, 2] and not rejects
 
 
@@ -134,8 +141,13 @@ def test_lines_of_json_that_fail_only_together_are_still_read_as_if_they_were_on
             raise ZeroDivisionError
         return real(block)
 
-    lines = [b'{"label": true, "tags": ["a", "p"]}', b'{"label": false, "tags": "a,b"}', b"no object",
-             b'{"label": "word", "tags": "q,c"}', b'{"label": "1"}']  # fmt: skip
+    lines = [
+        b'{"label": true, "tags": ["a", "p"]}',
+        b'{"label": false, "tags": "a,b"}',
+        b"no object",
+        b'{"label": "word", "tags": "q,c"}',
+        b'{"label": "1"}',
+    ]
     whole = json_block(lines).read()
     monkeypatch.setattr(JsonBlock, "_read", limited)
     read = json_block(lines).read()
@@ -199,8 +211,14 @@ def test_a_row_on_which_parsing_fails_costs_that_row(monkeypatch, run_ingest, tm
 
 def test_rows_of_other_days_are_kept_when_a_block_is_parsed_in_parts(monkeypatch):
     real = parse._parse
-    raw = pl.DataFrame({"label": ["1", "0", "limit", "1", "0"], "x": ["1"] * 5, "c": ["a"] * 5,
-                        "day": ["2026-01-02", "2026-01-01", "2026-01-02", "2026-01-02", "2026-01-09"]})  # fmt: skip
+    raw = pl.DataFrame(
+        {
+            "label": ["1", "0", "limit", "1", "0"],
+            "x": ["1"] * 5,
+            "c": ["a"] * 5,
+            "day": ["2026-01-02", "2026-01-01", "2026-01-02", "2026-01-02", "2026-01-09"],
+        }
+    )
     spec = data_spec(csv_config("a.csv", day_column="day").data)
     rule = parse.DayRule(day=20455, others="keep", reach=2)
     whole = parse.parse(raw, np.arange(5), spec, rule)
@@ -234,9 +252,12 @@ def test_a_log_with_such_lines_becomes_a_dataset(run_ingest, tmp_path):
     rows[123] = '{"label": 1, "tags": "[' + "1" * 5000 + '"}'
     (tmp_path / "a.jsonl").write_text("\n".join(rows) + "\n")
     config = csv_config(
-        tmp_path / "a.jsonl", format="jsonl", label=LabelConfig(column="label"), dense={},
+        tmp_path / "a.jsonl",
+        format="jsonl",
+        label=LabelConfig(column="label"),
+        dense={},
         sparse={"tags": SparseFeature(separator=",", max_ids=3)},
-    )  # fmt: skip
+    )
     dataset = run_ingest(config)
     assert dataset.summary["rows"] == 400
     assert dataset.quarantine == []  # text that is no array is one id

@@ -69,10 +69,12 @@ def test_a_share_goes_with_every_split(nights, tmp_path, by):
         write_day(tmp_path, day, [row.replace(DAY, day) for row in ROWS])
     dataset = nights.ingest(
         csv_config(
-            f"{tmp_path}/{{day}}/*.csv", timestamp="t", day="..".join(days),
+            f"{tmp_path}/{{day}}/*.csv",
+            timestamp="t",
+            day="..".join(days),
             split=SplitConfig(by=by, validation_share=0.2),
         )
-    )  # fmt: skip
+    )
     rows = dataset.schema.rows
     test = {"hours": 2 * 2000 // 24, "day": 2000}[by]
     assert rows["test"] == pytest.approx(test, abs=4)

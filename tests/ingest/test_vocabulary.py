@@ -26,8 +26,10 @@ def feature(**changes):
 
 def counted(**counts):
     hashes = [ord(name[0]) * 1000 + len(name) for name in counts]
-    return pl.DataFrame({"hash": hashes, "id": list(counts), "count": list(counts.values())},
-                        schema={"hash": pl.UInt64, "id": pl.String, "count": pl.Int64})  # fmt: skip
+    return pl.DataFrame(
+        {"hash": hashes, "id": list(counts), "count": list(counts.values())},
+        schema={"hash": pl.UInt64, "id": pl.String, "count": pl.Int64},
+    )
 
 
 def rows(mapping):
@@ -114,10 +116,13 @@ def test_ten_days_one_by_one_are_the_same_ten_days_at_once(nights, tmp_path):
     write_days(tmp_path, 10)
     settings = {
         "sparse_defaults": SparseDefaults(min_count=2, rows=60, evict_after_days=11),
-        "sparse": {"c": SparseFeature(), "h": SparseFeature(column="c", mapping="hash", rows=30),
-                   "two": SparseFeature(column="c", mapping="double_hash", rows=30)},
+        "sparse": {
+            "c": SparseFeature(),
+            "h": SparseFeature(column="c", mapping="hash", rows=30),
+            "two": SparseFeature(column="c", mapping="double_hash", rows=30),
+        },
         "split": SplitConfig(test_share=0.2),
-    }  # fmt: skip
+    }
     nightly, source = [], None
     for number in range(1, 11):
         nightly.append(nights.ingest(config_of(tmp_path, f"2026-01-{number:02}", mapping_from=source, **settings)))

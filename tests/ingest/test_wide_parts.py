@@ -28,10 +28,13 @@ def wide_log(tmp_path, monkeypatch):
 
 def config_of(path, **changes):
     config = csv_config(
-        path, format="parquet", dense={f"x{number}": DenseFeature() for number in range(NUMBERS)},
-        sparse={"row": SparseFeature(rows=ROWS + 10), "item": SparseFeature()}, split=SplitConfig(test_share=0.0),
+        path,
+        format="parquet",
+        dense={f"x{number}": DenseFeature() for number in range(NUMBERS)},
+        sparse={"row": SparseFeature(rows=ROWS + 10), "item": SparseFeature()},
+        split=SplitConfig(test_share=0.0),
         **changes,
-    )  # fmt: skip
+    )
     config.ingest = IngestConfig(block_mib=1)
     return config
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.config import DataConfig, SparseFeature, SplitConfig, WatermarkConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.days import day_number, day_state
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.times import day_of, hour_of
 from pipeline.ingest.zones import end_of_day, skipped_hours
 
@@ -27,7 +27,7 @@ FIRST = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp())
 def read(values: pl.Series, zone: str | None, *, timestamp: bool = True) -> list[tuple[int, int]]:
     """Day and hour of each value; all of them must have both."""
     values, text = values.alias("t"), values.cast(pl.String)
-    rejected = Rejected(np.arange(1, len(values) + 1))
+    rejected = RejectedRows(np.arange(1, len(values) + 1))
     days = day_of(values, text, timestamp=timestamp, rejected=rejected, zone=zone)
     hours = hour_of(values, text, rejected, zone)
     assert not rejected.bad.any(), rejected.rejects
@@ -83,7 +83,7 @@ def test_a_time_that_clocks_leave_out_is_an_hour_later_and_one_of_two_is_the_ear
 
 def test_days_stay_days_and_a_date_alone_tells_no_hour():
     for values in (pl.Series(["2026-07-01", "20260701"]), pl.Series([date(2026, 7, 1)])):
-        rejected = Rejected(np.arange(1, len(values) + 1))
+        rejected = RejectedRows(np.arange(1, len(values) + 1))
         text = values.cast(pl.String)
         named = values.alias("t")
         days = day_of(named, text, timestamp=True, rejected=rejected, zone="America/New_York")
@@ -113,9 +113,14 @@ def test_the_last_hours_of_a_short_or_long_day_are_test_rows(day, hours, tmp_pat
 
 def watched(path: str, **limits) -> DataConfig:
     return DataConfig(
-        name="n", format="csv", path=path, time_zone="Europe/Berlin", day=str(SPRING), timestamp="t",
+        name="n",
+        format="csv",
+        path=path,
+        time_zone="Europe/Berlin",
+        day=str(SPRING),
+        timestamp="t",
         watermark=WatermarkConfig(**limits),
-    )  # fmt: skip
+    )
 
 
 def test_the_watermark_waits_for_the_hours_that_the_day_has(tmp_path):

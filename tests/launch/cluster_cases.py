@@ -16,15 +16,23 @@ GOLDEN = Path(__file__).parent / "golden"
 IMAGE = "registry.example/nightjar@sha256:" + "ab" * 32
 CLUSTER = ["launch=kubernetes", f"launch.pods.image={IMAGE}"]
 EVERYTHING = [
-    *CLUSTER, "run=nightly", "hardware=h100x2x8", "stages=[train]", "store=/mnt/nightjar/store",
+    *CLUSTER,
+    "run=nightly",
+    "hardware=h100x2x8",
+    "stages=[train]",
+    "store=/mnt/nightjar/store",
     "launch.pods.volumes={store:{claim:nightjar-store,path:/mnt/nightjar},"
     "logs:{claim:clicks,path:/mnt/logs,sub_path:web,read_only:true}}",
-    "launch.pods.secret_env={AWS_SECRET_ACCESS_KEY:object-store/secret-key}", "launch.pods.env_from=[tracking]",
-    "launch.pods.env={NCCL_SOCKET_IFNAME:eth0}", "launch.pods.pull_secrets=[registry]",
+    "launch.pods.secret_env={AWS_SECRET_ACCESS_KEY:object-store/secret-key}",
+    "launch.pods.env_from=[tracking]",
+    "launch.pods.env={NCCL_SOCKET_IFNAME:eth0}",
+    "launch.pods.pull_secrets=[registry]",
     "launch.pods.node_selector={disktype:ssd}",
     "launch.pods.tolerations=[{key:nvidia.com/gpu,operator:Exists,effect:NoSchedule}]",
-    "launch.priority_class=nightly", "launch.queue=ads", "checkpoint.grace_seconds=60",
-]  # fmt: skip
+    "launch.priority_class=nightly",
+    "launch.queue=ads",
+    "checkpoint.grace_seconds=60",
+]
 GOLDEN_FILES = ("volcano-train.yaml", "indexed-train.yaml", "jobset-train.yaml", "schedule.yaml")
 
 

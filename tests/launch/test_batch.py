@@ -12,9 +12,14 @@ from pipeline.stages.batch import automatic_batch, with_batch
 from tests.commands import nightjar, nightjar_in_turn
 
 SMALL = [
-    "data.synthetic.rows=3000", "data.synthetic.ids_per_feature=60", "model.bottom_mlp=[16]", "model.top_mlp=[16]",
-    "model.embedding_dim=8", "launch.inline=[ingest,plan,partition,train,evaluate]", "train.threads_per_rank=1",
-]  # fmt: skip
+    "data.synthetic.rows=3000",
+    "data.synthetic.ids_per_feature=60",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
+    "launch.inline=[ingest,plan,partition,train,evaluate]",
+    "train.threads_per_rank=1",
+]
 WARM = ["run=warm", "checkpoint.init_from=chosen", "checkpoint.every_steps=2", "train.max_steps=4"]
 JOBS = [["run=cold"], ["run=chosen", "train.global_batch=96", "train.max_steps=4"], WARM]
 

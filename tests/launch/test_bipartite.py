@@ -82,9 +82,24 @@ def test_what_cannot_have_two_roles_is_refused(more: list[str], message: str, hi
 
 def test_a_component_has_two_roles_with_their_own_resources() -> None:
     app = component(
-        "train", "--image", IMAGE, "--hosts", "3", "--nproc", "2", "--gpu", "2", "--cpu", "8", "--embedding_hosts", "1",
-        "--embedding_memMB", "65536", "--", "store=s3://b/s",
-    )  # fmt: skip
+        "train",
+        "--image",
+        IMAGE,
+        "--hosts",
+        "3",
+        "--nproc",
+        "2",
+        "--gpu",
+        "2",
+        "--cpu",
+        "8",
+        "--embedding_hosts",
+        "1",
+        "--embedding_memMB",
+        "65536",
+        "--",
+        "store=s3://b/s",
+    )
     workers, owners = app.roles
     assert (workers.name, workers.num_replicas, owners.name, owners.num_replicas) == ("train", 2, "embedding", 1)
     assert (workers.resource.gpu, owners.resource.gpu, owners.resource.cpu, owners.resource.memMB) == (2, 0, 8, 65536)
@@ -102,9 +117,13 @@ def test_a_component_needs_a_host_that_trains(capsys) -> None:
 
 def _place(rank: int, roles: list[str], port: int, folder: str) -> None:
     os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(len(roles)), ROLE_NAME=roles[rank], MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
-    )  # fmt: skip
+        RANK=str(rank),
+        WORLD_SIZE=str(len(roles)),
+        ROLE_NAME=roles[rank],
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
     try:
         place = place_of_role(HardwareConfig(name="t", hosts=4, embedding_hosts=2), rank)
         found = [place, os.environ["RANK"]]
@@ -119,9 +138,7 @@ def _place(rank: int, roles: list[str], port: int, folder: str) -> None:
 def places(folder, roles: list[str]) -> list[list]:
     """What each rank of torchrun learns, in their order, where the agents met in the order of ``roles``."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.start_processes(
-        _place, args=(roles, store.port, str(folder)), nprocs=len(roles), start_method="forkserver"
-    )  # fmt: skip
+    mp.start_processes(_place, args=(roles, store.port, str(folder)), nprocs=len(roles), start_method="forkserver")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(roles))]
 
 

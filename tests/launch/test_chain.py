@@ -10,7 +10,7 @@ import pytest
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
-from pipeline.launch.chain import Chain, Console
+from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.signals import Interrupted, deadline
 from pipeline.launch.status import Report, write_report
 from pipeline.records import Result
@@ -27,16 +27,28 @@ SUMMARIES = {
     "partition": {"towers": 1},
     "train": {
         "train": {
-            "samples": 4, "steps": 1, "global_batch": 4, "seconds": 0.1, "samples_per_s": 40.0, "data_wait_share": 0.0,
-            "peak_rss_bytes": 1, "world_size": 1, "internal": 3,
+            "samples": 4,
+            "steps": 1,
+            "global_batch": 4,
+            "seconds": 0.1,
+            "samples_per_s": 40.0,
+            "data_wait_share": 0.0,
+            "peak_rss_bytes": 1,
+            "world_size": 1,
+            "internal": 3,
         },
         "checkpoint": {
-            "count": 1, "bytes_written": 8, "bytes_full_equivalent": 8, "stall_share": 0.0, "skipped": 0, "failed": 0
+            "count": 1,
+            "bytes_written": 8,
+            "bytes_full_equivalent": 8,
+            "stall_share": 0.0,
+            "skipped": 0,
+            "failed": 0,
         },
         "final": "runs/x/checkpoints/k/step-00000001",
     },
     "evaluate": {"samples": 1, "ne": 0.9, "auc": 0.7, "logloss": 0.5, "calibration": 1.0, "bayes_ne": 0.8},
-}  # fmt: skip
+}
 
 
 def make_config(*overrides: str) -> Config:
@@ -96,7 +108,7 @@ def stages(store: Store) -> Stages:
 
 def run_chain(store: Store, stages: Stages, *overrides: str) -> Result:
     console = Console(write=lambda data: None)
-    return Chain(make_config(*overrides), store, make_steps(), stages, console).run()
+    return StageChain(make_config(*overrides), store, make_steps(), stages, console).run()
 
 
 def test_runs_all_stages_in_order_and_skips_what_is_committed(store: Store, stages: Stages) -> None:
@@ -121,12 +133,18 @@ def test_result_json_has_exactly_the_keys_of_the_architecture(store: Store, stag
         "ingest": ["rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s"],
         "plan": ["tiers", "predicted_step_ms", "tables"],
         "train": [
-            "samples", "steps", "global_batch", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes",
+            "samples",
+            "steps",
+            "global_batch",
+            "seconds",
+            "samples_per_s",
+            "data_wait_share",
+            "peak_rss_bytes",
             "world_size",
         ],
         "checkpoint": ["count", "bytes_written", "bytes_full_equivalent", "stall_share", "skipped", "failed"],
         "eval": ["samples", "ne", "auc", "logloss", "calibration", "bayes_ne"],
-    }  # fmt: skip
+    }
     assert (result["run"], result["status"]) == ("x", "done")
 
 
@@ -238,7 +256,7 @@ def test_a_signal_ends_the_chain_with_its_exit_code(store: Store, stages: Stages
         be_interrupted()
 
     with pytest.raises(Interrupted) as caught:
-        Chain(make_config(), store, make_steps(), interrupted, Console(write=bytes)).run()
+        StageChain(make_config(), store, make_steps(), interrupted, Console(write=bytes)).run()
     assert caught.value.exit_code == 128 + number
     assert store.read_json("runs/x/result.json")["error"]["exit_code"] == 128 + number
     assert signal.getsignal(number) is former
@@ -285,7 +303,9 @@ class Stoppable:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stage_that_a_signal_stopped_leaves_the_signal_its_exit_code(store: Store, number: int) -> None:
-    chain = Chain(compose(["run=x", "stages=[train]"]), store, make_steps(), run_inline=str, console=Console(bytes))
+    chain = StageChain(
+        compose(["run=x", "stages=[train]"]), store, make_steps(), run_inline=str, console=Console(bytes)
+    )
     chain.selected[0] = replace(chain.selected[0], inputs={})
     chain._runner = Stoppable(store, number)
     with pytest.raises(Interrupted, match="told to stop after step 3") as caught:

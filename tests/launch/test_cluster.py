@@ -47,9 +47,15 @@ def test_the_launcher_may_do_what_it_needs_and_nothing_else(cluster) -> None:
     needed = {(group, resource, verb) for group, resource, verbs in granted(config.launch) for verb in verbs}
     verbs = ("create", "get", "list", "watch", "update", "patch", "delete", "deletecollection")
     kinds = {(group, resource) for group, resource, _ in granted(config.launch)} | {
-        ("", "secrets"), ("", "configmaps"), ("", "services"), ("", "serviceaccounts"), ("", "pods/exec"),
-        ("batch", "jobs"), ("batch", "cronjobs"), ("rbac.authorization.k8s.io", "roles"),
-    }  # fmt: skip
+        ("", "secrets"),
+        ("", "configmaps"),
+        ("", "services"),
+        ("", "serviceaccounts"),
+        ("", "pods/exec"),
+        ("batch", "jobs"),
+        ("batch", "cronjobs"),
+        ("rbac.authorization.k8s.io", "roles"),
+    }
     may = {(g, r, v) for g, r in kinds for v in verbs if allowed(api, "training", g, r, v)}
     assert may == needed
     assert not allowed(api, "kube-system", "", "pods", "list")
@@ -186,10 +192,17 @@ def test_a_schedule_that_the_server_refuses_leaves_nothing_behind(cluster) -> No
 @pytest.mark.slow
 def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cluster, tmp_path: Path) -> None:
     overrides = [
-        *CLUSTER, "launch.namespace=training", "run=scheduled", "stages=[ingest]", "data.synthetic.rows=2000",
-        "data.synthetic.ids_per_feature=50", f"store={tmp_path}", "schedule.suspended=true", "launch.lease_seconds=3",
+        *CLUSTER,
+        "launch.namespace=training",
+        "run=scheduled",
+        "stages=[ingest]",
+        "data.synthetic.rows=2000",
+        "data.synthetic.ids_per_feature=50",
+        f"store={tmp_path}",
+        "schedule.suspended=true",
+        "launch.lease_seconds=3",
         f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}",
-    ]  # fmt: skip
+    ]
     api, config = cluster.api("admin"), compose(overrides)
     cron = cluster.as_known(cron_job(config, overrides))
     apply(api, [cron])
@@ -213,11 +226,16 @@ def test_of_two_schedules_in_one_namespace_one_is_deleted_and_the_others_night_g
     api, crons = cluster.api("admin"), {}
     for name in ("first", "second"):
         overrides = [
-            *CLUSTER, "launch.namespace=training", f"schedule.name={name}", f"publish.model={name}",
-            "data.synthetic.rows=2000", "data.synthetic.ids_per_feature=50", f"store={tmp_path}/{name}",
+            *CLUSTER,
+            "launch.namespace=training",
+            f"schedule.name={name}",
+            f"publish.model={name}",
+            "data.synthetic.rows=2000",
+            "data.synthetic.ids_per_feature=50",
+            f"store={tmp_path}/{name}",
             "launch.lease_seconds=3",
             f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}",
-        ]  # fmt: skip
+        ]
         objects = schedule_objects(schedule_config(overrides), overrides)
         crons[name] = cluster.as_known(objects[-1])
         apply(api, [*objects[:-1], crons[name]])
@@ -267,9 +285,12 @@ def start(cluster, store: Path, *changes: str) -> subprocess.Popen:
     volume = f"launch.pods.volumes={{store:{{claim:store,path:{store}}}}}"
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline.cli", "run", *settings, *changes, volume, f"store={store}"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         env={**os.environ, "KUBECONFIG": str(cluster.launcher)},
-    )  # fmt: skip
+    )
 
 
 def read_until(launcher: subprocess.Popen, pattern: str) -> str:
@@ -306,8 +327,12 @@ def test_a_run_in_pods_outlives_its_launcher_and_a_trainer_pod(cluster, tmp_path
     store = Store(str(tmp_path))
     result = store.read_json("runs/nightly/result.json")
     assert {name: stage["status"] for name, stage in result["stages"].items()} == {
-        "ingest": "skipped", "plan": "skipped", "partition": "skipped", "train": "done", "evaluate": "done",
-    }  # fmt: skip
+        "ingest": "skipped",
+        "plan": "skipped",
+        "partition": "skipped",
+        "train": "done",
+        "evaluate": "done",
+    }
     rows = store.get(result["stages"]["ingest"]["artifact"], "ingest").summary["rows_train"]
     train = result["train"]
     assert (train["samples"], train["world_size"]) == (40 * rows, 2)
@@ -315,9 +340,13 @@ def test_a_run_in_pods_outlives_its_launcher_and_a_trainer_pod(cluster, tmp_path
     jobs = cluster.api().get(VOLCANO, labelSelector="nightjar/run=nightly")["items"]
     ends = {re.sub(r"-[0-9a-f]{10}-", "-", j["metadata"]["name"]): j["status"]["state"]["phase"] for j in jobs}
     assert ends == {
-        "nightly-ingest-a1": "Completed", "nightly-plan-a1": "Completed", "nightly-partition-a1": "Completed",
-        "nightly-train-a1": "Terminated", "nightly-train-a2": "Completed", "nightly-evaluate-a1": "Completed",
-    }  # fmt: skip
+        "nightly-ingest-a1": "Completed",
+        "nightly-plan-a1": "Completed",
+        "nightly-partition-a1": "Completed",
+        "nightly-train-a1": "Terminated",
+        "nightly-train-a2": "Completed",
+        "nightly-evaluate-a1": "Completed",
+    }
     assert_as_undisturbed(store, tmp_path / "undisturbed")
 
 

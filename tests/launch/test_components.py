@@ -20,10 +20,16 @@ from tests.waits import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    "run=x", "data.synthetic.rows=2000", "data.synthetic.ids_per_feature=50", "model.bottom_mlp=[16]",
-    "model.top_mlp=[16]", "model.embedding_dim=8", "train.threads_per_rank=1", "train.guard.collapse=false",
+    "run=x",
+    "data.synthetic.rows=2000",
+    "data.synthetic.ids_per_feature=50",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
+    "train.threads_per_rank=1",
+    "train.guard.collapse=false",
     "plan.sharding_types=[data_parallel,table_wise,row_wise,column_wise]",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", ["chain", "stage", "predict", *STAGES.names()])
@@ -41,10 +47,25 @@ def test_what_each_scheduler_is_asked_changes_only_on_purpose(name: str) -> None
 
 def test_a_component_asks_for_what_it_is_told_and_for_no_store() -> None:
     app = component(
-        "train", "--image", IMAGE, "--hosts", "2", "--nproc", "8", "-h", "aws_p4d.24xlarge", "--env", "A=1,B=2",
-        "--mounts", "type=volume,src=clicks,dst=/mnt/clicks,readonly", "--max_retries", "3", "--",
-        "store=s3://nowhere/store", "run='$x'",
-    )  # fmt: skip
+        "train",
+        "--image",
+        IMAGE,
+        "--hosts",
+        "2",
+        "--nproc",
+        "8",
+        "-h",
+        "aws_p4d.24xlarge",
+        "--env",
+        "A=1,B=2",
+        "--mounts",
+        "type=volume,src=clicks,dst=/mnt/clicks,readonly",
+        "--max_retries",
+        "3",
+        "--",
+        "store=s3://nowhere/store",
+        "run='$x'",
+    )
     (role,) = app.roles
     assert (role.image, role.entrypoint, role.num_replicas, role.max_retries) == (IMAGE, "sh", 2, 3)
     assert role.resource == named_resources["aws_p4d.24xlarge"] and role.resource.gpu == 8
@@ -124,8 +145,12 @@ def test_a_training_on_two_hosts_is_part_of_the_run(ended) -> None:
         assert each.returncode == 0, each.stdout + each.stderr
     result = json.loads((folder / "store/runs/x/result.json").read_text())
     assert {name: stage["status"] for name, stage in result["stages"].items()} == {
-        "ingest": "skipped", "plan": "skipped", "partition": "skipped", "train": "skipped", "evaluate": "done",
-    }  # fmt: skip
+        "ingest": "skipped",
+        "plan": "skipped",
+        "partition": "skipped",
+        "train": "skipped",
+        "evaluate": "done",
+    }
     assert result["train"]["world_size"] == 2
 
 

@@ -46,7 +46,7 @@ OTHERS = [
     (RuntimeError("x"), 1),
     (explained(MemoryError()), 8),
     (explained(OSError(5, "Input/output error")), 8),
-]  # fmt: skip
+]
 
 
 def made(kind: type[NightjarError]) -> NightjarError:

@@ -45,11 +45,19 @@ if "fork-server" in sys.orig_argv:
     worker.first_step_in_time = hanging
 """
 SETTINGS = [
-    "run=f", "data.synthetic.rows=6000", "data.synthetic.ids_per_feature=60", "train.global_batch=64",
-    "model.bottom_mlp=[16]", "model.top_mlp=[16]", "model.embedding_dim=8", "train.threads_per_rank=1",
-    "launch.inline=[ingest,plan,partition,evaluate]", "launch.attempts=2", "launch.limit_memory=never",
+    "run=f",
+    "data.synthetic.rows=6000",
+    "data.synthetic.ids_per_feature=60",
+    "train.global_batch=64",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
+    "train.threads_per_rank=1",
+    "launch.inline=[ingest,plan,partition,evaluate]",
+    "launch.attempts=2",
+    "launch.limit_memory=never",
     "stages=[ingest,plan,partition,train]",
-]  # fmt: skip
+]
 
 
 def command(store: Path, *more: str) -> list[str]:

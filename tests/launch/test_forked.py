@@ -20,11 +20,20 @@ from tests.launch.test_launched import HANGING, ROOT, SMALL, _name, start, wait_
 from tests.waits import PATIENCE, until
 
 TRAINING = [
-    "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]",
-    "model.top_mlp=[32]", "train.global_batch=512", "train.guard.collapse=false", "train.precision=fp32",
-    "train.log_every_steps=2", "train.threads_per_rank=1", "checkpoint.grace_seconds=3600", "run=x",
+    "data.synthetic.rows=12000",
+    "data.synthetic.ids_per_feature=200",
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[32]",
+    "model.top_mlp=[32]",
+    "train.global_batch=512",
+    "train.guard.collapse=false",
+    "train.precision=fp32",
+    "train.log_every_steps=2",
+    "train.threads_per_rank=1",
+    "checkpoint.grace_seconds=3600",
+    "run=x",
     "train.compile=false",  # which a training that is to be stopped would try, being long
-]  # fmt: skip
+]
 SERVE = """
 import os, sys, threading
 from pipeline.launch.forkserver import serve
@@ -136,9 +145,12 @@ def test_ranks_that_are_forked_together_meet_and_all_of_them_end_with_the_server
 
 
 def test_a_machine_that_starts_no_more_processes_is_an_error_and_leaves_none(tmp_path: Path) -> None:
-    limited = SERVE.replace("def run", "fork, forks = os.fork, []\n\ndef refusing():\n    forks.append(1)\n"
-    "    if len(forks) == 3:\n        raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
-    "    return fork()\n\nos.fork = refusing\n\ndef run")  # fmt: skip
+    limited = SERVE.replace(
+        "def run",
+        "fork, forks = os.fork, []\n\ndef refusing():\n    forks.append(1)\n"
+        "    if len(forks) == 3:\n        raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+        "    return fork()\n\nos.fork = refusing\n\ndef run",
+    )
     limited = limited.replace('["json", "no_such_module"]', '["json", "torch.distributed"]')
     with started(limited) as server:
         errors = [f"{tmp_path}/{rank}.err" for rank in range(2)]

@@ -24,31 +24,50 @@ EVERY = "stages=[ingest,plan,partition,train,evaluate,publish]"
 TWO_HOSTS = ["hardware.hosts=2", "hardware.ranks_per_host=1"]
 DMT = ["partition=dmt", *TWO_HOSTS]
 CSV = [
-    "data=csv", "data.name=clicks", "data.path=clicks.csv", "+data.dense.price={}", "+data.sparse.user={}",
+    "data=csv",
+    "data.name=clicks",
+    "data.path=clicks.csv",
+    "+data.dense.price={}",
+    "+data.sparse.user={}",
     "+data.sparse.ad={}",
-]  # fmt: skip
+]
 COLUMNS = [
-    *CSV, "data.columns=[label,price,user,ad,ts]", "data.header=false", "data.timestamp=ts", "data.quote=null",
+    *CSV,
+    "data.columns=[label,price,user,ad,ts]",
+    "data.header=false",
+    "data.timestamp=ts",
+    "data.quote=null",
     "++data.dense.price={transform: percentile, bins: 20, clip: [0, 100], min: 0, required: true}",
     "++data.sparse.user={mapping: hash, rows: 5000, max_ids: 4, separator: ';'}",
-    "++data.sparse.ad={cross: [user, ad], required: true}", "+data.sparse.bin={column: price, bins: 10}",
-    "data.label.positive=yes", "data.label.negative=no", "data.strip=true",
-]  # fmt: skip
+    "++data.sparse.ad={cross: [user, ad], required: true}",
+    "+data.sparse.bin={column: price, bins: 10}",
+    "data.label.positive=yes",
+    "data.label.negative=no",
+    "data.strip=true",
+]
 TABLES = [
-    "data=tables", "data.name=t", "stages=[ingest,plan]", "data.dense_features=5",
+    "data=tables",
+    "data.name=t",
+    "stages=[ingest,plan]",
+    "data.dense_features=5",
     "+data.tables.a={rows: 1000, pooling: 4, zipf: 1.2}",
     "+data.tables.b={rows: 500, hot_rows: [1, 10], hot_share: [0.2, 0.6], weighted: true}",
-]  # fmt: skip
+]
 PINS = [
-    "+plan.tables.C1={tier: ddr, sharding: row_wise}", "+plan.tables.C2={tier: ssd, cache_rows: 100}",
+    "+plan.tables.C1={tier: ddr, sharding: row_wise}",
+    "+plan.tables.C2={tier: ssd, cache_rows: 100}",
     "+plan.tables.C3={avoid: [data_parallel]}",
-]  # fmt: skip
+]
 
 # The presets have measured figures now; with those that they had, keys are what they were.
 FORMER_H100 = [
-    "hardware.hbm_gb_per_s=3350.0", "hardware.hbm_to_ddr_gb_per_s=50.0", "hardware.intra_host_gb_per_s=450.0",
-    "hardware.inter_host_gb_per_s=50.0", "hardware.dense_gflop_per_s=150000.0", "hardware.dense_gb_per_s=700.0",
-]  # fmt: skip
+    "hardware.hbm_gb_per_s=3350.0",
+    "hardware.hbm_to_ddr_gb_per_s=50.0",
+    "hardware.intra_host_gb_per_s=450.0",
+    "hardware.inter_host_gb_per_s=50.0",
+    "hardware.dense_gflop_per_s=150000.0",
+    "hardware.dense_gb_per_s=700.0",
+]
 
 # Of these no file is read: the keys and paths of all their steps are compared.
 WITHOUT_FILES: dict[str, list[str]] = {
@@ -59,12 +78,21 @@ WITHOUT_FILES: dict[str, list[str]] = {
     "hours": ["data.day=2026-01-02", "data.split.by=hours", "data.split.test_hours=3", "data.synthetic.hourly=true"],
     "by day": ["data.split.by=day", "data.split.test_days=2", "data.synthetic.days=6", "data.synthetic.drift=0.1"],
     "synthetic": [
-        "data.synthetic.rows=5000", "data.synthetic.ids_per_feature=200", "data.synthetic.zipf=1.05",
-        "data.synthetic.blocks=4", "data.synthetic.id_groups=3", "data.split.test_share=0.3",
+        "data.synthetic.rows=5000",
+        "data.synthetic.ids_per_feature=200",
+        "data.synthetic.zipf=1.05",
+        "data.synthetic.blocks=4",
+        "data.synthetic.id_groups=3",
+        "data.split.test_share=0.3",
     ],
     "checks": [
-        "data.checks.leak=warn", "data.checks.hold.psi=0.5", "data.checks.warn.label_rate=0.1",
-        "data.watermark.min_rows=100", "data.max_quarantine_share=0.1", "data.late=own_day", "data.late_days=2",
+        "data.checks.leak=warn",
+        "data.checks.hold.psi=0.5",
+        "data.checks.warn.label_rate=0.1",
+        "data.watermark.min_rows=100",
+        "data.max_quarantine_share=0.1",
+        "data.late=own_day",
+        "data.late_days=2",
     ],
     "mapping vocab": ["data.sparse_defaults.mapping=vocab", "data.sparse_defaults.when_full=keep"],
     "mapping hash": ["data.sparse_defaults.mapping=hash", "data.sparse_defaults.rows=5000"],
@@ -107,13 +135,18 @@ WITHOUT_FILES: dict[str, list[str]] = {
     "publish": [EVERY],
     "publish settings": [EVERY, "publish.model=clicks", "publish.quantise='4'", "publish.cache_mib=64"],
     "gate": [
-        EVERY, "gate.max_ne=0.9", "gate.min_auc=0.6", "gate.slices=[C1,day]", "gate.confidence=0.9",
-        "gate.best_of_last=3", "gate.force='the traffic of the new app is known'",
+        EVERY,
+        "gate.max_ne=0.9",
+        "gate.min_auc=0.6",
+        "gate.slices=[C1,day]",
+        "gate.confidence=0.9",
+        "gate.best_of_last=3",
+        "gate.force='the traffic of the new app is known'",
     ],
     "dlrmv2": ["experiment=dlrmv2", *FORMER_H100],
     "dlrmv2 on h100x8": ["experiment=dlrmv2", "hardware=h100x8", "data.table_defaults.zipf=0.8", *FORMER_H100],
     "tables": TABLES,
-}  # fmt: skip
+}
 # What these name lies in files and in the store: of them the settings that each key covers are compared.
 SETTINGS_ONLY: dict[str, list[str]] = {
     "adult": ["experiment=adult", "data.path=adult.data"],
@@ -123,13 +156,16 @@ SETTINGS_ONLY: dict[str, list[str]] = {
     "csv learned": [*CSV, "data.sparse_defaults.mapping=learned"],
     "parquet": ["data=parquet", "data.name=p", "data.path=p/", "+data.sparse.user={separator: ','}"],
     "days": [
-        *CSV, 'data.path="logs/{day}/*.csv"', "data.day=2026-01-31", "data.watermark.success=_SUCCESS",
+        *CSV,
+        'data.path="logs/{day}/*.csv"',
+        "data.day=2026-01-31",
+        "data.watermark.success=_SUCCESS",
         "data.mapping_from=datasets/clicks/2026-01-30/k",
     ],
     "init": ["checkpoint.init_from=other", "checkpoint.init_tables_only=true", "+checkpoint.rename.C1=C2"],
     "plan of before": ["plan.former=plans/abc"],
     "towers by a probe": [*DMT, "partition.probe=other/step-00000100"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError, LaunchError, NightjarError, PlanError
-from pipeline.launch.chain import Chain, Console
+from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.grow import Growth, MoreRoomError, with_more_hosts
 from pipeline.launch.kubernetes.batch import IndexedRunner
 from pipeline.launch.kubernetes.capacity_probe import WAITING, as_room, room_of
@@ -54,9 +54,14 @@ class World:
     def __init__(self) -> None:
         self.clock, self.checkpoint, self.cluster = TurnedClock(), "step-9", Cluster()
         self.growth = Growth(
-            self.cluster, TRAIN, missing=2, minutes=10, patience=5, reached=lambda: self.checkpoint,
+            self.cluster,
+            TRAIN,
+            missing=2,
+            minutes=10,
+            patience=5,
+            reached=lambda: self.checkpoint,
             clock=self.clock,
-        )  # fmt: skip
+        )
         self.checkpoint = "step-10"
 
     def at(self, minute: float) -> int:
@@ -166,13 +171,14 @@ def test_what_a_run_with_more_hosts_keeps_and_what_the_summary_says() -> None:
         (Grown(stage="train", from_hosts=1, hosts=2),),
     )
     assert hosts_lines(*changes) == [
-        "train continued with 1 of 2 hosts: a quota", "train went back from 1 to 2 hosts",
-    ]  # fmt: skip
+        "train continued with 1 of 2 hosts: a quota",
+        "train went back from 1 to 2 hosts",
+    ]
 
 
 def chain_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplannable: int, error: type[NightjarError] = PlanError
-) -> Chain:
+) -> StageChain:
     """A run of two hosts that has one, whose plan for ``unplannable`` hosts fails with ``error``."""
     overrides = [f"store={tmp_path}", "run=x", *CLUSTER, "launch.min_hosts=1", "launch.grow=true", "hardware.hosts=2"]
     overrides.append(f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}")
@@ -188,7 +194,7 @@ def chain_of(
         hosts = f"-{config.hardware.hosts}"
         return [step if step.name == "ingest" else replace(step, path=step.path + hosts) for step in make_steps()]
 
-    chain = Chain(config, store, make_steps(), run_inline, Console(write=lambda data: None), remake)
+    chain = StageChain(config, store, make_steps(), run_inline, Console(write=lambda data: None), remake)
     scheduler = SimpleNamespace(config=config)
     monkeypatch.setattr(chain, "_scheduler", lambda: scheduler)
     chain.config = scheduler.config = replace(config, hardware=replace(config.hardware, hosts=1))
@@ -235,7 +241,7 @@ class Job:
         raise LaunchError("no answer")
 
 
-def in_no_time(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_no_time(chain: StageChain, monkeypatch: pytest.MonkeyPatch) -> None:
     """``chain`` does not wait between two looks."""
     chain.clock = TurnedClock()
     monkeypatch.setattr(chain._scheduler(), "poll_seconds", 0, raising=False)

@@ -24,9 +24,15 @@ def pods_of(cluster, stage: str) -> list[str]:
 
 def test_a_run_takes_the_host_back_that_it_gave_up(cluster, tmp_path: Path) -> None:
     launcher = start(
-        cluster, tmp_path, "run=grown", "train.epochs=150", "launch.min_hosts=1", "launch.shrink_after_minutes=0.1",
-        "launch.grow=true", "launch.grow_minutes=0.05",
-    )  # fmt: skip
+        cluster,
+        tmp_path,
+        "run=grown",
+        "train.epochs=150",
+        "launch.min_hosts=1",
+        "launch.shrink_after_minutes=0.1",
+        "launch.grow=true",
+        "launch.grow_minutes=0.05",
+    )
     admin = cluster.api("admin")
     try:
         read_until(launcher, r"\bstep +\d+/")

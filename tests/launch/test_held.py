@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.errors import GateHeldError
-from pipeline.launch.result import Outcome, assemble
+from pipeline.launch.result import StageEnd, assemble
 from pipeline.stages.publish import SPEC
 from pipeline.store import Artifact
 
@@ -12,9 +12,16 @@ def published(verdict: str, reasons: list[str], incumbent: str | None = "v00001-
     gate = {"verdict": verdict, "reasons": reasons, "version": "v00002-bbbbbbbb", "incumbent": incumbent, **more}
     model = {"model": {"name": "clicks", "version": gate["version"], "uri": "models/clicks/v00002-bbbbbbbb"}}
     return Artifact(
-        path="runs/r/publish/k", kind="publish", key="k", schema_version=2, config={"model": "clicks"}, inputs={},
-        files={}, summary={"gate": gate, **(model if verdict == "PASS" else {})}, created=0.0,
-    )  # fmt: skip
+        path="runs/r/publish/k",
+        kind="publish",
+        key="k",
+        schema_version=2,
+        config={"model": "clicks"},
+        inputs={},
+        files={},
+        summary={"gate": gate, **(model if verdict == "PASS" else {})},
+        created=0.0,
+    )
 
 
 def test_a_pass_goes_through() -> None:
@@ -44,7 +51,7 @@ def test_a_hold_for_too_few_rows_offers_the_limit_that_they_can_test() -> None:
 def test_result_json_has_the_verdict_and_a_model_only_where_one_is_published(verdict: str) -> None:
     artifact = published(verdict, ["NE is 1.2"])
     error = GateHeldError("held") if verdict == "HOLD" else None
-    found = assemble("r", {"publish": Outcome("done", 1.0, artifact.path)}, {"publish": artifact}, error)
+    found = assemble("r", {"publish": StageEnd("done", 1.0, artifact.path)}, {"publish": artifact}, error)
     assert found.gate.verdict == verdict and found.gate.reasons == ("NE is 1.2",)
     assert (found.model is not None) is (verdict == "PASS")
     assert found.status == ("done" if verdict == "PASS" else "failed")

@@ -28,20 +28,31 @@ BASES = {
     "csv": ["data=csv", "data.name=d", "data.path=x.csv", "+data.sparse.a={mapping: learned}", "+data.dense.b={}"],
     "tables": ["data=tables", "data.name=t", "+data.tables.a={rows: 10}", "stages=[ingest,plan]"],
     "strided": ["partition=dmt", "partition.strategy=strided"],
-    "coherent": ["partition=dmt", "partition.strategy=coherent", "train.schedule=constant",
-                 "data.split.validation_share=0.1"],
+    "coherent": [
+        "partition=dmt",
+        "partition.strategy=coherent",
+        "train.schedule=constant",
+        "data.split.validation_share=0.1",
+    ],
     "probe": ["partition=dmt", "partition.probe=other", "checkpoint.init_from=other"],
     "auto": ["checkpoint.final_quantise=auto"],
     "options": [
-        "partition=dmt", "partition.strategy=coherent", "train.sparse_options.eps=0.1", "train.dense_optimizer=shampoo",
-        "train.dense_options.block_size=8", "+train.dense_groups.a={lr: 0.1}", "train.average.kind=ema",
+        "partition=dmt",
+        "partition.strategy=coherent",
+        "train.sparse_options.eps=0.1",
+        "train.dense_optimizer=shampoo",
+        "train.dense_options.block_size=8",
+        "+train.dense_groups.a={lr: 0.1}",
+        "train.average.kind=ema",
     ],
     "ensemble": ["train.snapshots.count=3", "data.split.validation_share=0.1"],
     "few": ["checkpoint.final_quantise='4'"],
     "entries": [
-        "+plan.tables.C1={tier: ddr}", "+launch.pods.volumes.v={claim: c, path: /x}", "+launch.pods.resources.train={}",
+        "+plan.tables.C1={tier: ddr}",
+        "+launch.pods.volumes.v={claim: c, path: /x}",
+        "+launch.pods.resources.train={}",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +101,21 @@ def changed(node: Any, parts: list[str]) -> Any:
 
 # Whose change of value moves conditions as well: what then belongs to the keys is another list.
 DECIDING = (
-    "data.format", "data.sparse.*.mapping", "data.sparse_defaults.mapping", "partition.name", "partition.strategy",
-    "partition.probe", "train.schedule", "train.dense_optimizer", "train.average.kind", "train.snapshots.count",
-    "checkpoint.init_from", "checkpoint.final_quantise", "data.split.validation_share", "data.split.validation_hours",
-)  # fmt: skip
+    "data.format",
+    "data.sparse.*.mapping",
+    "data.sparse_defaults.mapping",
+    "partition.name",
+    "partition.strategy",
+    "partition.probe",
+    "train.schedule",
+    "train.dense_optimizer",
+    "train.average.kind",
+    "train.snapshots.count",
+    "checkpoint.init_from",
+    "checkpoint.final_quantise",
+    "data.split.validation_share",
+    "data.split.validation_hours",
+)
 # The first one that is given brings all of its group into the keys.
 OPTIONS = ("train.sparse_options.", "train.dense_options.")
 
@@ -122,9 +144,11 @@ def test_a_setting_changes_the_keys_that_the_list_gives_it_and_no_others(configs
 # Settings from which a value in another key is worked out: the model's name, and one tower a host.
 # The last ones belong to a key only where they are set.
 OTHERS = {
-    "data.name": {"publish"}, "hardware.hosts": {"partition", CHECKPOINTS, "train"}, "data.dedupe.key": {"ingest"},
+    "data.name": {"publish"},
+    "hardware.hosts": {"partition", CHECKPOINTS, "train"},
+    "data.dedupe.key": {"ingest"},
     **{f"data.sampling.{name}": {"ingest"} for name in ("column", "negatives", "rate")},
-}  # fmt: skip
+}
 
 
 def test_what_a_setting_names_is_read_by_its_value_too(configs: dict[str, Config]) -> None:
@@ -242,9 +266,12 @@ def test_what_ingestion_reads_its_key_covers(tmp_path: Path) -> None:
 def test_what_planning_reads_its_key_covers(overrides: list[str]) -> None:
     config = compose(["run=r", "train.global_batch=4096", *overrides])
     schema = DatasetSchema(
-        dense=("I1",), sparse=(SparseColumn(name="C1", rows=9), SparseColumn(name="C2", rows=99)), rows={"train": 100},
-        files={}, groups={},
-    )  # fmt: skip
+        dense=("I1",),
+        sparse=(SparseColumn(name="C1", rows=9), SparseColumn(name="C2", rows=99)),
+        rows={"train": 100},
+        files={},
+        groups={},
+    )
     feature = FeatureProfile(rows=9, distinct=9, missing_share=0.0, pooling=1.0, hot_rows=[9], hot_share=[1.0])
     sparse = {"C1": feature, "C2": dataclasses.replace(feature, rows=99, hot_rows=[99])}
     profile = Profile(rows={"train": 100}, label_rate={"train": 0.2}, dense={}, sparse=sparse)

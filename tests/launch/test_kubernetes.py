@@ -124,11 +124,16 @@ REFUSED = {
     **{
         f"schedule.cron={cron}": f"expected as {field}"
         for cron, field in {
-            "99 2 * * *": "minute 0 to 59", "0 24 * * *": "hour 0 to 23", "0 2 0 * *": "day 1 to 31",
-            "0 2 * x *": "month 1 to 12", "0 2 * * 7": "weekday 0 to 6", "0 9-2 * * *": "hour", "*/0 2 * * *": "minute",
+            "99 2 * * *": "minute 0 to 59",
+            "0 24 * * *": "hour 0 to 23",
+            "0 2 0 * *": "day 1 to 31",
+            "0 2 * x *": "month 1 to 12",
+            "0 2 * * 7": "weekday 0 to 6",
+            "0 9-2 * * *": "hour",
+            "*/0 2 * * *": "minute",
         }.items()
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("cron", ["*/15 0-6,22 1,15 JAN-jun MON-Fri", "0 2 * * *", "5/10 ? * * 0"])
@@ -219,8 +224,13 @@ def test_rendering_needs_a_cluster_configuration_and_writes_a_file_for_each_obje
     assert [job["metadata"]["labels"]["nightjar/stage"] for job in jobs] == ["ingest", "plan"]
     assert cli.main(["schedule", "render", *settings, "--out", str(tmp_path / "m")]) == 0
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "m").iterdir()) == [
-        "cronjob", "networkpolicy", "role", "rolebinding", "serviceaccount", "serviceaccount",
-    ]  # fmt: skip
+        "cronjob",
+        "networkpolicy",
+        "role",
+        "rolebinding",
+        "serviceaccount",
+        "serviceaccount",
+    ]
 
 
 def test_a_schedule_is_of_nights_whose_logs_have_a_file_a_day(capsys) -> None:

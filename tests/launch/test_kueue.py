@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
-from pipeline.launch.chain import Chain, Console
+from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.kubernetes.jobset import JobSetRunner
 from pipeline.launch.shrink import NoRoomError
 from pipeline.records.step import Step
@@ -84,10 +84,18 @@ class JobSets:
 def test_a_run_waits_for_its_admission_and_goes_on_when_it_is_taken_back(cluster, tmp_path: Path) -> None:
     known_jobsets(cluster)
     settings = [
-        *CLUSTER, *KUEUE, "run=queued", "stages=[ingest]", "data.synthetic.rows=2000", "launch.pending_minutes=0.1",
-        "data.synthetic.ids_per_feature=50", f"store={tmp_path}", "launch.namespace=training", "launch.lease_seconds=3",
+        *CLUSTER,
+        *KUEUE,
+        "run=queued",
+        "stages=[ingest]",
+        "data.synthetic.rows=2000",
+        "launch.pending_minutes=0.1",
+        "data.synthetic.ids_per_feature=50",
+        f"store={tmp_path}",
+        "launch.namespace=training",
+        "launch.lease_seconds=3",
         f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}",
-    ]  # fmt: skip
+    ]
     pki, admitted, place = cluster.kit.home / "pki", threading.Event(), tmp_path / "kubeconfig"
     proxy = Proxy(cluster.kit.server, pki)
     cluster.module.write_kubeconfig(
@@ -106,9 +114,12 @@ def test_a_run_waits_for_its_admission_and_goes_on_when_it_is_taken_back(cluster
         proxy.on_request = hold
         launcher = subprocess.Popen(
             [sys.executable, "-m", "pipeline.cli", "run", *settings],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             env={**os.environ, "KUBECONFIG": str(place)},
-        )  # fmt: skip
+        )
         try:
             text = read_until(launcher, r"ingest     job queued-ingest-\S+ waits for its admission into queue ads")
             (job,) = (each["metadata"]["name"] for each in kueue.api.get(JOBSETS)["items"])
@@ -169,7 +180,9 @@ def test_time_in_a_queue_is_not_counted_against_the_deadline(tmp_path: Path) -> 
             return b""
 
     said = listen()
-    chain = Chain(config, Store(str(tmp_path)), [], lambda step: None, Console(write=lambda data: None), clock=clock)
+    chain = StageChain(
+        config, Store(str(tmp_path)), [], lambda step: None, Console(write=lambda data: None), clock=clock
+    )
     assert chain._follow(INGEST, Job(), None) == "succeeded" and said == []
     states = iter(["running"] * 100)
     with pytest.raises(LaunchError, match="cancelled at its deadline of 1 minutes"):

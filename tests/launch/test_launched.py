@@ -72,7 +72,7 @@ def start(place: Path, *arguments: str, site: str = "") -> subprocess.Popen:
     return launched(
         [sys.executable, "-m", "pipeline.cli", "run", *arguments, f"store={place}"],
         env={**environment(place, site), "TMPDIR": str(place / "tmp")},
-    )  # fmt: skip
+    )
 
 
 def wait_for_worker(launcher: subprocess.Popen) -> list[psutil.Process]:
@@ -106,9 +106,16 @@ def test_a_forked_stage_commits_its_artifact_and_is_skipped_next_time(tmp_path: 
 def test_a_known_error_of_a_rank_reaches_the_user_as_one_message(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("")
     done = nightjar(
-        "run", "data=csv", "data.name=empty", f"data.path={tmp_path}/empty.csv", "+data.sparse.a={}",
-        "stages=[ingest]", "launch.inline=[]", "run=x", f"store={tmp_path}/store",
-    )  # fmt: skip
+        "run",
+        "data=csv",
+        "data.name=empty",
+        f"data.path={tmp_path}/empty.csv",
+        "+data.sparse.a={}",
+        "stages=[ingest]",
+        "launch.inline=[]",
+        "run=x",
+        f"store={tmp_path}/store",
+    )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr.startswith("nightjar: ")

@@ -102,8 +102,10 @@ def test_it_is_there_before_the_run_and_gone_after_it() -> None:
 )
 def test_what_outlasts_the_launcher_keeps_the_policy(objects: dict) -> None:
     assert run_on(Server(*ALL, **objects)) == [f"create {POLICIES}", "run"]
-    ended = {"jobs": [{"metadata": {}, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}],
-             "pods": [{"metadata": {}, "status": {"phase": "Succeeded"}}]}  # fmt: skip
+    ended = {
+        "jobs": [{"metadata": {}, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}],
+        "pods": [{"metadata": {}, "status": {"phase": "Succeeded"}}],
+    }
     assert run_on(Server(*ALL, **ended))[-1].startswith("delete")
 
 

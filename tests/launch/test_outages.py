@@ -15,11 +15,11 @@ import pytest
 
 from pipeline.clock import CLOCK
 from pipeline.errors import PassingError
-from pipeline.launch.chain import Chain, Console
+from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.kubernetes.api import Api, RefusedError, UnansweredError, refusal
 from pipeline.launch.kubernetes.diagnosis import is_alive, is_lost, job_problem
 from pipeline.launch.kubernetes.jobs import ClusterJob
-from pipeline.launch.kubernetes.podlogs import _Follower
+from pipeline.launch.kubernetes.podlogs import _LogFollower
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
 from pipeline.launch.signals import Interrupted
 from pipeline.records import StageAttempt
@@ -36,12 +36,19 @@ NAMED = json.dumps({"reason": "NotFound", "message": 'jobs "x" not found', "deta
 @pytest.mark.parametrize(
     ("status", "body", "passing"),
     [
-        (401, "", True), (403, "{}", True), (429, "", True), (500, "half of {", True), (503, "", True),
-        (404, "404 page not found", True), (404, NAMED, False), (409, "{}", False), (422, "{}", False),
+        (401, "", True),
+        (403, "{}", True),
+        (429, "", True),
+        (500, "half of {", True),
+        (503, "", True),
+        (404, "404 page not found", True),
+        (404, NAMED, False),
+        (409, "{}", False),
+        (422, "{}", False),
         (403, json.dumps({"message": 'admission webhook "x" denied the request'}), False),
         (403, json.dumps({"message": 'jobs "x" is forbidden: exceeded quota: y'}), False),
     ],
-)  # fmt: skip
+)
 def test_which_answers_say_nothing_about_what_was_asked_for(status: int, body: str, passing: bool) -> None:
     assert refusal(status, body, "GET /apis").passing is passing
 
@@ -110,7 +117,7 @@ def test_lines_of_the_kubelet_without_a_time_are_shown_and_do_not_end_the_stream
         return pages[len(asked) - 1] if len(asked) <= len(pages) else []
 
     server: Any = SimpleNamespace(lines=lines)
-    follower = _Follower.__new__(_Follower)
+    follower = _LogFollower.__new__(_LogFollower)
     follower.__init__(server, "n", "p")  # type: ignore[misc]
     follower.thread.join(PATIENCE)
     assert follower.text() == "one\nunable to retrieve container logs for containerd://x\ntwo\n"
@@ -130,7 +137,7 @@ def test_lines_of_the_kubelet_without_a_time_are_shown_and_do_not_end_the_stream
 def test_attempts_that_committed_a_checkpoint_do_not_count(
     monkeypatch: pytest.MonkeyPatch, attempts: int, reached: list[str | None], tries: int
 ) -> None:
-    said, chain, made = listen(), Chain.__new__(Chain), []
+    said, chain, made = listen(), StageChain.__new__(StageChain), []
     chain.config = SimpleNamespace(launch=SimpleNamespace(attempts=attempts))  # type: ignore[assignment]
 
     def attempt(step: Step) -> None:
@@ -150,7 +157,7 @@ def test_attempts_that_committed_a_checkpoint_do_not_count(
 
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_store_that_does_not_say_is_not_taken_for_one_without_checkpoints(tmp_path: Path, answers: bool) -> None:
-    chain = Chain.__new__(Chain)
+    chain = StageChain.__new__(StageChain)
     chain.store = Store(str(tmp_path))
     if not answers:
         chain.store.names = lambda place: (_ for _ in ()).throw(OSError(5, "Input/output error"))  # type: ignore[method-assign]
@@ -164,10 +171,10 @@ def test_a_suspended_machine_counts_as_silence() -> None:
     assert before <= now <= after
 
 
-def chain_with(tmp_path: Path, runner: Any, write: Any) -> Chain:
+def chain_with(tmp_path: Path, runner: Any, write: Any) -> StageChain:
     """A chain whose scheduler is ``runner`` and whose output ``write`` takes."""
     config = config_for("run=away", "launch.outage_minutes=0", "stages=[ingest]")
-    chain = Chain(config, Store(str(tmp_path)), [], lambda step: None, Console(write=write))
+    chain = StageChain(config, Store(str(tmp_path)), [], lambda step: None, Console(write=write))
     chain._runner = runner
     return chain
 

@@ -68,8 +68,11 @@ def test_what_platform_teams_ask_for_is_merged_into_the_pod_and_valid_by_the_str
     spec, (container,) = template["spec"], template["spec"]["containers"]
     assert template["metadata"]["labels"] == {"nightjar/run": "x", "team": "ads"}
     assert "sidecar.istio.io/inject" not in template["metadata"]["annotations"]
-    assert spec["securityContext"] == {"runAsNonRoot": True, "fsGroupChangePolicy": "OnRootMismatch",
-                                       "seccompProfile": {"type": "RuntimeDefault"}}  # fmt: skip
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert container["resources"]["limits"]["rdma/hca"] == 1 and container["resources"]["limits"]["memory"] == "65536Mi"
     assert [each["name"] for each in spec["volumes"]] == ["nightjar-shm", "nightjar-tmp", "scratch", "settings", "keys"]
@@ -98,8 +101,9 @@ def test_directives_take_entries_away_and_replace_them() -> None:
     }
     patch = {
         "env": [{"name": "A", "$patch": "delete"}, {"name": "B", "$patch": "replace", "value": "3"}, {"name": "C"}],
-        "args": [3], "deep": {"$patch": "replace", "b": 2},
-    }  # fmt: skip
+        "args": [3],
+        "deep": {"$patch": "replace", "b": 2},
+    }
     expected = {"env": [{"name": "B", "value": "3"}, {"name": "C"}], "args": [3], "deep": {"b": 2}}
     assert merged(base, patch, "p") == expected
     assert base["args"] == [1, 2] and base["env"][1]["more"] == 1

@@ -55,10 +55,13 @@ def test_a_right_clock_passes() -> None:
 def use_cluster(folder: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands find a kubeconfig of ``server``."""
     config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {"token": "t"}}],
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "users": [{"name": "u", "user": {"token": "t"}}],
         "clusters": [{"name": "k", "cluster": {"server": server}}],
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-    }  # fmt: skip
+    }
     (folder / "config").write_text(json.dumps(config))
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(folder / "config"))
 

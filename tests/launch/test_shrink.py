@@ -15,7 +15,7 @@ from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment
-from pipeline.launch.chain import Chain, Console
+from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.kubernetes.jobs import ClusterJob, ClusterRunner
 from pipeline.launch.shrink import NoRoomError, patience, with_fewer_hosts
 from pipeline.records import Shrunk
@@ -163,11 +163,24 @@ def test_a_pod_without_a_node_makes_the_run_smaller_and_one_that_pulls_its_image
 # --- a training of two pods, as processes, of which one is lost and finds no place any more ---
 
 SETTINGS = [
-    *CLUSTER, "run=x", "data.synthetic.rows=6000", "data.synthetic.ids_per_feature=100", "model.embedding_dim=8",
-    "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=256", "train.epochs=8", "train.precision=fp32",
-    "train.guard.collapse=false", "train.threads_per_rank=1", "train.log_every_steps=5", "hardware.hosts=2",
-    "checkpoint.every_steps=20", "launch.min_hosts=1", "launch.inline=[ingest,plan,partition]",
-]  # fmt: skip
+    *CLUSTER,
+    "run=x",
+    "data.synthetic.rows=6000",
+    "data.synthetic.ids_per_feature=100",
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "train.global_batch=256",
+    "train.epochs=8",
+    "train.precision=fp32",
+    "train.guard.collapse=false",
+    "train.threads_per_rank=1",
+    "train.log_every_steps=5",
+    "hardware.hosts=2",
+    "checkpoint.every_steps=20",
+    "launch.min_hosts=1",
+    "launch.inline=[ingest,plan,partition]",
+]
 
 
 class Pods:
@@ -204,8 +217,12 @@ class Job:
         self.hosts, self.logs_folder = hosts_of(step.name, pods.config), pods.folder / name
         self.logs_folder.mkdir()
         self.kept = contextlib.ExitStack()
-        values = {"$(POD_IP)": "127.0.0.1", "$(FIRST_POD)": "127.0.0.1",
-                  f":{pods.config.launch.port}": f":{self.kept.enter_context(kept_port())}", "$$": "$"}  # fmt: skip
+        values = {
+            "$(POD_IP)": "127.0.0.1",
+            "$(FIRST_POD)": "127.0.0.1",
+            f":{pods.config.launch.port}": f":{self.kept.enter_context(kept_port())}",
+            "$$": "$",
+        }
         command = pod_command(step.name, pods.config, config_url, name)[1:]
         for former, value in values.items():
             command = [argument.replace(former, value) for argument in command]
@@ -263,10 +280,14 @@ def test_a_lost_pod_that_is_not_replaced_leaves_the_rest_of_the_rows_to_the_othe
     pods, said = Pods(config, tmp_path), listen()
     monkeypatch.setattr("pipeline.launch.chain.scheduler", lambda *_: pods)
     store = Store(config.store)
-    chain = Chain(
-        config, store, prepare(config, store), lambda step: run_stage(step, chain.config, store, StageIO()),
-        Console(write=lambda data: None), lambda smaller: prepare(smaller, store),
-    )  # fmt: skip
+    chain = StageChain(
+        config,
+        store,
+        prepare(config, store),
+        lambda step: run_stage(step, chain.config, store, StageIO()),
+        Console(write=lambda data: None),
+        lambda smaller: prepare(smaller, store),
+    )
     result = chain.run()
 
     assert [job.name for job in pods.jobs] == ["train-0", "train-1", "train-2", "evaluate-3"]

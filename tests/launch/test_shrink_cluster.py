@@ -15,9 +15,11 @@ QUOTAS = "/api/v1/namespaces/training/resourcequotas"
 # That these run in pods, too, is what tests/launch/test_cluster.py shows.
 EPOCHS = 24
 HERE = [
-    "launch.inline=[ingest,plan,partition]", "stages=[ingest,plan,partition,train]", f"train.epochs={EPOCHS}",
+    "launch.inline=[ingest,plan,partition]",
+    "stages=[ingest,plan,partition,train]",
+    f"train.epochs={EPOCHS}",
     "checkpoint.every_steps=20",
-]  # fmt: skip
+]
 QUOTA = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
 
 

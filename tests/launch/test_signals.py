@@ -19,14 +19,27 @@ from tests.waits import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = [
-    "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]",
-    "model.top_mlp=[32]", "train.global_batch=512", "train.epochs=10000", "train.guard.collapse=false",
-    "train.precision=fp32", "train.log_every_steps=2", "train.threads_per_rank=1", "hardware.ranks_per_host=2",
-    "checkpoint.every_steps=20", "checkpoint.quantise=fp32", "checkpoint.grace_seconds=3600",
+    "data.synthetic.rows=12000",
+    "data.synthetic.ids_per_feature=200",
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[32]",
+    "model.top_mlp=[32]",
+    "train.global_batch=512",
+    "train.epochs=10000",
+    "train.guard.collapse=false",
+    "train.precision=fp32",
+    "train.log_every_steps=2",
+    "train.threads_per_rank=1",
+    "hardware.ranks_per_host=2",
+    "checkpoint.every_steps=20",
+    "checkpoint.quantise=fp32",
+    "checkpoint.grace_seconds=3600",
     # With which steps are the same whatever the length: a long training is compiled where measured times say it pays.
-    "train.schedule=constant", "train.warmup_steps=5", "train.compile=false",
+    "train.schedule=constant",
+    "train.warmup_steps=5",
+    "train.compile=false",
     "stages=[ingest,plan,partition,train]",
-]  # fmt: skip
+]
 
 
 def start(store: Path, run: str, *more: str) -> subprocess.Popen:

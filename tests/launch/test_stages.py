@@ -53,11 +53,22 @@ CHANGES = {
 }
 # Which change no key, alone or together.
 WITHOUT_EFFECT = [
-    "train.guard.collapse=false", "train.guard.window_steps=7", "train.threads_per_rank=1", "train.pipeline=base",
-    "train.compile=true", "hardware.ssd_paths=[/tmp]", "hardware.cache_path=/tmp", "ingest.block_mib=64",
-    "train.log_every_steps=3", "launch.attempts=3", "launch.inline=[]", "checkpoint.every_steps=5",
-    "debug.anomaly=true", "store=elsewhere", "force=true",
-]  # fmt: skip
+    "train.guard.collapse=false",
+    "train.guard.window_steps=7",
+    "train.threads_per_rank=1",
+    "train.pipeline=base",
+    "train.compile=true",
+    "hardware.ssd_paths=[/tmp]",
+    "hardware.cache_path=/tmp",
+    "ingest.block_mib=64",
+    "train.log_every_steps=3",
+    "launch.attempts=3",
+    "launch.inline=[]",
+    "checkpoint.every_steps=5",
+    "debug.anomaly=true",
+    "store=elsewhere",
+    "force=true",
+]
 
 
 @pytest.mark.parametrize(("override", "changed"), CHANGES.items(), ids=list(CHANGES))
@@ -83,11 +94,15 @@ def test_publishing_is_among_the_steps_only_where_it_is_to_run() -> None:
 @pytest.mark.parametrize(
     ("override", "changes"),
     [
-        ("train.lr=0.5", True), ("gate.max_psi=0.3", True), ("gate.force='we know why'", True),
-        ("publish.model=other", True), ("publish.quantise='4'", True), ("publish.cache_mib=1", False),
+        ("train.lr=0.5", True),
+        ("gate.max_psi=0.3", True),
+        ("gate.force='we know why'", True),
+        ("publish.model=other", True),
+        ("publish.quantise='4'", True),
+        ("publish.cache_mib=1", False),
         ("force=true", False),
     ],
-)  # fmt: skip
+)
 def test_what_the_key_of_publishing_covers(override: str, changes: bool) -> None:
     every = f"stages=[{','.join(STAGES.names())}]"
     assert (keys(every, override)["publish"] != keys(every)["publish"]) is changes
@@ -150,11 +165,21 @@ def test_paths_are_those_of_the_architecture() -> None:
 
 # Which leave the directory of a training's checkpoints, alone or together.
 SAME_TRAINING = [
-    "hardware=laptop2", "plan.sharding_types=[row_wise]", "train.log_every_steps=3", "train.guard.collapse=false",
-    "train.guard.window_steps=7", "train.threads_per_rank=1", "train.pipeline=base", "train.compile=true",
-    "train.prefetch_batches=7", "train.epochs=2", "train.max_steps=2", "checkpoint.final_quantise='8'",
-    "checkpoint.state=bf16", "checkpoint.every_steps=5",
-]  # fmt: skip
+    "hardware=laptop2",
+    "plan.sharding_types=[row_wise]",
+    "train.log_every_steps=3",
+    "train.guard.collapse=false",
+    "train.guard.window_steps=7",
+    "train.threads_per_rank=1",
+    "train.pipeline=base",
+    "train.compile=true",
+    "train.prefetch_batches=7",
+    "train.epochs=2",
+    "train.max_steps=2",
+    "checkpoint.final_quantise='8'",
+    "checkpoint.state=bf16",
+    "checkpoint.every_steps=5",
+]
 
 
 def directory(*overrides: str) -> tuple[str, ...]:
@@ -172,10 +197,17 @@ def test_checkpoints_belong_to_the_training_not_to_its_hardware() -> None:
     base = directory()
     assert directory(*SAME_TRAINING) == base
     for other in (
-        "train.lr=0.5", "seed=1", "model.embedding_dim=8", "model.top_mlp=[8]", "train.global_batch=512",
-        "data.synthetic.rows=7", "partition=dmt", "partition.exchange=bf16", "train.shuffle_window_groups=3",
+        "train.lr=0.5",
+        "seed=1",
+        "model.embedding_dim=8",
+        "model.top_mlp=[8]",
+        "train.global_batch=512",
+        "data.synthetic.rows=7",
+        "partition=dmt",
+        "partition.exchange=bf16",
+        "train.shuffle_window_groups=3",
         "train.schedule=cosine",
-    ):  # fmt: skip
+    ):
         assert directory(other) != base, other
 
 

@@ -15,9 +15,14 @@ from tests.waits import PATIENCE
 
 pytestmark = [pytest.mark.k8s, pytest.mark.slow]
 SMALL = [
-    "data.synthetic.rows=3000", "data.synthetic.ids_per_feature=50", "model.bottom_mlp=[16]", "model.top_mlp=[16]",
-    "model.embedding_dim=8", "train.threads_per_rank=1", "train.guard.collapse=false",
-]  # fmt: skip
+    "data.synthetic.rows=3000",
+    "data.synthetic.ids_per_feature=50",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
+    "train.threads_per_rank=1",
+    "train.guard.collapse=false",
+]
 
 
 @pytest.fixture
@@ -55,9 +60,24 @@ def test_the_launcher_in_its_pod_submits_the_stages_with_its_own_image(cluster, 
     cfg = "namespace=training,queue=default,service_account=nightjar-nightly-launcher"
     volume = f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}"
     torchx(
-        "run", "-s", "kubernetes", "-cfg", cfg, "--wait", f"{FILE}:chain", "--image", IMAGE, "--", "run=submitted",
-        *SMALL, "stages=[ingest]", f"store={tmp_path}", "launch=kubernetes", "launch.namespace=training", volume,
-    )  # fmt: skip
+        "run",
+        "-s",
+        "kubernetes",
+        "-cfg",
+        cfg,
+        "--wait",
+        f"{FILE}:chain",
+        "--image",
+        IMAGE,
+        "--",
+        "run=submitted",
+        *SMALL,
+        "stages=[ingest]",
+        f"store={tmp_path}",
+        "launch=kubernetes",
+        "launch.namespace=training",
+        volume,
+    )
     (job,) = cluster.api().get(VOLCANO, labelSelector="nightjar/run=submitted")["items"]
     assert job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["image"] == IMAGE
     assert job["status"]["state"]["phase"] == "Completed"
@@ -65,9 +85,18 @@ def test_the_launcher_in_its_pod_submits_the_stages_with_its_own_image(cluster, 
 
 def test_a_job_is_cancelled(cluster, torchx, tmp_path: Path) -> None:
     said = torchx(
-        "run", "-s", "kubernetes", "-cfg", "namespace=training,queue=default", f"{FILE}:chain", "--image", IMAGE,
-        "--", f"store={tmp_path}", "data.synthetic.rows=100000000",
-    )  # fmt: skip
+        "run",
+        "-s",
+        "kubernetes",
+        "-cfg",
+        "namespace=training,queue=default",
+        f"{FILE}:chain",
+        "--image",
+        IMAGE,
+        "--",
+        f"store={tmp_path}",
+        "data.synthetic.rows=100000000",
+    )
     handle = said.split()[0]
     name = handle.rpartition(":")[2]
     wait_for(

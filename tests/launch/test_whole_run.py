@@ -17,11 +17,18 @@ from tests.waits import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]",
+    "data.synthetic.rows=12000",
+    "data.synthetic.ids_per_feature=200",
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[32]",
     "train.threads_per_rank=1",
-    "model.top_mlp=[32]", "train.global_batch=512", "train.warmup_steps=5", "train.guard.collapse=false",
-    "train.precision=fp32", "train.log_every_steps=2",
-]  # fmt: skip
+    "model.top_mlp=[32]",
+    "train.global_batch=512",
+    "train.warmup_steps=5",
+    "train.guard.collapse=false",
+    "train.precision=fp32",
+    "train.log_every_steps=2",
+]
 ONE, TWO = "hardware.ranks_per_host=1", "hardware.ranks_per_host=2"
 
 
@@ -88,9 +95,13 @@ def test_measured_phases_and_memory_are_in_result_and_report(store: Path, run: s
 
 
 KILLED = [
-    *SMALL, "train.epochs=10000", "checkpoint.every_steps=4", "stages=[ingest,plan,partition,train]", "run=killed",
+    *SMALL,
+    "train.epochs=10000",
+    "checkpoint.every_steps=4",
+    "stages=[ingest,plan,partition,train]",
+    "run=killed",
     "train.compile=false",  # which so long a training tries
-]  # fmt: skip
+]
 
 
 def committed_steps(store: Path) -> list[int]:
@@ -104,9 +115,11 @@ def killed(tmp_path_factory) -> Path:
     """A store with a training on two ranks whose launcher was killed after a checkpoint."""
     place, temporary = tmp_path_factory.mktemp("killed") / "store", tmp_path_factory.mktemp("temporary")
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", "run", TWO, *KILLED, f"store={place}"], cwd=ROOT,
-        stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(temporary)},
-    )  # fmt: skip
+        [sys.executable, "-m", "pipeline.cli", "run", TWO, *KILLED, f"store={place}"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
     try:
         until(lambda: committed_steps(place) or launcher.poll() is not None)
         children = psutil.Process(launcher.pid).children(recursive=True)

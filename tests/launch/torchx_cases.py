@@ -20,14 +20,38 @@ IMAGE = "registry.example/nightjar@sha256:" + "ab" * 32
 OVERRIDES = ["--", "experiment=criteo", "store=s3://models/store"]
 CHAIN = ["chain", "--image", IMAGE, "--env", "AWS_REGION=eu-1", *OVERRIDES]
 TRAIN = [
-    "train", "--image", IMAGE, "--hosts", "2", "--nproc", "8", "-h", "aws_p4d.24xlarge",
-    "--mounts", "type=volume,src=fs-1,dst=/mnt/clicks", *OVERRIDES,
-]  # fmt: skip
+    "train",
+    "--image",
+    IMAGE,
+    "--hosts",
+    "2",
+    "--nproc",
+    "8",
+    "-h",
+    "aws_p4d.24xlarge",
+    "--mounts",
+    "type=volume,src=fs-1,dst=/mnt/clicks",
+    *OVERRIDES,
+]
 VENV = ["train", "--hosts", "2", "--nproc", "8", "--gpu", "8", *OVERRIDES]  # Slurm's jobs run this Python
 PREDICT = [
-    "predict", "--path", "s3://clicks/2026-01-01/", "--out", "s3://scores/2026-01-01.parquet", "--model", "clicks",
-    "--ranks", "4", "--image", IMAGE, "--cpu", "4", "--", "store=s3://models/store", "--no-label",
-]  # fmt: skip
+    "predict",
+    "--path",
+    "s3://clicks/2026-01-01/",
+    "--out",
+    "s3://scores/2026-01-01.parquet",
+    "--model",
+    "clicks",
+    "--ranks",
+    "4",
+    "--image",
+    IMAGE,
+    "--cpu",
+    "4",
+    "--",
+    "store=s3://models/store",
+    "--no-label",
+]
 NAMESPACE = {"namespace": "training"}
 # File: scheduler, its configuration, component and arguments.
 REQUESTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {

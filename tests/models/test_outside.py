@@ -18,10 +18,17 @@ ROOT = Path(__file__).parents[2]
 BUILT_IN = ", ".join(name for name in MODELS.names() if not MODELS.package(name))
 OPTIONS = sorted([*group_options([])["model"], "factor_mlp"])  # the models, and the presets of conf/model
 SMALL = [
-    "model=factor_mlp", "model.hidden=8", "model.embedding_dim=4", "data.synthetic.rows=4000",
-    "data.synthetic.ids_per_feature=50", "train.global_batch=256", "train.guard.collapse=false", "gate.min_rows=100",
-    "gate.force='a test of publishing'", "train.threads_per_rank=1",
-]  # fmt: skip
+    "model=factor_mlp",
+    "model.hidden=8",
+    "model.embedding_dim=4",
+    "data.synthetic.rows=4000",
+    "data.synthetic.ids_per_feature=50",
+    "train.global_batch=256",
+    "train.guard.collapse=false",
+    "gate.min_rows=100",
+    "gate.force='a test of publishing'",
+    "train.threads_per_rank=1",
+]
 WRONG = [
     (["model=factor_mlp", "model.hiden=3"], "model.hiden is unknown; did you mean model.hidden?", "model.hidden=3"),
     (["model=factor_mlp", "model.hidden=0"], "model.hidden is 0, expected at least 1", "model.hidden=1"),
@@ -40,20 +47,36 @@ def site(tmp_path_factory) -> Path:
     source = shutil.copytree(ROOT / "examples" / "own_model", folder / "source")
     subprocess.run(
         [
-            sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps",
-            "--no-build-isolation", "--target", str(folder / "site"), str(source),
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--no-index",
+            "--no-deps",
+            "--no-build-isolation",
+            "--target",
+            str(folder / "site"),
+            str(source),
         ],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return folder / "site"
 
 
 def nightjar(site: Path | None, *arguments: str, **more: str) -> subprocess.CompletedProcess:
     path = os.pathsep.join(str(each) for each in (site, ROOT) if each)
     return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600,
+        [sys.executable, "-m", "pipeline.cli", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more},
-    )  # fmt: skip
+    )
 
 
 # Command lines, with what a shell asks to complete, in turn in one process, which imports everything once.
@@ -78,9 +101,13 @@ def nightjar_in_turn(site: Path, commands: list[tuple[list[str], str]]) -> list[
     """Exit code, output and errors of each command line."""
     path = os.pathsep.join([str(site), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, "-c", IN_TURN, json.dumps(commands)], cwd=ROOT, capture_output=True, text=True, timeout=600,
+        [sys.executable, "-c", IN_TURN, json.dumps(commands)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -14,10 +14,15 @@ from pipeline.specs.options import with_options
 
 DIM, LENGTHS = 8, [3, 1, 5, 2]
 BLOCKS = [
-    ("sum", {}), ("din", {}), ("din", {"softmax": True, "hidden": [6]}), ("sasrec", {"layers": 2, "heads": 1}),
-    ("bst", {"layers": 2, "heads": 1}), ("bst", {"heads": 1}), ("hstu", {"heads": 1}),
+    ("sum", {}),
+    ("din", {}),
+    ("din", {"softmax": True, "hidden": [6]}),
+    ("sasrec", {"layers": 2, "heads": 1}),
+    ("bst", {"layers": 2, "heads": 1}),
+    ("bst", {"heads": 1}),
+    ("hstu", {"heads": 1}),
     ("hstu", {"layers": 2, "heads": 1, "ages": True}),
-]  # fmt: skip
+]
 
 
 def rows_of(lengths):
@@ -83,9 +88,11 @@ def test_a_sample_does_not_depend_on_the_others(name, options):
     for sample, length in enumerate(LENGTHS):
         own = slice(start, start + length)
         alone = vector(
-            [each[own] for each in columns], torch.zeros(length, dtype=torch.int64),
-            [each[sample : sample + 1] for each in candidates], 1,
-        )  # fmt: skip
+            [each[own] for each in columns],
+            torch.zeros(length, dtype=torch.int64),
+            [each[sample : sample + 1] for each in candidates],
+            1,
+        )
         torch.testing.assert_close(alone[0], together[sample])
         start += length
 
@@ -222,8 +229,12 @@ def test_out_of_training_a_vector_does_not_depend_on_the_other_samples(name, opt
         parts = torch.cat([made(first, last) for first, last in zip(cuts, cuts[1:], strict=False)])
         assert torch.equal(parts, whole), cuts
     with torch.no_grad():
-        torch.testing.assert_close(vector.train()(columns, rows, candidates, samples), vector.eval()(
-            columns, rows, candidates, samples), atol=1e-5, rtol=1e-4)  # fmt: skip
+        torch.testing.assert_close(
+            vector.train()(columns, rows, candidates, samples),
+            vector.eval()(columns, rows, candidates, samples),
+            atol=1e-5,
+            rtol=1e-4,
+        )
 
 
 @pytest.mark.parametrize("events", [1, 63, 64, 65, 127, 128, 1000])

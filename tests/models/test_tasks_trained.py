@@ -25,9 +25,10 @@ from tests.tiers import Together, with_slow
 from tests.training.dataset import write_dataset
 
 TASKS = (
-    TaskColumn(name="buy", kind="binary", given="click"), TaskColumn(name="items", kind="count"),
+    TaskColumn(name="buy", kind="binary", given="click"),
+    TaskColumn(name="items", kind="count"),
     TaskColumn(name="spend", kind="value"),
-)  # fmt: skip
+)
 # By case: the ranker, what its tasks share, settings of training, and which dataset.
 CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "shared_bottom": ("dlrm", "shared_bottom", {}, "tasks"),
@@ -42,9 +43,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
 DEFAULT = ("mmoe", "row weights", "weighted tasks")  # the other cases are slow
 NAMES = with_slow(CASES, DEFAULT)
 DATASETS: dict[str, dict[str, Any]] = {
-    "tasks": {"tasks": TASKS}, "weighted": {"row_weights": True}, "both": {"tasks": TASKS, "row_weights": True},
+    "tasks": {"tasks": TASKS},
+    "weighted": {"row_weights": True},
+    "both": {"tasks": TASKS, "row_weights": True},
     "sampled": {"tasks": TASKS, "row_weights": True, "sampled": "logit"},
-}  # fmt: skip
+}
 
 
 def model_of(name: str) -> ModelConfig:

@@ -36,14 +36,25 @@ WORLDS = (1, 2)
 def config_of(model: ModelConfig, world: int, **changes: Any) -> Config:
     """A short training of ``model``; ``changes``: of its settings."""
     options: dict[str, Any] = {
-        "global_batch": 250, "epochs": 2, "lr": 0.01, "sparse_lr": 0.1, "warmup_steps": 2, "schedule": "constant",
-        "precision": "fp32", "threads_per_rank": 1, "log_every_steps": 4, "guard": GuardConfig(collapse=False),
-    }  # fmt: skip
+        "global_batch": 250,
+        "epochs": 2,
+        "lr": 0.01,
+        "sparse_lr": 0.1,
+        "warmup_steps": 2,
+        "schedule": "constant",
+        "precision": "fp32",
+        "threads_per_rank": 1,
+        "log_every_steps": 4,
+        "guard": GuardConfig(collapse=False),
+    }
     return Config(
-        run="r", data=DataConfig(name="t", format="synthetic"), model=model,
+        run="r",
+        data=DataConfig(name="t", format="synthetic"),
+        model=model,
         hardware=HardwareConfig(name="t", ranks_per_host=world),
-        train=TrainConfig(**{**options, **changes}), evaluate=EvaluateConfig(global_batch=130),
-    )  # fmt: skip
+        train=TrainConfig(**{**options, **changes}),
+        evaluate=EvaluateConfig(global_batch=130),
+    )
 
 
 def whole_and_in_parts(
@@ -86,9 +97,14 @@ def publish(store: Store, model: ModelConfig, final: str, split: SplitReader, co
     """A version of checkpoint ``final`` in ``target``; its path."""
     config, checkpoint = config_of(model, 1), store.get(final, "train")
     module = dense_part(
-        split.schema, FLAT, read_dense(store, checkpoint),
-        model=config.model, data=config.data, hardware=config.hardware, seed=config.seed,
-    )  # fmt: skip
+        split.schema,
+        FLAT,
+        read_dense(store, checkpoint),
+        model=config.model,
+        data=config.data,
+        hardware=config.hardware,
+        seed=config.seed,
+    )
     path, reader = f"models/m/{coding}", ChainReader(store, checkpoint)
     with target.draft(path, kind="model", key="k", config={}, inputs={}) as draft:
         layouts = {table: write_table(draft, [reader], table, coding).layout for table in ROWS}

@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 
 from pipeline.planning.assign import Assignment
-from pipeline.planning.assign_model import Candidate, Piece, Problem
+from pipeline.planning.assign_model import AssignmentProblem, Candidate, ShardCost
 
 # slowdown against HBM, bytes in HBM, DDR and SSD as shares of the table
 TIERS = ((1.0, 1.0, 0.0, 0.0), (1.4, 0.2, 1.0, 0.0), (2.2, 0.05, 1.0, 0.0), (6.0, 0.01, 0.05, 1.0))
 
 
-def small_problem(seed: int) -> Problem:
+def small_problem(seed: int) -> AssignmentProblem:
     """At most 6 tables on 2 ranks and 3 tiers; capacities from ample to too little, ranks equal or not."""
     rng = np.random.default_rng(seed)
     tables = {f"T{t}": _small_table(rng) for t in range(rng.integers(1, 7))}
@@ -21,7 +21,9 @@ def small_problem(seed: int) -> Problem:
     room = np.sum(most, axis=0) / 2 * rng.uniform(0.35, 1.6, size=(2, 3) if rng.random() < 0.5 else (1, 3))
     capacity = np.broadcast_to(np.ceil(room), (2, 3)).astype(int)
     base = rng.uniform(0, 2, 2) if rng.random() < 0.5 else np.full(2, 0.5)
-    return Problem(candidates=tables, capacity=tuple(map(tuple, capacity.tolist())), base_ms=tuple(base.tolist()))
+    return AssignmentProblem(
+        candidates=tables, capacity=tuple(map(tuple, capacity.tolist())), base_ms=tuple(base.tolist())
+    )
 
 
 def _small_table(rng: np.random.Generator) -> tuple[Candidate, ...]:
@@ -42,10 +44,10 @@ def _candidate(rng: np.random.Generator, kind: str, tier: str, size: int, cost: 
     skew = rng.uniform(0.5, 1.5) if kind == "row" else 1.0
     ms = [cost * slow / count * (1.15 if count > 1 else 1) * s for s in (skew, 2 - skew)[:count]]
     places = {"row": ((0, 1),), "first": ((0,),), "pairs": ((0, 1), (1, 0))}.get(kind)
-    return Candidate(pieces=tuple(Piece(ms=m, takes=held) for m in ms), places=places)
+    return Candidate(pieces=tuple(ShardCost(ms=m, takes=held) for m in ms), places=places)
 
 
-def brute_force(problem: Problem) -> float | None:
+def brute_force(problem: AssignmentProblem) -> float | None:
     """The least ms of the slowest rank over every assignment; None: none fits."""
     ranks = len(problem.base_ms)
     capacity = np.array(problem.capacity).ravel()
@@ -72,7 +74,7 @@ def _ways(candidate: Candidate, ranks: int) -> list[tuple[np.ndarray, np.ndarray
     return ways
 
 
-def check(problem: Problem, assignment: Assignment) -> None:
+def check(problem: AssignmentProblem, assignment: Assignment) -> None:
     """Every capacity is kept, every place is an offered one, and the ms are what the pieces sum to."""
     load, used = np.array(problem.base_ms), np.zeros((len(problem.base_ms), 3), np.int64)
     assert set(assignment.chosen) == set(assignment.ranks) == set(problem.candidates)
@@ -90,7 +92,9 @@ def check(problem: Problem, assignment: Assignment) -> None:
     )
 
 
-def cluster_problem(seed: int, *, tables: int, ranks: int, splits: tuple[int, ...], tightness: float) -> Problem:
+def cluster_problem(
+    seed: int, *, tables: int, ranks: int, splits: tuple[int, ...], tightness: float
+) -> AssignmentProblem:
     """Tables of Criteo-like sizes on hosts of 8 ranks: whole, by column, by row on a host or on all ranks; each in HBM,
     behind one of two caches, or on SSD. ``tightness``: bytes of all tables over all HBM."""
     rng = np.random.default_rng(seed)
@@ -108,7 +112,9 @@ def cluster_problem(seed: int, *, tables: int, ranks: int, splits: tuple[int, ..
                 (ranks, (tuple(range(ranks)),)),
             ]:
                 held = tuple(-(-int(size * share) // count) for share in (device, behind, ssd))
-                piece = Piece(ms=cost * slow / count + 0.004 + 0.01 * cost * (places is not None), takes=held)
+                piece = ShardCost(ms=cost * slow / count + 0.004 + 0.01 * cost * (places is not None), takes=held)
                 options.append(Candidate(pieces=(piece,) * count, places=places))
         candidates[f"T{t}"] = tuple(options)
-    return Problem(candidates=candidates, capacity=((hbm, 4 * hbm, 40 * hbm),) * ranks, base_ms=(0.5,) * ranks)
+    return AssignmentProblem(
+        candidates=candidates, capacity=((hbm, 4 * hbm, 40 * hbm),) * ranks, base_ms=(0.5,) * ranks
+    )

@@ -7,14 +7,14 @@ import pytest
 from assign_cases import brute_force, check, cluster_problem, small_problem
 
 from pipeline.planning.assign import assign
-from pipeline.planning.assign_model import Candidate, Piece, Problem
+from pipeline.planning.assign_model import AssignmentProblem, Candidate, ShardCost
 from pipeline.planning.quiet import quiet_native
 
 GIB = 2**30
 
 
-def piece(ms: float, hbm: int = 0, ddr: int = 0, ssd: int = 0) -> Piece:
-    return Piece(ms=ms, takes=(hbm, ddr, ssd))
+def piece(ms: float, hbm: int = 0, ddr: int = 0, ssd: int = 0) -> ShardCost:
+    return ShardCost(ms=ms, takes=(hbm, ddr, ssd))
 
 
 def whole(ms: float, hbm: int = 0, ddr: int = 0, ssd: int = 0) -> Candidate:
@@ -83,7 +83,7 @@ def test_the_solver_prints_nothing(capfd) -> None:
 def test_bytes_that_fill_every_rank_to_the_last_byte_fit() -> None:
     sizes = [7, 5, 4, 4, 3, 1]
     candidates = {f"T{i}": (whole(1.0, size * GIB + 1),) for i, size in enumerate(sizes)}
-    problem = Problem(candidates=candidates, capacity=((12 * GIB + 3, 0, 0),) * 2, base_ms=(0.0, 0.0))
+    problem = AssignmentProblem(candidates=candidates, capacity=((12 * GIB + 3, 0, 0),) * 2, base_ms=(0.0, 0.0))
     assignment = assign(problem)
     assert assignment is not None
     check(problem, assignment)
@@ -92,7 +92,7 @@ def test_bytes_that_fill_every_rank_to_the_last_byte_fit() -> None:
 
 def test_a_dear_tier_is_taken_only_where_the_cheap_one_is_full() -> None:
     both = (whole(1.0, hbm=6), whole(5.0, ssd=6))
-    problem = Problem(candidates={"A": both, "B": both}, capacity=((6, 0, 100),), base_ms=(0.0,))
+    problem = AssignmentProblem(candidates={"A": both, "B": both}, capacity=((6, 0, 100),), base_ms=(0.0,))
     assignment = assign(problem)
     assert assignment is not None and sorted(assignment.chosen.values()) == [0, 1] and assignment.ms == 6.0
     assignment = assign(dataclasses.replace(problem, capacity=((12, 0, 100),)))
@@ -101,14 +101,14 @@ def test_a_dear_tier_is_taken_only_where_the_cheap_one_is_full() -> None:
 
 def test_a_busy_rank_gets_less() -> None:
     tables = {f"T{i}": (whole(1.0, hbm=1),) for i in range(4)}
-    assignment = assign(Problem(candidates=tables, capacity=((9, 9, 9),) * 2, base_ms=(2.0, 0.0)))
+    assignment = assign(AssignmentProblem(candidates=tables, capacity=((9, 9, 9),) * 2, base_ms=(2.0, 0.0)))
     assert assignment is not None and assignment.ms == 3.0
     assert sorted(ranks[0] for ranks in assignment.ranks.values()) == [0, 1, 1, 1]
 
 
 def test_the_answer_counts_only_candidates_as_they_were_given() -> None:
     never = whole(0.1, hbm=50)  # fits no rank, so the second candidate is the table's first that fits
-    problem = Problem(candidates={"A": (never, whole(2.0, hbm=5))}, capacity=((9, 0, 0),), base_ms=(1.0,))
+    problem = AssignmentProblem(candidates={"A": (never, whole(2.0, hbm=5))}, capacity=((9, 0, 0),), base_ms=(1.0,))
     assignment = assign(problem)
     assert (
         assignment is not None
@@ -120,30 +120,31 @@ def test_the_answer_counts_only_candidates_as_they_were_given() -> None:
 
 def test_pieces_go_to_one_of_the_places_in_order() -> None:
     pieces = (piece(2.0, hbm=1), piece(1.0, hbm=3))
-    problem = Problem(
+    problem = AssignmentProblem(
         candidates={"A": (Candidate(pieces=pieces, places=((0, 1), (3, 2))),)},
-        capacity=((9, 0, 0), (2, 0, 0), (9, 0, 0), (9, 0, 0)), base_ms=(0.0,) * 4,
-    )  # fmt: skip
+        capacity=((9, 0, 0), (2, 0, 0), (9, 0, 0), (9, 0, 0)),
+        base_ms=(0.0,) * 4,
+    )
     assignment = assign(problem)
     assert assignment is not None and assignment.ranks == {"A": (3, 2)} and assignment.ms == 2.0
 
 
 def test_no_tables_cost_what_the_slowest_rank_does_anyway() -> None:
-    assignment = assign(Problem(candidates={}, capacity=((0, 0, 0),) * 2, base_ms=(1.0, 4.0)))
+    assignment = assign(AssignmentProblem(candidates={}, capacity=((0, 0, 0),) * 2, base_ms=(1.0, 4.0)))
     assert assignment is not None and assignment.ms == 4.0 and assignment.chosen == {}
 
 
 def test_a_place_with_one_rank_twice_is_refused() -> None:
     twice = Candidate(pieces=(piece(1.0), piece(1.0)), places=((0, 0),))
     with pytest.raises(ValueError, match="'A', candidate 0: a place names one rank for two pieces"):
-        assign(Problem(candidates={"A": (twice,)}, capacity=((1, 1, 1),) * 2, base_ms=(0.0, 0.0)))
+        assign(AssignmentProblem(candidates={"A": (twice,)}, capacity=((1, 1, 1),) * 2, base_ms=(0.0, 0.0)))
 
 
 def test_anything_else_that_has_a_limit_is_taken_up_like_memory() -> None:
-    quick, slow = Piece(ms=1.0, takes=(1, 0, 0, 0.7)), Piece(ms=2.0, takes=(1, 0, 0, 0.2))
+    quick, slow = ShardCost(ms=1.0, takes=(1, 0, 0, 0.7)), ShardCost(ms=2.0, takes=(1, 0, 0, 0.2))
     both = tuple(Candidate(pieces=(each,), places=None) for each in (quick, slow))
     capacity = ((9, 0, 0, 1.0),) * 2
     assignment = assign(
-        Problem(candidates=dict.fromkeys("ABC", both), capacity=capacity, base_ms=(0.0, 0.0)), thorough=False
+        AssignmentProblem(candidates=dict.fromkeys("ABC", both), capacity=capacity, base_ms=(0.0, 0.0)), thorough=False
     )
     assert assignment is not None and sorted(assignment.chosen.values()) == [0, 0, 1] and assignment.ms == 3.0

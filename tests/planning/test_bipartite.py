@@ -136,14 +136,16 @@ def test_larger_worlds_keep_the_share_of_embedding_hosts() -> None:
         (["hardware.embedding_ddr_gib=4"], "hardware.embedding_hosts is 0", "hardware.ddr_gib=<figure>"),
         (
             ["hardware.hosts=4", "hardware.embedding_hosts=2", "partition=dmt"],
-            "towers have their tables and modules on the same hosts", "partition=flat",
+            "towers have their tables and modules on the same hosts",
+            "partition=flat",
         ),
         (
             ["hardware.hosts=2", "hardware.embedding_hosts=1", "train.global_batch=1", "hardware.ranks_per_host=2"],
-            "expected at least one sample for each of the 2 ranks", "train.global_batch=2048",
+            "expected at least one sample for each of the 2 ranks",
+            "train.global_batch=2048",
         ),
     ],
-)  # fmt: skip
+)
 def test_settings_that_contradict_are_refused(overrides: list[str], message: str, hint: str) -> None:
     with pytest.raises(ConfigError) as raised:
         compose(overrides)

@@ -20,9 +20,17 @@ TWO = replace(CPU, ranks_per_host=2, intra_host_gb_per_s=1.0, intra_host_latency
 HOSTS = replace(TWO, hosts=2, inter_host_gb_per_s=0.5)
 GPU = replace(CPU, device="cuda", hbm_gb_per_s=1000.0, hbm_to_ddr_gb_per_s=10.0)
 LOAD = ShardLoad(
-    rows=10_000, columns=16, lookups=1000.0, distinct=500.0, pooled_rows=1000.0, sharding="table_wise", tier="ddr",
-    hit_rate=1.0, weighted=False, optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad"),
-)  # fmt: skip
+    rows=10_000,
+    columns=16,
+    lookups=1000.0,
+    distinct=500.0,
+    pooled_rows=1000.0,
+    sharding="table_wise",
+    tier="ddr",
+    hit_rate=1.0,
+    weighted=False,
+    optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad"),
+)
 
 
 def of(hardware, **changes):

@@ -17,8 +17,9 @@ from pipeline.records import SequenceColumn, SequenceGroup, SequenceProfile
 from tests.commands import nightjar_in_turn
 from tests.planning.plan_cases import configure, cpu, dataset
 
-HISTORY = SequenceGroup(name="history", columns=(SequenceColumn(name="history__a", rows=100, table="a"),),
-                        max_length=200)  # fmt: skip
+HISTORY = SequenceGroup(
+    name="history", columns=(SequenceColumn(name="history__a", rows=100, table="a"),), max_length=200
+)
 
 
 def lengths(mean, p99, longest=200):
@@ -101,8 +102,10 @@ def test_few_events_at_once_take_less_memory_and_more_time():
     whole, parts, ample = inputs(given), inputs(given, most=500), inputs(given, most=100_000)
     kept = [dense_bytes(each)["activations"] for each in (whole, parts, ample)]
     assert kept[1] < 0.2 * kept[0] and kept[2] == kept[0]
-    times = [fixed_ms(each.model, each.schema, each.hardware, each.batch, each.events)["dense"]
-             for each in (whole, parts, ample)]  # fmt: skip
+    times = [
+        fixed_ms(each.model, each.schema, each.hardware, each.batch, each.events)["dense"]
+        for each in (whole, parts, ample)
+    ]
     assert 1.1 * times[0] < times[1] < 1.5 * times[0] and times[2] == times[0]
 
 
@@ -130,11 +133,23 @@ sequences:
       item: {column: items, table: item}
 """
 BASE = [
-    "-cd", "my", "data=clicks", "model=dlrm_small", "model.bottom_mlp=[16]", "model.top_mlp=[16]",
-    "model.embedding_dim=32", "train.global_batch=1024", "train.threads_per_rank=1", "train.precision=fp32",
-    "+model.sequences.history={block: hstu, options: {layers: 2}}", "train.guard.collapse=false", "store=store",
-    "train.max_steps=6", "stages=[ingest,plan,partition,train]", "hardware=laptop",
-]  # fmt: skip
+    "-cd",
+    "my",
+    "data=clicks",
+    "model=dlrm_small",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=32",
+    "train.global_batch=1024",
+    "train.threads_per_rank=1",
+    "train.precision=fp32",
+    "+model.sequences.history={block: hstu, options: {layers: 2}}",
+    "train.guard.collapse=false",
+    "store=store",
+    "train.max_steps=6",
+    "stages=[ingest,plan,partition,train]",
+    "hardware=laptop",
+]
 
 
 @pytest.mark.slow
@@ -142,11 +157,15 @@ def test_the_estimate_holds_for_a_process(tmp_path):
     """Lengths of 1 to 200, 20 on average: at once, and 4,000 events at a time."""
     rng, rows = np.random.default_rng(0), 8000
     counts = np.clip(rng.geometric(1 / 20, rows), 1, 200)
-    log = pl.DataFrame({
-        "time": np.arange(rows) + 1_767_225_600, "item": [f"i{i}" for i in rng.integers(0, 400, rows)],
-        "items": [[f"i{i}" for i in rng.integers(0, 400, count)] for count in counts],
-        "price": rng.random(rows), "clicked": rng.integers(0, 2, rows),
-    })  # fmt: skip
+    log = pl.DataFrame(
+        {
+            "time": np.arange(rows) + 1_767_225_600,
+            "item": [f"i{i}" for i in rng.integers(0, 400, rows)],
+            "items": [[f"i{i}" for i in rng.integers(0, 400, count)] for count in counts],
+            "price": rng.random(rows),
+            "clicked": rng.integers(0, 2, rows),
+        }
+    )
     log.write_parquet(tmp_path / "log.parquet")
     (tmp_path / "my" / "data").mkdir(parents=True)
     (tmp_path / "my" / "data" / "clicks.yaml").write_text(SCHEMA)

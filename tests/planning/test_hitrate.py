@@ -18,8 +18,9 @@ SIZES = (0.001, 0.01, 0.05, 0.2)
 def profile_of(counts: np.ndarray) -> FeatureProfile:
     hot_rows, hot_share = access_histogram(counts)
     distinct = int(np.count_nonzero(counts))
-    return FeatureProfile(rows=len(counts), distinct=distinct, missing_share=0.0, pooling=1.0, hot_rows=hot_rows,
-                          hot_share=hot_share)  # fmt: skip
+    return FeatureProfile(
+        rows=len(counts), distinct=distinct, missing_share=0.0, pooling=1.0, hot_rows=hot_rows, hot_share=hot_share
+    )
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config import TrainConfig
 from pipeline.planning.candidates import HOST_SHARES, offers, whole_layout
-from pipeline.planning.choices import Choice, Table
+from pipeline.planning.choices import Choice, PlannedTable
 from pipeline.planning.hitrate import HitCurve
 from pipeline.records import HOST_ROW_BYTES
 from pipeline.specs import TABLE_OPTIMIZERS
@@ -14,16 +14,26 @@ from tests.planning.plan_cases import cpu
 
 ROWS, BATCH = 10_000_000, 65_536
 GPU = replace(
-    cpu(1, 1), device="cuda", hbm_gib=80.0, hbm_gb_per_s=2000.0, hbm_to_ddr_gb_per_s=25.0, ssd_gib=900.0,
-    ssd_gb_per_s=2.0, ssd_read_iops=400_000.0,
-)  # fmt: skip
+    cpu(1, 1),
+    device="cuda",
+    hbm_gib=80.0,
+    hbm_gb_per_s=2000.0,
+    hbm_to_ddr_gb_per_s=25.0,
+    ssd_gib=900.0,
+    ssd_gb_per_s=2.0,
+    ssd_read_iops=400_000.0,
+)
 
 
 def offered(device="cuda", **choice):
-    table = Table(
-        name="t", rows=ROWS, dim=64, pooling=1.0, curve=HitCurve.zipf(ROWS, 1.05),
+    table = PlannedTable(
+        name="t",
+        rows=ROWS,
+        dim=64,
+        pooling=1.0,
+        curve=HitCurve.zipf(ROWS, 1.05),
         optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad"),
-    )  # fmt: skip
+    )
     wanted = Choice(sharding=("table_wise",), tiers=("ssd",), columns=64, **choice)
     hardware = replace(GPU, device=device)
     return offers(hardware, TrainConfig(global_batch=BATCH), table, wanted, [whole_layout(BATCH, table)])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pipeline.embeddings.ssd.log import place_type
-from pipeline.planning.candidates import Kept, _bytes
-from pipeline.planning.choices import Table
-from pipeline.planning.shard_workload import Block
+from pipeline.planning.candidates import CachedRows, _bytes
+from pipeline.planning.choices import PlannedTable
+from pipeline.planning.shard_workload import ShardBlock
 from pipeline.records import HOST_ROW_BYTES, ShardPlan, TablePlan, place_bytes
 from pipeline.specs import TABLE_OPTIMIZERS
 from tests.planning.plan_cases import cpu
@@ -25,10 +25,10 @@ def test_places_are_counted_as_wide_as_the_log_makes_them(rows):
 def counted(device, tier, rows=MILLION, cache_rows=0, host_rows=0):
     """(HBM, DDR) of a whole table."""
     hardware = dataclasses.replace(cpu(1, 1), device=device, hbm_gib=80.0, ssd_gib=900.0)
-    table = Table(
+    table = PlannedTable(
         name="t", rows=rows, dim=16, pooling=1.0, curve=None, optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad")
     )
-    return _bytes(hardware, table, tier, Kept(cache_rows, host_rows), Block(0, rows, 0, 16), 0, 0)[:2]
+    return _bytes(hardware, table, tier, CachedRows(cache_rows, host_rows), ShardBlock(0, rows, 0, 16), 0, 0)[:2]
 
 
 def test_a_gpu_keeps_a_mark_for_every_row_of_every_tier():
@@ -48,13 +48,26 @@ def test_a_large_table_on_ssd_has_wide_places():
 @pytest.mark.parametrize(
     ("device", "tier", "rows", "bytes_a_row"),
     [
-        ("cuda", "hbm", MILLION, 69), ("cuda", "ddr", MILLION, 1), ("cuda", "ssd", MILLION, 1),
-        ("cuda", "hbm_cached", MILLION, 5), ("cpu", "ddr", MILLION, 68), ("cpu", "ssd", MILLION, 4),
+        ("cuda", "hbm", MILLION, 69),
+        ("cuda", "ddr", MILLION, 1),
+        ("cuda", "ssd", MILLION, 1),
+        ("cuda", "hbm_cached", MILLION, 5),
+        ("cpu", "ddr", MILLION, 68),
+        ("cpu", "ssd", MILLION, 4),
         ("cpu", "ssd", EDGE + 2, 8),
     ],
-)  # fmt: skip
+)
 def test_what_a_plan_predicts_of_a_shard_holds_marks_and_places(device, tier, rows, bytes_a_row):
     shard = ShardPlan(rank=0, row=0, rows=rows, column=0, columns=16)
-    table = TablePlan(rows=rows, dim=16, pooling=1.0, tier=tier, sharding="table_wise", kernel="fused",
-                      shards=(shard,), cost_ms=0.0, reason="")  # fmt: skip
+    table = TablePlan(
+        rows=rows,
+        dim=16,
+        pooling=1.0,
+        tier=tier,
+        sharding="table_wise",
+        kernel="fused",
+        shards=(shard,),
+        cost_ms=0.0,
+        reason="",
+    )
     assert table.resident_bytes(shard, device) == rows * bytes_a_row

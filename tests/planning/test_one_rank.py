@@ -14,7 +14,7 @@ from plan_cases import configure, cpu, dataset
 from pipeline.planning import PlanInputs
 from pipeline.planning.planner import open_space
 from pipeline.planning.problem import settle
-from pipeline.planning.torchrec_planner import Engine
+from pipeline.planning.torchrec_planner import TorchRecPlanner
 
 
 @pytest.mark.parametrize("pooling", [0.3, 1.0, 7.7])
@@ -24,7 +24,9 @@ def test_a_table_whole_on_one_cpu_rank_is_as_torchrec_has_it(pooling, ssd):
     config = configure(replace(cpu(1, 1), ssd_gib=ssd), dim=12, batch=1001)
     setting = settle(PlanInputs.of(config, *dataset({"a": 10_007, "b": 31}, {"a": pooling})))
     space = open_space(setting, setting.offered)
-    theirs = Engine(config.hardware, config.train.batch, setting.tables, setting.offered, setting.room).layouts()
+    theirs = TorchRecPlanner(
+        config.hardware, config.train.batch, setting.tables, setting.offered, setting.room
+    ).layouts()
     for table in setting.tables:
         (layout,) = theirs[table.name]
         ours = space.offers[table.name][0].layout

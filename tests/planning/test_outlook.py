@@ -12,7 +12,7 @@ from plan_cases import configure, cpu, dataset
 
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.planning import PlanInputs
-from pipeline.planning.nights import Limit, Night, Nights, check_tables, read_nights
+from pipeline.planning.nights import Limit, NightDataset, Nights, check_tables, read_nights
 from pipeline.planning.outlook import level, outlook, shown_nights, with_rows
 from pipeline.records import DatasetSchema, SparseColumn, plain
 from pipeline.records.outlook import Outlook
@@ -35,14 +35,19 @@ def nights(tables: dict[str, list[int]], skipped: tuple[int, ...] = ()) -> Night
     made = []
     for place, day in enumerate(days):
         rows = {name: sizes[place] for name, sizes in tables.items() if sizes[place] is not None}
-        made.append(Night(dataset=f"datasets/d/{day}/k", first=day, last=day, schema=dataset(rows)[0]))
+        made.append(NightDataset(dataset=f"datasets/d/{day}/k", first=day, last=day, schema=dataset(rows)[0]))
     return Nights(nights=tuple(made))
 
 
 def planted(
-    tables: dict[str, list[int]], ddr: float, most: int = 10**8, count: int = 30, ssd: float = 0.0, owners: int = 0,
+    tables: dict[str, list[int]],
+    ddr: float,
+    most: int = 10**8,
+    count: int = 30,
+    ssd: float = 0.0,
+    owners: int = 0,
     **more,
-):  # fmt: skip
+):
     config = configure(cpu(1 + owners, 1, ddr=ddr))
     config.hardware.embedding_hosts = owners
     config.hardware.ssd_gib, config.hardware.ssd_gb_per_s, config.hardware.ssd_read_iops = ssd, 0.1, 5_000.0

@@ -119,11 +119,11 @@ def test_equal_shards_estimated_once_cost_what_torchrec_says():
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 
     from pipeline.planning.problem import settle
-    from pipeline.planning.torchrec_planner import Engine
+    from pipeline.planning.torchrec_planner import TorchRecPlanner
 
     config = configure(preset("h100x2x8"), dim=256)
     setting = settle(PlanInputs.of(config, *dataset({"a": 3_000_007, "b": 40, "c": 70_001})))
-    engine = Engine(config.hardware, config.train.batch, setting.tables, setting.offered, setting.room)
+    engine = TorchRecPlanner(config.hardware, config.train.batch, setting.tables, setting.offered, setting.room)
     stock = EmbeddingEnumerator(engine.topology, engine._batch, engine._constraints)
 
     def costs(options):

@@ -75,8 +75,10 @@ def test_a_tables_own_changes_explain_it_before_those_of_the_plan():
     own = {"rows": [1_000_000, 2_000_000], "pooling": [1.0, 3.5], "plan.tables.C1.tier": [None, "ssd"]}
     assert record.own == {"C1": own}
     assert record.tables["C1"].because == [
-        "rows 1,000,000 -> 2,000,000", "pooling 1.0 -> 3.5", "plan.tables.C1.tier not set -> ssd"
-    ]  # fmt: skip
+        "rows 1,000,000 -> 2,000,000",
+        "pooling 1.0 -> 3.5",
+        "plan.tables.C1.tier not set -> ssd",
+    ]
     assert record.changes == {"profile": ["a" * 12, "b" * 12]}
     assert "plan.tables.C1.tier not set -> ssd" in " ".join(difference(record).split())
 

@@ -8,11 +8,11 @@ import pytest
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, TablePin, TrainConfig
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning import PlanInputs, make_plan
-from pipeline.planning.choices import Table
+from pipeline.planning.choices import PlannedTable
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hitrate import HitCurve
 from pipeline.planning.predict import predict
-from pipeline.planning.shard_workload import Block, asked_of
+from pipeline.planning.shard_workload import ShardBlock, asked_of
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn, TablePlan
 from pipeline.specs import TABLE_OPTIMIZERS
 
@@ -35,20 +35,30 @@ def plan_of(**shardings):
     }
     tables = {
         name: TablePlan(
-            rows=ROWS, dim=DIM, pooling=2.0, tier="ddr", sharding=kind, kernel="fused", cost_ms=0.0, reason="",
+            rows=ROWS,
+            dim=DIM,
+            pooling=2.0,
+            tier="ddr",
+            sharding=kind,
+            kernel="fused",
+            cost_ms=0.0,
+            reason="",
             shards=tuple(ShardPlan(rank=r, row=a, rows=n, column=c, columns=w) for r, a, n, c, w in places[kind]),
         )
         for name, kind in shardings.items()
-    }  # fmt: skip
+    }
     return Plan(hardware="two", device="cpu", world_size=2, ranks_per_host=2, global_batch=512, tables=tables)
 
 
 def about(plan):
     names = list(plan.tables)
     schema = DatasetSchema(
-        dense=("I1",), sparse=tuple(SparseColumn(name=n, rows=ROWS) for n in names), rows={"train": 4096}, files={},
+        dense=("I1",),
+        sparse=tuple(SparseColumn(name=n, rows=ROWS) for n in names),
+        rows={"train": 4096},
+        files={},
         groups={},
-    )  # fmt: skip
+    )
     curve = HitCurve.zipf(ROWS, 1.1)
     hot = [int(k) for k in curve.knots[1:]]
     feature = FeatureProfile(
@@ -58,7 +68,7 @@ def about(plan):
 
 
 def loads(kind, ranked):
-    table = Table(
+    table = PlannedTable(
         name="a",
         rows=ROWS,
         dim=DIM,
@@ -67,7 +77,7 @@ def loads(kind, ranked):
         ranked=ranked,
         optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad"),
     )
-    blocks = [Block(s.row, s.rows, s.column, s.columns) for s in plan_of(a=kind).tables["a"].shards]
+    blocks = [ShardBlock(s.row, s.rows, s.column, s.columns) for s in plan_of(a=kind).tables["a"].shards]
     asked = asked_of(config().world_size, config().train.batch, table, kind, blocks)
     return asked.loads(HARDWARE, "ddr", 0)
 

@@ -65,8 +65,9 @@ def test_a_plan_made_with_the_automatic_batch_is_compared_by_its_number(former: 
     plan, why = reused_plan(store, "plans/auto", numbers[0], *tables)
     assert plan is not None, why
     assert reused_plan(store, "plans/auto", numbers[1], *tables) == (
-        None, "train.global_batch was 4096, is 128",
-    )  # fmt: skip
+        None,
+        "train.global_batch was 4096, is 128",
+    )
 
 
 @pytest.mark.parametrize(

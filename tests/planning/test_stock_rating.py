@@ -20,15 +20,21 @@ def as_ours(options, config) -> Plan:
     """The stock planner's placement in our form."""
     tables = {
         option.name: TablePlan(
-            rows=option.tensor.shape[0], dim=option.tensor.shape[1], pooling=1.0, tier="hbm", cost_ms=0.0, reason="",
-            sharding=option.sharding_type, kernel=option.compute_kernel,
+            rows=option.tensor.shape[0],
+            dim=option.tensor.shape[1],
+            pooling=1.0,
+            tier="hbm",
+            cost_ms=0.0,
+            reason="",
+            sharding=option.sharding_type,
+            kernel=option.compute_kernel,
             shards=tuple(
                 ShardPlan(rank=s.rank, row=s.offset[0], rows=s.size[0], column=s.offset[1], columns=s.size[1])
                 for s in option.shards
             ),
         )
         for option in options
-    }  # fmt: skip
+    }
     return Plan(
         hardware="h", device="cuda", world_size=config.world_size, ranks_per_host=8, global_batch=16_384, tables=tables
     )
@@ -55,7 +61,13 @@ def test_moving_a_shard_onto_the_busiest_rank_costs_what_it_costs(sharding: str)
     def rated(ranks: list[int]) -> float:
         tables = {
             name: TablePlan(
-                rows=rows, dim=256, pooling=1.0, tier="hbm", kernel="fused", cost_ms=0.0, reason="",
+                rows=rows,
+                dim=256,
+                pooling=1.0,
+                tier="hbm",
+                kernel="fused",
+                cost_ms=0.0,
+                reason="",
                 sharding=sharding if name == "a" else "table_wise",
                 shards=tuple(
                     ShardPlan(rank=rank, row=row, rows=some, column=column, columns=columns)
@@ -65,7 +77,7 @@ def test_moving_a_shard_onto_the_busiest_rank_costs_what_it_costs(sharding: str)
                 ),
             )
             for index, (name, rows) in enumerate(ROWS.items())
-        }  # fmt: skip
+        }
         return stock.rate(
             Plan(hardware="h", device="cuda", world_size=16, ranks_per_host=8, global_batch=16_384, tables=tables)
         )

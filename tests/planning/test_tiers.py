@@ -18,7 +18,7 @@ from pipeline.planning.greedy import default_plan
 from pipeline.planning.hardware import size_text
 from pipeline.planning.planner import open_space
 from pipeline.planning.problem import rounds, settle
-from pipeline.planning.shard_workload import Block, asked_of
+from pipeline.planning.shard_workload import ShardBlock, asked_of
 from pipeline.records import PHASES, Plan
 from pipeline.records.scratch import log_shape
 from tests.keys import key_config
@@ -242,7 +242,7 @@ def test_a_gpus_cache_of_a_table_on_ssd_has_room_for_batches_and_the_places_are_
         plan = make_plan(PlanInputs.of(config, *data))
         table = plan.tables["big"]
         planned = tables_of(PlanInputs.of(config, *data))[0]
-        blocks = [Block(s.row, s.rows, s.column, s.columns) for s in table.shards]
+        blocks = [ShardBlock(s.row, s.rows, s.column, s.columns) for s in table.shards]
         for shard, distinct in zip(
             table.shards,
             asked_of(config.world_size, config.train.batch, planned, "row_wise", blocks).distinct,

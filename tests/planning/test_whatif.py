@@ -14,8 +14,10 @@ from pipeline.records import plain
 from pipeline.report.planning import comparison
 from tests.made_up_plans import PHASES, cluster
 
-SHORT = PlanError("the tables do not fit 'x': they need 9; DDR is short by 3.00 GiB; the largest table, C1, needs 2",
-                  hint="hardware.hosts=2, or model.embedding_dim=4")  # fmt: skip
+SHORT = PlanError(
+    "the tables do not fit 'x': they need 9; DDR is short by 3.00 GiB; the largest table, C1, needs 2",
+    hint="hardware.hosts=2, or model.embedding_dim=4",
+)
 
 
 def case(**settings: str) -> Case:

@@ -10,7 +10,7 @@ from pipeline.config.paths import override_key
 from pipeline.errors import ConfigError
 from pipeline.planning import PlanInputs
 from pipeline.planning.choices import tables_of
-from pipeline.planning.widths import Widths, shown, widths
+from pipeline.planning.widths import TableWidths, shown, widths
 from tests.planning.plan_cases import configure, cpu, dataset
 
 ROWS = {"country": 200, "ad": 20_000, "user": 1_000_000}
@@ -51,7 +51,9 @@ def test_the_override_sets_the_widths_and_the_plan_counts_them():
 
 @pytest.mark.parametrize("name", ["user:id", "a b", "a,b=c", "x/y-z@1", "(p)[q]{r}", "back\\slash"])
 def test_the_printed_line_can_be_pasted_whatever_hydra_means_by_the_characters(name: str):
-    line = shown(Widths(dims={name: 8, "plain": 16}, exponent=0.5, bytes=1, even_bytes=2), {name: 1, "plain": 2})[-1]
+    line = shown(TableWidths(dims={name: 8, "plain": 16}, exponent=0.5, bytes=1, even_bytes=2), {name: 1, "plain": 2})[
+        -1
+    ]
     [override] = shlex.split(line)
     features = [f"+data.sparse={{{override_key(name)}: {{}}, plain: {{}}}}"]
     config = compose(["data=parquet", "data.path=/logs", "model.embedding_dim=32", *features, override])
@@ -60,7 +62,7 @@ def test_the_printed_line_can_be_pasted_whatever_hydra_means_by_the_characters(n
 
 @pytest.mark.parametrize("name", ["größe", "it's", 'a"b', "a#b", "null", "7", "-1.5e3", "True", " a"])
 def test_names_that_no_override_can_write_are_printed_as_yaml(name: str):
-    chosen = Widths(dims={name: 8}, exponent=0.5, bytes=1, even_bytes=2)
+    chosen = TableWidths(dims={name: 8}, exponent=0.5, bytes=1, even_bytes=2)
     line = shown(chosen, {name: 1})[-1]
     assert chosen.override is None and line.startswith("in YAML")
     assert yaml.safe_load(line.partition("): ")[2]) == {"model": {"tables": {name: {"dim": 8}}}}
@@ -76,30 +78,35 @@ FEATURES = ["data=parquet", "data.path=/logs", "+data.sparse.item={rows: 50}", "
         (["+data.sparse.past={table: past}"], "which is no such feature, expected another", "table=item"),
         (
             ["+data.sparse.past={table: item}", "+data.sparse.more={table: past}"],
-            "data.sparse.more.table is 'past', which shares a table itself", "table=item",
+            "data.sparse.more.table is 'past', which shares a table itself",
+            "table=item",
         ),
         (["+data.sparse.past={table: price}"], "'price', which has bins of numbers: no other", "table=null"),
         (
             ["+data.sparse.past={table: item}", "data.sparse.item.mapping=learned"],
-            "'item', which has mapping learned", "data.sparse.item.mapping=vocab",
+            "'item', which has mapping learned",
+            "data.sparse.item.mapping=vocab",
         ),
         (
             ["+data.sparse.past={table: item, rows: 9}"],
-            "data.sparse.past shares the table of item and sets rows, expected them there", "past.rows=null",
+            "data.sparse.past shares the table of item and sets rows, expected them there",
+            "past.rows=null",
         ),
         (["+model.tables.itme={dim: 8}"], "model.tables names 'itme', which is no table; the nearest is", "item"),
         (
             ["+data.sparse.past={table: item}", "+model.tables.past={dim: 8}"],
-            "feature 'past' shares the table of item, expected the settings there", "model.tables.item",
+            "feature 'past' shares the table of item, expected the settings there",
+            "model.tables.item",
         ),
         (["+model.tables.item={dim: 0}"], "model.tables.item.dim is 0", ""),
         (["+model.tables.item={pooling: max}"], "model.tables.item.pooling is 'max', expected one of: sum, mean", ""),
         (
             ["+model.tables.item={dim: 3}", "hardware=h100x8"],
-            "model.tables.item.dim is 3, expected a multiple of 4 on a GPU", "model.tables.item.dim=4",
+            "model.tables.item.dim is 3, expected a multiple of 4 on a GPU",
+            "model.tables.item.dim=4",
         ),
     ],
-)  # fmt: skip
+)
 def test_tables_that_cannot_be_are_refused_with_the_way_out(overrides, message, hint):
     with pytest.raises(ConfigError) as refused:
         compose([*FEATURES, *overrides])

@@ -23,9 +23,15 @@ from tests.waits import PATIENCE
 ROOT = Path(__file__).parents[2]
 MOST_FILES = 2
 SMALL = [
-    "data.synthetic.rows=4000", "data.synthetic.ids_per_feature=50", "model.embedding_dim=4", "train.global_batch=256",
-    "train.guard.collapse=false", "train.threads_per_rank=1", "gate.min_rows=100", "gate.force='a short training'",
-]  # fmt: skip
+    "data.synthetic.rows=4000",
+    "data.synthetic.ids_per_feature=50",
+    "model.embedding_dim=4",
+    "train.global_batch=256",
+    "train.guard.collapse=false",
+    "train.threads_per_rank=1",
+    "gate.min_rows=100",
+    "gate.force='a short training'",
+]
 INLINE = ["ingest", "plan", "partition", "train", "evaluate", "publish"]
 # The command lines that follow, each a process would take; one process imports torch once.
 DRIVER = """

@@ -36,19 +36,31 @@ def machine(folder: Path, *, mounts: str, own: str, files: dict[str, str]) -> Pa
         (V2.format(top="/"), "0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "250000 100000\n"}, 2.5),
         (V2.format(top="/"), "0::/\n", {"cpu.max": "150000 50000\n"}, 3.0),  # a container that sees its cgroup as root
         (V2.format(top="/"), "0::/../other\n", {"cpu.max": "100000 100000\n"}, 1.0),
-        (V1.format(top="/"), "3:memory:/m\n2:cpu,cpuacct:/d\n0::/\n",
-         {"cpu,cpuacct/d/cpu.cfs_quota_us": "150000\n", "cpu,cpuacct/d/cpu.cfs_period_us": "100000\n"}, 1.5),
-        (V1.format(top="/"), "2:cpu,cpuacct:/d\n",
-         {"cpu,cpuacct/d/cpu.cfs_quota_us": "-1\n", "cpu,cpuacct/d/cpu.cfs_period_us": "100000\n"}, None),
+        (
+            V1.format(top="/"),
+            "3:memory:/m\n2:cpu,cpuacct:/d\n0::/\n",
+            {"cpu,cpuacct/d/cpu.cfs_quota_us": "150000\n", "cpu,cpuacct/d/cpu.cfs_period_us": "100000\n"},
+            1.5,
+        ),
+        (
+            V1.format(top="/"),
+            "2:cpu,cpuacct:/d\n",
+            {"cpu,cpuacct/d/cpu.cfs_quota_us": "-1\n", "cpu,cpuacct/d/cpu.cfs_period_us": "100000\n"},
+            None,
+        ),
         # Without a cgroup namespace a container's own cgroup is mounted, and its path still is the host's.
-        (V1.format(top="/docker/7f"), "2:cpu,cpuacct:/docker/7f\n",
-         {"cpu,cpuacct/cpu.cfs_quota_us": "400000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"}, 4.0),
+        (
+            V1.format(top="/docker/7f"),
+            "2:cpu,cpuacct:/docker/7f\n",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "400000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"},
+            4.0,
+        ),
         # Something else is mounted from a source without a name.
         ("34 1 0:40 / /tmp rw - tmpfs  rw\n" + V2.format(top="/"), "0::/\n", {"cpu.max": "200000 100000\n"}, 2.0),
         ("", "", {}, None),
         (V2.format(top="/"), "0::/pod\n", {"pod/cpu.max": "much\n"}, None),
     ],
-)  # fmt: skip
+)
 def test_the_quota_is_the_smallest_of_the_cgroup_and_those_above(tmp_path: Path, mounts, own, files, quota) -> None:
     root = machine(tmp_path, mounts=mounts, own=own, files=files)
     assert cpu_quota(root) == quota
@@ -82,8 +94,13 @@ def test_every_pool_of_threads_is_as_large_as_the_quota_of_a_real_cgroup() -> No
     with limited_to(1.5, "test") as procs:
         if procs is None:
             pytest.skip("no CPU cgroup can be made here (root, and the cpu controller)")
-        done = subprocess.run([sys.executable, "-c", POOLS.format(procs=str(procs))], cwd=ROOT, env=environment,
-                              capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", POOLS.format(procs=str(procs))],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"torch": 1, "polars": 1, "arrow": 1, "ingest": 1, "ranks": 1}
 
@@ -91,8 +108,10 @@ def test_every_pool_of_threads_is_as_large_as_the_quota_of_a_real_cgroup() -> No
 def test_doctor_counts_the_cpus_that_may_be_used(tmp_path: Path, monkeypatch) -> None:
     from pipeline.commands import doctor
 
-    monkeypatch.setattr("pipeline.cpus._ROOT", machine(tmp_path, mounts=V2.format(top="/"), own="0::/pod\n",
-                                                       files={"pod/cpu.max": "100000 100000\n"}))  # fmt: skip
+    monkeypatch.setattr(
+        "pipeline.cpus._ROOT",
+        machine(tmp_path, mounts=V2.format(top="/"), own="0::/pod\n", files={"pod/cpu.max": "100000 100000\n"}),
+    )
     finding = doctor.cores()
     limited = f"1, limited by a cgroup quota of 1 CPU ({os.cpu_count()} in the node)"
     assert (finding.level, finding.found) == ("warn", limited)

@@ -53,9 +53,14 @@ def test_the_bill_of_materials_has_every_package_of_the_lock_file_and_of_debian(
 
 
 TINY = [
-    "run=image", "store=/tmp/store", "data.synthetic.rows=4000", "data.synthetic.ids_per_feature=50",
-    "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.guard.collapse=false",
-]  # fmt: skip
+    "run=image",
+    "store=/tmp/store",
+    "data.synthetic.rows=4000",
+    "data.synthetic.ids_per_feature=50",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "train.guard.collapse=false",
+]
 
 
 def pip_settings(folder: Path) -> list[str]:

@@ -13,18 +13,34 @@ USERS = ("pipeline", "components", "benchmarks")
 LOCKED = ("cpu", "cuda", "dev")  # requirements/<name>.in
 # What a library calls, by names that it gives.
 CALLED_FROM_OUTSIDE = {
-    "load_run", "load_version", "metrics", "page", "_repr_html_",  # what notebooks use of pipeline.api
-    "emit", "enqueue", "forward", "ignore_aliases", "redirect_request", "reset_parameters", "seekable",
-    "writable"
-}  # fmt: skip
+    "load_run",
+    "load_version",
+    "metrics",
+    "page",
+    "_repr_html_",  # what notebooks use of pipeline.api
+    "emit",
+    "enqueue",
+    "forward",
+    "ignore_aliases",
+    "redirect_request",
+    "reset_parameters",
+    "seekable",
+    "writable",
+}
 # What a requirement is imported as where that is not its name.
 IMPORTED_AS = {
-    "hydra-core": "hydra", "fbgemm-gpu-cpu": "fbgemm_gpu", "fbgemm-gpu": "fbgemm_gpu", "kubernetes-validate":
-    "kubernetes_validate", "polars-hash": "polars_hash", "scikit-learn": "sklearn",
-    "confluent-kafka": "confluent_kafka", "google-cloud-bigquery-storage": "google",
-    "prometheus-client": "prometheus_client", "opentelemetry-sdk": "opentelemetry",
+    "hydra-core": "hydra",
+    "fbgemm-gpu-cpu": "fbgemm_gpu",
+    "fbgemm-gpu": "fbgemm_gpu",
+    "kubernetes-validate": "kubernetes_validate",
+    "polars-hash": "polars_hash",
+    "scikit-learn": "sklearn",
+    "confluent-kafka": "confluent_kafka",
+    "google-cloud-bigquery-storage": "google",
+    "prometheus-client": "prometheus_client",
+    "opentelemetry-sdk": "opentelemetry",
     "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
-}  # fmt: skip
+}
 # Requirements that are used without an import of ours: what shows that.
 USED_OTHERWISE = {
     "s3fs": ("docs/kubernetes.md", "s3://"),  # fsspec loads it by the URL
@@ -41,9 +57,18 @@ USED_OTHERWISE = {
 
 # Which the packages need that are installed with --no-deps (tests/project/test_package.py).
 NEEDED_BY_TRIPLE = {
-    "cloudpickle", "filelock", "lightning-utilities", "networkx", "packaging", "pyre-extensions", "pyvers",
-    "setuptools", "sympy", "tqdm", "typing-extensions",
-}  # fmt: skip
+    "cloudpickle",
+    "filelock",
+    "lightning-utilities",
+    "networkx",
+    "packaging",
+    "pyre-extensions",
+    "pyvers",
+    "setuptools",
+    "sympy",
+    "tqdm",
+    "typing-extensions",
+}
 
 
 @functools.cache

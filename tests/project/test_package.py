@@ -148,10 +148,16 @@ def test_where_torch_is_missing_one_line_says_what_installs_it(tmp_path: Path, a
 def test_what_needs_no_torch_works_without_it(tmp_path: Path) -> None:
     flag = f"store={tmp_path}"
     done = without_torch(
-        ["--help"], ["run", "--help"], ["run", "--cfg", "job"], ["explain", "train.lr"],
-        ["ingest", "data=synthetic", "data.synthetic.rows=2000", "run=a", flag], ["result", "a", flag],
-        ["store", "gc", "--dry-run", flag], ["models", "ls", flag], ["launch", "render", "--help"],
-    )  # fmt: skip
+        ["--help"],
+        ["run", "--help"],
+        ["run", "--cfg", "job"],
+        ["explain", "train.lr"],
+        ["ingest", "data=synthetic", "data.synthetic.rows=2000", "run=a", flag],
+        ["result", "a", flag],
+        ["store", "gc", "--dry-run", flag],
+        ["models", "ls", flag],
+        ["launch", "render", "--help"],
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(tmp_path.glob("datasets/synthetic/*/manifest.json"))
 

@@ -71,16 +71,23 @@ def test_its_tests_pass_when_memory_is_watched(copy: Path, runtime: str, source:
     (library,) = copy.glob(f"{source}.*.so")
     assert b"__asan_report" in library.read_bytes() and b"__ubsan_handle" in library.read_bytes()
     environment = {
-        **os.environ, "CFLAGS": FLAGS, "LD_PRELOAD": runtime, "UBSAN_OPTIONS": "print_stacktrace=1",
+        **os.environ,
+        "CFLAGS": FLAGS,
+        "LD_PRELOAD": runtime,
+        "UBSAN_OPTIONS": "print_stacktrace=1",
         "OMP_NUM_THREADS": "2",
         # What Python, torch and Arrow keep to their end, or free in a way of their own, is not ours.
         "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0",
-    }  # fmt: skip
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not image"]
     done = subprocess.run(
-        [*command, *(f"tests/{name}" for name in TESTS[source])], cwd=copy, env=environment, capture_output=True,
-        text=True, timeout=2 * PATIENCE,
-    )  # fmt: skip
+        [*command, *(f"tests/{name}" for name in TESTS[source])],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+    )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert " passed" in done.stdout.splitlines()[-1]
     assert "ERROR: AddressSanitizer" not in done.stderr and "runtime error" not in done.stderr

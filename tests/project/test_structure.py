@@ -14,9 +14,20 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEAVES = {
-    "errors", "config", "records", "store", "cpus", "machine", "units", "specs", "versions", "logs", "native", "compiled",
+    "errors",
+    "config",
+    "records",
+    "store",
+    "cpus",
+    "machine",
+    "units",
+    "specs",
+    "versions",
+    "logs",
+    "native",
+    "compiled",
     "clock",
-}  # fmt: skip
+}
 # Room -> the rooms it may import, leaves apart (the table of the architecture page).
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -180,9 +191,15 @@ def test_nothing_pickles() -> None:
 
 # What others hand over in the environment by contract: torchrun's ranks, bash's completion line.
 CONTRACTS = (
-    "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "COMP_LINE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
+    "RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "COMP_LINE",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
     "CUDA_VISIBLE_DEVICES",
-)  # fmt: skip
+)
 
 
 def test_no_configuration_through_the_environment() -> None:

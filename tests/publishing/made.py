@@ -23,10 +23,15 @@ from tests.checkpoint import built
 
 SCHEMA = DatasetSchema(
     dense=("x", "y"),
-    sparse=(SparseColumn(name="a", rows=50), SparseColumn(name="b/c", rows=37, multi=True, weighted=True),
-            SparseColumn(name="long", rows=900)),
-    rows={"train": 0, "test": 0}, files={}, groups={},
-)  # fmt: skip
+    sparse=(
+        SparseColumn(name="a", rows=50),
+        SparseColumn(name="b/c", rows=37, multi=True, weighted=True),
+        SparseColumn(name="long", rows=900),
+    ),
+    rows={"train": 0, "test": 0},
+    files={},
+    groups={},
+)
 FLAT = Towers(partition="flat", towers=(Tower(features=tuple(built.ROWS), hosts=(0,)),))
 # What docs/publishing.md promises: units in the last place between logits as served and as trained, fp32 tables.
 MOST_ULPS = 32
@@ -114,11 +119,15 @@ def rows(count: int, seed: int = 0):
     lengths = rng.integers(0, 4, count)
     total = int(lengths.sum())
     lists = Lists(
-        np.concatenate([[0], np.cumsum(lengths)]), rng.integers(0, 37, total).astype(np.int32),
+        np.concatenate([[0], np.cumsum(lengths)]),
+        rng.integers(0, 37, total).astype(np.int32),
         rng.uniform(0.5, 1.5, total).astype(np.float32),
-    )  # fmt: skip
-    ids = {"a": rng.integers(0, 50, count).astype(np.int32), "b/c": lists,
-           "long": rng.geometric(0.02, count).clip(1, 899).astype(np.int32)}  # fmt: skip
+    )
+    ids = {
+        "a": rng.integers(0, 50, count).astype(np.int32),
+        "b/c": lists,
+        "long": rng.geometric(0.02, count).clip(1, 899).astype(np.int32),
+    }
     return rng.normal(0, 1, (count, 2)).astype(np.float32), ids
 
 

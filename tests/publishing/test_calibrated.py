@@ -16,17 +16,38 @@ from tests.commands import nightjar
 
 STAGES = "ingest,plan,partition,train,evaluate,publish"
 RUN = [
-    "data=csv", "data.name=ads", "data.label.column=click", "+data.dense.price={}", "+data.sparse.site={rows: 20}",
-    "+data.sparse.ad={rows: 60}", "+data.tasks.buy={given: click}", "+data.tasks.spend={kind: value}",
-    "data.split.test_share=0.5", "model.embedding_dim=4", "model.bottom_mlp=[8]", "model.top_mlp=[8]",
+    "data=csv",
+    "data.name=ads",
+    "data.label.column=click",
+    "+data.dense.price={}",
+    "+data.sparse.site={rows: 20}",
+    "+data.sparse.ad={rows: 60}",
+    "+data.tasks.buy={given: click}",
+    "+data.tasks.spend={kind: value}",
+    "data.split.test_share=0.5",
+    "model.embedding_dim=4",
+    "model.bottom_mlp=[8]",
+    "model.top_mlp=[8]",
     "train.threads_per_rank=1",
-    "train.global_batch=256", "train.warmup_steps=2", "train.precision=fp32", "train.epochs=2",
-    f"stages=[{STAGES}]", f"launch.inline=[{STAGES}]", "gate.max_calibration_error=null", "gate.max_ne=null",
-    "gate.min_baseline_gain=null", "gate.max_ne_increase=null", "gate.best_of_last=1", "gate.max_psi=null",
-    "gate.max_label_shift=null", "gate.max_ne_drift=null", "gate.max_serving_gap=0.01", "gate.slices=[ad]",
+    "train.global_batch=256",
+    "train.warmup_steps=2",
+    "train.precision=fp32",
+    "train.epochs=2",
+    f"stages=[{STAGES}]",
+    f"launch.inline=[{STAGES}]",
+    "gate.max_calibration_error=null",
+    "gate.max_ne=null",
+    "gate.min_baseline_gain=null",
+    "gate.max_ne_increase=null",
+    "gate.best_of_last=1",
+    "gate.max_psi=null",
+    "gate.max_label_shift=null",
+    "gate.max_ne_drift=null",
+    "gate.max_serving_gap=0.01",
+    "gate.slices=[ad]",
     "+gate.tasks.buy={max_ne: null, max_calibration_error: null}",
     "+gate.tasks.spend={max_calibration_error: null, max_increase: null}",
-]  # fmt: skip
+]
 CALIBRATED = ["publish.calibrator.method=isotonic", "publish.calibrator.slices=site"]
 
 
@@ -40,10 +61,16 @@ def store(tmp_path_factory) -> Store:
     odds = 0.5 * np.sin(site) + 0.8 * np.cos(ad) - 1.0 - 0.2 * np.log(price)
     click = rng.random(rows) < 1 / (1 + np.exp(-odds))
     buy = click & (rng.random(rows) < 0.4)
-    log = pl.DataFrame({
-        "click": click.astype(int), "buy": buy.astype(int), "spend": price.round(2), "price": price.round(2),
-        "site": site, "ad": ad,
-    })  # fmt: skip
+    log = pl.DataFrame(
+        {
+            "click": click.astype(int),
+            "buy": buy.astype(int),
+            "spend": price.round(2),
+            "price": price.round(2),
+            "site": site,
+            "ad": ad,
+        }
+    )
     log.write_csv(folder / "log.csv")
     place = Store(str(folder / "store"))
     for more in ([], CALIBRATED):

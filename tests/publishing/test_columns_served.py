@@ -24,17 +24,41 @@ from tests.publishing import made
 ROWS, SEED = 3000, 7
 STAGES = "ingest,plan,partition,train,evaluate,publish"
 RUN = [
-    "data.name=ads", "data.label.column=click", "data.sparse_defaults.min_count=1",
-    "+data.dense.price={}", "+data.dense.vector={width: 3}", "+data.dense.direction={width: 3, transform: unit}",
-    "+data.sparse.ad={}", "+data.sparse.pages={holds: list}", "+data.sparse.topics={weights: scores, max_ids: 3}",
-    "+data.sparse.interests={holds: map}", "data.split.test_share=0.4",
-    "model.embedding_dim=4", "model.bottom_mlp=[8]", "model.top_mlp=[8]", "train.global_batch=128",
-    "train.warmup_steps=2", "train.precision=fp32", "train.lr=0.01", "train.epochs=2",
-    f"stages=[{STAGES}]", f"launch.inline=[{STAGES}]", "gate.max_calibration_error=null", "gate.max_ne=null",
-    "gate.min_baseline_gain=null", "gate.max_ne_increase=null", "gate.best_of_last=1", "gate.max_psi=null",
-    "gate.max_label_shift=null", "gate.max_ne_drift=null", "gate.min_rows=100", "gate.replicates=50",
-    "publish.quantise=fp32", "run=mon", f"seed={SEED}",
-]  # fmt: skip
+    "data.name=ads",
+    "data.label.column=click",
+    "data.sparse_defaults.min_count=1",
+    "+data.dense.price={}",
+    "+data.dense.vector={width: 3}",
+    "+data.dense.direction={width: 3, transform: unit}",
+    "+data.sparse.ad={}",
+    "+data.sparse.pages={holds: list}",
+    "+data.sparse.topics={weights: scores, max_ids: 3}",
+    "+data.sparse.interests={holds: map}",
+    "data.split.test_share=0.4",
+    "model.embedding_dim=4",
+    "model.bottom_mlp=[8]",
+    "model.top_mlp=[8]",
+    "train.global_batch=128",
+    "train.warmup_steps=2",
+    "train.precision=fp32",
+    "train.lr=0.01",
+    "train.epochs=2",
+    f"stages=[{STAGES}]",
+    f"launch.inline=[{STAGES}]",
+    "gate.max_calibration_error=null",
+    "gate.max_ne=null",
+    "gate.min_baseline_gain=null",
+    "gate.max_ne_increase=null",
+    "gate.best_of_last=1",
+    "gate.max_psi=null",
+    "gate.max_label_shift=null",
+    "gate.max_ne_drift=null",
+    "gate.min_rows=100",
+    "gate.replicates=50",
+    "publish.quantise=fp32",
+    "run=mon",
+    f"seed={SEED}",
+]
 CALIBRATED = ["publish.calibrator.method=platt", "publish.calibrator.slices=topics"]
 
 
@@ -52,15 +76,24 @@ def log_of(rows: int, seed: int) -> pl.DataFrame:
     click = rng.random(rows) < 1 / (1 + np.exp(1 - vector[:, 0] - np.sin(ad) - lift))
     gone = rng.random(rows) < 0.05
     topics = [None if no else [f"t{one}" for one in each] for no, each in zip(gone, ids, strict=True)]
-    return pl.DataFrame({
-        "click": click.astype(np.int8), "ad": [f"a{each}" for each in ad],
-        "price": some(rng.lognormal(1, 1, rows).tolist()),
-        "vector": some(vector.tolist()), "direction": some((vector[:, ::-1] * 5).tolist()),
-        "pages": some([each.tolist() for each in ids]), "topics": topics,
-        "scores": [None if no else each.tolist() for no, each in zip(gone, weights, strict=True)],
-        "interests": some([[{"key": f"i{one}", "value": float(weight)} for one, weight in zip(each, own, strict=True)]
-                           for each, own in zip(ids, weights, strict=True)]),
-    })  # fmt: skip
+    return pl.DataFrame(
+        {
+            "click": click.astype(np.int8),
+            "ad": [f"a{each}" for each in ad],
+            "price": some(rng.lognormal(1, 1, rows).tolist()),
+            "vector": some(vector.tolist()),
+            "direction": some((vector[:, ::-1] * 5).tolist()),
+            "pages": some([each.tolist() for each in ids]),
+            "topics": topics,
+            "scores": [None if no else each.tolist() for no, each in zip(gone, weights, strict=True)],
+            "interests": some(
+                [
+                    [{"key": f"i{one}", "value": float(weight)} for one, weight in zip(each, own, strict=True)]
+                    for each, own in zip(ids, weights, strict=True)
+                ]
+            ),
+        }
+    )
 
 
 def write_jsonl(log: pl.DataFrame, path: Path) -> None:
@@ -105,9 +138,10 @@ def ids_of(inputs: pl.DataFrame, served: ServedModel) -> dict:
         offsets = np.concatenate([[0], np.cumsum(inputs[name].list.len().to_numpy(), dtype=np.int64)])
         weights = weight_column(name)
         ids[name] = _Lists(
-            offsets, inputs[name].explode().to_numpy(),
+            offsets,
+            inputs[name].explode().to_numpy(),
             inputs[weights].explode().to_numpy() if weights in inputs.columns else None,
-        )  # fmt: skip
+        )
     return ids
 
 

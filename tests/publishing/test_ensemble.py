@@ -80,12 +80,21 @@ def test_a_version_of_two_checkpoints_scores_as_both_of_them(tmp_path):
 
 def overrides(store, *more):
     return [
-        "experiment=demo", "data.synthetic.rows=9000", "data.split.validation_share=0.2", f"store={store}",
-        "model.bottom_mlp=[16]", "model.top_mlp=[16]", "model.embedding_dim=8", "train.global_batch=256",
-        "train.threads_per_rank=1", "gate.max_ne_increase=0.5", "gate.importance_rows=500",
+        "experiment=demo",
+        "data.synthetic.rows=9000",
+        "data.split.validation_share=0.2",
+        f"store={store}",
+        "model.bottom_mlp=[16]",
+        "model.top_mlp=[16]",
+        "model.embedding_dim=8",
+        "train.global_batch=256",
+        "train.threads_per_rank=1",
+        "gate.max_ne_increase=0.5",
+        "gate.importance_rows=500",
         "gate.min_baseline_gain=null",
-        "stages=[ingest,plan,partition,train,evaluate,publish]", *more,
-    ]  # fmt: skip
+        "stages=[ingest,plan,partition,train,evaluate,publish]",
+        *more,
+    ]
 
 
 def run(*settings):

@@ -16,12 +16,18 @@ pytestmark = pytest.mark.slow
 
 # Besides those of RUN: a feature of every kind, so that every setting has something to change.
 FEATURES = [
-    "data.timestamp=at", "+data.dense.place={width: 2, separator: ';', transform: none}",
-    "+data.sparse.kinds={separator: ' ', weight_separator: ':'}", "+data.sparse.twin={table: site}",
-    "+data.sparse.words={holds: list, separator: ' ', weights: heard}", "+data.sparse.pair={cross: [site, level]}",
-    "+data.sparse.amount={bins: 20}", "data.sequences.seen.time=when", "train.epochs=4",
-    "+data.sparse.rank={column: level}", "+data.dense.count={transform: log1p_standardise}",
-]  # fmt: skip
+    "data.timestamp=at",
+    "+data.dense.place={width: 2, separator: ';', transform: none}",
+    "+data.sparse.kinds={separator: ' ', weight_separator: ':'}",
+    "+data.sparse.twin={table: site}",
+    "+data.sparse.words={holds: list, separator: ' ', weights: heard}",
+    "+data.sparse.pair={cross: [site, level]}",
+    "+data.sparse.amount={bins: 20}",
+    "data.sequences.seen.time=when",
+    "train.epochs=4",
+    "+data.sparse.rank={column: level}",
+    "+data.dense.count={transform: log1p_standardise}",
+]
 CURRENT = "models/m/current.json"
 TAGS, SITE, SEEN, WORDS = "data.sparse.tags", "data.sparse.site", "data.sequences.seen", "data.sparse.words"
 # What becomes of the version that serves: its NE is the one it was published with, or the gate holds the night.
@@ -110,18 +116,32 @@ def log(tmp_path_factory) -> Path:
     def joined(name: str, values: np.ndarray) -> list[str]:
         return [" ".join(f"{name}{each}" for each in row) for row in values]
 
-    frame = pl.DataFrame({
-        "click": (rng.random(rows) < 1 / (1 + np.exp(-odds / 2))).astype(int), "price": price, "amount": amount,
-        "place": [";".join(f"{each:.4f}" for each in row) for row in place], "tags": joined("t", tags),
-        "kinds": [
-            " ".join(f"k{kind}:{share}" for kind, share in zip(*row, strict=True))
-            for row in zip(kinds, heavy, strict=True)
-        ],
-        "words": joined("w", words), "heard": joined("", heard), "site": [f"s{each}" for each in site],
-        "twin": [f"s{each}" for each in twin], "level": level, "shown": joined("i", seen),
-        "when": joined("", at[:, None] - ages), "at": at, "served": at + 30, "count": counts,
-        "passed": joined("i", passed), "bought": bought, "day": np.arange(rows) // (rows // 2),
-    })  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "click": (rng.random(rows) < 1 / (1 + np.exp(-odds / 2))).astype(int),
+            "price": price,
+            "amount": amount,
+            "place": [";".join(f"{each:.4f}" for each in row) for row in place],
+            "tags": joined("t", tags),
+            "kinds": [
+                " ".join(f"k{kind}:{share}" for kind, share in zip(*row, strict=True))
+                for row in zip(kinds, heavy, strict=True)
+            ],
+            "words": joined("w", words),
+            "heard": joined("", heard),
+            "site": [f"s{each}" for each in site],
+            "twin": [f"s{each}" for each in twin],
+            "level": level,
+            "shown": joined("i", seen),
+            "when": joined("", at[:, None] - ages),
+            "at": at,
+            "served": at + 30,
+            "count": counts,
+            "passed": joined("i", passed),
+            "bought": bought,
+            "day": np.arange(rows) // (rows // 2),
+        }
+    )
     frame.write_csv(path := tmp_path_factory.mktemp("narrowings") / "log.csv")
     return path
 

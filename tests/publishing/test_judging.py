@@ -45,8 +45,9 @@ def test_the_best_of_the_last_versions_is_scored_too(store: Store) -> None:
 def test_one_that_is_gone_is_said_and_the_next_best_is_taken(store: Store) -> None:
     store.fs.rm(store.full(version_path("m", V[1])), recursive=True)
     assert best(store) == (
-        Best(version=V[2], notes=(f"{V[1]}, which was better by its record, is gone",)), {"best": V[2]},
-    )  # fmt: skip
+        Best(version=V[2], notes=(f"{V[1]}, which was better by its record, is gone",)),
+        {"best": V[2]},
+    )
 
 
 def test_one_that_is_damaged_or_cannot_be_scored_fails_no_night(store: Store) -> None:

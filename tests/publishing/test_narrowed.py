@@ -13,17 +13,43 @@ from tests.setting_paths import LEAVES
 
 STAGES = "stages=[ingest,plan,partition,train,evaluate,publish]"
 RUN = [
-    STAGES, STAGES.replace("stages", "launch.inline"), "data=csv", "data.name=ads", "data.label.column=click",
-    "data.split.by=day", "data.day_column=day", "data.sparse_defaults.min_count=1",
-    "+data.dense.price={transform: none}", "+data.sparse.tags={separator: ' '}", "+data.sparse.site={}",
+    STAGES,
+    STAGES.replace("stages", "launch.inline"),
+    "data=csv",
+    "data.name=ads",
+    "data.label.column=click",
+    "data.split.by=day",
+    "data.day_column=day",
+    "data.sparse_defaults.min_count=1",
+    "+data.dense.price={transform: none}",
+    "+data.sparse.tags={separator: ' '}",
+    "+data.sparse.site={}",
     "+data.sequences.seen={features: {item: {column: shown}}, max_length: 6, separator: ' '}",
-    "+model.sequences.seen={block: sum}", "model.embedding_dim=4", "model.bottom_mlp=[8]", "model.top_mlp=[8]",
-    "train.threads_per_rank=1", "train.global_batch=256", "train.warmup_steps=2", "train.precision=fp32",
-    "train.epochs=2", "train.lr=0.01", "train.sparse_lr=0.2", "train.guard.collapse=false",
-    "gate.importance_rows=0", "gate.min_rows=100", "gate.max_calibration_error=null", "gate.max_ne=null",
-    "gate.min_baseline_gain=null", "gate.max_psi=null", "gate.max_label_shift=null", "gate.max_ne_drift=null",
-    "gate.max_ne_increase=0.5", "gate.best_of_last=1", "publish.model=m", "publish.quantise=fp32",
-]  # fmt: skip
+    "+model.sequences.seen={block: sum}",
+    "model.embedding_dim=4",
+    "model.bottom_mlp=[8]",
+    "model.top_mlp=[8]",
+    "train.threads_per_rank=1",
+    "train.global_batch=256",
+    "train.warmup_steps=2",
+    "train.precision=fp32",
+    "train.epochs=2",
+    "train.lr=0.01",
+    "train.sparse_lr=0.2",
+    "train.guard.collapse=false",
+    "gate.importance_rows=0",
+    "gate.min_rows=100",
+    "gate.max_calibration_error=null",
+    "gate.max_ne=null",
+    "gate.min_baseline_gain=null",
+    "gate.max_psi=null",
+    "gate.max_label_shift=null",
+    "gate.max_ne_drift=null",
+    "gate.max_ne_increase=0.5",
+    "gate.best_of_last=1",
+    "publish.model=m",
+    "publish.quantise=fp32",
+]
 # What narrows, and whether the dataset keeps enough to judge the version as it serves; else the night is held.
 NARROWER = {
     "data.dense.price.clip=[0.5,0.6]": True,
@@ -44,12 +70,16 @@ def log(tmp_path_factory) -> Path:
     price, site = rng.random(rows), rng.integers(0, 4, rows)
     weight = np.array([1.0, -1.0, 0.7, -0.7, 0.5, -0.5, 0.2, -0.2])
     odds = weight[tags].sum(1) + 0.5 * weight[seen].sum(1) + 4 * (price - 0.5) + 0.3 * site
-    frame = pl.DataFrame({
-        "click": (rng.random(rows) < 1 / (1 + np.exp(-odds))).astype(int), "price": price,
-        "tags": [" ".join(f"t{tag}" for tag in each) for each in tags], "site": [f"s{each}" for each in site],
-        "shown": [" ".join(f"i{item}" for item in each) for each in seen],
-        "day": np.arange(rows) // (rows // 2),
-    })  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "click": (rng.random(rows) < 1 / (1 + np.exp(-odds))).astype(int),
+            "price": price,
+            "tags": [" ".join(f"t{tag}" for tag in each) for each in tags],
+            "site": [f"s{each}" for each in site],
+            "shown": [" ".join(f"i{item}" for item in each) for each in seen],
+            "day": np.arange(rows) // (rows // 2),
+        }
+    )
     frame.write_csv(path := tmp_path_factory.mktemp("narrowed") / "log.csv")
     return path
 

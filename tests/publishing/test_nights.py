@@ -24,7 +24,7 @@ from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.publishing.dense import DensePart
 from pipeline.records import GateRecord, read
-from pipeline.serving.predict import Rejected, score_file, score_sink
+from pipeline.serving.predict import RejectCounter, score_file, score_sink
 from pipeline.store import Store
 from tests.alone import alone
 from tests.checkpoint import s3
@@ -37,14 +37,28 @@ from tests.waits import until
 STAGES = "ingest,plan,partition,train,evaluate,publish"
 SMALL = [
     "train.threads_per_rank=1",
-    "data=criteo", "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=256",
-    "train.warmup_steps=5", "train.precision=fp32", "train.lr=0.01", "train.schedule=linear", "train.decay_ratio=1",
-    "data.sparse_defaults.min_count=1", "ingest.block_mib=1",  # several blocks
-    "publish.model=clicks", "publish.quantise=fp32", "gate.slices=[C1]", "gate.slice_min_clicks=300",
-    "train.epochs=3", "gate.max_calibration_error=0.25",
+    "data=criteo",
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "train.global_batch=256",
+    "train.warmup_steps=5",
+    "train.precision=fp32",
+    "train.lr=0.01",
+    "train.schedule=linear",
+    "train.decay_ratio=1",
+    "data.sparse_defaults.min_count=1",
+    "ingest.block_mib=1",  # several blocks
+    "publish.model=clicks",
+    "publish.quantise=fp32",
+    "gate.slices=[C1]",
+    "gate.slice_min_clicks=300",
+    "train.epochs=3",
+    "gate.max_calibration_error=0.25",
     "gate.max_ne_increase=0.03",  # what 4,000 held-out rows can tell
-    f"stages=[{STAGES}]", f"launch.inline=[{STAGES}]",
-]  # fmt: skip
+    f"stages=[{STAGES}]",
+    f"launch.inline=[{STAGES}]",
+]
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +95,12 @@ def test_the_first_night_publishes_by_absolute_questions_alone(store: Store) -> 
     version = found["model"]["version"]
     shown = read(GateRecord, store, f"{found['stages']['publish']['artifact']}/gate.json")
     assert found["gate"] == {
-        "verdict": "PASS", "reasons": [], "version": version, "incumbent": None, "warnings": [*shown.warnings]
-    }  # fmt: skip
+        "verdict": "PASS",
+        "reasons": [],
+        "version": version,
+        "incumbent": None,
+        "warnings": [*shown.warnings],
+    }
     assert found["model"] == {"name": "clicks", "version": version, "uri": f"models/clicks/{version}"}
     current = store.read_json("models/clicks/current.json")
     assert (current["version"], current["uri"]) == (version, f"models/clicks/{version}")
@@ -90,8 +108,17 @@ def test_the_first_night_publishes_by_absolute_questions_alone(store: Store) -> 
     store.verify(manifest)
     assert manifest.summary["checkpoint"].startswith("runs/mon/checkpoints/")
     names = set(manifest.files)
-    assert {"serving.json", "dense.pt2", "transforms.json", "vocab/C1.parquet", "card.json", "README.md", "gate.json",
-            "config.yaml", "tables/C1.rows"} <= names  # fmt: skip
+    assert {
+        "serving.json",
+        "dense.pt2",
+        "transforms.json",
+        "vocab/C1.parquet",
+        "card.json",
+        "README.md",
+        "gate.json",
+        "config.yaml",
+        "tables/C1.rows",
+    } <= names
     gate = store.read_json(f"{found['stages']['publish']['artifact']}/gate.json")
     assert {each["slice"] for each in gate["slices"]} == {"C1"}
     assert 0.9 < gate["coverage"]["C1"] <= 1
@@ -333,7 +360,7 @@ def test_predict_takes_lines_that_are_anything(store: Store, logs: Path, tmp_pat
 @alone
 def test_however_many_rows_are_rejected_only_the_first_few_stay_in_memory() -> None:
     written: list[int] = []
-    rejected = Rejected(lambda file, rejects: written.append(len(rejects)))
+    rejected = RejectCounter(lambda file, rejects: written.append(len(rejects)))
     tracemalloc.start()
     try:
         for block in range(200):
@@ -417,9 +444,14 @@ def test_mistakes_are_one_message(store: Store, capfd, arguments: list[str], cod
 
 
 @pytest.mark.parametrize(
-    "arguments", [["predict", "x", "--cache-mib", "-5"], ["predict", "x", "--cache-mib", "nan"],
-                  ["models", "gc", "--min-age", "-1"], ["models", "gc", "--keep", "-1"]]
-)  # fmt: skip
+    "arguments",
+    [
+        ["predict", "x", "--cache-mib", "-5"],
+        ["predict", "x", "--cache-mib", "nan"],
+        ["models", "gc", "--min-age", "-1"],
+        ["models", "gc", "--keep", "-1"],
+    ],
+)
 def test_amounts_are_checked(capfd, arguments: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)

@@ -32,11 +32,21 @@ from tests.publishing import made
 
 WORLDS = (2, 3, 4)
 SMALL = [
-    "experiment=demo", "data.synthetic.rows=12000", "ingest.rows_per_group=300", "data.split.validation_share=0.2",
-    "model.bottom_mlp=[16]", "model.top_mlp=[16]", "model.embedding_dim=8", "train.global_batch=256",
-    "train.threads_per_rank=1", "gate.importance_rows=500", "gate.replicates=50", "gate.max_ne_increase=0.5",
-    "gate.slices=[C1]", "stages=[ingest,plan,partition,train,evaluate,publish]",
-]  # fmt: skip
+    "experiment=demo",
+    "data.synthetic.rows=12000",
+    "ingest.rows_per_group=300",
+    "data.split.validation_share=0.2",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
+    "train.global_batch=256",
+    "train.threads_per_rank=1",
+    "gate.importance_rows=500",
+    "gate.replicates=50",
+    "gate.max_ne_increase=0.5",
+    "gate.slices=[C1]",
+    "stages=[ingest,plan,partition,train,evaluate,publish]",
+]
 ENSEMBLE = ["train.epochs=3", "train.snapshots.count=3", "train.snapshots.keep=2"]
 CASES = {
     "fp32": ["publish.quantise=fp32"],
@@ -141,8 +151,16 @@ def test_versions_of_several_ranks_have_the_bytes_and_the_record_of_one(publishe
 @pytest.mark.slow
 def test_a_launched_run_publishes_with_all_of_its_ranks(tmp_path: Path) -> None:
     """Towers on two hosts: the whole run from the log to a published version, again with nothing to do."""
-    run = [*SMALL, "partition=dmt", "hardware.hosts=2", f"store={tmp_path}", "run=towers", "gate.max_ne=null",
-           "gate.max_calibration_error=null", "gate.min_baseline_gain=null"]  # fmt: skip
+    run = [
+        *SMALL,
+        "partition=dmt",
+        "hardware.hosts=2",
+        f"store={tmp_path}",
+        "run=towers",
+        "gate.max_ne=null",
+        "gate.max_calibration_error=null",
+        "gate.min_baseline_gain=null",
+    ]
     done = nightjar("run", *run)
     assert done.returncode == 0, done.stdout + done.stderr
     store = Store(str(tmp_path))
@@ -188,10 +206,13 @@ def test_damage_that_one_rank_meets_is_the_error_of_all(trained, tmp_path: Path)
 
 # What a rank is killed before: a piece of work of its own, for the second table; rank 0 may come to none of the tables.
 POINTS = {
-    "a table": ("sharing", "write_table", 1), "the rest": ("promoting", "_write_rest", 0),
-    "scores of the first": ("sharing", "score_dataset", 0), "scores of the second": ("sharing", "score_dataset", 1),
-    "the worth of features": ("sharing", "importance", 0), "the worth of others": ("sharing", "importance", 1),
-}  # fmt: skip
+    "a table": ("sharing", "write_table", 1),
+    "the rest": ("promoting", "_write_rest", 0),
+    "scores of the first": ("sharing", "score_dataset", 0),
+    "scores of the second": ("sharing", "score_dataset", 1),
+    "the worth of features": ("sharing", "importance", 0),
+    "the worth of others": ("sharing", "importance", 1),
+}
 
 
 def killed(folder: Path, root: str, module: str, name: str, victim: int) -> None:

@@ -100,9 +100,10 @@ def test_towers_are_part_of_the_program(module: str, tmp_path: Path) -> None:
 
     spec = TowerModuleSpec(name=module, c=1, p=0, dim=4 if module != "pass_through" else 0)
     towers = Towers(
-        partition="dmt", module=spec,
+        partition="dmt",
+        module=spec,
         towers=(Tower(features=("long",), hosts=(0,)), Tower(features=("b/c", "a"), hosts=(0,))),
-    )  # fmt: skip
+    )
     modules = [build_tower(spec, count, built.DIM, 5, number) for number, count in ((0, 1), (1, 2))]
     weights = {f"towers.tower.{n}.{k}": v for n, m in enumerate(modules) for k, v in m.state_dict().items()}
     dim = modules[0].dim

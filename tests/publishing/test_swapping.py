@@ -146,11 +146,14 @@ def test_two_processes_that_race_lose_no_entry(store: Store, endpoint, root: Pat
     settings = json.dumps({"key": "k", "secret": "s", "endpoint_url": endpoint.url})
     racers = [
         subprocess.Popen(
-            [sys.executable, "-c", RACE, settings, store.url, own, "12", *names], cwd=root, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-c", RACE, settings, store.url, own, "12", *names],
+            cwd=root,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         for own, names in (("one", (A, B)), ("two", (B, A)))
-    ]  # fmt: skip
+    ]
     try:
         for racer in racers:
             assert racer.stdout.readline() == "ready\n"

@@ -11,7 +11,7 @@ from pipeline.compose import compose
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.stage import ingest
 from pipeline.records import LABEL
-from pipeline.serving.incumbent_features import NotComparableError, Scale, translation
+from pipeline.serving.incumbent_features import FeatureScale, NotComparableError, translation
 from pipeline.store import Store
 from pipeline.training.parquet import Ragged, SplitReader
 
@@ -228,7 +228,7 @@ def test_a_zero_is_no_missing_value_to_a_model_that_tells_them_apart(store: Stor
     change = translation(store, "kept", "then")
     assert change.raw == ["x"]
     zero, missing = change.values("x", np.array([0.0, np.nan]))
-    own = Scale.of("x", then).values(np.array([0.0, np.nan]))
+    own = FeatureScale.of("x", then).values(np.array([0.0, np.nan]))
     assert zero == own[0] and (missing == own[1] or np.isnan([missing, own[1]]).all())
 
 
@@ -245,7 +245,7 @@ def test_a_bound_at_todays_mean_is_a_number(store: Store) -> None:
     put(store, "now", x=dense("standardise", 1.0, 2.0))
     put(store, "then", x=then)
     moved = translation(store, "now", "then").values("x", np.array([-1.0, 0.25, 3.0], np.float32))
-    assert moved.tolist() == Scale.of("x", then).values(np.array([-1.0, 1.5, 7.0])).tolist()
+    assert moved.tolist() == FeatureScale.of("x", then).values(np.array([-1.0, 1.5, 7.0])).tolist()
 
 
 def test_limits_of_values_are_no_other_scale(store: Store) -> None:
@@ -466,12 +466,18 @@ def test_ids_without_a_row_today_keep_theirs_in_the_other_model(store: Store) ->
         path = Path(store.full(f"{name}.csv"))
         lines = [f"{i % 2},{i},id{a},{'' if i % 9 == 0 else f't{b}|t{c}'}" for i, (a, b, c) in enumerate(ids)]
         path.write_text("\n".join(["label,x,c,t", *lines]) + "\n")
-        config = compose([
-            "data=csv", "data.name=d", "data.label.column=label", "+data.dense={x: {transform: none}}",
-            "+data.sparse={v: {column: c}, t: {separator: '|'}, l: {column: c, mapping: learned, rows: 100}}",
-            "data.split.test_share=0.5", f"data.path={path}",
-            *overrides,
-        ])  # fmt: skip
+        config = compose(
+            [
+                "data=csv",
+                "data.name=d",
+                "data.label.column=label",
+                "+data.dense={x: {transform: none}}",
+                "+data.sparse={v: {column: c}, t: {separator: '|'}, l: {column: c, mapping: learned, rows: 100}}",
+                "data.split.test_share=0.5",
+                f"data.path={path}",
+                *overrides,
+            ]
+        )
         with store.draft(f"datasets/{name}", kind="dataset", key=name, config={}, inputs={}) as draft:
             return draft.commit(ingest(config.data, config.ingest, config.seed, draft)), lines
 
@@ -494,11 +500,14 @@ def test_ids_without_a_row_today_keep_theirs_in_the_other_model(store: Store) ->
 
 
 NUMBERS = (
-    "data=csv", "data.name=d", "data.label.column=label",
+    "data=csv",
+    "data.name=d",
+    "data.label.column=label",
     "+data.dense={p: {column: x, transform: percentile, bins: 20, clip: [5, 90]}, l: {column: x},"
     " m: {column: x, transform: max_norm}}",
-    "+data.sparse={b: {column: x, bins: 20}, v: {column: c}}", "data.split.test_share=0.5",
-)  # fmt: skip
+    "+data.sparse={b: {column: x, bins: 20}, v: {column: c}}",
+    "data.split.test_share=0.5",
+)
 
 
 def fitted(

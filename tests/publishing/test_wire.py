@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
 from pipeline.ingest.hive import PartitionBlock
-from pipeline.ingest.quoted import Layout
+from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import RawBlock, TextBlock
 from pipeline.serving import ipc
@@ -17,17 +17,27 @@ from pipeline.serving.ranks import Effort
 from pipeline.serving.scorer import ScoredBlock
 
 TEXT = TextBlock(
-    data=b"1,a\n2,b\n", file="x.csv", first_line=7, columns=("b", "a"), place="p",
-    layout=Layout(names=("a", "b"), separator=",", quote='"', numbers=frozenset({"a"})),
-)  # fmt: skip
+    data=b"1,a\n2,b\n",
+    file="x.csv",
+    first_line=7,
+    columns=("b", "a"),
+    place="p",
+    layout=TextLayout(names=("a", "b"), separator=",", quote='"', numbers=frozenset({"a"})),
+)
 JSON = JsonBlock(
-    data=b'{"a": 1, "b": [2]}\n', file="x.jsonl", first_line=3, columns=("a", "b"),
+    data=b'{"a": 1, "b": [2]}\n',
+    file="x.jsonl",
+    first_line=3,
+    columns=("a", "b"),
     lists={"b": Several("|", maps=True, weight_separator=":")},
-)  # fmt: skip
+)
 RAW = RawBlock(
-    frame=pl.DataFrame({"a": [1.5, None], "b": ["x", "y"]}), file="x.orc", lines=np.array([4, 9]), place="p",
+    frame=pl.DataFrame({"a": [1.5, None], "b": ["x", "y"]}),
+    file="x.orc",
+    lines=np.array([4, 9]),
+    place="p",
     rejects=[Reject(5, "kind", "reason", "a")],
-)  # fmt: skip
+)
 BLOCKS = [TEXT, JSON, RAW, PartitionBlock(block=TEXT, values={"c": None, "d": "1"}, columns=["a", "c", "d"])]
 
 

@@ -23,9 +23,18 @@ from pipeline.records import (
 
 RECORDED = Path(__file__).parent / "recorded"
 KINDS = {
-    "card": ModelCard, "gate": GateRecord, "index": Index, "metrics": Evaluation, "night": NightRecord, "plan": Plan,
-    "profile": Profile, "reliability": Curve, "result": Result, "schema": DatasetSchema, "towers": Towers,
-}  # fmt: skip
+    "card": ModelCard,
+    "gate": GateRecord,
+    "index": Index,
+    "metrics": Evaluation,
+    "night": NightRecord,
+    "plan": Plan,
+    "profile": Profile,
+    "reliability": Curve,
+    "result": Result,
+    "schema": DatasetSchema,
+    "towers": Towers,
+}
 FILES = sorted(path for path in RECORDED.glob("*.json") if path.stem.partition("-")[0] in KINDS)
 
 

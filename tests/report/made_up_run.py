@@ -36,9 +36,11 @@ launch:
 
 
 PHASES_MS = {
-    "input_exchange": {"predicted_ms": 2.0, "measured_ms": 2.5}, "lookup": {"predicted_ms": 4.0, "measured_ms": 5.0},
-    "dense": {"predicted_ms": 30.0, "measured_ms": 31.5}, "overhead": {"predicted_ms": 0.0, "measured_ms": 1.25},
-}  # fmt: skip
+    "input_exchange": {"predicted_ms": 2.0, "measured_ms": 2.5},
+    "lookup": {"predicted_ms": 4.0, "measured_ms": 5.0},
+    "dense": {"predicted_ms": 30.0, "measured_ms": 31.5},
+    "overhead": {"predicted_ms": 0.0, "measured_ms": 1.25},
+}
 
 
 def make_result(**changes):
@@ -62,19 +64,32 @@ def make_result(**changes):
             },
         },
         "train": {
-            "samples": 4_800_000, "steps": 1_172, "seconds": 58.9, "samples_per_s": 81_494.2, "data_wait_share": 0.0041,
-            "peak_rss_bytes": 1_234_567_890, "world_size": 2, "phases": PHASES_MS,
+            "samples": 4_800_000,
+            "steps": 1_172,
+            "seconds": 58.9,
+            "samples_per_s": 81_494.2,
+            "data_wait_share": 0.0041,
+            "peak_rss_bytes": 1_234_567_890,
+            "world_size": 2,
+            "phases": PHASES_MS,
             "step": {"predicted_ms": 48.1, "measured_ms": 50.25},
             "memory": {"predicted_bytes": 629_145_600, "measured_bytes": 734_003_200},
         },
         "checkpoint": {
-            "count": 3, "bytes_written": 83_886_080, "bytes_full_equivalent": 125_829_120, "stall_share": 0.0021
+            "count": 3,
+            "bytes_written": 83_886_080,
+            "bytes_full_equivalent": 125_829_120,
+            "stall_share": 0.0021,
         },
         "eval": {
-            "samples": 80_123, "ne": 0.83214, "auc": 0.78123, "logloss": 0.46712, "calibration": 1.0031,
+            "samples": 80_123,
+            "ne": 0.83214,
+            "auc": 0.78123,
+            "logloss": 0.46712,
+            "calibration": 1.0031,
             "bayes_ne": 0.8021,
         },
-    }  # fmt: skip
+    }
     return {**result, **changes}
 
 
@@ -86,13 +101,17 @@ def result_of(record):
 def make_record(step, total=1172, **changes):
     noise = random.Random(step)
     record = {
-        "step": step, "steps_total": total, "samples": step * 4096,
+        "step": step,
+        "steps_total": total,
+        "samples": step * 4096,
         "samples_per_s": 81_234 * (0.9 + 0.15 * noise.random()),
-        "data_wait_share": 0.004 * noise.random() + (0.05 if step < 40 else 0), "seconds": step * 0.05,
-        "loss": 0.46 + 0.2 * math.exp(-step / 90) + 0.01 * noise.gauss(0, 1), "lr": 0.002 * min(1, step / 100),
+        "data_wait_share": 0.004 * noise.random() + (0.05 if step < 40 else 0),
+        "seconds": step * 0.05,
+        "loss": 0.46 + 0.2 * math.exp(-step / 90) + 0.01 * noise.gauss(0, 1),
+        "lr": 0.002 * min(1, step / 100),
         "ne_window": 0.83 + 0.25 * math.exp(-step / 100) + 0.004 * noise.gauss(0, 1),
         "eta_seconds": (total - step) * 0.05,
-    }  # fmt: skip
+    }
     return {**record, **changes}
 
 
@@ -100,16 +119,29 @@ def make_plan():
     kernels = {"data_parallel": "dense", "table_wise": "fused", "row_wise": "fused"}
     tables = {
         name: {
-            "rows": rows, "dim": 16, "pooling": 1.0, "tier": "ddr", "sharding": kind, "kernel": kernels[kind],
-            "shards": [{"rank": 0, "row": 0, "rows": rows, "column": 0, "columns": 16}], "cost_ms": rows / 1e6,
+            "rows": rows,
+            "dim": 16,
+            "pooling": 1.0,
+            "tier": "ddr",
+            "sharding": kind,
+            "kernel": kernels[kind],
+            "shards": [{"rank": 0, "row": 0, "rows": rows, "column": 0, "columns": 16}],
+            "cost_ms": rows / 1e6,
             "reason": f"{name} is cheapest {kind}",
         }
         for name, (rows, kind) in TABLES.items()
-    }  # fmt: skip
+    }
     return {
-        "version": 2, "hardware": "laptop", "device": "cpu", "world_size": 2, "ranks_per_host": 2, "global_batch": 4096,
-        "tables": tables, "memory": [{"hbm": 0, "ddr": 20_971_520, "ssd": 0}] * 2, "predicted_step_ms": 1.2345,
-    }  # fmt: skip
+        "version": 2,
+        "hardware": "laptop",
+        "device": "cpu",
+        "world_size": 2,
+        "ranks_per_host": 2,
+        "global_batch": 4096,
+        "tables": tables,
+        "memory": [{"hbm": 0, "ddr": 20_971_520, "ssd": 0}] * 2,
+        "predicted_step_ms": 1.2345,
+    }
 
 
 def make_reliability():

@@ -8,16 +8,27 @@ from pipeline.report.data import PROFILE, QUALITY
 from pipeline.report.html import ReportData, render
 
 PART = {
-    "rows": 1000, "rows_train": 760, "rows_test": 200, "rows_quarantined": 40, "bytes_in": 4096, "rows_per_s": 1.0,
-    "reasons": {"x is not a finite number": 30, "the <label> is missing": 10}, "day": "2026-01-02",
-    "rows_late": {"2026-01-01": 3}, "rows_freed": {"user": 2}, "replaces": "datasets/d/2026-01-02/" + "0" * 32,
+    "rows": 1000,
+    "rows_train": 760,
+    "rows_test": 200,
+    "rows_quarantined": 40,
+    "bytes_in": 4096,
+    "rows_per_s": 1.0,
+    "reasons": {"x is not a finite number": 30, "the <label> is missing": 10},
+    "day": "2026-01-02",
+    "rows_late": {"2026-01-01": 3},
+    "rows_freed": {"user": 2},
+    "replaces": "datasets/d/2026-01-02/" + "0" * 32,
     "warnings": [f"feature 'f{i}': its values moved, PSI {i}" for i in range(7)],
-}  # fmt: skip
+}
 DATA = {
     QUALITY: {
         "quarantine": {"rows": 40, "reasons": PART["reasons"]},
-        "checks": {"warnings": PART["warnings"][:1], "against": "datasets/d/2026-01-01/k",
-                   "drift": {"label": {"label_rate": 0.1}, "user": {"psi": 0.4}, "price": {"psi": 0.01}}},
+        "checks": {
+            "warnings": PART["warnings"][:1],
+            "against": "datasets/d/2026-01-01/k",
+            "drift": {"label": {"label_rate": 0.1}, "user": {"psi": 0.4}, "price": {"psi": 0.01}},
+        },
         "distribution": {"features": {"user": {"distinct": 1234}, "price": {"distinct": 99}}},
     },
     PROFILE: {
@@ -25,7 +36,7 @@ DATA = {
         "sparse": {"user": {"missing_share": 0.0, "rows": 5000}, "new": {"missing_share": 1.0, "rows": 2}},
     },
     "bytes": 2048,
-}  # fmt: skip
+}
 
 
 def test_the_section_tells_rows_reasons_and_what_moved_most_first():
@@ -34,9 +45,12 @@ def test_the_section_tells_rows_reasons_and_what_moved_most_first():
     for expected in (
         "760 train and 200 test rows, 2.0 KiB written; day 2026-01-02; replaces datasets/d/2026-01-02/000",
         "3 rows kept for 2026-01-01; 2 rows of user freed; compared with datasets/d/2026-01-01/k.",
-        "x is not a finite number 30 75.0%", "the <label> is missing 10 25.0%", "'f0': its values moved",
-        "user sparse 0.0% - 1,234 5,000 0.400", "price dense 25.0% 7.5 - - 0.010",
-    ):  # fmt: skip
+        "x is not a finite number 30 75.0%",
+        "the <label> is missing 10 25.0%",
+        "'f0': its values moved",
+        "user sparse 0.0% - 1,234 5,000 0.400",
+        "price dense 25.0% 7.5 - - 0.010",
+    ):
         assert expected in text.replace("–", "-"), expected
     assert page.index(">user<") < page.index(">price<") < page.index(">new<")
     for part, data in (({}, DATA), (PART, {})):

@@ -35,20 +35,31 @@ def record(incumbent: bool = True, **more) -> GateRecord:
     part = Slice(slice="country", value="<de>", rows=400, clicks=100, candidate=figures())
     shares = Histogram(edges=np.linspace(0, 1, 5).tolist(), candidate=[0.4, 0.3, 0.2, 0.1])
     made = {
-        "model": "clicks", "version": "v00002-ab", "rows": 12_345, "verdict": "HOLD", "candidate": ours,
-        "reasons": ("NE is 0.75 <b>", "calibration is off"), "reliability": {"candidate": curve},
-        "coverage": {"a": 0.8}, "histogram": shares, "checks": CHECKS, "slices": (part,),
-    }  # fmt: skip
+        "model": "clicks",
+        "version": "v00002-ab",
+        "rows": 12_345,
+        "verdict": "HOLD",
+        "candidate": ours,
+        "reasons": ("NE is 0.75 <b>", "calibration is off"),
+        "reliability": {"candidate": curve},
+        "coverage": {"a": 0.8},
+        "histogram": shares,
+        "checks": CHECKS,
+        "slices": (part,),
+    }
     if incumbent:
         beside = figures(0.02, 0.0, 0.0)
         made |= {
-            "incumbent_version": "v00001-cd", "incumbent": ours, "change": figures(0.001, 0.001, 0.001),
+            "incumbent_version": "v00001-cd",
+            "incumbent": ours,
+            "change": figures(0.001, 0.001, 0.001),
             "power": RowsPower(limit=0.002, power=0.9, bound=0.01, resolved=0.013, rows_needed=520_000),
-            "shift": Shift(psi=0.1, ks=0.05), "reliability": {"candidate": curve, "incumbent": curve},
+            "shift": Shift(psi=0.1, ks=0.05),
+            "reliability": {"candidate": curve, "incumbent": curve},
             "former": Former(ne=0.8, calibration=1.0, calibration_by_prediction=0.0, coverage={"a": 0.9}),
             "histogram": replace(shares, incumbent=[0.25] * 4),
             "slices": (replace(part, incumbent=figures(), change=beside),),
-        }  # fmt: skip
+        }
     return gate_record(**(made | more))
 
 

@@ -63,9 +63,21 @@ def test_the_page_shows_everything_and_loads_nothing(store):
     assert not {"src", "href", "onload", "onclick"} & {name for name, _ in checker.attributes}
     assert "http" not in page and "url(" not in page and "@import" not in page
     text = " ".join(checker.text)
-    for expected in ("0.8321", "84.8%", "0.7812", "81,494", "400,000", "table wise", "50,003", "all 2",
-                     "global_batch: 4096", "test 0.8321",
-                     "best reachable 0.8021", "1 min 16 s", "planned for laptop"):  # fmt: skip
+    for expected in (
+        "0.8321",
+        "84.8%",
+        "0.7812",
+        "81,494",
+        "400,000",
+        "table wise",
+        "50,003",
+        "all 2",
+        "global_batch: 4096",
+        "test 0.8321",
+        "best reachable 0.8021",
+        "1 min 16 s",
+        "planned for laptop",
+    ):
         assert expected in text
     assert not re.search(r"\bnan\b|\binf\b|None", page)
 
@@ -107,9 +119,15 @@ def test_everything_from_the_run_is_escaped():
     evil = '<script>alert("x")</script>'
     stages = {evil: {"status": evil, "seconds": 1.0, "artifact": evil}}
     tables = {evil: {"tier": evil, "sharding": evil, "ranks": [0]}}
-    result = make_result(run=evil, status=evil, stages=stages, plan={"tables": tables, "tiers": {}},
-                         error={"message": evil, "exit_code": 1, "hint": evil}, model={"version": evil, "uri": evil},
-                         gate={"verdict": evil, "reasons": [evil]})  # fmt: skip
+    result = make_result(
+        run=evil,
+        status=evil,
+        stages=stages,
+        plan={"tables": tables, "tiers": {}},
+        error={"message": evil, "exit_code": 1, "hint": evil},
+        model={"version": evil, "uri": evil},
+        gate={"verdict": evil, "reasons": [evil]},
+    )
     page = render(ReportData(result=result_of(result), config=f"seed: {evil}\nmodel:\n  name: {evil}\n"))
     assert "<script" not in page
     checked(page)

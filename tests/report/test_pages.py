@@ -45,9 +45,22 @@ TEMPLATES = PACKAGE / "report" / "templates"
 RECORDED = Path(__file__).parents[1] / "records" / "recorded"
 PARTS = {"base.html", "parts.html", "figures.html"}  # no pages with tables
 OWN_WORDS = (
-    "question", "worth a look", "carry", "held-out", "looks", "what decides", "rows can tell", "waits for", "worlds",
-    "no sure difference", "ended early", "moved (psi)", "quarantined because", "serving gap", "held rows",
-)  # fmt: skip
+    "question",
+    "worth a look",
+    "carry",
+    "held-out",
+    "looks",
+    "what decides",
+    "rows can tell",
+    "waits for",
+    "worlds",
+    "no sure difference",
+    "ended early",
+    "moved (psi)",
+    "quarantined because",
+    "serving gap",
+    "held rows",
+)
 
 
 def recorded(kind: type[Record], name: str) -> Iterator[Record]:
@@ -61,9 +74,10 @@ def compared() -> str:
     part = RunSlice(slice="country", value="de", rows=400, clicks=100, change=change)
     record = RunsComparison(
         runs=tuple(RunLine(run=name, status="done", ne=0.8, stages={"train": 2.0}) for name in ("a", "b")),
-        settings={"train.lr": [0.1, 0.2]}, confidence=0.95,
+        settings={"train.lr": [0.1, 0.2]},
+        confidence=0.95,
         changes=(RunChange(run="b", rows=400, change=change, slices=(part,)),),
-    )  # fmt: skip
+    )
     return comparison_page(record, {"a": [], "b": []})
 
 
@@ -83,23 +97,49 @@ def searched() -> str:
     point = SearchPoint(step=10, temperature=1.0, loss=0.5, held_loss=0.5, cost=0.1)
     choice = DecisionRecord(part="width", choices=(8, 4), chosen=4, probability=0.9, history=((0.5, 0.5),))
     record = SearchRecord(
-        name="s", dataset="datasets/d/k", seed=1, steps=10, rows=100, held_rows=10, seconds=1.0, before=price,
-        after=price, decisions={"C1": choice}, points=(point,), undecided=("C1",),
-    )  # fmt: skip
+        name="s",
+        dataset="datasets/d/k",
+        seed=1,
+        steps=10,
+        rows=100,
+        held_rows=10,
+        seconds=1.0,
+        before=price,
+        after=price,
+        decisions={"C1": choice},
+        points=(point,),
+        undecided=("C1",),
+    )
     return search_page(record)
 
 
 def foreseen() -> str:
     bands = dict.fromkeys(("0", "30"), (10, 20, 30))
     table = TableOutlook(
-        trend="steady", history=(5, 10), limit=100, setting="data.sparse.C1.rows", when_full="keep", rows=bands,
-        full=Reached(), paths=((10, 20, 30),),
-    )  # fmt: skip
+        trend="steady",
+        history=(5, 10),
+        limit=100,
+        setting="data.sparse.C1.rows",
+        when_full="keep",
+        rows=bands,
+        full=Reached(),
+        paths=((10, 20, 30),),
+    )
     plans = tuple(NightPlan(night=night, day="2026-01-01", rows=10, fits=True, step_ms=1.0) for night in (0, 30))
     record = Outlook(
-        settings={}, hardware="laptop", world_size=1, model="clicks", nights=30, band=0.8, read=("a", "b"), missing=(),
-        fits=True, tables={"C1": table}, plans=plans, tiers={},
-    )  # fmt: skip
+        settings={},
+        hardware="laptop",
+        world_size=1,
+        model="clicks",
+        nights=30,
+        band=0.8,
+        read=("a", "b"),
+        missing=(),
+        fits=True,
+        tables={"C1": table},
+        plans=plans,
+        tiers={},
+    )
     return outlook_page([record])
 
 
@@ -153,16 +193,25 @@ def test_reasons_and_reports_say_test_rows() -> None:
 def test_what_comes_from_outside_does_nothing_in_a_terminal_or_in_markdown() -> None:
     value = "de\x1b[31m@here"
     night = NightRecord(
-        model="m", date="2026-01-02", run="m-2026-01-02", outcome="failed", exit_code=1, finished=0.0,
-        message=f"no such id: {value}", skipped=(f"2026-01-01: <b> {value}",), changed=(f"data.path: {value}",),
-    )  # fmt: skip
+        model="m",
+        date="2026-01-02",
+        run="m-2026-01-02",
+        outcome="failed",
+        exit_code=1,
+        finished=0.0,
+        message=f"no such id: {value}",
+        skipped=(f"2026-01-01: <b> {value}",),
+        changed=(f"data.path: {value}",),
+    )
     text = night_markdown(night)
     assert "\x1b" not in text and "@here" not in text and "<b>" not in text
     change = figures(0.05, 0.05, 0.05, kind=Figures)
     part = RunSlice(slice="country", value=value, rows=400, clicks=100, change=change)
     compared = RunsComparison(
-        runs=tuple(RunLine(run=name, status="done") for name in ("a", "b")), settings={}, confidence=0.95,
+        runs=tuple(RunLine(run=name, status="done") for name in ("a", "b")),
+        settings={},
+        confidence=0.95,
         changes=(RunChange(run="b", rows=400, change=change, slices=(part,)),),
-    )  # fmt: skip
+    )
     shown = comparison_text(compared)
     assert "country=de\\x1b[31m@here" in shown and "\x1b" not in shown

@@ -29,9 +29,16 @@ def test_the_page_is_whole_and_fetches_nothing(plan):
 def test_a_laptops_plan_shows_bars_as_rows():
     page = plan_page(laptop())
     text = " ".join(checked(page).text)
-    for expected in ("Plan for laptop", "154 MiB of 8.0 GiB", "20.50 ms", "optimal", "1,000,000 × 16", "rank 0",
-                     "Reserved per rank: dense 3.0 MiB, activations 20.0 MiB, inputs 1.0 MiB",
-                     "1,000,000 rows are cheapest table_wise"):  # fmt: skip
+    for expected in (
+        "Plan for laptop",
+        "154 MiB of 8.0 GiB",
+        "20.50 ms",
+        "optimal",
+        "1,000,000 × 16",
+        "rank 0",
+        "Reserved per rank: dense 3.0 MiB, activations 20.0 MiB, inputs 1.0 MiB",
+        "1,000,000 rows are cheapest table_wise",
+    ):
         assert expected in text
     assert "hits" not in text and "Mean, ms" not in text and "HBM" not in text
     assert checked(page).tags.count("figure") == 2
@@ -40,9 +47,18 @@ def test_a_laptops_plan_shows_bars_as_rows():
 def test_a_clusters_plan_shows_every_rank_tiers_caches_and_capacity():
     page = plan_page(cluster())
     text = " ".join(checked(page).text)
-    for expected in ("capacity 79.0 GiB", "16 × 8 cuda ranks", "≤ 0.42%", "4,000,000", "97.1% hits", "hbm cached ddr",
-                     "key_value", "128 shards, all 128 ranks", "of which 1.58 ms overlap",
-                     "the coldest of all"):  # fmt: skip
+    for expected in (
+        "capacity 79.0 GiB",
+        "16 × 8 cuda ranks",
+        "≤ 0.42%",
+        "4,000,000",
+        "97.1% hits",
+        "hbm cached ddr",
+        "key_value",
+        "128 shards, all 128 ranks",
+        "of which 1.58 ms overlap",
+        "the coldest of all",
+    ):
         assert expected in text
     assert checked(page).tags.count("figure") == 4
     assert page.count('class="hover"') == 4 * 128
@@ -73,8 +89,15 @@ def test_a_plan_without_phases_figures_and_memory_still_has_a_page():
 def test_everything_from_the_plan_is_escaped():
     evil = '<script>alert("x")</script>'
     tables = {evil: table(10, [0], tier=evil, kernel=evil, reason=evil, sharding=evil)}
-    plan = replace(laptop(), hardware=evil, device=evil, tables=tables, figures={evil: 1.0, "ddr_gib": 8.0},
-                   phases=[{evil: 1.0}], reserved=[{evil: 5}])  # fmt: skip
+    plan = replace(
+        laptop(),
+        hardware=evil,
+        device=evil,
+        tables=tables,
+        figures={evil: 1.0, "ddr_gib": 8.0},
+        phases=[{evil: 1.0}],
+        reserved=[{evil: 5}],
+    )
     page = plan_page(plan)
     assert "<script" not in page
     checked(page)

@@ -7,15 +7,23 @@ from pipeline.records import SequenceProfile
 from pipeline.report.html import ReportData, render
 from pipeline.report.sequences import MOST_EVENTS, sequence_figures
 
-PROFILE = {"mean": 3.2, "p99": 6, "longest": 6, "empty_share": 0.25, "rows_by_length": [25, 50, 15, 10],
-           "events_per_bin": 2}  # fmt: skip
+PROFILE = {
+    "mean": 3.2,
+    "p99": 6,
+    "longest": 6,
+    "empty_share": 0.25,
+    "rows_by_length": [25, 50, 15, 10],
+    "events_per_bin": 2,
+}
 EXAMPLE = {
-    "row": 1234, "target": {"item": "<i9>"}, "target_weight": 0.5,
+    "row": 1234,
+    "target": {"item": "<i9>"},
+    "target_weight": 0.5,
     "events": [
         {"names": {"item": "i1", "category": "c&1"}, "age": 7200.0, "weight": -0.25},
         {"names": {"item": "i2", "category": "c2"}, "age": 40.0, "weight": 1.5},
     ],
-}  # fmt: skip
+}
 
 
 def page_of(sequences, attention):
@@ -27,11 +35,16 @@ def test_the_page_has_lengths_and_the_events_of_a_row_with_the_newest_first():
     page = page_of({"seen": PROFILE}, {"seen": EXAMPLE})
     text = " ".join(" ".join(checked(page).text).split())
     for expected in (
-        "Events of seen mean 3.2, 99th percentile 6, longest 6", "no events: 25.0% of the train rows",
-        "1 to 2 events: 50.0% of the train rows", "5 to 6 events: 10.0% of the train rows",
+        "Events of seen mean 3.2, 99th percentile 6, longest 6",
+        "no events: 25.0% of the train rows",
+        "1 to 2 events: 50.0% of the train rows",
+        "5 to 6 events: 10.0% of the train rows",
         "Attention weights of seen test row 1,234 with item <i9>, newest first",
-        "the target itself", "i2, c2, 40 seconds before", "i1, c&1, 2 hours before", "-0.250",
-    ):  # fmt: skip
+        "the target itself",
+        "i2, c2, 40 seconds before",
+        "i1, c&1, 2 hours before",
+        "-0.250",
+    ):
         assert expected in text, expected
     assert text.index("i2, c2") < text.index("i1, c&1")
     assert "<i9>" not in page.replace("&lt;i9&gt;", "")

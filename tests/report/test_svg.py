@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import units
-from pipeline.report.svg import HEIGHT, WIDTH, Axis, Line, line_plot, reliability_plot, thin, ticks, wilson
+from pipeline.report.svg import HEIGHT, WIDTH, Axis, ReferenceLine, line_plot, reliability_plot, thin, ticks, wilson
 
 VALUES = st.floats(-1e9, 1e9).map(lambda value: round(value, 6))
 X, Y = Axis(title="step", from_zero=True, whole=True), Axis(title="loss")
@@ -44,7 +44,9 @@ def test_thinning_keeps_spikes_ends_of_range_and_order():
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 10**7), VALUES), min_size=1, max_size=30, unique_by=lambda point: point[0]))
 def test_every_coordinate_lies_inside_the_picture(points):
-    found = line_plot([(float(x), y) for x, y in sorted(points)], x=X, y=Y, references=[Line(0.5, "half")], label="a")
+    found = line_plot(
+        [(float(x), y) for x, y in sorted(points)], x=X, y=Y, references=[ReferenceLine(0.5, "half")], label="a"
+    )
     root = ElementTree.fromstring(found)
     for node in root.iter():
         if "cx" in node.attrib:
@@ -60,14 +62,16 @@ def test_one_point_is_a_dot_and_no_point_is_nothing():
 
 
 def test_close_references_do_not_write_over_each_other():
-    found = line_plot([(0.0, 1.0), (9.0, 0.8)], x=X, y=Y, references=[Line(0.83, "a"), Line(0.832, "b")], label="c")
+    found = line_plot(
+        [(0.0, 1.0), (9.0, 0.8)], x=X, y=Y, references=[ReferenceLine(0.83, "a"), ReferenceLine(0.832, "b")], label="c"
+    )
     rows = [float(y) for y in re.findall(r'class="note" x="[\d.]+" y="([\d.]+)"', found)]
     assert abs(rows[0] - rows[1]) >= 12
 
 
 def test_text_is_escaped():
     axis = Axis(title="<b>&")
-    found = line_plot([(0.0, 1.0), (1.0, 2.0)], x=axis, y=axis, references=[Line(1, "<i>")], label='"<')
+    found = line_plot([(0.0, 1.0), (1.0, 2.0)], x=axis, y=axis, references=[ReferenceLine(1, "<i>")], label='"<')
     texts = [text.strip() for text in ElementTree.fromstring(found).itertext()]
     assert "<b>&" in texts and any("<i>" in text for text in texts)
 
@@ -84,15 +88,31 @@ def test_the_interval_holds_the_rate_and_shrinks_with_rows():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (units.short(0.25, 0.05), "0.25"), (units.short(1000, 500), "1,000"), (units.short(80_000, 20_000), "80k"),
-        (units.short(1.5e6, 5e5), "1.5M"), (units.short(0, 20_000), "0"), (units.short(None), "-"),
-        (units.short(5e-6, 5e-6), "5e-6"), (units.short(0.0, 5e-6), "0"), (units.short(2.5e-4, 5e-5), "0.00025"),
-        (units.size(0), "0 B"), (units.size(930 * 1024), "930 KiB"), (units.size(64_280_000), "61.3 MiB"),
-        (units.size(None), "-"), (units.duration(0.324), "0.32 s"), (units.duration(59.96), "1 min 00 s"),
-        (units.duration(192), "3 min 12 s"), (units.duration(7_500), "2 h 05 min"), (units.duration(None), "-"),
-        (units.clock(72.4), "00:01:12"), (units.clock(90_061), "1d 01:01:01"), (units.clock(float("inf")), "-"),
-        (units.percent(0.0041), "0.4%"), (units.count(81_234.4), "81,234"), (units.decimal(float("nan")), "-"),
+        (units.short(0.25, 0.05), "0.25"),
+        (units.short(1000, 500), "1,000"),
+        (units.short(80_000, 20_000), "80k"),
+        (units.short(1.5e6, 5e5), "1.5M"),
+        (units.short(0, 20_000), "0"),
+        (units.short(None), "-"),
+        (units.short(5e-6, 5e-6), "5e-6"),
+        (units.short(0.0, 5e-6), "0"),
+        (units.short(2.5e-4, 5e-5), "0.00025"),
+        (units.size(0), "0 B"),
+        (units.size(930 * 1024), "930 KiB"),
+        (units.size(64_280_000), "61.3 MiB"),
+        (units.size(None), "-"),
+        (units.duration(0.324), "0.32 s"),
+        (units.duration(59.96), "1 min 00 s"),
+        (units.duration(192), "3 min 12 s"),
+        (units.duration(7_500), "2 h 05 min"),
+        (units.duration(None), "-"),
+        (units.clock(72.4), "00:01:12"),
+        (units.clock(90_061), "1d 01:01:01"),
+        (units.clock(float("inf")), "-"),
+        (units.percent(0.0041), "0.4%"),
+        (units.count(81_234.4), "81,234"),
+        (units.decimal(float("nan")), "-"),
     ],
-)  # fmt: skip
+)
 def test_units(text, expected):
     assert text == expected

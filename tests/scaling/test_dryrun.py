@@ -69,9 +69,15 @@ def test_rows_that_two_ranks_take_are_found(monkeypatch: pytest.MonkeyPatch) -> 
 def test_extents_that_do_not_tile_a_table_are_named() -> None:
     def extent(first: int, last: int, column: int = 0, columns: int = 8) -> Extent:
         return Extent(
-            file="f", table="t", first=first, last=last, rows=last - first + 1, column=column, columns=columns,
+            file="f",
+            table="t",
+            first=first,
+            last=last,
+            rows=last - first + 1,
+            column=column,
+            columns=columns,
             coding="",
-        )  # fmt: skip
+        )
 
     assert uncovered([extent(5, 9), extent(0, 4)], 10, 8) == ""
     assert uncovered([extent(0, 9, 8), extent(0, 4), extent(5, 9)], 10, 16) == ""

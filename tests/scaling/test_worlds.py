@@ -127,9 +127,7 @@ def test_the_share_of_rows_is_what_a_reader_decodes(tmp_path: Path) -> None:
     for lanes, world, expected in ((1, 2, 1.0), (2, 1, 1.0), (2, 2, 0.5), (2, 4, 0.5)):
         train = TrainConfig(global_batch=8192, lanes=lanes)
         split = SplitReader(store, artifact, "train")
-        order = Order(
-            key=artifact.key, seed=1, global_batch=train.batch, lanes=lanes, rank=world - 1, world_size=world
-        )  # fmt: skip
+        order = Order(key=artifact.key, seed=1, global_batch=train.batch, lanes=lanes, rank=world - 1, world_size=world)
         with BatchReader(split, order) as reader:
             assert sum(1 for _ in reader) == 128
         share = decoded_share(train, world, len(split.groups))

@@ -33,9 +33,13 @@ class Nights:
 
     def __call__(self, days: list[date], *overrides: str, keep_going: bool = False, catching_up: bool = False) -> int:
         return run_nights(
-            days, lambda day: compose([*overrides, f"data.day={day}"]), self.store, self.run, keep_going=keep_going,
+            days,
+            lambda day: compose([*overrides, f"data.day={day}"]),
+            self.store,
+            self.run,
+            keep_going=keep_going,
             catching_up=catching_up,
-        )  # fmt: skip
+        )
 
     def outcomes(self) -> list[str]:
         found = [read_record(self.store, "synthetic", day) for day in DAYS]

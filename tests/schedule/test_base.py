@@ -27,10 +27,13 @@ def publish(store: Store, number: int, again: int = 0) -> str:
     version, day = f"v{number + again:05d}-0000000{number + again}", date(2026, 1, number)
     path = version_path("clicks", version)
     with store.draft(path, kind="model", key=f"k{number}", config={}, inputs={"plan": f"p{number}"}) as draft:
-        draft.commit({
-            "run": run_name("clicks", day), "dataset": f"datasets/d/{day}/key{number}",
-            "checkpoint": f"runs/clicks-{day}/checkpoints/c/step-00000009",
-        })  # fmt: skip
+        draft.commit(
+            {
+                "run": run_name("clicks", day),
+                "dataset": f"datasets/d/{day}/key{number}",
+                "checkpoint": f"runs/clicks-{day}/checkpoints/c/step-00000009",
+            }
+        )
     promote(store, "clicks", version, by="publish")
     return version
 
@@ -118,8 +121,10 @@ def test_a_night_that_was_killed_goes_on_from_the_model_it_began_with(tmp_path: 
     assert run_night(config, store, day, run, 0.0).exit_code == 5
     assert run_night(config, store, day, run, 0.0).exit_code == 0  # it failed: the next try begins anew
     assert [str(start).split("/")[1] for start in starts] == [
-        "clicks-2026-01-02", "clicks-2026-01-02", "clicks-2026-01-01",
-    ]  # fmt: skip
+        "clicks-2026-01-02",
+        "clicks-2026-01-02",
+        "clicks-2026-01-01",
+    ]
 
 
 def test_a_night_that_cannot_begin_is_told_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.ingest.synthetic import write_tsv
-from pipeline.schedule.cluster import Night, apply, status, suspend
+from pipeline.schedule.cluster import NightJob, apply, status, suspend
 from pipeline.schedule.lock import lease_path
 from pipeline.schedule.manifests import schedule_config, schedule_objects
 from pipeline.store import Store
@@ -34,13 +34,29 @@ pytestmark = [pytest.mark.k8s, pytest.mark.slow]
 MODEL = "clicks"
 STAGES = ("ingest", "plan", "partition", "train", "evaluate", "publish")
 SETTINGS = (
-    "launch.namespace=training", "launch.lease_seconds=10", "schedule.name=clicks", "schedule.retries=0",
-    "schedule.cron='* * * * *'", "data=criteo", "data.sparse_defaults.min_count=1", "hardware.hosts=2",
-    "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=256", "train.lr=0.01",
-    "train.sparse_lr=0.2", "train.schedule=linear", "train.decay_ratio=1", "train.warmup_steps=5",
-    "train.precision=fp32", "train.threads_per_rank=1",
-    f"publish.model={MODEL}", "nightly.wait_minutes=0", "nightly.lease_seconds=10",
-)  # fmt: skip
+    "launch.namespace=training",
+    "launch.lease_seconds=10",
+    "schedule.name=clicks",
+    "schedule.retries=0",
+    "schedule.cron='* * * * *'",
+    "data=criteo",
+    "data.sparse_defaults.min_count=1",
+    "hardware.hosts=2",
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "train.global_batch=256",
+    "train.lr=0.01",
+    "train.sparse_lr=0.2",
+    "train.schedule=linear",
+    "train.decay_ratio=1",
+    "train.warmup_steps=5",
+    "train.precision=fp32",
+    "train.threads_per_rank=1",
+    f"publish.model={MODEL}",
+    "nightly.wait_minutes=0",
+    "nightly.lease_seconds=10",
+)
 WORLD = ("data.synthetic.rows=20000", "data.synthetic.ids_per_feature=200", "data.synthetic.new_ids=0.02")
 
 
@@ -60,10 +76,14 @@ class Nights:
     def __post_init__(self) -> None:
         (self.folder / "logs").mkdir()
         self.overrides = [
-            *CLUSTER, *SETTINGS, f"store={self.folder}/store", f'data.path="{self.folder}/logs/{{day}}.tsv"',
-            f"launch.pods.volumes={{all:{{claim:all,path:{self.folder}}}}}", f"launch.port={self.cluster.port}",
+            *CLUSTER,
+            *SETTINGS,
+            f"store={self.folder}/store",
+            f'data.path="{self.folder}/logs/{{day}}.tsv"',
+            f"launch.pods.volumes={{all:{{claim:all,path:{self.folder}}}}}",
+            f"launch.port={self.cluster.port}",
             f"schedule.time_zone={self.zone}",
-        ]  # fmt: skip
+        ]
         self.api = self.cluster.api("admin")
         self.store = Store(f"{self.folder}/store")
         *self.access, cron = schedule_objects(schedule_config(self.overrides), self.overrides)
@@ -91,12 +111,12 @@ class Nights:
 
         start_job(self.api, self.cron, f"night-{day}", dated, retries)
 
-    def ended(self, count: int) -> Night:
+    def ended(self, count: int) -> NightJob:
         """The newest of ``count`` nights, once it has ended."""
         nights = wait_for(lambda: n if (n := self.nights())[0].state != "running" and len(n) == count else None, 1800.0)
         return nights[0]
 
-    def nights(self) -> list[Night]:
+    def nights(self) -> list[NightJob]:
         """As ``nightjar schedule status`` tells them, newest first."""
         return status(self.api, self.cron).nights
 
@@ -105,7 +125,7 @@ class Nights:
         pods = self.api.get(PODS, labelSelector=f"job-name={night}")["items"]
         return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
-    def said(self, night: Night) -> str:
+    def said(self, night: NightJob) -> str:
         """What the last launcher of ``night`` printed."""
         return self.log(self.launchers(night.job)[-1])
 
@@ -117,9 +137,11 @@ class Nights:
         """{stage and attempt: phase} of the night's Volcano jobs."""
         found = self.api.get(VOLCANO, labelSelector=f"nightjar/run={MODEL}-{day}")["items"]
         return {
-            "-".join((job["metadata"]["labels"]["nightjar/stage"], job["metadata"]["name"].rpartition("-")[2])):
-                job.get("status", {}).get("state", {}).get("phase", "") for job in found
-        }  # fmt: skip
+            "-".join(
+                (job["metadata"]["labels"]["nightjar/stage"], job["metadata"]["name"].rpartition("-")[2])
+            ): job.get("status", {}).get("state", {}).get("phase", "")
+            for job in found
+        }
 
     def pods(self, day: date) -> list[dict[str, Any]]:
         """The pods of the night's stages."""
@@ -146,9 +168,13 @@ class Nights:
     def second_launcher(self, day: date) -> subprocess.CompletedProcess[str]:
         """``nightjar nightly`` from outside the cluster, while the launcher pod works."""
         return subprocess.run(
-            [sys.executable, "-m", "pipeline.cli", "nightly", f"date={day}", *self.overrides], cwd=ROOT, text=True,
-            capture_output=True, timeout=PATIENCE, env={**os.environ, "KUBECONFIG": str(self.cluster.launcher)},
-        )  # fmt: skip
+            [sys.executable, "-m", "pipeline.cli", "nightly", f"date={day}", *self.overrides],
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            timeout=PATIENCE,
+            env={**os.environ, "KUBECONFIG": str(self.cluster.launcher)},
+        )
 
     def assert_whole(self, day: date) -> None:
         """Six stages as one Volcano job each, training in two pods, and nothing left behind: no pod, no lock."""

@@ -33,12 +33,22 @@ class Night:
 
         ``free``: nor is the run held.
         """
-        code = cli.main([
-            "nightly", "date=2026-01-01", *CLUSTER, "launch.namespace=training", "publish.model=clicks",
-            "data.synthetic.rows=2000", f"store={self.folder}/store", "nightly.wait_minutes=0",
-            "launch.image_minutes=0", "launch.outage_minutes=1",
-            f"launch.pods.volumes={{store:{{claim:store,path:{self.folder}}}}}", *overrides,
-        ])  # fmt: skip
+        code = cli.main(
+            [
+                "nightly",
+                "date=2026-01-01",
+                *CLUSTER,
+                "launch.namespace=training",
+                "publish.model=clicks",
+                "data.synthetic.rows=2000",
+                f"store={self.folder}/store",
+                "nightly.wait_minutes=0",
+                "launch.image_minutes=0",
+                "launch.outage_minutes=1",
+                f"launch.pods.volumes={{store:{{claim:store,path:{self.folder}}}}}",
+                *overrides,
+            ]
+        )
         said = self.capsys.readouterr().err
         assert code == 8, said
         assert said.startswith("nightjar: ") and said.count("nightjar: ") == 1 and "Traceback" not in said

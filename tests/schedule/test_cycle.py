@@ -16,15 +16,27 @@ from pipeline.store import Store
 from tests.schedule.test_webhook import Hook, serving
 
 SETTINGS = (
-    "data.sparse_defaults.min_count=1", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "model.embedding_dim=8",
+    "data.sparse_defaults.min_count=1",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
     "train.threads_per_rank=1",
-    "train.global_batch=256", "train.lr=0.01", "train.sparse_lr=0.2", "train.warmup_steps=5", "train.precision=fp32",
-    "train.schedule=linear", "train.decay_ratio=0.3",
+    "train.global_batch=256",
+    "train.lr=0.01",
+    "train.sparse_lr=0.2",
+    "train.warmup_steps=5",
+    "train.precision=fp32",
+    "train.schedule=linear",
+    "train.decay_ratio=0.3",
     "gate.max_calibration_error=0.25",  # 22 steps
-    "launch.inline=[ingest,plan,partition,train,evaluate,publish]", "gate.max_psi=null", "gate.replicates=50",
-    "gate.max_ne_increase=0.05", "gate.min_baseline_gain=null",  # what 1,400 held-out rows tell; after 22 steps
-    "publish.model=clicks", "nightly.wait_minutes=0",
-)  # fmt: skip
+    "launch.inline=[ingest,plan,partition,train,evaluate,publish]",
+    "gate.max_psi=null",
+    "gate.replicates=50",
+    "gate.max_ne_increase=0.05",
+    "gate.min_baseline_gain=null",  # what 1,400 held-out rows tell; after 22 steps
+    "publish.model=clicks",
+    "nightly.wait_minutes=0",
+)
 WORLD = ("data.synthetic.rows=7000", "data.synthetic.ids_per_feature=200", "data.synthetic.new_ids=0.02")
 
 

@@ -27,18 +27,43 @@ pytestmark = pytest.mark.slow
 DAYS = [date(2026, 1, day) for day in (1, 2, 3)]
 ROWS, HELD, JUDGED = 2400, 18, 21  # rows a day; the hours from which on rows are held out, and judged
 SETTINGS = (
-    "data=csv", "data.name=shop", "data.label.column=click", "data.timestamp=time", "data.dedupe.key=event",
-    "data.label.window_days=2", "+data.dense.price={}", "+data.sparse.user={rows: 60}", "+data.sparse.ad={rows: 30}",
-    "+data.tasks.buy={given: click}", "data.split.by=hours", "data.split.test_hours=6",
+    "data=csv",
+    "data.name=shop",
+    "data.label.column=click",
+    "data.timestamp=time",
+    "data.dedupe.key=event",
+    "data.label.window_days=2",
+    "+data.dense.price={}",
+    "+data.sparse.user={rows: 60}",
+    "+data.sparse.ad={rows: 30}",
+    "+data.tasks.buy={given: click}",
+    "data.split.by=hours",
+    "data.split.test_hours=6",
     "train.threads_per_rank=1",
-    "model.embedding_dim=4", "model.bottom_mlp=[8]", "model.top_mlp=[8]", "train.global_batch=128", "train.epochs=2",
-    "train.warmup_steps=2", "train.precision=fp32", "train.lr=0.01", "train.sparse_lr=0.1",
-    "launch.inline=[ingest,plan,partition,train,evaluate,publish]", "nightly.wait_minutes=0", "gate.replicates=50",
-    "gate.min_rows=100", "gate.max_calibration_error=null", "gate.max_ne=null", "gate.min_baseline_gain=null",
-    "gate.max_ne_increase=null", "gate.max_psi=null", "gate.max_label_shift=null", "gate.max_ne_drift=null",
-    "+gate.tasks.buy={max_ne: null, max_increase: null}", "publish.quantise=fp32",
+    "model.embedding_dim=4",
+    "model.bottom_mlp=[8]",
+    "model.top_mlp=[8]",
+    "train.global_batch=128",
+    "train.epochs=2",
+    "train.warmup_steps=2",
+    "train.precision=fp32",
+    "train.lr=0.01",
+    "train.sparse_lr=0.1",
+    "launch.inline=[ingest,plan,partition,train,evaluate,publish]",
+    "nightly.wait_minutes=0",
+    "gate.replicates=50",
+    "gate.min_rows=100",
+    "gate.max_calibration_error=null",
+    "gate.max_ne=null",
+    "gate.min_baseline_gain=null",
+    "gate.max_ne_increase=null",
+    "gate.max_psi=null",
+    "gate.max_label_shift=null",
+    "gate.max_ne_drift=null",
+    "+gate.tasks.buy={max_ne: null, max_increase: null}",
+    "publish.quantise=fp32",
     "publish.calibrator.method=platt",
-)  # fmt: skip
+)
 
 
 def write_world(folder: Path) -> pl.DataFrame:
@@ -49,12 +74,19 @@ def write_world(folder: Path) -> pl.DataFrame:
     click = rng.random(size) < 1 / (1 + np.exp(-odds))
     late = click & (rng.random(size) < 0.3)
     own = np.repeat(np.arange(len(DAYS)), ROWS)
-    rows = pl.DataFrame({
-        "event": [f"e{number}" for number in range(size)], "user": user, "ad": ad, "price": price, "true": click,
-        "day": own, "told": np.where(late, own + rng.integers(1, 3, size), own),
-        "buy": click & (rng.random(size) < 0.5),
-        "hour": np.tile(np.arange(ROWS) * 24 // ROWS, len(DAYS)),
-    })  # fmt: skip
+    rows = pl.DataFrame(
+        {
+            "event": [f"e{number}" for number in range(size)],
+            "user": user,
+            "ad": ad,
+            "price": price,
+            "true": click,
+            "day": own,
+            "told": np.where(late, own + rng.integers(1, 3, size), own),
+            "buy": click & (rng.random(size) < 0.5),
+            "hour": np.tile(np.arange(ROWS) * 24 // ROWS, len(DAYS)),
+        }
+    )
     (folder / "logs").mkdir()
     (folder / "clicks").mkdir()
     for number, day in enumerate(DAYS):
@@ -64,9 +96,13 @@ def write_world(folder: Path) -> pl.DataFrame:
                 lambda hour, day=day: f"{datetime.combine(day, datetime.min.time()) + timedelta(hours=hour)}",
                 return_dtype=pl.String,
             ),
-            click=pl.col("click").cast(pl.Int8), buy=(pl.col("buy") & pl.col("click")).cast(pl.Int8), event="event",
-            user="user", ad="ad", price="price",
-        )  # fmt: skip
+            click=pl.col("click").cast(pl.Int8),
+            buy=(pl.col("buy") & pl.col("click")).cast(pl.Int8),
+            event="event",
+            user="user",
+            ad="ad",
+            price="price",
+        )
         log.write_csv(folder / "logs" / f"{day}.csv")
         came = rows.filter((pl.col("told") == number) & (pl.col("day") < number))
         came.select("event").write_csv(folder / "clicks" / f"{day}.csv")
@@ -87,8 +123,11 @@ class Nights:
 
     def call(self, *arguments: str) -> int:
         out = io.StringIO()
-        where = [f'data.path="{self.folder}/logs/{{day}}.csv"', f"store={self.folder}/store",
-                 f'data.label.late_path="{self.folder}/clicks/{{day}}.csv"']  # fmt: skip
+        where = [
+            f'data.path="{self.folder}/logs/{{day}}.csv"',
+            f"store={self.folder}/store",
+            f'data.label.late_path="{self.folder}/clicks/{{day}}.csv"',
+        ]
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             code = cli.main([*arguments, *where, *SETTINGS])
         self.said += out.getvalue()

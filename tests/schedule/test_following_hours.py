@@ -11,18 +11,20 @@ from pipeline.store import Store
 from .test_cycle import SETTINGS
 
 WORLD = (
-    "data=synthetic", "data.synthetic.rows=24000", "data.synthetic.ids_per_feature=100", "data.synthetic.drift=1.0",
-    "data.synthetic.hourly=true", "data.split.test_hours=4",
-)  # fmt: skip
+    "data=synthetic",
+    "data.synthetic.rows=24000",
+    "data.synthetic.ids_per_feature=100",
+    "data.synthetic.drift=1.0",
+    "data.synthetic.hourly=true",
+    "data.split.test_hours=4",
+)
 
 
 def night(folder, day: int, *overrides: str) -> dict:
     """``nightjar nightly`` of a day; the run's result and the gate's record in one."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = cli.main(
-            ["nightly", f"date=2026-01-0{day}", f"store={folder}", *WORLD, *SETTINGS, *overrides]
-        )  # fmt: skip
+        code = cli.main(["nightly", f"date=2026-01-0{day}", f"store={folder}", *WORLD, *SETTINGS, *overrides])
     assert code in (0, 6), said.getvalue()
     result: dict = Store(str(folder)).read_json(f"runs/clicks-2026-01-0{day}/result.json")
     return result

@@ -65,10 +65,11 @@ def test_a_night_knows_its_job_and_ends_what_earlier_nights_left(cluster, monkey
 
     step = Step(name="ingest", key="n" * 32, path="a/ingest")
     left, kept = (
-        VolcanoRunner(config_for(f"run=clicks-2026-01-{day}", "launch.pods.env_from=[nothing]"), cluster.api("admin"))
-        .submit(step, "/nowhere/config.yaml")
+        VolcanoRunner(
+            config_for(f"run=clicks-2026-01-{day}", "launch.pods.env_from=[nothing]"), cluster.api("admin")
+        ).submit(step, "/nowhere/config.yaml")
         for day in ("03", "04")
-    )  # fmt: skip
+    )
     end_leftovers(config, "clicks", DAY, [date(2026, 1, 4)])
     assert said[-1] == f"night      job {left.name} of an earlier night, whose launcher is gone, is ended"
     wait_for(lambda: left.runner.phase(left.name) == "lost")

@@ -68,10 +68,18 @@ def night(store: Store, number: int, outcome: str = "published", model: str = "c
     put(store, f"{chain}/{name_of(5)}", step=5, type="baseline", parents=[])
     put(store, f"{chain}/{name_of(9)}", step=9, type="difference", parents=[name_of(5)])
     put(store, f"runs/{run}/train/{number:032x}", keys, final=f"{chain}/{name_of(9)}")
-    before = None if base is None else {
-        "version": f"v{base:05d}-{base:08d}", "day": "", "run": run_of(base, model), "checkpoint": "",
-        "dataset": path_of("ingest", base), "plan": path_of("plan", base),
-    }  # fmt: skip
+    before = (
+        None
+        if base is None
+        else {
+            "version": f"v{base:05d}-{base:08d}",
+            "day": "",
+            "run": run_of(base, model),
+            "checkpoint": "",
+            "dataset": path_of("ingest", base),
+            "plan": path_of("plan", base),
+        }
+    )
     record = {"format": 1, "model": model, "date": str(day), "run": run, "outcome": outcome, "base": before}
     store.write_json(f"runs/{run}/nightly.json", record)
     if before:
@@ -308,11 +316,15 @@ def test_an_artifact_with_a_damaged_manifest_stays_and_is_named(store: Store, ca
 @pytest.mark.parametrize(
     "file",
     [
-        "models/clicks/v00002-00000002/manifest.json", "models/clicks/current.json",
-        f"runs/{run_of(4)}/steps.json", f"runs/{run_of(4)}/config.yaml", f"runs/{run_of(4)}/result.json",
-        f"runs/{run_of(2)}/train/{2:032x}/manifest.json", f"runs/{run_of(0)}/nightly.json",
+        "models/clicks/v00002-00000002/manifest.json",
+        "models/clicks/current.json",
+        f"runs/{run_of(4)}/steps.json",
+        f"runs/{run_of(4)}/config.yaml",
+        f"runs/{run_of(4)}/result.json",
+        f"runs/{run_of(2)}/train/{2:032x}/manifest.json",
+        f"runs/{run_of(0)}/nightly.json",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"stages": [1], "steps": [2]}'])
 def test_where_it_is_not_known_what_is_needed_nothing_goes(store: Store, capsys, file: str, content: bytes) -> None:
     if content[:1] == b"{" and len(content) > 1 and file.endswith(".yaml"):

@@ -16,10 +16,16 @@ DAY = date(2026, 1, 5)
 
 
 def wait(folder: Path, minutes: float) -> None:
-    config = compose([
-        "data=csv", "data.name=d", "+data.sparse.a={}", f'data.path="{folder}/{{day}}/*.csv"', f"data.day={DAY}",
-        "data.watermark.success=_SUCCESS",
-    ])  # fmt: skip
+    config = compose(
+        [
+            "data=csv",
+            "data.name=d",
+            "+data.sparse.a={}",
+            f'data.path="{folder}/{{day}}/*.csv"',
+            f"data.day={DAY}",
+            "data.watermark.success=_SUCCESS",
+        ]
+    )
     wait_for(config.data, DAY, minutes, poll_seconds=0.01, clock=TurnedClock())
 
 

@@ -12,7 +12,7 @@ from pipeline.search.choices import FARTHEST, Choices
 from pipeline.search.cost import Costs
 from pipeline.search.learning import Learner
 from pipeline.search.parts import SPECS
-from pipeline.search.rows import Rows
+from pipeline.search.rows import SearchBatch
 from tests.search.cases import SCHEMA, config
 
 SHARED = replace(SCHEMA, sparse=(*SCHEMA.sparse, SparseColumn(name="d", rows=10, table="a")))  # of the table of a
@@ -29,13 +29,16 @@ def learner_of(whole: Config) -> Learner:
     return learner
 
 
-def rows() -> Rows:
+def rows() -> SearchBatch:
     generator = torch.Generator().manual_seed(3)
     ids = torch.cat([torch.randint(0, column.rows, (B,), generator=generator) for column in SHARED.sparse])
-    return Rows(
-        dense=torch.randn(B, 1, generator=generator), ids=ids, lengths=torch.ones(len(ids), dtype=torch.int64),
-        labels=torch.randint(0, 2, (B,), generator=generator).float(), weights=torch.full((B,), 1 / B),
-    )  # fmt: skip
+    return SearchBatch(
+        dense=torch.randn(B, 1, generator=generator),
+        ids=ids,
+        lengths=torch.ones(len(ids), dtype=torch.int64),
+        labels=torch.randint(0, 2, (B,), generator=generator).float(),
+        weights=torch.full((B,), 1 / B),
+    )
 
 
 def vectors(learner: Learner, columns: int) -> torch.Tensor:

@@ -10,8 +10,8 @@ from pipeline.errors import ConfigError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import Price
 from pipeline.search.choices import Choices
-from pipeline.search.cost import Weights, tabulate
-from pipeline.search.space import Space
+from pipeline.search.cost import LossWeights, tabulate
+from pipeline.search.space import ArchitectureSpace
 from pipeline.specs import Decision
 from tests.planning.plan_cases import configure, cpu, dataset, preset
 
@@ -27,7 +27,7 @@ def price(chosen: Mapping[str, Any]) -> Price:
     return Price(step_ms=10.0 + chosen["first"] + chosen["second"], bytes={"ddr": 100 * chosen["width"]})
 
 
-WEIGHTS = Weights(ms=0.12, bytes=0.2)
+WEIGHTS = LossWeights(ms=0.12, bytes=0.2)
 
 
 def costs(at: dict[str, Any] | None = None):  # type: ignore[no-untyped-def]
@@ -77,7 +77,7 @@ def test_the_cost_has_the_gradients_of_its_table_and_prefers_what_is_cheap() -> 
 @pytest.mark.parametrize("hardware", ["laptop", "h100x8"])
 def test_a_space_prices_as_the_planner_does(hardware: str) -> None:
     config = configure(preset(hardware))
-    space = Space.of(config, *dataset({"a": 100_000, "b": 200, "c": 3_000}))
+    space = ArchitectureSpace.of(config, *dataset({"a": 100_000, "b": 200, "c": 3_000}))
     original = space.price(space.original)
     plan = make_plan(PlanInputs.of(config, space.schema, space.profile))
     assert original.step_ms == pytest.approx(plan.predicted_step_ms, rel=1e-5)
@@ -101,4 +101,4 @@ def test_what_the_search_cannot_do_is_refused(change: dict[str, Any], said: str)
     config.partition.name = change.get("partition", "flat")
     config.search.parts = change.get("parts", ["widths"])
     with pytest.raises(ConfigError, match=said):
-        Space.of(config, *dataset({"a": 10, "b": 20}))
+        ArchitectureSpace.of(config, *dataset({"a": 10, "b": 20}))

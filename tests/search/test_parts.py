@@ -76,9 +76,11 @@ def test_an_mlp_may_end_early_and_be_narrow() -> None:
     net, decisions = net_of(config(), MLPS)
     names = {each.name: each.choices for each in decisions}
     assert names == {
-        "bottom_mlp layer 1": (16, 8), "top_mlp layer 1": (32, 16, 8), "top_mlp layer 2": (16, 8),
+        "bottom_mlp layer 1": (16, 8),
+        "top_mlp layer 1": (32, 16, 8),
+        "top_mlp layer 2": (16, 8),
         "top_mlp layers": (2, 1),
-    }  # fmt: skip
+    }
     dense, embeddings = batch()
     early = gates(decisions, top_mlp_layers=1)
     with torch.no_grad():

@@ -20,8 +20,8 @@ from pipeline.records import SearchRecord, read
 from pipeline.report.search import search_page, search_text
 from pipeline.search.loop import decided, require_memory, search, table_bytes, warning
 from pipeline.search.rows import PartReader
-from pipeline.search.space import Space
-from pipeline.search.state import Kept, State
+from pipeline.search.space import ArchitectureSpace
+from pipeline.search.state import SearchState, SearchStore
 from pipeline.specs import SEARCH_PARTS, Decision, SearchPart
 from pipeline.stages.read import read_dataset
 from pipeline.stages.run import settled
@@ -49,11 +49,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def overrides(folder: Path) -> list[str]:
     return [
-        "data=parquet", f"data.path={folder}/log.parquet", "+data.dense.x={}", "data.sparse_defaults.min_count=1",
-        *(f"+data.sparse.{name}={{}}" for name in "abc"), f"store={folder}/store", "hardware=laptop",
-        "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[32,16]", "train.global_batch=64",
-        "train.threads_per_rank=1", "search.epochs=3", "search.lr=0.03", "search.cost=0.05", "search.memory=0.05",
-    ]  # fmt: skip
+        "data=parquet",
+        f"data.path={folder}/log.parquet",
+        "+data.dense.x={}",
+        "data.sparse_defaults.min_count=1",
+        *(f"+data.sparse.{name}={{}}" for name in "abc"),
+        f"store={folder}/store",
+        "hardware=laptop",
+        "model.embedding_dim=8",
+        "model.bottom_mlp=[16]",
+        "model.top_mlp=[32,16]",
+        "train.global_batch=64",
+        "train.threads_per_rank=1",
+        "search.epochs=3",
+        "search.lr=0.03",
+        "search.cost=0.05",
+        "search.memory=0.05",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -148,12 +160,12 @@ def test_a_killed_search_goes_on_bit_for_bit(folder: Path, done: Path, steps: tu
 
 def test_a_state_that_is_damaged_or_of_another_search_is_left_alone(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    kept = Kept(store, "searching/a", "key")
-    kept.write(State(tensors={"x": torch.arange(3.0)}, values={"done": 1, "loss": 0.1}))
+    kept = SearchStore(store, "searching/a", "key")
+    kept.write(SearchState(tensors={"x": torch.arange(3.0)}, values={"done": 1, "loss": 0.1}))
     found = kept.read()
     assert found is not None and found.values == {"done": 1, "loss": 0.1}
     assert torch.equal(found.tensors["x"], torch.arange(3.0))
-    assert Kept(store, "searching/a", "other").read() is None
+    assert SearchStore(store, "searching/a", "other").read() is None
     data = bytearray((tmp_path / kept.path).read_bytes())
     data[-1] ^= 1
     (tmp_path / kept.path).write_bytes(data)
@@ -170,7 +182,7 @@ def test_two_searches_of_one_name_do_not_run_at_once(folder: Path, done: Path) -
 
 def test_tables_that_do_not_fit_are_refused_before_the_search(folder: Path, done: Path) -> None:
     config, store, dataset = dataset_of(compose(overrides(folder)))
-    space = Space.of(config, *read_dataset(store, dataset))
+    space = ArchitectureSpace.of(config, *read_dataset(store, dataset))
     needed = table_bytes(space, 8)
     rows = sum(table.rows for table in space.schema.tables)
     assert needed == 2 * rows * (8 + 1) * 4  # rowwise adagrad: a value for each row
@@ -220,7 +232,7 @@ def test_a_part_of_another_package_is_searched_like_the_others(folder: Path, don
     with SEARCH_PARTS.added(SharedWidth()):
         config = compose([*overrides(folder), "search.parts=[shared_width]", "search.memory=1.0", "search.name=own"])
         config, store, dataset = dataset_of(config)
-        space = Space.of(config, *read_dataset(store, dataset))
+        space = ArchitectureSpace.of(config, *read_dataset(store, dataset))
         record, again = (search(space, store, dataset) for _ in range(2))
     assert record.decisions["embedding_dim"].chosen == 4  # half of the bytes, at this weight
     assert record.after.total < record.before.total
@@ -232,7 +244,7 @@ def test_a_search_that_decides_nothing_says_so(folder: Path, done: Path) -> None
     given = [*overrides(folder), "search.lr=0.00001", "search.epochs=1", "search.name=flat"]
     given += ["search.parts=[mlps]"]
     config, store, dataset = dataset_of(compose(given))
-    record = search(Space.of(config, *read_dataset(store, dataset)), store, dataset)
+    record = search(ArchitectureSpace.of(config, *read_dataset(store, dataset)), store, dataset)
     assert set(record.undecided) == set(record.decisions)
     said = warning(record, config.search)
     assert "decided 0 of 4 questions" in said and "search.epochs=2" in said and "search.lr=2e-05" in said

@@ -205,9 +205,16 @@ def test_parts_of_a_file_that_was_written_again_are_not_kept_as_those_of_the_for
     store = Store(f"memory://{tmp_path.name}").caching(str(tmp_path / "cache"), 10**6)
     entry = FileEntry(6, "xxh3_128:former")
     artifact = Artifact(
-        path="a", kind="dataset", key="k", schema_version=1, config={}, inputs={}, files={"f": entry}, summary={},
+        path="a",
+        kind="dataset",
+        key="k",
+        schema_version=1,
+        config={},
+        inputs={},
+        files={"f": entry},
+        summary={},
         created=0.0,
-    )  # fmt: skip
+    )
 
     def written(data):
         store.fs.pipe_file(store.full("a/f"), data)

@@ -52,9 +52,11 @@ def test_of_trainings_only_the_runs_own_pin_its_checkpoints(store: Store) -> Non
 
 def test_a_kind_of_record_that_a_room_adds_is_respected(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = RecordKind(
-        name="drift page", pattern="runs/*/drift.json", pins=True,
+        name="drift page",
+        pattern="runs/*/drift.json",
+        pins=True,
         refers=lambda record: References(keys=frozenset({record["dataset"]}), checkpoints=frozenset({CHECKPOINT})),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(references, "RECORDS", [*RECORDS, kind])
     store.write_json("runs/r/drift.json", {"dataset": "aa"})
     assert of_run(store, "r", starts=False).keys == {"aa"}

@@ -101,8 +101,9 @@ def test_what_is_written_now_stays_whatever_the_clock_of_the_store_shows(monkeyp
     assert commands.collect(store, "m", 0, 3600.0, dry_run=True) == []
     assert retention.collect(store, None, min_age_seconds=3600.0) == ([], [])
     assert {each.version for each in commands.collect(store, "m", 0, 0.0, dry_run=True)} == {
-        "v00001-00000000", "v00002-00000000",
-    }  # fmt: skip
+        "v00001-00000000",
+        "v00002-00000000",
+    }
     going, _ = retention.collect(store, None, min_age_seconds=0.0)
     assert [each.path for each in going] == [f"{RUN}/checkpoints/k/step-00000009"]
 

@@ -38,11 +38,19 @@ def config(hosts, ranks, **partition):
         hardware=HardwareConfig(name="t", hosts=hosts, ranks_per_host=ranks),
         partition=PartitionConfig(**partition),
         train=TrainConfig(
-            global_batch=BATCH, lr=0.02, sparse_lr=0.1, warmup_steps=2, precision="fp32", threads_per_rank=1,
-            dense_optimizer="adagrad", weight_decay=0.1,  # added to the gradient: Adagrad alone forgives any factor
-            schedule="linear", decay_ratio=1.0, min_lr_factor=0.1,
+            global_batch=BATCH,
+            lr=0.02,
+            sparse_lr=0.1,
+            warmup_steps=2,
+            precision="fp32",
+            threads_per_rank=1,
+            dense_optimizer="adagrad",
+            weight_decay=0.1,  # added to the gradient: Adagrad alone forgives any factor
+            schedule="linear",
+            decay_ratio=1.0,
+            min_lr_factor=0.1,
         ),
-    )  # fmt: skip
+    )
 
 
 def trained(made, settings):

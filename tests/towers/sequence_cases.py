@@ -22,21 +22,29 @@ COLUMNS = (
 )
 SEQUENCES = (
     SequenceGroup(
-        name="seen", max_length=7,
-        columns=(SequenceColumn(name="seen__a", rows=40, table="a"), SequenceColumn(name="seen__c", rows=11, table="c"),
-                 SequenceColumn(name="seen__age", rows=9)),
+        name="seen",
+        max_length=7,
+        columns=(
+            SequenceColumn(name="seen__a", rows=40, table="a"),
+            SequenceColumn(name="seen__c", rows=11, table="c"),
+            SequenceColumn(name="seen__age", rows=9),
+        ),
     ),
     SequenceGroup(
-        name="asked", max_length=5,
-        columns=(SequenceColumn(name="asked__d", rows=17, table="d"),
-                 SequenceColumn(name="asked__e", rows=17, table="d")),
+        name="asked",
+        max_length=5,
+        columns=(
+            SequenceColumn(name="asked__d", rows=17, table="d"),
+            SequenceColumn(name="asked__e", rows=17, table="d"),
+        ),
     ),
     SequenceGroup(name="heard", max_length=4, columns=(SequenceColumn(name="heard__f", rows=13),)),
-)  # fmt: skip
+)
 BLOCKS = {
-    "seen": SequenceModel(block="bst", options=SequenceOptions(layers=2)), "asked": SequenceModel(block="din"),
+    "seen": SequenceModel(block="bst", options=SequenceOptions(layers=2)),
+    "asked": SequenceModel(block="din"),
     "heard": SequenceModel(block="sasrec"),
-}  # fmt: skip
+}
 
 
 def made_config(hosts, ranks, settings, **partition):
@@ -63,8 +71,10 @@ def plan_of(schema, model, towers, hosts, local, kinds):
     for tower in towers.towers if towers is not None else ():
         first, size = tower.hosts[0] * local, len(tower.hosts) * local
         for place, table in enumerate(schema.with_vectors(tower.features).tables):
-            whole = _wide(plan_for("table_wise", world, local, rows={table.name: table.rows}).tables[table.name],
-                          widths[table.name])  # fmt: skip
+            whole = _wide(
+                plan_for("table_wise", world, local, rows={table.name: table.rows}).tables[table.name],
+                widths[table.name],
+            )
             tables[table.name] = _placed(whole, kinds.get(table.name, "table_wise"), first, size, place)
     return replace(plan, tables=tables)
 

@@ -51,11 +51,14 @@ def with_sequences(*overrides, hosts=2):
     [
         ([], 2, [["a", "b", "c", "e", "history", "searches"], ["d", "alone"]]),
         (["+partition.pins.history=1"], 2, [["d", "alone"], ["a", "b", "c", "e", "history", "searches"]]),
-        (["+partition.pins.alone=1", "+partition.pins.a=0"], 2,
-         [["a", "b", "c", "d", "history"], ["e", "searches", "alone"]]),
+        (
+            ["+partition.pins.alone=1", "+partition.pins.a=0"],
+            2,
+            [["a", "b", "c", "d", "history"], ["e", "searches", "alone"]],
+        ),
         (["partition.groups=[[alone,d]]"], 3, [["a", "b", "c", "history"], ["d", "alone"], ["e", "searches"]]),
     ],
-)  # fmt: skip
+)
 def test_a_sequence_lies_with_all_features_whose_tables_it_has(overrides, hosts, expected):
     assert with_sequences(*overrides, hosts=hosts) == expected
 

@@ -19,12 +19,16 @@ CASES = {
     "pass-through, bf16": (2, ASSIGNED, None, {}, BF16),
     "low rank, bf16": (2, ASSIGNED, LOW_RANK, {}, BF16),
     "low rank, bf16, tables by rows and columns": (
-        2, ASSIGNED, LOW_RANK, {"a": "row_wise", "b": "column_wise", "c": "data_parallel"}, BF16,
+        2,
+        ASSIGNED,
+        LOW_RANK,
+        {"a": "row_wise", "b": "column_wise", "c": "data_parallel"},
+        BF16,
     ),
     "projection, bf16": (2, ASSIGNED, TowerModuleSpec(name="dlrm", dim=4), {}, BF16),
     "whole matrices, bf16": (2, ASSIGNED, TowerModuleSpec(name="dcn", dim=4), {}, BF16),
     "low rank, bf16, l2": (2, ASSIGNED, LOW_RANK, {}, {**BF16, "embedding_l2": 0.5}),
-}  # fmt: skip
+}
 DEFAULT = ("pass-through, bf16", "low rank, bf16, tables by rows and columns")  # the other cases are slow
 NARROW = {name for name, case in CASES.items() if name.startswith(("low", "projection")) and "l2" not in name}
 

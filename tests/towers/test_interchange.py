@@ -53,9 +53,16 @@ def run(folder, name, directory, hosts, module, init, steps, assigned=ASSIGNED):
     lines = listen()
     start = store.get(init, "train") if init else None
     outcome = train(
-        TrainingSettings.of(made), store, split.dataset, plan, f"runs/{directory}/checkpoints/x", KEY,
-        lambda record: None, start, towers=towers,
-    )  # fmt: skip
+        TrainingSettings.of(made),
+        store,
+        split.dataset,
+        plan,
+        f"runs/{directory}/checkpoints/x",
+        KEY,
+        lambda record: None,
+        start,
+        towers=towers,
+    )
     found = predict(PredictionSettings.of(made), store, split.dataset, plan, outcome["final"], towers)
     if dist.get_rank() == 0:
         record = {"final": outcome["final"], "lines": lines, "logits": found.logits.tolist(), **outcome["train"]}

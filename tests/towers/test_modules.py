@@ -31,8 +31,9 @@ def test_mixtures_of_the_tower_cross_and_are_added_to_each_features_projection()
 def test_a_rank_of_the_whole_tower_gives_every_vector_all_embeddings():
     """Without crosses it is a linear layer on the whole tower, of any matrix where the rank allows it."""
     spec = TowerModuleSpec(name="low_rank", dim=WIDTH, rank=FEATURES * WIDTH)
-    low, whole = (build_tower(each, FEATURES, WIDTH, seed=3, number=0) for each in (spec, TowerModuleSpec(
-        name="dcn", dim=WIDTH)))  # fmt: skip
+    low, whole = (
+        build_tower(each, FEATURES, WIDTH, seed=3, number=0) for each in (spec, TowerModuleSpec(name="dcn", dim=WIDTH))
+    )
     with torch.no_grad():
         for layer in (*low.cross.layers, *whole.cross):
             layer.weight.zero_()

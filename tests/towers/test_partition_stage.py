@@ -16,10 +16,17 @@ from pipeline.towers import check_partition
 from tests.logged import listen
 
 SMALL = (
-    "data=synthetic", "data.synthetic.rows=4000", "data.synthetic.days=1", "data.synthetic.ids_per_feature=20",
-    "train.global_batch=256", "train.threads_per_rank=1", "model.bottom_mlp=[16]", "model.top_mlp=[16]",
-    "model.embedding_dim=8", "launch.inline=[ingest,plan,partition,train,evaluate]",
-)  # fmt: skip
+    "data=synthetic",
+    "data.synthetic.rows=4000",
+    "data.synthetic.days=1",
+    "data.synthetic.ids_per_feature=20",
+    "train.global_batch=256",
+    "train.threads_per_rank=1",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
+    "launch.inline=[ingest,plan,partition,train,evaluate]",
+)
 DMT = ("partition=dmt", "partition.towers=2", "partition.probe_steps=4", "run=r")
 
 
@@ -110,14 +117,20 @@ def test_a_probe_that_is_not_there_is_named(store):
 
 
 def test_the_refined_plan_counts_what_crosses_between_hosts_and_the_whole_dense_part(store):
-    two = ["partition.strategy=strided", "hardware.hosts=2", "hardware.ranks_per_host=1", "model.embedding_dim=16",
-           "launch.inline=[ingest,plan,partition]"]  # fmt: skip
+    two = [
+        "partition.strategy=strided",
+        "hardware.hosts=2",
+        "hardware.ranks_per_host=1",
+        "model.embedding_dim=16",
+        "launch.inline=[ingest,plan,partition]",
+    ]
     slow = "hardware.inter_host_gb_per_s=0.001"
     plans = {}
     for name, overrides in {
-        "fast": [*two, "hardware.inter_host_gb_per_s=1000"], "slow": [*two, slow],
+        "fast": [*two, "hardware.inter_host_gb_per_s=1000"],
+        "slow": [*two, slow],
         "small": [*two, slow, "partition.module=dlrm", "partition.c=0", "partition.p=1"],
-    }.items():  # fmt: skip
+    }.items():
         artifact, _, _ = run(store, *overrides, "hardware.inter_host_latency_us=0", "plan.sharding_types=[table_wise]")
         plans[name] = Plan.from_json(store.read_json(f"{artifact.path}/plan.json")).phases[0]
     samples = 128  # of a rank; at 1,000 bytes a ms
@@ -173,8 +186,12 @@ def test_all_six_stages_go_from_rows_to_a_version_with_towers(store, capsys):
     assert main(["run", *settings]) == 0, capsys.readouterr().err
     result = store.read_json("runs/r/result.json")
     assert result["towers"] == {
-        "towers": 2, "hosts": 1, "features": [13, 13], "module": "dlrm", "strategy": "strided",
-    }  # fmt: skip
+        "towers": 2,
+        "hosts": 1,
+        "features": [13, 13],
+        "module": "dlrm",
+        "strategy": "strided",
+    }
     assert result["gate"]["verdict"] == "PASS" and 0.5 < result["eval"]["auc"] < 1
     assert {"dense.pt2", "serving.json"} <= set(store.get(result["model"]["uri"], "publish").files)
 

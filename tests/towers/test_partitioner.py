@@ -6,7 +6,7 @@ import pytest
 from benchmarks.ari import adjusted_rand_index
 from pipeline.config import PartitionConfig
 from pipeline.records import Tower, Towers
-from pipeline.towers.clustering import Exchange, make_problem
+from pipeline.towers.clustering import ExchangeDescent, make_problem
 from pipeline.towers.partitioner import partition
 from pipeline.towers.placement import between, distances, place, stress, stretched
 
@@ -159,11 +159,11 @@ def test_exchange_never_makes_towers_worse_and_counts_its_cost_right():
             home[item] = tower
         return sum(found[np.ix_(home == t, home == t)].sum() for t in range(3)) / 20
 
-    end, told = Exchange(problem, start, found).run()
+    end, told = ExchangeDescent(problem, start, found).run()
     assert end[1] == 2
     assert (problem.used(end) <= problem.capacity[:, None] + 1e-8).all()
     assert told == pytest.approx(cost(end))
-    again, _ = Exchange(problem, end, found).run()
+    again, _ = ExchangeDescent(problem, end, found).run()
     assert np.array_equal(again, end)
 
 
@@ -173,4 +173,4 @@ def test_a_loose_tower_does_not_draw_features_of_a_tight_one():
     found[0, :] = found[:, 0] = np.where(block == 0, 0.55, 0.7)
     np.fill_diagonal(found, 0.0)
     problem = make_problem([[i] for i in range(12)], 2, {"n": np.ones(12)}, {}, 0.4)
-    assert np.array_equal(Exchange(problem, block.copy(), found).run()[0], block)
+    assert np.array_equal(ExchangeDescent(problem, block.copy(), found).run()[0], block)

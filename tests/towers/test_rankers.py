@@ -42,16 +42,25 @@ def run_all(folder: Path, names: list[str]) -> None:
     for name in names:
         found = {}
         for kind, module, stops in (
-            ("flat", None, [STEPS]), ("through", TowerModuleSpec(), [STEPS]), ("straight", DLRM, [STEPS]),
+            ("flat", None, [STEPS]),
+            ("through", TowerModuleSpec(), [STEPS]),
+            ("straight", DLRM, [STEPS]),
             ("parts", DLRM, [2, STEPS]),
-        ):  # fmt: skip
+        ):
             for stop in stops:
                 made, plan, towers = settings(HOSTS, 1, module, max_steps=stop)
                 made.model = ranker(name)
                 done = train(
-                    TrainingSettings.of(made), store, split.dataset, plan, f"runs/{name}-{kind}/checkpoints/x", KEY,
-                    lambda record: None, None, towers=towers,
-                )  # fmt: skip
+                    TrainingSettings.of(made),
+                    store,
+                    split.dataset,
+                    plan,
+                    f"runs/{name}-{kind}/checkpoints/x",
+                    KEY,
+                    lambda record: None,
+                    None,
+                    towers=towers,
+                )
             scored = predict(PredictionSettings.of(made), store, split.dataset, plan, done["final"], towers)
             found[kind] = scored.logits.tolist() if scored is not None else []
         if dist.get_rank() == 0:

@@ -8,11 +8,19 @@ import pytest
 from tests.commands import nightjar
 
 SMALL = [
-    "experiment=demo", "hardware.hosts=2", "hardware.ranks_per_host=1", "data.synthetic.rows=4000",
-    "data.synthetic.ids_per_feature=60", "train.global_batch=256", "train.log_every_steps=4",
+    "experiment=demo",
+    "hardware.hosts=2",
+    "hardware.ranks_per_host=1",
+    "data.synthetic.rows=4000",
+    "data.synthetic.ids_per_feature=60",
+    "train.global_batch=256",
+    "train.log_every_steps=4",
     "train.threads_per_rank=1",
-    "model.bottom_mlp=[16]", "model.top_mlp=[16]", "model.embedding_dim=8", "plan.sharding_types=[table_wise]",
-]  # fmt: skip
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
+    "plan.sharding_types=[table_wise]",
+]
 
 
 def run(store, *overrides):
@@ -29,8 +37,12 @@ def test_towers_train_and_are_evaluated_and_say_what_they_sent(tmp_path):
     result = json.loads((tmp_path / "runs/demo/result.json").read_text())
     sent = result["train"]["bytes_per_sample"]
     assert result["towers"] == {
-        "towers": 2, "hosts": 2, "features": [13, 13], "module": "dlrm", "strategy": "strided",
-    }  # fmt: skip
+        "towers": 2,
+        "hosts": 2,
+        "features": [13, 13],
+        "module": "dlrm",
+        "strategy": "strided",
+    }
     assert "2 towers on 2 hosts, 13 features each; strided, module dlrm" in done.stdout
     assert {name: table["ranks"] for name, table in result["plan"]["tables"].items()} == {
         f"C{number}": [(number + 1) % 2] for number in range(1, 27)

@@ -40,7 +40,7 @@ CASES = {
         "4x1": (4, FOUR, None, {}, PENALISED),
         "dcn, two hosts": (2, TWO, DCN, {}, SGD),
     },
-}  # fmt: skip
+}
 REFERENCES = {"plain": {}, "sgd": SGD, "l2": PENALISED, "uneven": UNEVEN}
 # The cases of make test; the others, and modules and ranks without towers, are slow.
 DEFAULT = [(1, "one rank, three towers"), (4, "2x2"), (4, "2x2, uneven")]
@@ -96,8 +96,10 @@ def assert_equal(reference, found, projected=False):
         shared = each.keys() & dense[0].keys()
         assert projected or shared == each.keys() == dense[0].keys()
         assert {name.split(".")[3] for name in shared if name.startswith("head.histories.")} == {
-            "seen", "asked", "heard"
-        }  # fmt: skip
+            "seen",
+            "asked",
+            "heard",
+        }
         for key in shared:
             torch.testing.assert_close(each[key], dense[0][key], rtol=0, atol=2e-5)
 

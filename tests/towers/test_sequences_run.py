@@ -13,9 +13,15 @@ TWO = ["partition=dmt", "hardware.hosts=2", "hardware.ranks_per_host=1"]
 STRIDED = [*TWO, "partition.strategy=strided"]
 # Small rates: rounding grows with every step, by the order of the rows (2e-6 at rates five times as high).
 FEW = ["train.epochs=1", "train.max_steps=6", "train.sparse_lr=0.01", "train.lr=0.0004"]
-PUBLISH = ["stages=[ingest,plan,partition,train,evaluate,publish]", "publish.quantise=fp32",
-           "gate.min_baseline_gain=null", "gate.min_rows=100", "gate.max_ne=1.5",
-           "gate.min_auc=0", "gate.max_calibration_error=null"]  # fmt: skip
+PUBLISH = [
+    "stages=[ingest,plan,partition,train,evaluate,publish]",
+    "publish.quantise=fp32",
+    "gate.min_baseline_gain=null",
+    "gate.min_rows=100",
+    "gate.max_ne=1.5",
+    "gate.min_auc=0",
+    "gate.max_calibration_error=null",
+]
 COMPRESS = ["partition.module=dcn", "partition.dim=4"]
 
 
@@ -28,11 +34,20 @@ def runs(tmp_path_factory):
         ["run", *BASE, *FEW, *STRIDED, "run=whole"],
         ["run", *BASE, *FEW, *STRIDED, "run=cut", "train.max_steps=2", "train.max_events=100"],
         ["run", *BASE, *FEW, *STRIDED, "run=cut", *PUBLISH],
-        ["run", *BASE, *STRIDED, *COMPRESS, *PUBLISH, "run=small", "checkpoint.init_from=flat",
-         "publish.model=small", "checkpoint.allow=[train.sparse_lr,train.lr]"],
+        [
+            "run",
+            *BASE,
+            *STRIDED,
+            *COMPRESS,
+            *PUBLISH,
+            "run=small",
+            "checkpoint.init_from=flat",
+            "publish.model=small",
+            "checkpoint.allow=[train.sparse_lr,train.lr]",
+        ],
         ["predict", "log.parquet", "--model", "clicks", "--store", "store", "--out", "scores.parquet"],
         ["partition", *BASE, *TWO, "run=compared", "partition.probe_steps=4", "+partition.pins.searches=1"],
-    ]  # fmt: skip
+    ]
     for done in nightjar_in_turn(commands, cwd=folder, timeout=900):
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -51,12 +66,17 @@ def gate(folder, run):
 
 def test_a_history_is_in_the_tower_of_its_tables(runs):
     assert [sorted(tower["features"]) for tower in towers(runs, "whole")["towers"]] == [
-        ["user"], ["category", "history", "item", "last", "searches"]
-    ]  # fmt: skip
+        ["user"],
+        ["category", "history", "item", "last", "searches"],
+    ]
     plan = result(runs, "whole")["plan"]["tables"]
     assert {name: table["ranks"] for name, table in plan.items()} == {
-        "user": [0], "item": [1], "category": [1], "history__age": [1], "searches__word": [1]
-    }  # fmt: skip
+        "user": [0],
+        "item": [1],
+        "category": [1],
+        "history__age": [1],
+        "searches__word": [1],
+    }
 
 
 def test_towers_train_the_flat_model(runs):

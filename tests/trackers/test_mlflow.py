@@ -18,13 +18,17 @@ from pipeline.trackers.mlflow_registry import source_of
 from tests.servers import listening_port, losing_answers, refusing
 from tests.waits import PATIENCE, until
 
-RESULT = Result.from_json({
-    "run": "r", "status": "done", "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.01, "samples": 9},
-    "stages": {
-        "ingest": {"status": "done", "seconds": 1.5, "artifact": "datasets/d/a"},
-        "plan": {"status": "skipped", "seconds": 0.0, "artifact": "plans/p"},
-    },
-})  # fmt: skip
+RESULT = Result.from_json(
+    {
+        "run": "r",
+        "status": "done",
+        "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.01, "samples": 9},
+        "stages": {
+            "ingest": {"status": "done", "seconds": 1.5, "artifact": "datasets/d/a"},
+            "plan": {"status": "skipped", "seconds": 0.0, "artifact": "plans/p"},
+        },
+    }
+)
 SETTINGS = {"train.lr": 0.1, "model.name": "dlrm", "launch.name": "local"}
 # Reads with MLflow's client, in MLflow's own environment: the runs of an experiment, and the entries of a model.
 CLIENT = """
@@ -66,9 +70,19 @@ def server(program, tmp_path_factory):
     """A server on SQLite: its URL."""
     folder = tmp_path_factory.mktemp("mlflow")
     command = [
-        str(program), "server", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination",
-        str(folder / "artifacts"), "--host", "127.0.0.1", "--port", "0", "--workers", "1",
-    ]  # fmt: skip
+        str(program),
+        "server",
+        "--backend-store-uri",
+        f"sqlite:///{folder}/mlflow.db",
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--workers",
+        "1",
+    ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True)
     try:
@@ -181,9 +195,14 @@ def test_versions_are_entries_of_the_registry_and_the_alias_follows_what_serves(
 @pytest.mark.mlflow
 def test_a_night_is_tags_of_its_run_also_where_it_failed_before_one(tmp_path, server, read):
     night = NightRecord(
-        model="nights", date="2026-01-31", run="nights-2026-01-31", outcome="held", exit_code=6, ne=0.7,
+        model="nights",
+        date="2026-01-31",
+        run="nights-2026-01-31",
+        outcome="held",
+        exit_code=6,
+        ne=0.7,
         reasons=("NE +0.2%",),
-    )  # fmt: skip
+    )
     MLFLOW.run(track(server), Store(str(tmp_path)), night.run, "nights").records([record(1)])
     tell_night(track(server), Store(str(tmp_path)), night)
     failed = NightRecord(model="nights", date="2026-02-01", run="nights-2026-02-01", outcome="failed", exit_code=3)

@@ -14,18 +14,29 @@ from tests.logged import listen
 from tests.servers import Quiet, serving
 
 LOST = {"message": "a pod was evicted", "exit_code": 8}
-RESULT = Result.from_json({
-    "run": "ads-2026-01-31", "status": "failed",
-    "stages": {
-        "ingest": {"status": "done", "seconds": 2.0, "artifact": "datasets/d/0a1b", "started": 100.0},
-        "train": {"status": "done", "seconds": 9.0, "artifact": "runs/r/train/2c3d", "started": 102.5, "attempts": [
-            {"started": 102.5, "seconds": 4.0, "error": LOST}, {"started": 106.5, "seconds": 5.0, "error": None},
-        ]},
-        "evaluate": {"status": "failed", "seconds": 1.0, "artifact": None, "started": 112.0},
-    },
-    "ingest": {"rows": 100, "rows_quarantined": 2}, "train": {"samples": 90, "steps": 9, "world_size": 2},
-    "error": {"message": "no clicks", "exit_code": 3, "hint": "more rows"},
-})  # fmt: skip
+RESULT = Result.from_json(
+    {
+        "run": "ads-2026-01-31",
+        "status": "failed",
+        "stages": {
+            "ingest": {"status": "done", "seconds": 2.0, "artifact": "datasets/d/0a1b", "started": 100.0},
+            "train": {
+                "status": "done",
+                "seconds": 9.0,
+                "artifact": "runs/r/train/2c3d",
+                "started": 102.5,
+                "attempts": [
+                    {"started": 102.5, "seconds": 4.0, "error": LOST},
+                    {"started": 106.5, "seconds": 5.0, "error": None},
+                ],
+            },
+            "evaluate": {"status": "failed", "seconds": 1.0, "artifact": None, "started": 112.0},
+        },
+        "ingest": {"rows": 100, "rows_quarantined": 2},
+        "train": {"samples": 90, "steps": 9, "world_size": 2},
+        "error": {"message": "no clicks", "exit_code": 3, "hint": "more rows"},
+    }
+)
 
 
 @pytest.fixture
@@ -41,9 +52,11 @@ def collected():
             assert self.headers["Content-Type"] == "application/x-protobuf"
             request = ExportTraceServiceRequest.FromString(self.body())
             spans.extend(
-                (span, each.resource) for each in request.resource_spans
-                for scope in each.scope_spans for span in scope.spans
-            )  # fmt: skip
+                (span, each.resource)
+                for each in request.resource_spans
+                for scope in each.scope_spans
+                for span in scope.spans
+            )
             self.send_response(200)
             self.end_headers()
 
@@ -90,10 +103,17 @@ def test_a_night_is_the_span_above_its_run_and_what_is_sent_twice_has_the_same_i
     store.write_json(f"runs/{night.run}/nightly.json", night.to_json())
     for _ in range(2):
         OPENTELEMETRY.run(track, store, night.run, "ads").ended(RESULT, {})
-    over = NightRecord.from_json({
-        **night.to_json(), "outcome": "failed", "exit_code": 3, "finished": 120.0, "message": "no clicks",
-        "rows": 98, "rows_quarantined": 2,
-    })  # fmt: skip
+    over = NightRecord.from_json(
+        {
+            **night.to_json(),
+            "outcome": "failed",
+            "exit_code": 3,
+            "finished": 120.0,
+            "message": "no clicks",
+            "rows": 98,
+            "rows_quarantined": 2,
+        }
+    )
     tell_night(track, store, over)
     seen = named(spans)
     top = seen["night 2026-01-31"]

@@ -22,13 +22,17 @@ from tests.servers import Quiet, listening_port, serving
 from tests.waits import until
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "prometheus"
-RESULT = Result.from_json({
-    "run": "r", "status": "done", "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.3, "logloss": 0.5, "samples": 9},
-    "stages": {"ingest": {"status": "done", "seconds": 1.5, "artifact": "a"}},
-    "ingest": {"rows": 100, "rows_quarantined": 2},
-    "train": {"ssd": {"ssd_hit_rate": 0.9}},
-    "checkpoint": {"stall_share": 0.01, "bytes_written": 5},
-})  # fmt: skip
+RESULT = Result.from_json(
+    {
+        "run": "r",
+        "status": "done",
+        "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.3, "logloss": 0.5, "samples": 9},
+        "stages": {"ingest": {"status": "done", "seconds": 1.5, "artifact": "a"}},
+        "ingest": {"rows": 100, "rows_quarantined": 2},
+        "train": {"ssd": {"ssd_hit_rate": 0.9}},
+        "checkpoint": {"stall_share": 0.01, "bytes_written": 5},
+    }
+)
 RECORD = {"step": 1, "steps_total": 9, "loss": 0.5, "ne_window": 0.9, "samples_per_s": 1.0, "data_wait_share": 0.1}
 
 
@@ -39,10 +43,20 @@ def written(folder: Path) -> str:
     run.records([RECORD])
     run.ended(RESULT, {})
     night = NightRecord(
-        model="ads", date="2026-01-31", run="r", outcome="failed", exit_code=3, finished=time.time() - 40 * 3600,
-        ne=0.8, incumbent_ne=0.81, rows=90, rows_quarantined=10, rows_scored=20, seconds={"train": 3.0},
+        model="ads",
+        date="2026-01-31",
+        run="r",
+        outcome="failed",
+        exit_code=3,
+        finished=time.time() - 40 * 3600,
+        ne=0.8,
+        incumbent_ne=0.81,
+        rows=90,
+        rows_quarantined=10,
+        rows_scored=20,
+        seconds={"train": 3.0},
         seconds_waited=7200.0,
-    )  # fmt: skip
+    )
     PROMETHEUS.night(track, Store(str(folder / "store")), night)
     return "".join((folder / f"nightjar_ads_{part}.prom").read_text() for part in ("run", "night"))
 
@@ -83,7 +97,7 @@ def test_two_held_nights_are_an_alert_and_one_that_was_done_again_is_none(tmp_pa
             "alert_rule_test": [{"eval_time": "61h", "alertname": alert, "exp_alerts": firing * [fired]}],
         }
         for days, finished, firing in cases
-    ]  # fmt: skip
+    ]
     rules = {"rule_files": [str(SHIPPED / "alerts.yaml")], "evaluation_interval": "1h", "tests": tests}
     (tmp_path / "tests.yaml").write_text(json.dumps(rules))  # JSON is YAML
     done = subprocess.run(["promtool", "test", "rules", str(tmp_path / "tests.yaml")], capture_output=True, text=True)
@@ -95,15 +109,21 @@ def test_two_held_nights_are_an_alert_and_one_that_was_done_again_is_none(tmp_pa
 def test_prometheus_scrapes_them_and_the_alerts_fire(tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text(written(tmp_path))
     command = [
-        "prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb",
+        "prometheus",
+        f"--config.file={tmp_path}/prometheus.yml",
+        f"--storage.tsdb.path={tmp_path}/tsdb",
         "--web.listen-address=127.0.0.1:0",
-    ]  # fmt: skip
+    ]
     with serving(partial(Files, directory=str(tmp_path))) as site:
-        (tmp_path / "prometheus.yml").write_text(json.dumps({  # JSON is YAML
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(SHIPPED / "alerts.yaml")],
-            "scrape_configs": [{"job_name": "n", "static_configs": [{"targets": [urlsplit(site).netloc]}]}],
-        }))  # fmt: skip
+        (tmp_path / "prometheus.yml").write_text(
+            json.dumps(
+                {  # JSON is YAML
+                    "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                    "rule_files": [str(SHIPPED / "alerts.yaml")],
+                    "scrape_configs": [{"job_name": "n", "static_configs": [{"targets": [urlsplit(site).netloc]}]}],
+                }
+            )
+        )
         with (tmp_path / "log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         try:

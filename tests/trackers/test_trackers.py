@@ -22,18 +22,22 @@ from pipeline.specs import TRACKERS
 from pipeline.specs.tracker import Tracker
 from pipeline.store import Store
 from pipeline.trackers import SPECS, following
-from pipeline.trackers.following import _Follower, followed, settings_of, tell_night
+from pipeline.trackers.following import _RecordFollower, followed, settings_of, tell_night
 from pipeline.trackers.prometheus import PROMETHEUS
 from pipeline.trackers.tensorboard import TENSORBOARD
 from tests.logged import listen
 from tests.servers import Quiet, refusing, serving
 from tests.waits import PATIENCE, TurnedClock, until
 
-RESULT = Result.from_json({
-    "run": "r", "status": "done", "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.01, "samples": 9},
-    "stages": {"ingest": {"status": "done", "seconds": 1.5, "artifact": "a"}},
-    "ingest": {"rows": 100, "rows_quarantined": 2},
-})  # fmt: skip
+RESULT = Result.from_json(
+    {
+        "run": "r",
+        "status": "done",
+        "eval": {"ne": 0.8, "auc": 0.75, "calibration": 1.01, "samples": 9},
+        "stages": {"ingest": {"status": "done", "seconds": 1.5, "artifact": "a"}},
+        "ingest": {"rows": 100, "rows_quarantined": 2},
+    }
+)
 
 
 def record(step, **more):
@@ -54,8 +58,9 @@ def gauges(text):
 
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text) for sample in family.samples
-    }  # fmt: skip
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
 
 
 def test_tensorboard_reads_curves_figures_and_hyper_parameters(tmp_path):
@@ -78,8 +83,10 @@ def test_tensorboard_reads_curves_figures_and_hyper_parameters(tmp_path):
     content = events.PluginTagToContent("hparams")[metadata.SESSION_START_INFO_TAG]
     started = metadata.parse_session_start_info_plugin_data(content)
     assert {name: value.WhichOneof("kind") for name, value in started.hparams.items()} == {
-        "train.lr": "number_value", "model.name": "string_value", "train.compile": "bool_value"
-    }  # fmt: skip
+        "train.lr": "number_value",
+        "model.name": "string_value",
+        "train.compile": "bool_value",
+    }
 
 
 def test_tensorboard_reads_histograms_of_norms(tmp_path):
@@ -91,7 +98,7 @@ def test_tensorboard_reads_histograms_of_norms(tmp_path):
     reporter.interval(record(1, resumed_step=0))
     reporter.interval(with_norms)
     assert "norms" not in read_records(store, "r")[1]
-    follower = _Follower(store, "r", {"tensorboard": TENSORBOARD.run(TrackConfig(), store, "r", "m")})
+    follower = _RecordFollower(store, "r", {"tensorboard": TENSORBOARD.run(TrackConfig(), store, "r", "m")})
     follower.look()
     events = EventAccumulator(store.full("runs/r/tensorboard")).Reload()
     assert events.Tags()["histograms"] == ["embeddings/user", "embeddings/ad"]
@@ -171,9 +178,7 @@ def test_a_night_tells_its_outcome(tmp_path):
     track = TrackConfig(to=["prometheus"], prometheus=PrometheusConfig(folder=str(tmp_path)))
     tell_night(track, Store(str(tmp_path / "s")), night(ne=0.7, rows=10, seconds={"train": 3.0}))
     seen = gauges((tmp_path / "nightjar_ads_night.prom").read_text())
-    outcomes = {
-        labels[1][1]: value for (name, *labels), value in seen.items() if name == "nightjar_night_outcome"
-    }  # fmt: skip
+    outcomes = {labels[1][1]: value for (name, *labels), value in seen.items() if name == "nightjar_night_outcome"}
     assert outcomes == {"held": 1, "published": 0, "failed": 0}
     assert seen["nightjar_night_day_timestamp_seconds", ("model", "ads")] == 1769817600
     assert seen["nightjar_night_stage_seconds", ("model", "ads"), ("stage", "train")] == 3

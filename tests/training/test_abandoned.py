@@ -10,12 +10,23 @@ from tests.alone import alone
 from tests.waits import PATIENCE
 
 SETTINGS = [
-    "run=e", "stages=[ingest,plan,partition,train]", "data.synthetic.rows=3000", "data.synthetic.ids_per_feature=60",
-    "train.global_batch=256", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "model.embedding_dim=8",
-    "launch.inline=[ingest,plan,partition,train,evaluate]", "train.threads_per_rank=1", "train.log_every_steps=2",
-    "checkpoint.every_steps=6", "checkpoint.grace_seconds=600", "train.guard.min_logit_std=1e9",
-    "train.guard.collapse_after_steps=7", "train.guard.window_steps=2",
-]  # fmt: skip
+    "run=e",
+    "stages=[ingest,plan,partition,train]",
+    "data.synthetic.rows=3000",
+    "data.synthetic.ids_per_feature=60",
+    "train.global_batch=256",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
+    "launch.inline=[ingest,plan,partition,train,evaluate]",
+    "train.threads_per_rank=1",
+    "train.log_every_steps=2",
+    "checkpoint.every_steps=6",
+    "checkpoint.grace_seconds=600",
+    "train.guard.min_logit_std=1e9",
+    "train.guard.collapse_after_steps=7",
+    "train.guard.window_steps=2",
+]
 
 
 @alone

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pipeline.checkpoint.snapshot import HostBuffers
+from pipeline.checkpoint.snapshot import SnapshotBuffers
 from pipeline.embeddings.ssd import FIGURES
-from pipeline.embeddings.touched import _Marker, _Marks
+from pipeline.embeddings.touched import _Marker, _TouchedMask
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import add_up, collective_device, largest
 from pipeline.training.parquet import SplitReader
@@ -26,7 +26,7 @@ LOOKUPS = [[1, 6], [0], [4, 4], [], [8, 0, 3], [2], [], [5]]  # by feature a, b,
 def marker(device, sizes=SIZES, features=FEATURES):
     marks = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
     kernel = SimpleNamespace(tables=[SimpleNamespace(feature_names=names) for names in features])
-    return _Marker(kernel, _Marks(marks, list(marks.split(sizes)), replicated=False), [False] * len(sizes)), marks
+    return _Marker(kernel, _TouchedMask(marks, list(marks.split(sizes)), replicated=False), [False] * len(sizes)), marks
 
 
 def lookups(device, dtype=torch.int32):
@@ -110,7 +110,7 @@ def test_a_snapshot_never_locks_memory_as_large_as_the_tables(monkeypatch, devic
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device)
     made, empty = [], torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **how: (made.append(how.get("pin_memory")), empty(*size))[1])
-    buffers = HostBuffers(memory=empty(0))
+    buffers = SnapshotBuffers(memory=empty(0))
     buffers.prepare(1000)
     buffers.reserve(2000)
     assert len(made) == 2 and not any(made)

@@ -18,9 +18,13 @@ def histories(block, most=None, **options):
     """The module of one sequence of items, with ``most`` events at a time."""
     column = SequenceColumn(name="seen__item", rows=9, table="item")
     schema = DatasetSchema(
-        dense=(), sparse=(SparseColumn(name="item", rows=9),), rows={}, files={}, groups={},
+        dense=(),
+        sparse=(SparseColumn(name="item", rows=9),),
+        rows={},
+        files={},
+        groups={},
         sequences=(SequenceGroup(name="seen", columns=(column,), max_length=40),),
-    )  # fmt: skip
+    )
     chosen = SequenceModel(block=block, options=SequenceOptions(**options))
     made = histories_of(DlrmConfig(embedding_dim=DIM, sequences={"seen": chosen}), schema, 1, most)
     assert made is not None
@@ -31,9 +35,10 @@ def batch(lengths):
     generator = torch.Generator().manual_seed(2)
     rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     taken = Taken(
-        len(lengths), {"item": torch.randn(len(lengths), DIM, generator=generator)},
+        len(lengths),
+        {"item": torch.randn(len(lengths), DIM, generator=generator)},
         {"seen__item": torch.randn(len(rows), DIM, generator=generator)},
-    )  # fmt: skip
+    )
     return taken, (rows,)
 
 

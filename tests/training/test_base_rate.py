@@ -57,9 +57,16 @@ class Trained:
         current.partition.name = "dmt" if self.towers else "flat"
         artifact = None if init is None else self.store.get(self.final[init], "train")
         summary = train(
-            TrainingSettings.of(current), self.store, self.dataset, self.plan, f"runs/{run}/checkpoints/k", "key",
-            lambda record: None, init=artifact, towers=self.towers,
-        )  # fmt: skip
+            TrainingSettings.of(current),
+            self.store,
+            self.dataset,
+            self.plan,
+            f"runs/{run}/checkpoints/k",
+            "key",
+            lambda record: None,
+            init=artifact,
+            towers=self.towers,
+        )
         self.current, self.final = current, {**getattr(self, "final", {}), run: summary["final"]}
         with self.store.open(f"{summary['final']}/dense.safetensors") as source:
             return float(load(source.read())["param/head.ranking.head.bias"])

@@ -33,9 +33,15 @@ def level_left(folder, *, row_weights=False, **changes):
 
     if dist.get_rank() == 0:
         write_dataset(
-            folder, train=TRAIN, test=TRAIN, sparse=COLUMNS, sampled="logit", row_weights=row_weights,
-            validation=60 if "snapshots" in changes else 0, spoil=tested_on_train_rows,
-        )  # fmt: skip
+            folder,
+            train=TRAIN,
+            test=TRAIN,
+            sparse=COLUMNS,
+            sampled="logit",
+            row_weights=row_weights,
+            validation=60 if "snapshots" in changes else 0,
+            spoil=tested_on_train_rows,
+        )
     dist.barrier()
     store, world = Store(str(folder)), dist.get_world_size()
     dataset, plan = store.get(f"datasets/t/{KEY}", "ingest"), plan_for("table_wise", world, rows=ROWS)

@@ -65,9 +65,12 @@ def fit(root, workers, owners, *, kinds="table_wise", tier="ddr", place="runs/r/
         return {}
     tables = {name: stored_rows(store, summary["final"], name) for name in ROWS}
     return {
-        "summary": summary, "losses": [record["loss"] for record in records], "tables": tables,
-        "logits": predictions.logits.tolist(), "sent": [record["inter_host_bytes_per_sample"] for record in records],
-    }  # fmt: skip
+        "summary": summary,
+        "losses": [record["loss"] for record in records],
+        "tables": tables,
+        "logits": predictions.logits.tolist(),
+        "sent": [record["inter_host_bytes_per_sample"] for record in records],
+    }
 
 
 CASES = {

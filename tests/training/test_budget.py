@@ -77,9 +77,10 @@ def test_hosts_do_not(tmp_path):
     assert first["error"] is None and first["said"] == second["said"] == []
 
 
-@pytest.mark.parametrize(("held", "tier", "active"), [
-    ("auto", "ssd", True), ("auto", "ddr", False), ("never", "ssd", False), ("always", "ddr", True)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("held", "tier", "active"),
+    [("auto", "ssd", True), ("auto", "ddr", False), ("never", "ssd", False), ("always", "ddr", True)],
+)
 def test_it_is_watched_where_it_is_asked_for(held, tier, active):
     budget = MemoryBudget(hardware(1, 1), held, on_tier(plan_for("row_wise", 1), tier))
     assert budget.active == active

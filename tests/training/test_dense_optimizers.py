@@ -251,15 +251,18 @@ def test_shampoo_trains_parameters_of_some_ranks_as_it_trains_shared_ones():
 
 def test_groups_get_their_rates_by_the_first_pattern_that_matches():
     train = TrainConfig(
-        lr=0.1, weight_decay=0.2,
+        lr=0.1,
+        weight_decay=0.2,
         dense_groups={"*.bias": DenseGroup(weight_decay=0.0), "a.*": DenseGroup(lr=0.5)},
-    )  # fmt: skip
+    )
     named = parameters()
     groups = dense_groups(named, train)
     of = {id(p): name for name, p in named.items()}
     assert [([of[id(p)] for p in g.parameters], g.lr, g.weight_decay) for g in groups] == [
-        (["b.weight", "c.weight"], 0.1, 0.2), (["a.bias", "b.bias"], 0.1, 0.0), (["a.weight"], 0.5, 0.2),
-    ]  # fmt: skip
+        (["b.weight", "c.weight"], 0.1, 0.2),
+        (["a.bias", "b.bias"], 0.1, 0.0),
+        (["a.weight"], 0.5, 0.2),
+    ]
 
 
 @pytest.mark.parametrize(

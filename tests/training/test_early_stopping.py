@@ -5,13 +5,21 @@ import json
 import pytest
 
 from pipeline.config.validate import ValidateConfig
-from pipeline.training.early_stopping import Look, Stopping, Verdict, is_due, looks_after
+from pipeline.training.early_stopping import Stopping, StoppingDecision, ValidationResult, is_due, looks_after
 
-BETTER, WORSE, LOWER, STOP = Verdict.BETTER, Verdict.WORSE, Verdict.LOWER, Verdict.STOP
+BETTER, WORSE, LOWER, STOP = (
+    StoppingDecision.BETTER,
+    StoppingDecision.WORSE,
+    StoppingDecision.LOWER,
+    StoppingDecision.STOP,
+)
 
 
 def decided(stopping, values, monitor="ne"):
-    looks = [Look(step, v, 0.5, 0.6) if monitor == "ne" else Look(step, 0.9, v, 0.6) for step, v in enumerate(values)]
+    looks = [
+        ValidationResult(step, v, 0.5, 0.6) if monitor == "ne" else ValidationResult(step, 0.9, v, 0.6)
+        for step, v in enumerate(values)
+    ]
     return [stopping.take(look) for look in looks]
 
 
@@ -19,7 +27,7 @@ def test_a_plateau_lowers_the_rates_and_the_next_one_stops():
     stopping = Stopping(ValidateConfig(patience=2, lr_drops=1, lr_factor=0.1))
     assert decided(stopping, [0.9, 0.8, 0.81, 0.80, 0.79, 0.795]) == [BETTER, BETTER, WORSE, LOWER, BETTER, WORSE]
     assert stopping.lr_scale == pytest.approx(0.1) and not stopping.stopped
-    assert stopping.take(Look(9, 0.79, 0.5, 0.6)) is STOP
+    assert stopping.take(ValidationResult(9, 0.79, 0.5, 0.6)) is STOP
     assert stopping.stopped and stopping.best.step == 4
 
 
@@ -61,8 +69,8 @@ def test_looks_every_n_steps_and_at_the_end():
 def test_only_the_best_look_keeps_the_parts_of_its_loss_also_when_it_is_resumed():
     stopping = Stopping(ValidateConfig())
     for step, ne in ((10, 0.9), (20, 0.8), (30, 0.85)):
-        stopping.take(Look(step, ne, 0.7, 0.5, parts=[float(step), 1.0]))
+        stopping.take(ValidationResult(step, ne, 0.7, 0.5, parts=[float(step), 1.0]))
     again = Stopping(ValidateConfig())
     again.load(json.loads(json.dumps(stopping.state())))
-    assert again.best == Look(20, 0.8, 0.7, 0.5, parts=[20.0, 1.0])
+    assert again.best == ValidationResult(20, 0.8, 0.7, 0.5, parts=[20.0, 1.0])
     assert [look.parts for look in again.looks] == [None] * 3

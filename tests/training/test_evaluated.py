@@ -27,13 +27,12 @@ from tests.training.dataset import KEY, write_dataset
 MODEL = DlrmConfig(embedding_dim=DIM, bottom_mlp=[96, 32], top_mlp=[200, 64])
 TEST_ROWS, WORLDS = 1_003, (1, 2, 3, 4)  # in 63 row groups, so that each rank reads a part of its own
 SEEN = SequenceGroup(
-    name="seen", max_length=7,
+    name="seen",
+    max_length=7,
     columns=(SequenceColumn(name="seen__a", rows=40, table="a"), SequenceColumn(name="seen__age", rows=9)),
-)  # fmt: skip
+)
 HEARD = SequenceGroup(name="heard", columns=(SequenceColumn(name="heard__f", rows=13),), max_length=5)
-BLOCKS = {
-    "seen": SequenceModel(block="bst", options=SequenceOptions(layers=2)), "heard": SequenceModel(block="din")
-}  # fmt: skip
+BLOCKS = {"seen": SequenceModel(block="bst", options=SequenceOptions(layers=2)), "heard": SequenceModel(block="din")}
 TOWERS = towers_on([("ab", (0,)), ("c", (1,))], TowerModuleSpec(name="dlrm", p=1, dim=DIM))
 CASES = {
     "table-wise": {},
@@ -178,8 +177,9 @@ def test_cases_differ(outcomes) -> None:
     same = [
         {"table-wise", "row-wise", "on ssd", "whole", "whole on one"},
         {"sequences", "sequences on ssd", "whole sequences"},
-        {"bf16", "whole in bf16"}, {"ensemble", "whole ensemble"},
-    ]  # fmt: skip
+        {"bf16", "whole in bf16"},
+        {"ensemble", "whole ensemble"},
+    ]
     assert all(len({digests[name] for name in names}) == 1 for names in same)
     assert len(set(digests.values())) == len(CASES) - sum(len(names) - 1 for names in same)
 

@@ -11,8 +11,14 @@ from pipeline.specs.options import with_options
 from pipeline.training.event_parts import in_parts, parts_of
 
 DIM, LENGTHS = 8, [3, 1, 9, 2, 2, 1, 7, 4]
-BLOCKS = [("sum", {}), ("din", {}), ("din", {"softmax": True}), ("sasrec", {"layers": 2}), ("bst", {"layers": 2}),
-          ("hstu", {"layers": 2})]  # fmt: skip
+BLOCKS = [
+    ("sum", {}),
+    ("din", {}),
+    ("din", {"softmax": True}),
+    ("sasrec", {"layers": 2}),
+    ("bst", {"layers": 2}),
+    ("hstu", {"layers": 2}),
+]
 
 
 def vector_of(name, options, dtype=torch.float64):

@@ -40,10 +40,13 @@ def test_tf32_is_refused_on_a_cpu_and_scores_are_plain_float32():
 
 def test_cuda_graphs_are_refused_on_a_cpu_and_without_compiling():
     settings = ModelSettings(
-        seed=1, model=DlrmConfig(embedding_dim=4, bottom_mlp=[8], top_mlp=[8]), partition=PartitionConfig(),
-        data=DataConfig(name="t", format="synthetic"), hardware=HardwareConfig(name="t"),
+        seed=1,
+        model=DlrmConfig(embedding_dim=4, bottom_mlp=[8], top_mlp=[8]),
+        partition=PartitionConfig(),
+        data=DataConfig(name="t", format="synthetic"),
+        hardware=HardwareConfig(name="t"),
         train=TrainConfig(cuda_graphs=True, precision="fp32"),
-    )  # fmt: skip
+    )
     with pytest.raises(ConfigError, match=r"train.cuda_graphs is true, but the dense part is trained on a CPU"):
         _dense_part(settings, SCHEMA, ("a", "b", "c"), 4, CPU, trained=True)
     scoring = _dense_part(settings, SCHEMA, ("a", "b", "c"), 4, CPU, trained=False)
@@ -101,10 +104,11 @@ def trainer_of(root, monkeypatch):
     split = SplitReader(store, dataset, "train")
     rows = {column.name: column.rows for column in split.schema.sparse}
     config = Config(
-        data=DataConfig(name="t", format="synthetic"), hardware=HardwareConfig(name="t"),
+        data=DataConfig(name="t", format="synthetic"),
+        hardware=HardwareConfig(name="t"),
         model=DlrmConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16]),
         train=TrainConfig(global_batch=100, schedule="constant", warmup_steps=0, precision="fp32"),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(trainer, "without_exchange", lambda _: False)
     plan = plan_for("table_wise", 1, rows=rows, dim=8)
     return trainer.Trainer(ModelSettings.of(config), split.schema, plan, connect(config.hardware)), split

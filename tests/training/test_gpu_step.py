@@ -24,9 +24,12 @@ WARM_UP, STEPS = 6, 6
 
 # What a GPU can do besides, each with how far its logits may be from the CPU's.
 WAYS = {
-    "plain": ({}, 1e-3), "tf32": ({"precision": "tf32"}, 1e-2), "prefetch": ({"pipeline": "prefetch"}, 1e-3),
-    "graphs": ({"cuda_graphs": True}, 1e-3), "compiled": ({"compile": True}, 1e-3),
-}  # fmt: skip
+    "plain": ({}, 1e-3),
+    "tf32": ({"precision": "tf32"}, 1e-2),
+    "prefetch": ({"pipeline": "prefetch"}, 1e-3),
+    "graphs": ({"cuda_graphs": True}, 1e-3),
+    "compiled": ({"compile": True}, 1e-3),
+}
 
 
 def steps(root, device, **changes):
@@ -41,12 +44,13 @@ def steps(root, device, **changes):
         cached = {name: replace(table, kernel="fused_uvm_caching") for name, table in plan.tables.items()}
         plan = replace(plan, tables=cached)
     config = Config(
-        data=DataConfig(name="t", format="synthetic"), hardware=HardwareConfig(name="t", device=device),
+        data=DataConfig(name="t", format="synthetic"),
+        hardware=HardwareConfig(name="t", device=device),
         model=DlrmConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16]),
         train=TrainConfig(
             **{"global_batch": 400, "schedule": "constant", "warmup_steps": 0, "precision": "fp32", **changes}
         ),
-    )  # fmt: skip
+    )
     place = connect(config.hardware)
     trainer = Trainer(ModelSettings.of(config), split.schema, plan, place)
     losses, waits = [], []

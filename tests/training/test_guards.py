@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from pipeline.config import GuardConfig, TrainConfig
 from pipeline.errors import GuardError
-from pipeline.training.guards import Collapse, Judged, check_layers
+from pipeline.training.guards import Collapse, GuardFigures, check_layers
 from tests.embeddings.ranks import spawn
 from tests.tiers import with_slow
 
@@ -57,7 +57,7 @@ def judge(found, *, last=False, rising=0, **guard):
     settings = {"window_steps": 10, "collapse_after_steps": 20, **guard}
     collapse = Collapse(TrainConfig(guard=GuardConfig(**settings)), rising)
     for number, (step, ne, spread) in enumerate(found, 1):
-        collapse.take(Judged(ne, spread, "9 rows"), step, last=last and number == len(found))
+        collapse.take(GuardFigures(ne, spread, "9 rows"), step, last=last and number == len(found))
 
 
 def test_a_model_that_is_worse_than_the_base_rate_goes_on_while_it_becomes_better():
@@ -69,14 +69,16 @@ def test_a_model_that_is_worse_than_the_base_rate_goes_on_while_it_becomes_bette
 @pytest.mark.parametrize(
     "found",
     [
-        [(20, 1.2, 1.0), (30, 1.2, 1.0)], [(20, 1.2, 1.0), (30, 1.19999, 1.0)],
+        [(20, 1.2, 1.0), (30, 1.2, 1.0)],
+        [(20, 1.2, 1.0), (30, 1.19999, 1.0)],
         [(10, 1.0, 1.0), (20, 1.0, 1.0), (50, 1.0, 1.0)],
-        [(20, 0.9, 1.0), (60, 1.2, 1.0)], [(20, 1.2, 1.0), (30, 1.1, 1.0), (40, 1.15, 1.0)],
+        [(20, 0.9, 1.0), (60, 1.2, 1.0)],
+        [(20, 1.2, 1.0), (30, 1.1, 1.0), (40, 1.15, 1.0)],
         [(20, 1.2, 1.0), (30, float("nan"), 1.0)],
         [(20, 1.5, 1.0), (30, 1.3, 1.0), (50, 0.9, 1.0), (60, 1.2, 1.0)],
         [(20, 1.005, 1.0), (40, 1.005, 1.0), (60, 1.00495, 1.0)],
     ],
-)  # fmt: skip
+)
 def test_one_that_does_not_is_stopped(found):
     with pytest.raises(GuardError, match="the model is not learning: NE is .* on 9 rows after step"):
         judge(found)
@@ -112,7 +114,7 @@ def guard_of(rising=0, **settings):
 def test_the_last_step_and_what_costs_nothing_are_judged_whatever_was_found_before():
     collapse = guard_of()
     for step in (20, 30, 50, 90):
-        collapse.take(Judged(0.9, 1.0, "9 rows"), step, last=False)
+        collapse.take(GuardFigures(0.9, 1.0, "9 rows"), step, last=False)
     assert not collapse.is_due(meter(), 120)
     assert collapse.is_due(meter(), 120, free=True)
     assert not collapse.is_due(meter(0.9, 1.0), 120, free=True), "nothing asks for it"
@@ -125,7 +127,7 @@ def test_however_often_the_model_is_well_a_judgement_comes_within_sixteen_window
     for step in range(1, 2000):
         if collapse.is_due(meter(), step):
             judged.append(step)
-            collapse.take(Judged(0.9, 1.0, "9 rows"), step, last=False)
+            collapse.take(GuardFigures(0.9, 1.0, "9 rows"), step, last=False)
     assert max(after - before for before, after in pairwise(judged)) == 160
     assert judged[:4] == [10, 20, 40, 80]
 

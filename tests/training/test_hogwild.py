@@ -32,12 +32,15 @@ CASES = {
     "one thread": {"hogwild": HogwildConfig(threads=1)},
     "checkpoints": {"checkpoint": CheckpointConfig(every_steps=10, quantise="fp32", keep_last=2)},
     "resumed": {"max_steps": 40, "then": {"max_steps": None}},
-    "looks": {"validation": 200, "epochs": 9,
-              "validate": ValidateConfig(every_steps=20, patience=2, cycle_epochs=None)},
+    "looks": {
+        "validation": 200,
+        "epochs": 9,
+        "validate": ValidateConfig(every_steps=20, patience=2, cycle_epochs=None),
+    },
     "clipped": {"clip": ClipConfig(dense_norm=0.1, table_value=0.001)},
     "statistics": {"model": WideDeepConfig(embedding_dim=8, wide=4, top_mlp=[16])},  # a parameter without a gradient
     "bad batch": {"spoil": True},
-}  # fmt: skip
+}
 
 
 def spoil(split, columns):
@@ -73,10 +76,14 @@ def train_case(folder, case):
     scores = predict(PredictionSettings.of(settings), store, dataset, plan, summary["final"])
     losses = np.logaddexp(0, np.where(scores.labels == 1, -scores.logits, scores.logits))
     outcome = {
-        "summary": summary, "records": records, "loss": float(losses.mean()), "seen": sorted(seen.values()),
-        "rate": float(scores.labels.mean()), "rows": len(seen),
+        "summary": summary,
+        "records": records,
+        "loss": float(losses.mean()),
+        "seen": sorted(seen.values()),
+        "rate": float(scores.labels.mean()),
+        "rows": len(seen),
         "names": sorted(path.name for path in (folder / "runs/r/checkpoints/k").iterdir()),
-    }  # fmt: skip
+    }
     (folder / "outcome.json").write_text(json.dumps(outcome))
 
 

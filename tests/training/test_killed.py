@@ -55,10 +55,20 @@ def settings_of(name: str) -> TrainingSettings:
     """A small training with the choices of case ``name``, in which dropout draws too."""
     ranker, tables, dense = CASES[name]
     options: dict[str, Any] = {
-        "global_batch": BATCH, "epochs": EPOCHS, "lr": 0.01, "sparse_lr": 0.05, "warmup_steps": 3, "schedule": "cosine",
-        "decay_ratio": 1.0, "precision": "fp32", "threads_per_rank": 1, "log_every_steps": 5,
-        "guard": GuardConfig(collapse=False), "sparse_optimizer": tables, "dense_optimizer": dense,
-    }  # fmt: skip
+        "global_batch": BATCH,
+        "epochs": EPOCHS,
+        "lr": 0.01,
+        "sparse_lr": 0.05,
+        "warmup_steps": 3,
+        "schedule": "cosine",
+        "decay_ratio": 1.0,
+        "precision": "fp32",
+        "threads_per_rank": 1,
+        "log_every_steps": 5,
+        "guard": GuardConfig(collapse=False),
+        "sparse_optimizer": tables,
+        "dense_optimizer": dense,
+    }
     return TrainingSettings.of(
         Config(
             run="r",

@@ -15,7 +15,7 @@ from pipeline.store import Store
 from pipeline.training.data import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.prefetch_exchange import Announce
-from pipeline.training.sampler import Deal, Order
+from pipeline.training.sampler import BatchSampler, Order
 from tests.embeddings.ranks import shards_for, spawn
 from tests.tiers import with_slow
 from tests.training.dataset import KEY, write_dataset
@@ -55,15 +55,24 @@ class Counting(SplitReader):
 
 @pytest.mark.parametrize(
     ("lanes", "batch", "groups", "expected"),
-    [(64, 4096, 512, 64), (64, 4096, 511, 32), (64, 96, 512, 32), (64, 4095, 512, 1), (64, 4096, 15, 1),
-     (64, 4096, 16, 2), (12, 4096, 512, 4), (1, 4096, 512, 1), (60, 4080, 200, 20)],
-)  # fmt: skip
+    [
+        (64, 4096, 512, 64),
+        (64, 4096, 511, 32),
+        (64, 96, 512, 32),
+        (64, 4095, 512, 1),
+        (64, 4096, 15, 1),
+        (64, 4096, 16, 2),
+        (12, 4096, 512, 4),
+        (1, 4096, 512, 1),
+        (60, 4080, 200, 20),
+    ],
+)
 def test_lanes_that_fit(lanes, batch, groups, expected):
     assert fitting_lanes(lanes, batch, groups) == expected
 
 
 def test_every_lane_gives_every_global_batch_as_many_rows_to_the_end_of_the_epoch(split):
-    deal = Deal(order(), split.groups)
+    deal = BatchSampler(order(), split.groups)
     assert (deal.lanes, deal.quota, deal.batches) == (LANES, 6, 21)
     lane_of = {}
     for lane in range(LANES):
@@ -118,7 +127,7 @@ def test_any_position_is_resumed_on_any_number_of_ranks(split):
         rank = int(rng.integers(0, world))
         rest = [numbers(batch) for batch in read(split, order(rank, world), epochs=2, start=divmod(at, 21))]
         ranks = order(rank, world)
-        deal = Deal(ranks, split.groups)
+        deal = BatchSampler(ranks, split.groups)
         for rows, expected, number in zip(rest, whole[at:], range(at, 42), strict=True):
             before = sum(deal.owned(number % 21, each, world) for each in range(rank))
             assert rows == expected[before : before + deal.owned(number % 21, rank, world)]

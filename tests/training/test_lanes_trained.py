@@ -72,8 +72,12 @@ def assert_close(found, expected):
 
 @pytest.mark.slow
 def test_killed_on_four_ranks_and_resumed_on_two_three_and_one(tmp_path, dataset, whole):
-    worlds = [(4, Kill(FaultPoint.BATCH, 3, 5)), (2, Kill(FaultPoint.BEFORE_COMMIT, 0, 2)),
-              (3, Kill(FaultPoint.BATCH, 2, 4)), (1, None)]  # fmt: skip
+    worlds = [
+        (4, Kill(FaultPoint.BATCH, 3, 5)),
+        (2, Kill(FaultPoint.BEFORE_COMMIT, 0, 2)),
+        (3, Kill(FaultPoint.BATCH, 2, 4)),
+        (1, None),
+    ]
     attempts = [attempted(tmp_path, dataset, str(n), world, kill) for n, (world, kill) in enumerate(worlds)]
     for before, after in zip(attempts, attempts[1:], strict=False):
         assert after.resumed == before.committed > 0

@@ -35,10 +35,12 @@ def test_rows_before_and_after_a_resume_are_every_row_once_an_epoch(shared_split
     rng = np.random.default_rng([9, case])
     before, after = (int(n) for n in rng.integers(1, 6, 2))
     order = {
-        "seed": int(rng.integers(0, 1000)), "global_batch": int(rng.integers(1, 97)) + 8,
-        "window_groups": int(rng.integers(1, 9)), "shuffle": bool(rng.random() < 0.8),
+        "seed": int(rng.integers(0, 1000)),
+        "global_batch": int(rng.integers(1, 97)) + 8,
+        "window_groups": int(rng.integers(1, 9)),
+        "shuffle": bool(rng.random() < 0.8),
         "lanes": int(rng.choice([1, 4, 12, 64])),
-    }  # fmt: skip
+    }
     total = EPOCHS * -(-ROWS // order["global_batch"])
     stop = int(rng.integers(0, total + 1))
     first, early = trained(shared_split, order, before, 0, stop)

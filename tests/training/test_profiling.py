@@ -39,8 +39,14 @@ def test_an_error_ends_the_profile_and_stays_the_error(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("operation", "kind"),
-    [("_CompiledLinearBackward", "matrix products"), ("_HeadBackward", "matrix products"), ("_LookUp", "lookups"),
-     ("_LookUpBackward", "table updates"), ("aten::bmm", "matrix products"), ("aten::view", OTHER)],
-)  # fmt: skip
+    [
+        ("_CompiledLinearBackward", "matrix products"),
+        ("_HeadBackward", "matrix products"),
+        ("_LookUp", "lookups"),
+        ("_LookUpBackward", "table updates"),
+        ("aten::bmm", "matrix products"),
+        ("aten::view", OTHER),
+    ],
+)
 def test_every_part_of_a_compiled_step_has_its_kind(operation, kind):
     assert kind_of(operation) == kind

@@ -27,9 +27,13 @@ def day_config(folder, day: str, source: str | None, feature: SparseFeature) -> 
     lines = [f"{i % 2},{i},{'always' if i % 3 else name},{day}" for i in range(30)]
     (folder / f"{day}/a.csv").write_text("\n".join(["label,x,c,t", *lines]))
     return csv_config(
-        f"{folder}/{{day}}/a.csv", day=day, timestamp="t", mapping_from=source, split=SplitConfig(test_share=0.0),
+        f"{folder}/{{day}}/a.csv",
+        day=day,
+        timestamp="t",
+        mapping_from=source,
+        split=SplitConfig(test_share=0.0),
         sparse={"c": feature},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

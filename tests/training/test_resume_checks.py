@@ -23,10 +23,17 @@ from pipeline.training.resume_checks import (
 from tests.commands import nightjar, nightjar_in_turn
 
 SMALL = [
-    "data.synthetic.rows=3000", "data.synthetic.ids_per_feature=60", "train.global_batch=256", "model.bottom_mlp=[16]",
-    "model.top_mlp=[16]", "model.embedding_dim=8", "launch.inline=[ingest,plan,partition,train,evaluate]",
-    "train.threads_per_rank=1", "train.warmup_steps=2", "train.log_every_steps=2",
-]  # fmt: skip
+    "data.synthetic.rows=3000",
+    "data.synthetic.ids_per_feature=60",
+    "train.global_batch=256",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
+    "launch.inline=[ingest,plan,partition,train,evaluate]",
+    "train.threads_per_rank=1",
+    "train.warmup_steps=2",
+    "train.log_every_steps=2",
+]
 TRAIN, CONSTANT = "stages=[ingest,plan,partition,train]", "train.schedule=constant"
 STRICT = ["train.guard.min_logit_std=1e9", "train.guard.collapse_after_steps=8", "train.guard.window_steps=2"]
 JOBS = {
@@ -43,7 +50,7 @@ JOBS = {
     "falling on": ["run=d", TRAIN, "train.schedule=linear", "train.epochs=2"],
     "stopped": ["run=e", TRAIN, "checkpoint.every_steps=3", *STRICT],
     "guarded less": ["run=e", TRAIN, "checkpoint.every_steps=3", "train.guard.collapse=false", "train.pipeline=base"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +187,13 @@ def test_rates_are_said_as_shares_that_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("then", "now", "same"),
     [
-        ({}, {}, True), ({}, {"hot_share": 0.5}, True), ({}, {"state": "bf16"}, False),
+        ({}, {}, True),
+        ({}, {"hot_share": 0.5}, True),
+        ({}, {"state": "bf16"}, False),
         ({"final_quantise": "4"}, {"final_quantise": "4", "hot_share": 0.5}, False),
         ({"final_quantise": "auto"}, {"final_quantise": "auto", "expected_restores": 1}, False),
     ],
-)  # fmt: skip
+)
 def test_codings_are_the_same_where_the_codes_are(then: dict, now: dict, same: bool) -> None:
     assert same_coding(CheckpointConfig(**now), {"checkpoint": asdict(CheckpointConfig(**then))}) is same
 

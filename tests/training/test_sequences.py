@@ -42,15 +42,34 @@ sequences:
       other: {column: found, table: item}
 """
 BASE = [
-    "-cd", "my", "data=clicks", "model=dlrm_small", "model.bottom_mlp=[16]", "model.top_mlp=[32]",
-    "model.embedding_dim=8", "train.global_batch=200", "train.threads_per_rank=1", "train.precision=fp32",
-    "train.log_every_steps=50", "train.guard.collapse=false", "store=store", "train.sparse_lr=0.3", "train.lr=0.005",
-    "train.epochs=4", "train.schedule=constant", "train.warmup_steps=5", "+model.tables.category={dim: 4}",
-    "+model.sequences.searches={block: sasrec, options: {layers: 2}}", "checkpoint.final_quantise=fp32",
+    "-cd",
+    "my",
+    "data=clicks",
+    "model=dlrm_small",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[32]",
+    "model.embedding_dim=8",
+    "train.global_batch=200",
+    "train.threads_per_rank=1",
+    "train.precision=fp32",
+    "train.log_every_steps=50",
+    "train.guard.collapse=false",
+    "store=store",
+    "train.sparse_lr=0.3",
+    "train.lr=0.005",
+    "train.epochs=4",
+    "train.schedule=constant",
+    "train.warmup_steps=5",
+    "+model.tables.category={dim: 4}",
+    "+model.sequences.searches={block: sasrec, options: {layers: 2}}",
+    "checkpoint.final_quantise=fp32",
     "checkpoint.state=fp32",
-]  # fmt: skip
-SPLIT = ["+plan.tables.item.sharding=row_wise", "+plan.tables.category.sharding=table_wise",
-         "+plan.tables.history__age.sharding=table_wise"]  # fmt: skip
+]
+SPLIT = [
+    "+plan.tables.item.sharding=row_wise",
+    "+plan.tables.category.sharding=table_wise",
+    "+plan.tables.history__age.sharding=table_wise",
+]
 
 
 def write_log(folder, name="log.parquet", items=ITEMS, seed=0):
@@ -63,14 +82,23 @@ def write_log(folder, name="log.parquet", items=ITEMS, seed=0):
         ages = -np.sort(-rng.integers(1, 10_000, count))
         hit = count > 0 and seen[-1] % 3 == item % 3
         searched = rng.integers(0, 30, rng.integers(0, 6)).tolist()
-        rows.append({
-            "time": now, "user": f"u{rng.integers(40)}", "item": f"i{item}", "category": f"c{item % 3}",
-            "last": f"i{seen[-1]}" if count else None, "price": float(rng.random()),
-            "history": [{"item": f"i{i}", "category": f"c{i % 3}", "time": now - int(age)}
-                        for i, age in zip(seen, ages, strict=True)],
-            "words": [f"w{word}" for word in searched], "found": [f"i{word}" for word in searched],
-            "clicked": int(rng.random() < (0.85 if hit else 0.15)),
-        })  # fmt: skip
+        rows.append(
+            {
+                "time": now,
+                "user": f"u{rng.integers(40)}",
+                "item": f"i{item}",
+                "category": f"c{item % 3}",
+                "last": f"i{seen[-1]}" if count else None,
+                "price": float(rng.random()),
+                "history": [
+                    {"item": f"i{i}", "category": f"c{i % 3}", "time": now - int(age)}
+                    for i, age in zip(seen, ages, strict=True)
+                ],
+                "words": [f"w{word}" for word in searched],
+                "found": [f"i{word}" for word in searched],
+                "clicked": int(rng.random() < (0.85 if hit else 0.15)),
+            }
+        )
     pl.DataFrame(rows, infer_schema_length=None).write_parquet(folder / name)
     (folder / "my" / "data").mkdir(parents=True, exist_ok=True)
     (folder / "my" / "data" / "clicks.yaml").write_text(SCHEMA)
@@ -83,25 +111,46 @@ def runs(tmp_path_factory):
     write_log(folder)
     publish = "stages=[ingest,plan,partition,train,evaluate,publish]"
     commands = [
-        ["run", *BASE, "run=one", publish, "publish.quantise=fp32", "gate.min_baseline_gain=null", "gate.min_rows=100",
-         "gate.slices=[history]", "gate.slice_min_clicks=5",
-         "gate.slice_max_calibration_error=null"],
+        [
+            "run",
+            *BASE,
+            "run=one",
+            publish,
+            "publish.quantise=fp32",
+            "gate.min_baseline_gain=null",
+            "gate.min_rows=100",
+            "gate.slices=[history]",
+            "gate.slice_min_clicks=5",
+            "gate.slice_max_calibration_error=null",
+        ],
         ["run", *BASE, "run=begun", "train.max_steps=3"],
         ["run", *BASE, "run=split", "hardware.ranks_per_host=2", *SPLIT, "train.max_steps=3"],
-        ["run", *BASE, "run=disk", "hardware.ssd_gib=1", "+plan.tables.item.tier=ssd",
-         "+plan.tables.item.cache_rows=20"],
+        [
+            "run",
+            *BASE,
+            "run=disk",
+            "hardware.ssd_gib=1",
+            "+plan.tables.item.tier=ssd",
+            "+plan.tables.item.cache_rows=20",
+        ],
         ["run", *BASE, "run=cut", "train.max_steps=20"],
         ["run", *BASE, "run=cut"],
         ["predict", "log.parquet", "--store", "store", "--out", "scores.parquet"],
-    ]  # fmt: skip
+    ]
     for done in nightjar_in_turn(commands, cwd=folder, timeout=900):
         assert done.returncode == 0, done.stdout + done.stderr
     write_log(folder, "log2.parquet", items=ITEMS + 10, seed=1)
     (path,) = (folder / "store" / "datasets" / "clicks").iterdir()
     still = ["train.max_steps=1", "train.sparse_lr=0", "train.lr=0", "checkpoint.allow=[train.sparse_lr,train.lr]"]
-    night = ["run", *BASE, *still, "run=next", "data.path=log2.parquet",
-             f"data.mapping_from=datasets/clicks/{path.name}",
-             "checkpoint.init_from=one"]  # fmt: skip
+    night = [
+        "run",
+        *BASE,
+        *still,
+        "run=next",
+        "data.path=log2.parquet",
+        f"data.mapping_from=datasets/clicks/{path.name}",
+        "checkpoint.init_from=one",
+    ]
     (done,) = nightjar_in_turn([night], cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

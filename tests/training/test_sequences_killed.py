@@ -34,17 +34,33 @@ sequences:
 """
 DAYS = ["2026-01-01", "2026-01-02"]
 BASE = [
-    "run", "-cd", "my", "data=clicks", "model=mlp_small", "model.embedding_dim=8", "model.top_mlp=[16]",
-    "train.global_batch=100", "train.threads_per_rank=1", "train.precision=fp32", "train.epochs=2",
-    "train.guard.collapse=false", "+model.sequences.seen={block: hstu, options: {layers: 2, ages: true}}",
-    "checkpoint.every_steps=3", "checkpoint.quantise=fp32", "checkpoint.final_quantise=fp32", "checkpoint.state=fp32",
-    "hardware=laptop", "launch.inline=[ingest,plan,partition,train]", "stages=[ingest,plan,partition,train]",
+    "run",
+    "-cd",
+    "my",
+    "data=clicks",
+    "model=mlp_small",
+    "model.embedding_dim=8",
+    "model.top_mlp=[16]",
+    "train.global_batch=100",
+    "train.threads_per_rank=1",
+    "train.precision=fp32",
+    "train.epochs=2",
+    "train.guard.collapse=false",
+    "+model.sequences.seen={block: hstu, options: {layers: 2, ages: true}}",
+    "checkpoint.every_steps=3",
+    "checkpoint.quantise=fp32",
+    "checkpoint.final_quantise=fp32",
+    "checkpoint.state=fp32",
+    "hardware=laptop",
+    "launch.inline=[ingest,plan,partition,train]",
+    "stages=[ingest,plan,partition,train]",
     "data.checks.hold={}",
-]  # fmt: skip
+]
 BUILD, WRITE, STEP = (
-    "pipeline.ingest.histories.built:Builder.build", "pipeline.ingest.output:PartWriter.add",
+    "pipeline.ingest.histories.built:HistoryBuilder.build",
+    "pipeline.ingest.output:PartWriter.add",
     "pipeline.training.trainer:Trainer.step",
-)  # fmt: skip
+)
 
 
 def write_logs(folder: Path) -> None:
@@ -67,8 +83,10 @@ def day_of(store: Path, number: int) -> list[str]:
     command = [*BASE, f"store={store}", f"run=d{number}", f"data.day={DAYS[number]}"]
     if number:
         (before,) = (store / "datasets/clicks" / DAYS[number - 1]).iterdir()
-        command += [f"checkpoint.init_from=d{number - 1}",
-                    f"data.mapping_from=datasets/clicks/{DAYS[number - 1]}/{before.name}"]  # fmt: skip
+        command += [
+            f"checkpoint.init_from=d{number - 1}",
+            f"data.mapping_from=datasets/clicks/{DAYS[number - 1]}/{before.name}",
+        ]
     return command
 
 
@@ -91,8 +109,11 @@ def state_of(folder: Path, result: dict) -> tuple[dict[str, str], dict[str, torc
     final = store.get(store.get(paths["train"], "train").summary["final"], "train")
     reader = ChainReader(store, final)
     rows = {name: torch.cat([window.weight for window in reader.windows(name)]) for name in reader.tables}
-    return ({name: entry.checksum for name, entry in dataset.files.items() if name.endswith(".parquet")}, rows,
-            final.files["dense.safetensors"].checksum)  # fmt: skip
+    return (
+        {name: entry.checksum for name, entry in dataset.files.items() if name.endswith(".parquet")},
+        rows,
+        final.files["dense.safetensors"].checksum,
+    )
 
 
 def test_killed_nights_with_histories_end_with_the_same_bits(tmp_path):

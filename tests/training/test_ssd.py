@@ -88,8 +88,19 @@ def cut_files(folder):
                     file.truncate(0)
 
 
-def run_case(root, *, tier="ssd", paths=("disk0", "disk1"), cache_rows=0, sharding="row_wise", sparse=COLUMNS,
-             then=False, cut=None, ddr_gib=8.0, **changes):  # fmt: skip
+def run_case(
+    root,
+    *,
+    tier="ssd",
+    paths=("disk0", "disk1"),
+    cache_rows=0,
+    sharding="row_wise",
+    sparse=COLUMNS,
+    then=False,
+    cut=None,
+    ddr_gib=8.0,
+    **changes,
+):
     rank, world = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         write_dataset(root, train=2110, test=700, sparse=sparse)
@@ -122,9 +133,12 @@ def run_case(root, *, tier="ssd", paths=("disk0", "disk1"), cache_rows=0, shardi
         return {"error": type(error).__name__, "message": str(error)}
     left = [path.name for name in ("disk0", "disk1", "scratch") for path in (root / name).glob("*")]
     return {
-        "summary": summary, "records": records, "digests": digests(store, store.get(summary["final"], "train")),
-        "logits": predictions.logits.tolist() if predictions else None, "left": left,
-    }  # fmt: skip
+        "summary": summary,
+        "records": records,
+        "digests": digests(store, store.get(summary["final"], "train")),
+        "logits": predictions.logits.tolist() if predictions else None,
+        "left": left,
+    }
 
 
 def run_cases(folder, names):
@@ -249,8 +263,11 @@ def test_a_full_disk_stops_before_the_first_step_and_names_the_checkpoint(tmp_pa
     spawn(fill_disk, 1, tmp_path, tmp_path / "store", small_disk)
     full = json.loads((tmp_path / "full.json").read_text())
     assert full["exit"] == 5
-    assert re.search("the disk of .*small is full: the rows of table 'a' needs .* free; the last checkpoint, "
-                     "runs/r/checkpoints/k/step-00000004, is intact", full["message"])  # fmt: skip
+    assert re.search(
+        "the disk of .*small is full: the rows of table 'a' needs .* free; the last checkpoint, "
+        "runs/r/checkpoints/k/step-00000004, is intact",
+        full["message"],
+    )
     assert "hint: free space there, or hardware.ssd_paths=" in full["message"]
     assert full["names"] == ["step-00000003", "step-00000004"]
     assert list(small_disk.iterdir()) == []

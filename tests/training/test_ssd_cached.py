@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from pipeline.embeddings.ssd import SsdStore
-from pipeline.embeddings.ssd.shard import Part
+from pipeline.embeddings.ssd.shard import ShardRequest
 from pipeline.store import Store
 from pipeline.training import ssd
 from pipeline.training.loop import train
@@ -43,7 +43,7 @@ def run(root, tier):
         (root / "found.json").write_text(json.dumps(found))
 
 
-search = Part.find
+search = ShardRequest.find
 
 
 def lookups_come_as_announced(part, rows):
@@ -56,7 +56,7 @@ def lookups_come_as_announced(part, rows):
 def run_both(folder):
     run(folder / "ddr", "ddr")
     ssd.SsdStore = functools.partial(SsdStore, cached=True)
-    Part.find = lookups_come_as_announced
+    ShardRequest.find = lookups_come_as_announced
     run(folder / "ssd", "ssd")
 
 

@@ -37,8 +37,14 @@ def setting(root: Path, tier: str):
     batch, evaluated = BATCHES[world]
     plan = on_tier(plan_for("row_wise", world, rows=ROWS, dim=8), tier, 2 * batch, HOSTED)
     epochs = -(-STEPS * batch // TRAIN) + 1
-    made = config(world, global_batch=batch, epochs=epochs, max_steps=STEPS, sparse_lr=0.05,
-                  checkpoint=CheckpointConfig(every_steps=60, keep_last=2, quantise="fp32"))  # fmt: skip
+    made = config(
+        world,
+        global_batch=batch,
+        epochs=epochs,
+        max_steps=STEPS,
+        sparse_lr=0.05,
+        checkpoint=CheckpointConfig(every_steps=60, keep_last=2, quantise="fp32"),
+    )
     made.evaluate.global_batch = evaluated
     store = Store(str(root))
     return made, store, store.get(f"datasets/t/{KEY}", "ingest"), dataclasses.replace(plan, global_batch=batch)
@@ -64,9 +70,10 @@ def run(folder: Path, tier: str, kill: int = 0) -> None:
     if predictions is not None:
         found = {
             "state": trained(digests(store, store.get(summary["final"], "train"))),
-            "logits": predictions.logits.tolist(), "steps": summary["train"]["steps"],
+            "logits": predictions.logits.tolist(),
+            "steps": summary["train"]["steps"],
             "resumed": bool(summary["train"].get("resumed")),
-        }  # fmt: skip
+        }
         (folder / f"{tier}.json").write_text(json.dumps(found))
 
 

@@ -38,8 +38,16 @@ def run(root):
             resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, resource.RLIM_INFINITY))  # EFBIG for what comes behind it
 
     try:
-        train(TrainingSettings.of(current), store, store.get(f"datasets/t/{KEY}", "ingest"), plan,
-              "runs/r/checkpoints/k", "key", lambda record: None, on_point=look)  # fmt: skip
+        train(
+            TrainingSettings.of(current),
+            store,
+            store.get(f"datasets/t/{KEY}", "ingest"),
+            plan,
+            "runs/r/checkpoints/k",
+            "key",
+            lambda record: None,
+            on_point=look,
+        )
         said = None
     except NightjarError as error:
         said = {"error": type(error).__name__, "message": error.message, "hint": error.hint}

@@ -91,10 +91,15 @@ def test_the_registries_load_no_heavy_package():
 @pytest.mark.parametrize(
     ("optimizer", "row", "value"),
     [
-        ("rowwise_adagrad", 4, 0), ("sgd", 0, 0), ("adagrad", 0, 4), ("lazy_adam", 0, 8),
-        ("partial_rowwise_adam", 4, 4), ("ftrl", 0, 8), ("momentum", 4, 4),
+        ("rowwise_adagrad", 4, 0),
+        ("sgd", 0, 0),
+        ("adagrad", 0, 4),
+        ("lazy_adam", 0, 8),
+        ("partial_rowwise_adam", 4, 4),
+        ("ftrl", 0, 8),
+        ("momentum", 4, 4),
     ],
-)  # fmt: skip
+)
 def test_plans_count_the_state_of_rows_and_of_values(registered, optimizer, row, value):
     config = configure(replace(cpu(1, 2), ssd_gib=10.0))
     config.train.sparse_optimizer = optimizer

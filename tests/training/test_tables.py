@@ -28,11 +28,22 @@ sparse:
   tags: {rows: 32, separator: "|"}
 """
 BASE = [
-    "-cd", "my", "data=clicks", "model=dlrm_small", "model.bottom_mlp=[16]", "model.top_mlp=[16]",
-    "model.embedding_dim=8", "train.global_batch=256", "train.threads_per_rank=1", "train.precision=fp32",
-    "train.log_every_steps=50", "train.guard.collapse=false", "store=store", "train.sparse_lr=0.1",
+    "-cd",
+    "my",
+    "data=clicks",
+    "model=dlrm_small",
+    "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]",
+    "model.embedding_dim=8",
+    "train.global_batch=256",
+    "train.threads_per_rank=1",
+    "train.precision=fp32",
+    "train.log_every_steps=50",
+    "train.guard.collapse=false",
+    "store=store",
+    "train.sparse_lr=0.1",
     "train.lr=0.002",
-]  # fmt: skip
+]
 MIXED = [
     "train.epochs=3",
     "+model.tables.item={dim: 4}",
@@ -42,9 +53,14 @@ MIXED = [
 RULES = [
     "+model.tables={item: {dim: 4, max_norm: 0.5, lr: 0.2}, user: {dim: 12, frozen: true}, "
     "tags: {pooling: mean, optimizer: lazy_adam, lr: 0.01, init_bound: 0.01}}",
-    "checkpoint.every_steps=10", "train.schedule=constant", "train.warmup_steps=5", "checkpoint.quantise=fp32",
-    "checkpoint.state=fp32", "checkpoint.final_quantise=fp32", "train.epochs=12",
-]  # fmt: skip
+    "checkpoint.every_steps=10",
+    "train.schedule=constant",
+    "train.warmup_steps=5",
+    "checkpoint.quantise=fp32",
+    "checkpoint.state=fp32",
+    "checkpoint.final_quantise=fp32",
+    "train.epochs=12",
+]
 PUBLISH = "stages=[ingest,plan,partition,train,evaluate,publish]"
 INLINE = "launch.inline=[ingest,plan,partition,train,evaluate,publish]"  # one rank needs no process of its own
 
@@ -77,10 +93,18 @@ def runs(tmp_path_factory):
     commands = [
         ["run", *BASE, *MIXED, INLINE, "run=one", PUBLISH, "publish.quantise=fp32"],
         ["run", *BASE, *MIXED, "run=two", "hardware.ranks_per_host=2"],
-        ["run", *BASE, *MIXED, INLINE, "run=disk", "hardware.ssd_gib=1", "+plan.tables.item.tier=ssd",
-         "+plan.tables.item.cache_rows=20"],
+        [
+            "run",
+            *BASE,
+            *MIXED,
+            INLINE,
+            "run=disk",
+            "hardware.ssd_gib=1",
+            "+plan.tables.item.tier=ssd",
+            "+plan.tables.item.cache_rows=20",
+        ],
         ["run", *BASE, *MIXED, "run=towers", "hardware.hosts=2", "partition=dmt", "partition.strategy=strided"],
-    ]  # fmt: skip
+    ]
     commands += [
         ["run", *BASE, *RULES, INLINE, "run=whole"],
         ["run", *BASE, *RULES, "run=two_rules", "hardware.ranks_per_host=2"],
@@ -150,8 +174,10 @@ def final_rows(folder, run):
 def test_checkpoints_have_the_state_of_every_rule_and_a_frozen_table_its_first_values(runs):
     tables = final_rows(runs, "whole")
     assert {name: set(parts) - {"weight"} for name, parts in tables.items()} == {
-        "user": set(), "item": {"adagrad_sum"}, "tags": {"adam_mean", "adam_square"},
-    }  # fmt: skip
+        "user": set(),
+        "item": {"adagrad_sum"},
+        "tags": {"adam_mean", "adam_square"},
+    }
     users = tables["user"]["weight"]
     assert torch.equal(users, initial_rows(SEED, TableSpec("user", len(users), 12), 0, len(users)))
     assert tables["item"]["weight"].norm(dim=1).max() <= 0.5 * (1 + 1e-5)

@@ -121,10 +121,12 @@ def run_case(root, world, rank, *, sharding="table_wise", data=None, then=None, 
     plan = plan_for(sharding, world, rows=ROWS, dim=8)
     if predicted:
         plan = replace(
-            plan, predicted_step_ms=7.5, phases=[{"lookup": 1.0 + rank} for rank in range(world)],
+            plan,
+            predicted_step_ms=7.5,
+            phases=[{"lookup": 1.0 + rank} for rank in range(world)],
             memory=[{"hbm": 0, "ddr": 100 * (rank + 1), "ssd": 9} for rank in range(world)],
             reserved=[{"dense": 20, "inputs": 3, "margin": 1000}] * world,
-        )  # fmt: skip
+        )
     records, outcome = [], {}
     try:
         for settings in [changes, *([{**changes, "max_steps": None, **then}] if then else [])]:
@@ -200,19 +202,44 @@ def test_it_learns_and_reports(outcomes, world):
     assert outcome["rows"] == 700
     figures = outcome["summary"]["train"]
     assert set(figures) == {
-        "samples", "steps", "global_batch", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes",
-        "world_size", "phases", "step", "memory", "bytes_per_sample",
-    }  # fmt: skip
+        "samples",
+        "steps",
+        "global_batch",
+        "seconds",
+        "samples_per_s",
+        "data_wait_share",
+        "peak_rss_bytes",
+        "world_size",
+        "phases",
+        "step",
+        "memory",
+        "bytes_per_sample",
+    }
     sent = figures["bytes_per_sample"]
     assert (sent["intra_host"] > 0) == (world > 1) and sent["inter_host"] == 0
     assert (figures["samples"], figures["steps"], figures["world_size"]) == (4220, 18, world)
     assert set(outcome["summary"]["checkpoint"]) == {
-        "count", "bytes_written", "bytes_full_equivalent", "stall_share", "skipped", "failed"
-    }  # fmt: skip
+        "count",
+        "bytes_written",
+        "bytes_full_equivalent",
+        "stall_share",
+        "skipped",
+        "failed",
+    }
     assert [record["step"] for record in outcome["records"]] == [4, 8, 12, 16, 18]
     names = {*outcome["records"][0]}
-    assert {"step", "steps_total", "samples", "samples_per_s", "data_wait_share", "loss", "ne_window", "eta_seconds",
-            "lr", "seconds"} <= names  # fmt: skip
+    assert {
+        "step",
+        "steps_total",
+        "samples",
+        "samples_per_s",
+        "data_wait_share",
+        "loss",
+        "ne_window",
+        "eta_seconds",
+        "lr",
+        "seconds",
+    } <= names
     assert outcome["records"][-1]["samples"] == 4220
     assert outcome["records"][-1]["eta_seconds"] == 0
     assert outcome["records"][0]["lr"] == pytest.approx(0.01 * 4 / 5)

@@ -47,7 +47,7 @@ def test_a_sweep_is_a_dimension_and_comes_back_from_its_record(override: str) ->
         (["data=glob(*)"], "cannot be searched, expected interval, range or choice", "choice"),
         (["seed=1,2", "seed=3,4"], "seed is searched twice", "remove one"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_searched_is_refused_by_name(overrides: list[str], message: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         split(overrides)

@@ -21,10 +21,17 @@ from tests.commands import nightjar
 from tests.tuning.studies import SPACE, trial
 
 SMALL = [
-    "data=synthetic", "data.synthetic.rows=6000", "data.split.validation_share=0.2", "train.global_batch=128",
-    "train.threads_per_rank=1", "model.embedding_dim=4", "model.bottom_mlp=[8]", "model.top_mlp=[8]",
-    "hardware=laptop", "train.precision=fp32",
-]  # fmt: skip
+    "data=synthetic",
+    "data.synthetic.rows=6000",
+    "data.split.validation_share=0.2",
+    "train.global_batch=128",
+    "train.threads_per_rank=1",
+    "model.embedding_dim=4",
+    "model.bottom_mlp=[8]",
+    "model.top_mlp=[8]",
+    "hardware=laptop",
+    "train.precision=fp32",
+]
 RATES = "train.lr=tag(log, interval(1e-4,1e-1))"
 
 
@@ -42,7 +49,7 @@ RATES = "train.lr=tag(log, interval(1e-4,1e-1))"
         ([*SMALL, RATES, "force=true"], "force=true", "study=<another name>"),
         ([*SMALL, RATES, "study=a/b"], "tune.study is 'a/b'", "tune.study=a-b"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_study_ends_before_anything_starts(overrides, message: str, hint: str, tmp_path) -> None:
     store = tmp_path / "store"
     with pytest.raises(ConfigError) as caught:
@@ -83,9 +90,15 @@ def test_a_warm_start_takes_what_ended_of_an_earlier_study_of_this_store(tmp_pat
 
 def test_an_experiment_file_composes_to_what_the_overrides_do(tmp_path) -> None:
     overrides = [
-        "experiment=adult", "model=dlrm", "data.path=x.data", "train=long", "train.lr=0.0123",
-        "model.top_mlp=[16,8]", "+data.dense.extra={column: age}", "train.average.kind=ema",
-    ]  # fmt: skip
+        "experiment=adult",
+        "model=dlrm",
+        "data.path=x.data",
+        "train=long",
+        "train.lr=0.0123",
+        "model.top_mlp=[16,8]",
+        "+data.dense.extra={column: age}",
+        "train.average.kind=ema",
+    ]
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/best.yaml").write_text(experiment_file(overrides, about=["why"]))
     found, wanted = compose(["experiment=best"], str(tmp_path)), compose(overrides)
@@ -114,9 +127,14 @@ def test_a_study_of_this_name_with_another_space_or_other_settings_is_refused(tm
 
 
 COMMAND = [
-    *SMALL, RATES, "study=s", "train.epochs=4", "tune.parallel=2", "tune.min_epochs=0.5",
+    *SMALL,
+    RATES,
+    "study=s",
+    "train.epochs=4",
+    "tune.parallel=2",
+    "tune.min_epochs=0.5",
     "launch.inline=[ingest,plan,partition,train,evaluate]",
-]  # fmt: skip
+]
 
 
 def trials(folder: Path) -> list[dict]:

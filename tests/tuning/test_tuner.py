@@ -81,10 +81,12 @@ class Ended:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (FullDiskError("full"), FullDiskError), (FullScratchError("full"), FullScratchError),
-        (OSError(errno.ENOSPC, "full"), FullDiskError), (OSError(errno.EDQUOT, "full"), FullDiskError),
+        (FullDiskError("full"), FullDiskError),
+        (FullScratchError("full"), FullScratchError),
+        (OSError(errno.ENOSPC, "full"), FullDiskError),
+        (OSError(errno.EDQUOT, "full"), FullDiskError),
     ],
-)  # fmt: skip
+)
 def test_a_full_disk_ends_the_study_which_goes_on_with_the_trial(store: Store, monkeypatch, error, kind) -> None:
     ends = [Ended(None, trial_code(error)), Ended(None)]
     loop = tuner(store, trials=2, parallel=2)
@@ -117,10 +119,12 @@ def test_other_errors_of_a_trial_fail_it(store: Store) -> None:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (FullDiskError("no space left"), FULL_DISK + 7), (FullScratchError("no space left"), FULL_DISK + 5),
-        (OSError(errno.ENOSPC, "No space left on device"), FULL_DISK + 7), (ArtifactError("gone"), 7),
+        (FullDiskError("no space left"), FULL_DISK + 7),
+        (FullScratchError("no space left"), FULL_DISK + 5),
+        (OSError(errno.ENOSPC, "No space left on device"), FULL_DISK + 7),
+        (ArtifactError("gone"), 7),
     ],
-)  # fmt: skip
+)
 def test_the_process_of_a_trial_tells_a_full_disk_by_its_exit_code(monkeypatch, capsys, error, code: int) -> None:
     def fails(*given: object) -> None:
         raise error

@@ -31,14 +31,23 @@ class Task(ctypes.Structure):
     """What is coded, and where to: ``Task`` of rowcodes.c."""
 
     _fields_ = (
-        ("rows", ctypes.c_void_p), ("stride", ctypes.c_int64), ("n", ctypes.c_int64), ("columns", ctypes.c_int64),
-        ("bits", ctypes.c_int32), ("steps", ctypes.c_int32), ("most", ctypes.c_int32), ("fits", ctypes.c_int32),
-        ("unit", ctypes.c_float), ("codes", ctypes.c_void_p), ("low", ctypes.c_void_p), ("span", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("bits", ctypes.c_int32),
+        ("steps", ctypes.c_int32),
+        ("most", ctypes.c_int32),
+        ("fits", ctypes.c_int32),
+        ("unit", ctypes.c_float),
+        ("codes", ctypes.c_void_p),
+        ("low", ctypes.c_void_p),
+        ("span", ctypes.c_void_p),
         ("row_bytes", ctypes.c_int64),
-    )  # fmt: skip
+    )
 
 
-class Library:
+class RowCodesLibrary:
     """The functions of the library at ``path``. ``level``: 0 uses no more than every CPU has, 1 AVX2 too, 2 all."""
 
     def __init__(self, path: Path, level: int = _ALL) -> None:
@@ -50,9 +59,15 @@ class Library:
         return float(self._library.rowcodes_largest(ctypes.byref(_task(rows))))
 
     def encode(
-        self, rows: Tensor, bits: int, search: tuple[int, int, int], unit: float, codes: Tensor, low: Tensor,
+        self,
+        rows: Tensor,
+        bits: int,
+        search: tuple[int, int, int],
+        unit: float,
+        codes: Tensor,
+        low: Tensor,
         span: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Fill ``codes``, ``low`` and ``span`` as ``quantise.encode`` says; ``search``: steps, most of them, fits."""
         task = _task(rows)
         task.bits, task.unit, task.row_bytes = bits, unit, codes.shape[1]
@@ -68,6 +83,6 @@ def _task(rows: Tensor) -> Task:
 
 
 @cache
-def library() -> Library | None:
+def library() -> RowCodesLibrary | None:
     """The library that was installed with this package; None where there is none, or it is another release's."""
-    return open_installed(__file__, "rowcodes", Library, "checkpoints are coded without the compiled quantiser")
+    return open_installed(__file__, "rowcodes", RowCodesLibrary, "checkpoints are coded without the compiled quantiser")

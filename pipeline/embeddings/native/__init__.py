@@ -29,12 +29,20 @@ class Table(ctypes.Structure):
     """A table and what a batch looked up in it: ``Table`` of rowsteps.c."""
 
     _fields_ = (
-        ("weights", ctypes.c_void_p), ("states", ctypes.c_void_p * _STATES), ("widths", ctypes.c_int64 * _STATES),
+        ("weights", ctypes.c_void_p),
+        ("states", ctypes.c_void_p * _STATES),
+        ("widths", ctypes.c_int64 * _STATES),
         ("steps", ctypes.c_int64 * _STATES),
-        ("width", ctypes.c_int64), ("ids", ctypes.c_void_p), ("offsets", ctypes.c_void_p), ("shares", ctypes.c_void_p),
-        ("gradient", ctypes.c_void_p), ("stride", ctypes.c_int64), ("batch", ctypes.c_int64),
-        ("features", ctypes.c_int64), ("mean", ctypes.c_int32),
-    )  # fmt: skip
+        ("width", ctypes.c_int64),
+        ("ids", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("shares", ctypes.c_void_p),
+        ("gradient", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("features", ctypes.c_int64),
+        ("mean", ctypes.c_int32),
+    )
 
 
 class _Step(ctypes.Structure):
@@ -45,7 +53,7 @@ class _Share(ctypes.Structure):
     _fields_ = (("next", ctypes.c_int64), ("environment", ctypes.c_char * 64))
 
 
-class Library:
+class RowStepsLibrary:
     """The functions of the library at ``path``. ``level``: 0 uses no more than every CPU has, 1 AVX2 too, 2 all."""
 
     def __init__(self, path: Path, level: int = _ALL) -> None:
@@ -76,6 +84,6 @@ class Library:
 
 
 @cache
-def library() -> Library | None:
+def library() -> RowStepsLibrary | None:
     """The library that was installed with this package; None where there is none, or it is another release's."""
-    return open_installed(__file__, "rowsteps", Library, "rows are trained without the compiled steps")
+    return open_installed(__file__, "rowsteps", RowStepsLibrary, "rows are trained without the compiled steps")

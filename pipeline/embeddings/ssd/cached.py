@@ -14,10 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from pipeline.embeddings.ssd.aio import I64
-from pipeline.embeddings.ssd.log import F32, I8, Written, place_type
+from pipeline.embeddings.ssd.log import F32, I8, WriteCounts, place_type
 from pipeline.embeddings.ssd.middle import MOST_HOST_ROWS, HostRows
 from pipeline.embeddings.ssd.recency import Recency
-from pipeline.embeddings.ssd.shard import Part, SsdShard
+from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
 from pipeline.embeddings.ssd.slots import DeviceSlots
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import GuardError
@@ -32,9 +32,17 @@ class CachedShard(SsdShard):
     """
 
     def __init__(
-        self, directory: Path, name: str, plan: ShardPlan, slots: int, table_rows: int, values: int, hosted: int = 0,
-        spare: float = LOG_SPARE, written: Written | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path,
+        name: str,
+        plan: ShardPlan,
+        slots: int,
+        table_rows: int,
+        values: int,
+        hosted: int = 0,
+        spare: float = LOG_SPARE,
+        written: WriteCounts | None = None,
+    ) -> None:
         super().__init__(directory, name, plan, 0, values, spare, written)
         self.host = HostRows(min(hosted, plan.rows - slots, MOST_HOST_ROWS), values)
         # Beside the entries of ``SsdShard``, above those of the log: ``_top`` - h, place h in host memory.
@@ -61,7 +69,7 @@ class CachedShard(SsdShard):
         self.host.clear()
         self._reset()
 
-    def room(self, part: Part) -> bool:
+    def room(self, part: ShardRequest) -> bool:
         """See ``SsdShard.room``; GuardError for a batch with more rows than there are slots."""
         if len(part.rows) > self.count:
             needed = -(-2 * len(part.rows) * self._table_rows // self.rows)
@@ -75,7 +83,7 @@ class CachedShard(SsdShard):
         here = -where[where < 0] - 1
         return len(part.rows) - len(here) <= self._unheld - int(np.count_nonzero(self._held[here] == 0))
 
-    def claim(self, part: Part) -> tuple[I64, I64]:
+    def claim(self, part: ShardRequest) -> tuple[I64, I64]:
         """See ``SsdShard.claim``."""
         where = self._where[part.rows].astype(np.int64)
         hosted = self._hosted(where)
@@ -127,7 +135,7 @@ class CachedShard(SsdShard):
         self._store(self._row[slots], self.slots.read(slots), self._kind[slots])
         self._free = np.concatenate([self._free, slots])
 
-    def release(self, part: Part) -> None:
+    def release(self, part: ShardRequest) -> None:
         """End a batch: its rows may leave."""
         if part.era != self._era:
             return

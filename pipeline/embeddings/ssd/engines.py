@@ -25,7 +25,7 @@ DEPTH = 1024
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class Engine(Protocol):
+class IoEngine(Protocol):
     """``memory``: where most reads go, if it is known; the constructor raises OSError where the machine refuses it."""
 
     name: str
@@ -59,13 +59,30 @@ def _at(array: NDArray[Any]) -> ctypes.c_void_p:
 _SETUP, _ENTER, _REGISTER = 425, 426, 427  # on every machine
 _RING, _ENTRIES = 0, 0x10000000
 _PARAMETERS = np.dtype(
-    [("entries", "<u4"), ("completions", "<u4"), ("flags", "<u4"), ("rest", "<u4", 7), ("sq", "<u4", 10),
-     ("cq", "<u4", 10)]
-)  # fmt: skip
+    [
+        ("entries", "<u4"),
+        ("completions", "<u4"),
+        ("flags", "<u4"),
+        ("rest", "<u4", 7),
+        ("sq", "<u4", 10),
+        ("cq", "<u4", 10),
+    ]
+)
 _ENTRY = np.dtype(
-    [("what", "u1"), ("flags", "u1"), ("priority", "<u2"), ("fd", "<i4"), ("offset", "<u8"), ("address", "<u8"),
-     ("bytes", "<u4"), ("more", "<u4"), ("data", "<u8"), ("buffer", "<u2"), ("rest", "<u2", 11)]
-)  # fmt: skip
+    [
+        ("what", "u1"),
+        ("flags", "u1"),
+        ("priority", "<u2"),
+        ("fd", "<i4"),
+        ("offset", "<u8"),
+        ("address", "<u8"),
+        ("bytes", "<u4"),
+        ("more", "<u4"),
+        ("data", "<u8"),
+        ("buffer", "<u2"),
+        ("rest", "<u2", 11),
+    ]
+)
 _DONE = np.dtype([("data", "<u8"), ("result", "<i4"), ("flags", "<u4")])
 _READ, _WRITE, _READ_FIXED = 22, 23, 4
 _BUFFERS, _GET_EVENTS = 0, 1  # of io_uring_register and io_uring_enter
@@ -113,7 +130,7 @@ class Uring:
         self._done = np.frombuffer(ring, _DONE, int(given["completions"]), offset=int(cq[5]))
 
     def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
-        """See ``Engine``."""
+        """See ``IoEngine``."""
         tail = int(self._sq_tail[0])
         at = (tail + np.arange(len(numbers))) % len(self._entries)
         self._entries["what"][at] = _WRITE if write else self._read
@@ -132,7 +149,7 @@ class Uring:
         return _call(_ENTER, self._fd, count, least, _GET_EVENTS if least else 0, None, ctypes.c_size_t(0))
 
     def wait(self, least: int) -> tuple[I64, I64]:
-        """See ``Engine``."""
+        """See ``IoEngine``."""
         while True:
             head = int(self._cq_head[0])
             ready = (int(self._cq_tail[0]) - head) % (1 << 32)
@@ -144,16 +161,27 @@ class Uring:
                 raise failed(ctypes.get_errno())
 
     def close(self) -> None:
-        """See ``Engine``."""
+        """See ``IoEngine``."""
         os.close(self._fd)
 
 
 # io_setup, io_destroy, io_getevents, io_submit.
 _AIO = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 _REQUEST = np.dtype(
-    [("data", "<u8"), ("key", "<u4"), ("flags", "<i4"), ("what", "<u2"), ("priority", "<i2"), ("fd", "<u4"),
-     ("buffer", "<u8"), ("bytes", "<u8"), ("offset", "<i8"), ("reserved", "<u8"), ("more", "<u8")]
-)  # fmt: skip
+    [
+        ("data", "<u8"),
+        ("key", "<u4"),
+        ("flags", "<i4"),
+        ("what", "<u2"),
+        ("priority", "<i2"),
+        ("fd", "<u4"),
+        ("buffer", "<u8"),
+        ("bytes", "<u8"),
+        ("offset", "<i8"),
+        ("reserved", "<u8"),
+        ("more", "<u8"),
+    ]
+)
 _EVENT = np.dtype([("data", "<u8"), ("request", "<u8"), ("result", "<i8"), ("more", "<i8")])
 
 
@@ -173,7 +201,7 @@ class Aio:
         self._pointers = self._requests.ctypes.data + _REQUEST.itemsize * np.arange(DEPTH, dtype=np.uint64)
 
     def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
-        """See ``Engine``."""
+        """See ``IoEngine``."""
         part = self._requests
         part["data"][numbers], part["fd"][numbers], part["what"][numbers] = numbers, fds, int(write)
         part["buffer"][numbers], part["bytes"][numbers] = addresses, lengths
@@ -185,7 +213,7 @@ class Aio:
         return taken
 
     def wait(self, least: int) -> tuple[I64, I64]:
-        """See ``Engine``."""
+        """See ``IoEngine``."""
         while True:
             done = _call(self._get, self._context, ctypes.c_long(least), ctypes.c_long(DEPTH), _at(self._events), None)
             if done >= least:
@@ -194,7 +222,7 @@ class Aio:
                 raise failed(ctypes.get_errno())
 
     def close(self) -> None:
-        """See ``Engine``."""
+        """See ``IoEngine``."""
         _call(self._destroy, self._context)
 
 
@@ -211,7 +239,7 @@ class Threads:
         self._done: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
 
     def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
-        """See ``Engine``."""
+        """See ``IoEngine``."""
         call = _LIBC.pwrite if write else _LIBC.pread
         for each in zip(*(array.tolist() for array in (numbers, fds, offsets, lengths, addresses)), strict=True):
             self._pool.submit(self._act, call, *each)
@@ -222,20 +250,20 @@ class Threads:
         self._done.put((number, done if done >= 0 else -ctypes.get_errno()))
 
     def wait(self, least: int) -> tuple[I64, I64]:
-        """See ``Engine``."""
+        """See ``IoEngine``."""
         done = [self._done.get() for _ in range(max(least, self._done.qsize()))]
         numbers, results = np.array(done, np.int64).reshape(-1, 2).T
         return numbers, results
 
     def close(self) -> None:
-        """See ``Engine``."""
+        """See ``IoEngine``."""
         self._pool.shutdown()
 
 
 ENGINES = (Uring, Aio, Threads)
 
 
-def best_engine(memory: mmap.mmap | None = None, among: Sequence[Any] = ENGINES) -> tuple[Engine, dict[str, str]]:
+def best_engine(memory: mmap.mmap | None = None, among: Sequence[Any] = ENGINES) -> tuple[IoEngine, dict[str, str]]:
     """The first engine that works here, and why those before it do not, by name."""
     refused: dict[str, str] = {}
     for kind in among:

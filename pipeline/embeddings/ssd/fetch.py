@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.embeddings.ssd.aio import I64, DiskQueue
-from pipeline.embeddings.ssd.log import F32, Reads
-from pipeline.embeddings.ssd.shard import Part, SsdShard
+from pipeline.embeddings.ssd.log import F32, LogReads
+from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
 from pipeline.errors import GuardError
 
 
@@ -29,7 +29,7 @@ class Fetcher:
     def __init__(self) -> None:
         self.queue = DiskQueue()
 
-    def fetch(self, parts: Sequence[tuple[SsdShard, Part]]) -> None:
+    def fetch(self, parts: Sequence[tuple[SsdShard, ShardRequest]]) -> None:
         """Bring the rows of ``parts``, all of one batch, into slots, and mark the parts as ready."""
         claims = [(shard, part, *shard.claim(part)) for shard, part in parts if len(part.rows)]
         wants = [
@@ -58,7 +58,7 @@ class Fetcher:
         for words in {want.shard.log.words for want, _ in reads}:
             self._scatter([(want, read) for want, read in reads if want.shard.log.words == words], words)
 
-    def _scatter(self, reads: list[tuple[_Want, Reads]], words: int) -> None:
+    def _scatter(self, reads: list[tuple[_Want, LogReads]], words: int) -> None:
         """Read all records, of ``words`` words each, and put each where it is wanted."""
         sizes = [len(want.records) for want, _ in reads]
         together = np.empty((sum(sizes), words), np.float32)

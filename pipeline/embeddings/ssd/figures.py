@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.embeddings.ssd.log import Written
+from pipeline.embeddings.ssd.log import WriteCounts
 
-# Numbers that ``Figures.take`` gives.
+# Numbers that ``SsdFigures.take`` gives.
 FIGURES = 10
 
 
@@ -36,7 +36,7 @@ def _disk_bytes() -> tuple[int, int]:
     return int(fields["read_bytes"]), int(fields["write_bytes"])
 
 
-class Figures:
+class SsdFigures:
     """Counts of one rank since the last ``take``.
 
     ``looked``/``found``: lookups, and those whose row was in memory at that moment; ``asked``/``there``: the same when
@@ -47,7 +47,7 @@ class Figures:
 
     def __init__(self) -> None:
         self.looked = self.found = self.asked = self.there = self.hosted = 0
-        self.log = Written()
+        self.log = WriteCounts()
         self._former = self._now()
 
     def _now(self) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """Our own memory under TorchRec's fused kernels, on a CPU and on a GPU.
 
 FBGEMM's CPU kernel uses ``preallocated_host_buffers`` as its host memory. Three things are in the way: TorchRec puts a
-kernel's arguments into a grouping key (``HostBuffers``), its kernel fills every table with random numbers when built
+kernel's arguments into a grouping key (``KernelBuffers``), its kernel fills every table with random numbers when built
 (``kept_buffers``), and its sharded collection fills them once more by ``init_fn``.
 
 GPU memory takes room before it is touched, so the kernel of tables on SSD has as many rows as its cache has slots, and
@@ -32,13 +32,13 @@ _MAP_NORESERVE = 0x4000
 
 
 class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
-    """FBGEMM's kernel; with ``HostBuffers.slots`` its tables have that many rows, by table."""
+    """FBGEMM's kernel; with ``KernelBuffers.slots`` its tables have that many rows, by table."""
 
     def __init__(
         self, embedding_specs: Sequence[tuple[Any, ...]], *args: Any, preallocated_host_buffers: Any = None, **rest: Any
     ) -> None:
         given = preallocated_host_buffers
-        if not isinstance(given, HostBuffers) or not given.slots:
+        if not isinstance(given, KernelBuffers) or not given.slots:
             more = {} if given is None else {"preallocated_host_buffers": given}
             super().__init__(list(embedding_specs), *args, **more, **rest)
             return
@@ -115,7 +115,7 @@ def mapped(file: ScratchFile, count: int) -> Tensor:
     return torch.frombuffer(values, dtype=torch.float32, count=count)
 
 
-class HostBuffers(dict[str, Tensor]):
+class KernelBuffers(dict[str, Tensor]):
     """Buffers of one kernel by FBGEMM's names; equal to itself only: TorchRec groups the tables that share it.
 
     ``slots``: instead of buffers, how many rows of each table the kernel has memory for (``kernel.SlotKernel``).
@@ -131,7 +131,7 @@ class HostBuffers(dict[str, Tensor]):
         return self is other
 
 
-def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, HostBuffers]) -> None:
+def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, KernelBuffers]) -> None:
     """Store each named table in its buffers; tables with the same ones share a kernel. Call after ``fuse_optimizer``.
 
     Every rank names the same tables, since TorchRec groups them alike. PlanError where FBGEMM lacks the feature.

@@ -43,7 +43,7 @@ _IDLE_AHEAD, _IDLE_SHARE, _IDLE_FILLED = 2 * EMPTIED, 0.25, 0.8
 
 
 @dataclass
-class Written:
+class WriteCounts:
     """Bytes of the values of rows that left memory, and those that logs wrote for them. One thread counts."""
 
     left: int = 0
@@ -51,7 +51,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Reads:
+class LogReads:
     """Reads of [offset, offset + length) and the records in them: ``count[i]`` of read i, one read after the other.
 
     Record j begins ``skip[j]`` words into its read and is wanted as row ``target[j]``.
@@ -79,13 +79,18 @@ class RowLog:
     """
 
     def __init__(
-        self, directory: Path, rows: int, values: int, what: str, spare: float = LOG_SPARE,
-        written: Written | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path,
+        rows: int,
+        values: int,
+        what: str,
+        spare: float = LOG_SPARE,
+        written: WriteCounts | None = None,
+    ) -> None:
         self.words, self._stays = values + 1, np.multiply(_STAYS, rows)
         self._segment, self.per_segment, segments = log_shape(rows, 4 * values, spare)
         self.file = ScratchFile(directory, segments * self._segment, what, direct=True)
-        self.written = Written() if written is None else written
+        self.written = WriteCounts() if written is None else written
         self._buffers = [mmap.mmap(-1, self._segment) for _ in range(IN_MEMORY)]
         self._records = [self._view(buffer) for buffer in self._buffers]
         self._live = np.zeros(segments, np.int32)
@@ -233,7 +238,7 @@ class RowLog:
             copies[some] = self._records[buffer][places[some] % self.per_segment]
         return copies
 
-    def reads(self, places: I64, target: I64) -> Reads:
+    def reads(self, places: I64, target: I64) -> LogReads:
         """The reads for the records at ``places`` [n], each wanted as row ``target`` [n]; every page is read once."""
         order = np.argsort(places)
         places = places[order]
@@ -248,4 +253,4 @@ class RowLog:
         offset = first[begins] * PAGE
         length = (np.maximum.reduceat(last, begins) + 1) * PAGE - offset
         count = np.diff(begins, append=len(places))
-        return Reads(offset, length, count, (start - np.repeat(offset, count)) // 4, target[order])
+        return LogReads(offset, length, count, (start - np.repeat(offset, count)) // 4, target[order])

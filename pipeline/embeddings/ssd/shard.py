@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows, rows_at
 from pipeline.embeddings.ssd.aio import I64
-from pipeline.embeddings.ssd.log import F32, I8, MOST_ROWS, Reads, RowLog, Written, place_type
+from pipeline.embeddings.ssd.log import F32, I8, MOST_ROWS, LogReads, RowLog, WriteCounts, place_type
 from pipeline.embeddings.ssd.recency import Recency
 from pipeline.embeddings.ssd.slots import HostSlots, Slots
 from pipeline.embeddings.tables import TableSpec
@@ -34,7 +34,7 @@ _NONE: I64 = np.empty(0, np.int64)
 
 
 @dataclass(eq=False)
-class Part:
+class ShardRequest:
     """A batch's needs of a shard: the number of ``lookups``, and the rows ``asked`` for that are not pinned, in order.
 
     Once ``ready`` is set, the distinct ones, ``rows``, are in ``slots`` of the kernel's storage, and those of every
@@ -88,9 +88,16 @@ class SsdShard:
     """
 
     def __init__(
-        self, directory: Path, name: str, plan: ShardPlan, pinned: int, values: int, spare: float = LOG_SPARE,
-        written: Written | None = None, recent: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path,
+        name: str,
+        plan: ShardPlan,
+        pinned: int,
+        values: int,
+        spare: float = LOG_SPARE,
+        written: WriteCounts | None = None,
+        recent: int = 0,
+    ) -> None:
         self.name, self.first, self.rows, self.dim, self.pinned = name, plan.row, plan.rows, plan.columns, pinned
         self.values = values
         if self.rows > MOST_ROWS:
@@ -129,14 +136,14 @@ class SsdShard:
             values[:, : self.dim] = initial_rows(seed, table, self.first + start, self.first + stop).numpy()
             self.slots.write(slice(start, stop), values)
 
-    def part(self, ids: I64, ready: Event) -> Part:
+    def part(self, ids: I64, ready: Event) -> ShardRequest:
         """The part of a batch with the global row numbers ``ids``; rows of other ranks are left out."""
         places = ids - self.first
         places = places[(places >= 0) & (places < self.rows)]
         asked = places[places >= self.pinned] if self.pinned else places
-        return Part(len(places), asked.astype(self._where.dtype), ready)
+        return ShardRequest(len(places), asked.astype(self._where.dtype), ready)
 
-    def claim(self, part: Part) -> tuple[I64, I64]:
+    def claim(self, part: ShardRequest) -> tuple[I64, I64]:
         """Give the rows of ``part`` slots: (places in ``part`` to fill, the map's entries of their values)."""
         places = part.rows - self.pinned
         where = self._where[places].astype(np.int64)
@@ -155,7 +162,7 @@ class SsdShard:
         part.missing, part.era = len(absent), self._era
         return absent, where
 
-    def room(self, part: Part) -> bool:
+    def room(self, part: ShardRequest) -> bool:
         """Whether ``claim`` has slots for it now."""
         return True
 
@@ -174,12 +181,12 @@ class SsdShard:
         taken, self._free = self._free[:count], self._free[count:]
         return taken
 
-    def fill(self, part: Part, absent: I64, where: I64, records: F32) -> None:
+    def fill(self, part: ShardRequest, absent: I64, where: I64, records: F32) -> None:
         """Put ``records``, the values of the ``absent`` rows, into their slots."""
         self.slots.write(part.slots[absent], records[:, :-1])
         self._kind[part.slots[absent] - self.pinned] = self._drop(where)
 
-    def find(self, rows: I64, where: I64, records: F32) -> Reads | None:
+    def find(self, rows: I64, where: I64, records: F32) -> LogReads | None:
         """Write the values of ``rows``, which are in no slot, to ``records`` [n, words]; the rest must be read."""
         unused = where == 0
         if unused.any():
@@ -203,7 +210,7 @@ class SsdShard:
         self.log.drop(where[where > 0] - 1)
         return kinds
 
-    def release(self, part: Part) -> None:
+    def release(self, part: ShardRequest) -> None:
         """End a batch: of the rows that no other batch holds, the longest unused ones go to the log."""
         if part.era != self._era:
             return

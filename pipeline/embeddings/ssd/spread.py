@@ -10,7 +10,7 @@ from pipeline.records import Plan
 from pipeline.records.scratch import LOG_SPARE, log_shape
 
 
-class Piece(NamedTuple):
+class DiskUse(NamedTuple):
     """Bytes on a disk: a shard's log, or the ``copy`` of its rows that a checkpoint takes."""
 
     size: int
@@ -19,19 +19,19 @@ class Piece(NamedTuple):
     copy: bool
 
 
-def pieces(plan: Plan, tables: Iterable[str], rank: int, spare: float = LOG_SPARE) -> list[Piece]:
+def pieces(plan: Plan, tables: Iterable[str], rank: int, spare: float = LOG_SPARE) -> list[DiskUse]:
     """The pieces of ``tables`` of all ranks on the host of ``rank``, which share its disks."""
     host, on_host = rank // plan.ranks_per_host, []
     for name in tables:
         for shard in plan.tables[name].shards:
             if shard.rank // plan.ranks_per_host == host and shard.rows:
                 row = plan.tables[name].row_bytes(shard.columns)
-                on_host.append(Piece(log_shape(shard.rows, row, spare).bytes, name, shard.rank, copy=False))
-                on_host.append(Piece(shard.rows * row, name, shard.rank, copy=True))
+                on_host.append(DiskUse(log_shape(shard.rows, row, spare).bytes, name, shard.rank, copy=False))
+                on_host.append(DiskUse(shard.rows * row, name, shard.rank, copy=True))
     return on_host
 
 
-def spread(on_host: Iterable[Piece], disks: int) -> dict[Piece, int]:
+def spread(on_host: Iterable[DiskUse], disks: int) -> dict[DiskUse, int]:
     """The disk of each piece: the largest first, each to the disk with fewest bytes so far.
 
     A function of its arguments alone, so every rank of the host gets the same answer without communication.

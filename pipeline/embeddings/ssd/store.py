@@ -20,16 +20,16 @@ from pipeline.embeddings.shards import LocalShard, Places
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.cached import CachedShard
 from pipeline.embeddings.ssd.fetch import Fetcher
-from pipeline.embeddings.ssd.figures import Figures
+from pipeline.embeddings.ssd.figures import SsdFigures
 from pipeline.embeddings.ssd.files import ScratchFile, check_paths
-from pipeline.embeddings.ssd.kernel import HostBuffers, give_buffers, mapped, sparse_memory, states_of, storage_of
+from pipeline.embeddings.ssd.kernel import KernelBuffers, give_buffers, mapped, sparse_memory, states_of, storage_of
 from pipeline.embeddings.ssd.log import F32
-from pipeline.embeddings.ssd.shard import Part, SsdShard
+from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
 from pipeline.embeddings.ssd.slots import looked_up
 from pipeline.embeddings.ssd.spread import pieces, spread
 from pipeline.embeddings.ssd.support import shortcomings
-from pipeline.embeddings.ssd.waiting import Line, check_room
-from pipeline.embeddings.ssd.worker import Worker
+from pipeline.embeddings.ssd.waiting import WaitingParts, check_room
+from pipeline.embeddings.ssd.worker import SsdWorker
 from pipeline.embeddings.state import kept_state
 from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.embeddings.tables import TableSpec, kernels
@@ -64,11 +64,11 @@ class SsdStore:
         self, plan: Plan, paths: Sequence[str], rank: int, cached: bool | None = None, spare: float = LOG_SPARE
     ) -> None:
         self._directories = check_paths(paths)
-        self.figures = Figures()
+        self.figures = SsdFigures()
         self._plan, self._names = plan, ssd_tables(plan)
         self.cached = plan.device != "cpu" if cached is None else cached
         self._shards: dict[str, SsdShard] = {}
-        self._waiting: dict[str, deque[Part]] = {}
+        self._waiting: dict[str, deque[ShardRequest]] = {}
         self._hooks: list[Any] = []
         self._disks = {
             (piece.table, piece.copy): self._directories[disk]
@@ -82,9 +82,9 @@ class SsdStore:
                     self._shards[name] = self._shard(name, shard, spare)
                     self._waiting[name] = deque()
         self._fetcher = Fetcher()
-        self._line = Line(self._bring)
-        self._done: deque[tuple[SsdShard, Part]] = deque()
-        self._worker = Worker(self._tidy)
+        self._line = WaitingParts(self._bring)
+        self._done: deque[tuple[SsdShard, ShardRequest]] = deque()
+        self._worker = SsdWorker(self._tidy)
 
     def _shard(self, name: str, shard: ShardPlan, spare: float) -> SsdShard:
         table, directory = self._plan.tables[name], self._disks[name, False]
@@ -121,7 +121,7 @@ class SsdStore:
         for name in (name for name in self._names if name in pooling):
             plan = self._plan.tables[name]
             kinds.setdefault((plan.sharding, plan.dim, pooling[name], rules.kind(name)), []).append(name)
-        buffers: dict[str, HostBuffers] = {}
+        buffers: dict[str, KernelBuffers] = {}
         for (_, dim, _, _), names in kinds.items():
             optimizer = rules.of(names[0])
             shards = [self._shards[name] for name in names if name in self._shards]
@@ -129,15 +129,15 @@ class SsdStore:
             buffers |= dict.fromkeys(names, self._buffers(shards, dim, fused))
         give_buffers(collection, buffers)
 
-    def _buffers(self, shards: list[SsdShard], dim: int, states: Sequence[StateColumn]) -> HostBuffers:
+    def _buffers(self, shards: list[SsdShard], dim: int, states: Sequence[StateColumn]) -> KernelBuffers:
         if self.cached:
-            return HostBuffers(
+            return KernelBuffers(
                 {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)} or {"": 0}
             )
         rows = sum(shard.rows for shard in shards)
         # FBGEMM calls the first state of every optimizer momentum1, and refuses one that the optimizer lacks.
         own = {f"momentum{i}": sparse_memory(rows * (dim if s.per_value else 1)) for i, s in enumerate(states, 1)}
-        return HostBuffers(None, weights=sparse_memory(rows * dim), **own)
+        return KernelBuffers(None, weights=sparse_memory(rows * dim), **own)
 
     def attach(self, dmp: DistributedModelParallel) -> None:
         """Turn the row numbers of the sharded model's lookups into slots; prepend hooks that need row numbers."""
@@ -203,13 +203,13 @@ class SsdStore:
                     self._waiting[name].append(part)
         self._worker.submit(lambda: self._line.join(parts))
 
-    def _bring(self, parts: list[tuple[SsdShard, Part]]) -> None:
+    def _bring(self, parts: list[tuple[SsdShard, ShardRequest]]) -> None:
         self._fetcher.fetch(parts)
         self.figures.asked += sum(part.lookups for _, part in parts)
         self.figures.there += sum(part.lookups - part.missing for _, part in parts)
         self.figures.hosted += sum(part.hosted for _, part in parts)
 
-    def hold(self, table: str, rows: NDArray[Any], lookups: int) -> tuple[Part, NDArray[Any]]:
+    def hold(self, table: str, rows: NDArray[Any], lookups: int) -> tuple[ShardRequest, NDArray[Any]]:
         """The part of a batch with ``rows`` (of the shard, not pinned), and the slots that these are in; waits.
 
         A batch whose rows are looked up in the order in which they were announced finds its slots ready. Else it is the
@@ -219,7 +219,7 @@ class SsdStore:
         shard, waiting = self._shards[table], self._waiting[table]
         number, places = _announced(rows, list(waiting))
         if number is None:
-            part = Part(lookups, rows.copy(), Event())
+            part = ShardRequest(lookups, rows.copy(), Event())
             self._fetch_now(shard, part)
             pieces = _pieces(part, list(waiting))
         else:
@@ -234,7 +234,7 @@ class SsdStore:
         self.figures.found += lookups if early else max(0, lookups - part.missing)
         return part, part.each if places is None else part.slots[places]
 
-    def _fetch_now(self, shard: SsdShard, part: Part) -> None:
+    def _fetch_now(self, shard: SsdShard, part: ShardRequest) -> None:
         def fetch() -> None:
             self._release()  # parts that were let go before, whose release is still queued
             check_room(shard, part)
@@ -242,7 +242,7 @@ class SsdStore:
 
         self._worker.submit(fetch, urgent=True)
 
-    def let_go(self, parts: Sequence[tuple[str, Part]]) -> None:
+    def let_go(self, parts: Sequence[tuple[str, ShardRequest]]) -> None:
         """Release the slots of ``parts``, each with its table: their batches are trained, or left out."""
         if parts:
             done = [(self._shards[table], part) for table, part in parts]
@@ -317,7 +317,7 @@ class SsdStore:
         self._shards.clear()
 
 
-def _announced(rows: NDArray[Any], waiting: Sequence[Part]) -> tuple[int | None, I64 | None]:
+def _announced(rows: NDArray[Any], waiting: Sequence[ShardRequest]) -> tuple[int | None, I64 | None]:
     """Which of the announced parts has ``rows``, and their places among its rows; None: they are as announced."""
     for number, part in enumerate(waiting):
         if np.array_equal(part.asked, rows):
@@ -329,7 +329,7 @@ def _announced(rows: NDArray[Any], waiting: Sequence[Part]) -> tuple[int | None,
     return None, None
 
 
-def _pieces(batch: Part, waiting: Sequence[Part]) -> int:
+def _pieces(batch: ShardRequest, waiting: Sequence[ShardRequest]) -> int:
     """How many of the announced parts, from the first on, are together no more than ``batch``."""
     count, lookups = 0, 0
     for part in waiting:
@@ -436,7 +436,7 @@ class _Redirect:
     def __init__(self, store: SsdStore, tables: Mapping[str, int]) -> None:
         self._store, self._tables = store, list(tables)
         self._ends = [0, *itertools.accumulate(tables.values())]
-        self._held: list[tuple[str, Part]] = []
+        self._held: list[tuple[str, ShardRequest]] = []
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

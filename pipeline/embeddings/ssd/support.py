@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.embeddings.ssd.aio import DiskQueue
 from pipeline.embeddings.ssd.engines import Threads
 from pipeline.embeddings.ssd.files import PAGE, ScratchFile
-from pipeline.embeddings.ssd.worker import Worker
+from pipeline.embeddings.ssd.worker import SsdWorker
 
 
 def reading(queue: DiskQueue) -> str:
@@ -17,7 +17,7 @@ def reading(queue: DiskQueue) -> str:
     return f"rows on SSD are read by {queue.engine}{why}"
 
 
-def shortcomings(queue: DiskQueue, worker: Worker, files: Iterable[ScratchFile]) -> list[tuple[str, str]]:
+def shortcomings(queue: DiskQueue, worker: SsdWorker, files: Iterable[ScratchFile]) -> list[tuple[str, str]]:
     """What was refused, why and what it costs; with each, what to change. Linux AIO is as good as io_uring."""
     refused = {}
     if queue.engine == Threads.name:
@@ -43,7 +43,7 @@ def examine(directory: Path) -> tuple[str, list[tuple[str, str]]]:
     ConfigError and GuardError where no file can be made.
     """
     file = ScratchFile(directory, PAGE, "a trial of tables on SSD", direct=True)
-    queue, worker = DiskQueue(), Worker()
+    queue, worker = DiskQueue(), SsdWorker()
     try:
         return reading(queue), shortcomings(queue, worker, [file])
     finally:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from pipeline.embeddings.ssd.shard import Part, SsdShard
+from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
 from pipeline.errors import GuardError
 
-Parts = list[tuple[SsdShard, Part]]
+Parts = list[tuple[SsdShard, ShardRequest]]
 LEFT_OUT = -2  # the ``era`` of a part that was let go before it had slots
 
 
-class Line:
+class WaitingParts:
     """Parts of batches without slots. ``bring`` fetches the rows of parts, at most one of each shard."""
 
     def __init__(self, bring: Callable[[Parts], None]) -> None:
         self._bring = bring
-        self._parts: dict[SsdShard, deque[Part]] = {}
+        self._parts: dict[SsdShard, deque[ShardRequest]] = {}
 
     def join(self, parts: Parts) -> None:
         """Bring the parts with free slots; the others wait. GuardError for a part larger than its shard's cache."""
@@ -57,7 +57,7 @@ class Line:
         self._parts.pop(shard, None)
 
 
-def check_room(shard: SsdShard, part: Part) -> None:
+def check_room(shard: SsdShard, part: ShardRequest) -> None:
     """GuardError where batches under way leave too few slots for a batch that was not announced."""
     if not shard.room(part):
         raise GuardError(

@@ -17,7 +17,7 @@ _NICE = 10
 _SWITCH_SECONDS = 0.00005
 
 
-class Worker:
+class SsdWorker:
     """Runs tasks one after another, in their order. An error ends all of them; ``check`` and ``call`` raise it.
 
     ``idle`` is called while there is no task, until it returns that nothing is left to do; the next task wakes it.

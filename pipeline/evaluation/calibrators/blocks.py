@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from pipeline.evaluation.calibrators.apply import applied
 from pipeline.evaluation.calibrators.line import LEAST_SLOPE, fitted_line
-from pipeline.evaluation.calibrators.rows import Floats, Rows, matching_shift
+from pipeline.evaluation.calibrators.rows import CalibrationRows, Floats, matching_shift
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.records import CalibrationCurve
 
 
-def cells_of(rows: Rows, least: int) -> NDArray[np.int64]:
+def cells_of(rows: CalibrationRows, least: int) -> NDArray[np.int64]:
     """Where the cells of ``rows`` begin, each with at least ``least`` rows of each class; one where there are too few.
 
     Equal logits share a cell.
@@ -34,7 +34,7 @@ def cells_of(rows: Rows, least: int) -> NDArray[np.int64]:
     return np.array(starts)
 
 
-def curve_of(rows: Rows, starts: NDArray[np.int64]) -> CalibrationCurve:
+def curve_of(rows: CalibrationRows, starts: NDArray[np.int64]) -> CalibrationCurve:
     """The curve through the cells that begin at ``starts``, joined where the rate does not rise.
 
     A knot lies at the logit of a block's mean prediction, where a curve that only shifts logits would meet its rate.
@@ -48,7 +48,7 @@ def curve_of(rows: Rows, starts: NDArray[np.int64]) -> CalibrationCurve:
     return curve.shifted(matching_shift(rows, applied(curve, rows.logits)))
 
 
-def _knots(rows: Rows, starts: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def _knots(rows: CalibrationRows, starts: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Logits of mean prediction and of click rate of every block."""
     weights = np.add.reduceat(rows.weights, starts)
     clicks = np.add.reduceat(rows.weights * rows.clicked, starts)

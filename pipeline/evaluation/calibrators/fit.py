@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.evaluation.calibrators.apply import applied, shifts_of
-from pipeline.evaluation.calibrators.rows import Rows, matching_shift
+from pipeline.evaluation.calibrators.rows import CalibrationRows, matching_shift
 from pipeline.evaluation.calibrators.slices import slice_shifts
 from pipeline.records import CalibrationCurve
 from pipeline.specs.calibrator import Calibrator
@@ -28,7 +28,7 @@ def fit_curve(
     same bits for any order of the rows. Raises DataError for rows of one class, or without any.
     """
     own = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
-    rows = Rows.of(logits, labels, own)
+    rows = CalibrationRows.of(logits, labels, own)
     curve = replace(method.fit(rows), rows=len(rows.logits), clicks=rows.clicks)
     if codes is None:
         return curve
@@ -37,12 +37,15 @@ def fit_curve(
     curve = replace(curve, shifts=slice_shifts_by_name(whole, clicked, own[kept], codes[kept], most_slices) or None)
     order = np.lexsort((own[kept], labels[kept], codes[kept], logits[kept]))
     shifted = (whole + shifts_of(curve, codes[kept]))[order]
-    return curve.shifted(matching_shift(Rows(shifted, clicked[order], own[kept][order]), shifted))
+    return curve.shifted(matching_shift(CalibrationRows(shifted, clicked[order], own[kept][order]), shifted))
 
 
 def slice_shifts_by_name(
-    logits: NDArray[np.float64], clicked: NDArray[np.float64], weights: NDArray[np.float64],
-    codes: NDArray[np.integer], most: int,
-) -> dict[str, float]:  # fmt: skip
+    logits: NDArray[np.float64],
+    clicked: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    codes: NDArray[np.integer],
+    most: int,
+) -> dict[str, float]:
     """As ``slice_shifts``, with the codes as JSON has them."""
     return {str(code): shift for code, shift in slice_shifts(logits, clicked, weights, codes, most).items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.specs.calibrator import Calibrator
 
 if TYPE_CHECKING:
-    from pipeline.evaluation.calibrators.rows import Rows
+    from pipeline.evaluation.calibrators.rows import CalibrationRows
     from pipeline.records import CalibrationCurve
 
 
@@ -20,7 +20,7 @@ class Histogram(Calibrator):
     doc: str = "the click rates of `bins` bins, smoother than isotonic."
     bins: int = 20
 
-    def fit(self, rows: Rows) -> CalibrationCurve:
+    def fit(self, rows: CalibrationRows) -> CalibrationCurve:
         """A knot at the centre of each bin."""
         from pipeline.evaluation.calibrators.blocks import cells_of, curve_of
 

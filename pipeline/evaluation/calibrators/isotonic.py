@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.specs.calibrator import Calibrator
 
 if TYPE_CHECKING:
-    from pipeline.evaluation.calibrators.rows import Rows
+    from pipeline.evaluation.calibrators.rows import CalibrationRows
     from pipeline.records import CalibrationCurve
 
 
@@ -23,7 +23,7 @@ class Isotonic(Calibrator):
     doc: str = "a rising curve of any shape, with a knot for each block of rows that differs from its neighbours."
     min_clicks: int = 50
 
-    def fit(self, rows: Rows) -> CalibrationCurve:
+    def fit(self, rows: CalibrationRows) -> CalibrationCurve:
         """A knot at the centre of each block."""
         from pipeline.evaluation.calibrators.blocks import cells_of, curve_of
 

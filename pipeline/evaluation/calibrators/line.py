@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.evaluation.calibrators.rows import Rows, matching_shift, total
+from pipeline.evaluation.calibrators.rows import CalibrationRows, matching_shift, total
 from pipeline.evaluation.metrics import sigmoid
 
 LEAST_SLOPE = 0.05  # a curve must rise, and steeply enough for float32 to tell two logits apart
 _STEPS = 100
 
 
-def fitted_line(rows: Rows) -> tuple[float, float]:
+def fitted_line(rows: CalibrationRows) -> tuple[float, float]:
     """Slope and value at logit 0 of the line that fits ``rows`` best, by Newton's method with halved steps.
 
     The targets are Platt's, a little inside of 0 and 1, so that rows which a threshold separates have a finite line.
@@ -37,6 +37,6 @@ def fitted_line(rows: Rows) -> tuple[float, float]:
     return slope, matching_shift(rows, slope * rows.logits)
 
 
-def _loss(rows: Rows, targets: np.ndarray, line: np.ndarray) -> float:
+def _loss(rows: CalibrationRows, targets: np.ndarray, line: np.ndarray) -> float:
     values = line[0] * rows.logits + line[1]
     return total(rows.weights, np.logaddexp(0, values) - targets * values)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.specs.calibrator import Calibrator
 
 if TYPE_CHECKING:
-    from pipeline.evaluation.calibrators.rows import Rows
+    from pipeline.evaluation.calibrators.rows import CalibrationRows
     from pipeline.records import CalibrationCurve
 
 
@@ -19,7 +19,7 @@ class Platt(Calibrator):
     name: str = "platt"
     doc: str = "a straight line in logits, two parameters; for few clicks."
 
-    def fit(self, rows: Rows) -> CalibrationCurve:
+    def fit(self, rows: CalibrationRows) -> CalibrationCurve:
         """One knot at logit 0, and the slope."""
         from pipeline.evaluation.calibrators.line import fitted_line
         from pipeline.records import CalibrationCurve

@@ -16,7 +16,7 @@ _TINY = float(np.finfo(np.float64).tiny ** 0.25)
 
 
 @dataclass(frozen=True)
-class Rows:
+class CalibrationRows:
     """``logits``, ``clicked`` (0 or 1) and ``weights``, float64 [n] each, by rising logit."""
 
     logits: Floats
@@ -24,13 +24,15 @@ class Rows:
     weights: Floats
 
     @staticmethod
-    def of(logits: NDArray[np.floating], labels: NDArray[np.floating], weights: NDArray[np.floating] | None) -> Rows:
+    def of(
+        logits: NDArray[np.floating], labels: NDArray[np.floating], weights: NDArray[np.floating] | None
+    ) -> CalibrationRows:
         """Sorted rows with a weight above 0; DataError unless there are some of both classes."""
         own = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
         kept = own > 0
         values, clicked, own = logits[kept].astype(np.float64), (labels[kept] == 1).astype(np.float64), own[kept]
         order = np.lexsort((own, clicked, values))
-        rows = Rows(values[order], clicked[order], own[order])
+        rows = CalibrationRows(values[order], clicked[order], own[order])
         if not rows.least:
             raise DataError(
                 f"the calibrator has {len(values):,} rows, {int(clicked.sum()):,} of them with a click, expected "
@@ -58,7 +60,7 @@ def total(*factors: Floats) -> float:
     return float(product.sum())
 
 
-def matching_shift(rows: Rows, logits: Floats) -> float:
+def matching_shift(rows: CalibrationRows, logits: Floats) -> float:
     """What ``logits`` [n] need on top so that their mean prediction is the rows' click rate.
 
     Newton's method on the logit of the mean prediction, whose derivative lies in (0, 1].

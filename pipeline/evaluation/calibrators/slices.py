@@ -65,9 +65,13 @@ def _variance(estimates: Floats, precision: Floats) -> float:
 
 
 def _most_probable(
-    logits: Floats, clicked: Floats, weights: Floats, starts: NDArray[np.int64], counts: NDArray[np.int64],
+    logits: Floats,
+    clicked: Floats,
+    weights: Floats,
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
     variance: float,
-) -> Floats:  # fmt: skip
+) -> Floats:
     """The shifts at the largest posterior probability, all slices at once: Newton's method with bounded steps."""
     shifts = np.zeros(len(counts))
     for _ in range(_STEPS):

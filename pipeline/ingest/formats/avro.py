@@ -20,20 +20,42 @@ from pipeline.ingest.formats.columnar import WHOLE, Columnar, Part
 
 ROWS = 1 << 14  # of a batch
 _PLAIN = {
-    "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
-    "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(), "enum": pa.string(), "fixed": pa.binary(),
-}  # fmt: skip
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+    "fixed": pa.binary(),
+}
 # As fastavro returns them: times in UTC, and local ones without a zone.
 _LOGICAL = {
-    "date": pa.date32(), "uuid": pa.string(),
+    "date": pa.date32(),
+    "uuid": pa.string(),
     **dict.fromkeys(("timestamp-millis", "timestamp-micros", "timestamp-nanos"), pa.timestamp("us", "UTC")),
     **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros"), pa.timestamp("us")),
     **dict.fromkeys(("time-millis", "time-micros"), pa.time64("us")),
-}  # fmt: skip
+}
 _NUMBERS = {"int", "long", "float", "double"}
 # What decoding bytes that are no Avro raises.
-_DAMAGED = (EOFError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, struct.error,
-            zlib.error, LZMAError, RecursionError, NotImplementedError, pa.ArrowException)  # fmt: skip
+_DAMAGED = (
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+    LZMAError,
+    RecursionError,
+    NotImplementedError,
+    pa.ArrowException,
+)
 
 
 class Avro(Columnar):

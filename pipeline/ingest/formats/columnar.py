@@ -37,9 +37,7 @@ class Columnar(FileFormat):
         check_types(spec, schema, file.label)
         for batch in self.batches(stream, list(spec.columns), file.block_bytes, (file.start, file.stop)):
             frame = frame_of(batch, list(spec.columns))
-            yield RawBlock(
-                frame=frame, file=file.label, lines=np.arange(line, line + frame.height), place=file.place
-            )  # fmt: skip
+            yield RawBlock(frame=frame, file=file.label, lines=np.arange(line, line + frame.height), place=file.place)
             line += frame.height
 
     @abstractmethod

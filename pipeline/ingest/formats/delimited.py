@@ -12,8 +12,8 @@ from typing import BinaryIO, cast
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
-from pipeline.ingest.formats.lines import BOM, Lines
-from pipeline.ingest.quoted import LONGEST, Layout, records
+from pipeline.ingest.formats.lines import BOM, LineReader
+from pipeline.ingest.quoted import LONGEST, TextLayout, records
 from pipeline.ingest.schema import CRITEO_COLUMNS, require_columns
 from pipeline.ingest.sources import Block, TextBlock
 from pipeline.ingest.text import text_blocks
@@ -28,7 +28,7 @@ class Delimited(FileFormat):
 
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
         """Lines that are yet to be taken apart."""
-        lines, spec, has_header = Lines(stream, file), file.own, self.header_lines(file.data) > 0
+        lines, spec, has_header = LineReader(stream, file), file.own, self.header_lines(file.data) > 0
         layout = replace(
             self.layout(file.data, lines.header() if has_header else None),
             numbers=spec.number_columns & set(spec.columns),
@@ -39,9 +39,13 @@ class Delimited(FileFormat):
         layout = replace(layout, names=_distinct(layout.names))
         for block, line in lines.blocks(layout):
             yield TextBlock(
-                data=block, file=file.label, first_line=line, layout=layout, columns=tuple(spec.columns),
+                data=block,
+                file=file.label,
+                first_line=line,
+                layout=layout,
+                columns=tuple(spec.columns),
                 place=file.place,
-            )  # fmt: skip
+            )
 
     def cut(self, source: BinaryIO, at: int, file: LogFile) -> int | None:
         """Where the log has quotes: behind a record, which the lines before and after it show without a doubt."""
@@ -84,7 +88,7 @@ class Delimited(FileFormat):
         return None if odd else end
 
     @abstractmethod
-    def layout(self, data: DataConfig, header: bytes | None) -> Layout:
+    def layout(self, data: DataConfig, header: bytes | None) -> TextLayout:
         """How the fields of a line lie; ``header``: the file's first line, None if the configuration names columns."""
 
     def quote(self, data: DataConfig) -> str | None:
@@ -97,9 +101,9 @@ class Criteo(Delimited):
 
     name = "criteo"
 
-    def layout(self, data: DataConfig, header: bytes | None) -> Layout:
+    def layout(self, data: DataConfig, header: bytes | None) -> TextLayout:
         """By the known names, or those of ``data.columns``."""
-        return Layout(names=tuple(data.columns or CRITEO_COLUMNS), separator="\t", quote=None)
+        return TextLayout(names=tuple(data.columns or CRITEO_COLUMNS), separator="\t", quote=None)
 
 
 class Csv(Delimited):
@@ -115,7 +119,7 @@ class Csv(Delimited):
         """The character that the schema names."""
         return data.quote
 
-    def layout(self, data: DataConfig, header: bytes | None) -> Layout:
+    def layout(self, data: DataConfig, header: bytes | None) -> TextLayout:
         """By the header, or by ``data.columns``; ConfigError without either."""
         separator = "\t" if data.separator == "\\t" else data.separator
         if len(separator.encode()) != 1:
@@ -124,13 +128,13 @@ class Csv(Delimited):
                 hint="data.separator=',' and data.strip=true, if blanks surround it",
             )
         if header is not None:
-            return Layout(names=_names(header, separator, data.quote), separator=separator, quote=data.quote)
+            return TextLayout(names=_names(header, separator, data.quote), separator=separator, quote=data.quote)
         if not data.columns:
             raise ConfigError(
                 "data.header is false and data.columns is empty: the columns have no names",
                 hint="data.columns=[<name of each column, in order>] or data.header=true",
             )
-        return Layout(names=tuple(data.columns), separator=separator, quote=data.quote)
+        return TextLayout(names=tuple(data.columns), separator=separator, quote=data.quote)
 
 
 def _names(header: bytes, separator: str, quote: str | None) -> tuple[str, ...]:

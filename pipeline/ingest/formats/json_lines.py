@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
-from pipeline.ingest.formats.lines import Lines
+from pipeline.ingest.formats.lines import LineReader
 from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.schema import DataSpec, require_columns
 from pipeline.ingest.sources import Block, RawBlock
@@ -36,14 +36,18 @@ class JsonLines(FileFormat):
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
         """Lines that are yet to be taken apart."""
         unseen = not file.start
-        for data, line in Lines(stream, file).blocks():
+        for data, line in LineReader(stream, file).blocks():
             if unseen and not data.startswith(TOO_LONG):
                 _require_keys(data, file)
                 unseen = False
             yield JsonBlock(
-                data=data, file=file.label, first_line=line, columns=tuple(file.own.columns),
-                lists=list_columns(file.own), place=file.place,
-            )  # fmt: skip
+                data=data,
+                file=file.label,
+                first_line=line,
+                columns=tuple(file.own.columns),
+                lists=list_columns(file.own),
+                place=file.place,
+            )
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,9 @@ def _require_keys(data: bytes, file: LogFile) -> None:
         known = pl.DataFrame()
         with contextlib.suppress(pl.exceptions.PolarsError):  # a first line that is no object
             known = json_frame(data[: data.find(b"\n") + 1], None)
-        require_columns(file.own, [*keys, *(name for name in known.columns if name not in keys)], file.label,
-                        header=False)  # fmt: skip
+        require_columns(
+            file.own, [*keys, *(name for name in known.columns if name not in keys)], file.label, header=False
+        )
 
 
 def _written(name: str) -> bytes:
@@ -170,8 +175,11 @@ class JsonBlock:
             frame = frame.with_columns(_escaped(data, frame[name]) for name in self.lists)
         return RawBlock(
             frame=frame.select(_typed(frame[name], data, self.lists.get(name)) for name in self.columns),
-            file=self.file, lines=self.first_line + np.array(good, np.int64), rejects=rejects, place=self.place,
-        )  # fmt: skip
+            file=self.file,
+            lines=self.first_line + np.array(good, np.int64),
+            rejects=rejects,
+            place=self.place,
+        )
 
     def _sift(self, lines: list[bytes]) -> tuple[Sequence[int], list[Reject]]:
         """Which of ``lines`` are objects, and why the others are not."""

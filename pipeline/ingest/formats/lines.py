@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from pipeline.ingest.formats.file_format import LogFile, require_text
-from pipeline.ingest.quoted import Layout
+from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.text import text_blocks
 
 BOM = b"\xef\xbb\xbf"
 
 
-class Lines:
+class LineReader:
     """The text of ``file`` in ``stream``: ``header()`` first where it has one, then ``blocks``.
 
     ``stream`` is that of the part alone where the file has a ``head``.
@@ -36,7 +36,7 @@ class Lines:
         """Some bytes that come next."""
         return self._stream.peek(1 << 20)
 
-    def blocks(self, layout: Layout | None = None) -> Iterator[tuple[bytes, int]]:
+    def blocks(self, layout: TextLayout | None = None) -> Iterator[tuple[bytes, int]]:
         """Blocks of whole lines of the file's part, each with its first line's number; ``layout``: of whole records."""
         file, first_line = self._file, 1 + self._headers
         if file.start:

@@ -10,9 +10,9 @@ from datetime import date
 from pipeline.config import DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest.days import day_number
-from pipeline.ingest.engines import Engine
+from pipeline.ingest.engines import IngestEngine
 from pipeline.ingest.find_repeats import of_named_days
-from pipeline.ingest.histories.built import Builder, Histories, HistorySource
+from pipeline.ingest.histories.built import HistoryBuilder, HistorySource, RowHistories
 from pipeline.ingest.histories.event_store import Keeper, events_before
 from pipeline.ingest.histories.events import ReadEvents, narrow
 from pipeline.ingest.schema import DataSpec
@@ -26,7 +26,7 @@ Sources = Callable[[date | None, DataSpec], Sequence[Source]]
 class BuiltHistories:
     """The histories of a log's rows, and the numbers of each source's parts: of a day, or (None) of the whole log."""
 
-    histories: Sequence[Histories]
+    histories: Sequence[RowHistories]
     numbers: Mapping[date | None, list[list[int]]]
 
     def added(self, day: date | None, sources: Sequence[Source]) -> list[Source]:
@@ -41,7 +41,7 @@ class BuiltHistories:
 
 
 def build_histories(
-    engine: Engine, data: DataConfig, draft: Draft, spec: DataSpec, sources: Sources, compression: str
+    engine: IngestEngine, data: DataConfig, draft: Draft, spec: DataSpec, sources: Sources, compression: str
 ) -> BuiltHistories:
     """Read the events of the logs of ``data``, keep those of its days, and build histories with those of days before.
 
@@ -51,7 +51,7 @@ def build_histories(
     groups: list[date | None] = [*data.days] if by_day else [None]
     histories, numbers = [], dict[date | None, list[list[int]]]()
     for plan in spec.histories:
-        builder, keeper = Builder(plan), Keeper(draft, plan, compression, active=bool(data.days))
+        builder, keeper = HistoryBuilder(plan), Keeper(draft, plan, compression, active=bool(data.days))
         wanted, count = narrow(spec, plan), itertools.count()
         for day in groups:
             own_day = None if day is None else day_number(day)

@@ -23,7 +23,7 @@ _WAITING_EVENTS = 1 << 22  # of lists in memory before they are written
 NO_PLACE = -1
 
 
-class Builder:
+class HistoryBuilder:
     """Takes in the events of this log and of the days before, then gives every row its history."""
 
     def __init__(self, plan: HistoryPlan) -> None:
@@ -35,9 +35,9 @@ class Builder:
         place = pl.lit(NO_PLACE, pl.Int64) if part is None else pl.col("line") + (part << _LINE_BITS)
         self._users.add(events.select(*event_schema(self.plan), place.alias("place")))
 
-    def build(self) -> Histories:
+    def build(self) -> RowHistories:
         """The histories of all rows of this log, once all events are there."""
-        built = Histories(self.plan)
+        built = RowHistories(self.plan)
         for events in self._users:
             for rows in histories(events, self.plan):
                 built.add(rows)
@@ -45,7 +45,7 @@ class Builder:
         return built
 
 
-class Histories:
+class RowHistories:
     """The histories of a log's rows, in pieces of rows that lie together."""
 
     def __init__(self, plan: HistoryPlan) -> None:
@@ -95,7 +95,7 @@ class HistoryBlock:
 
     block: Block
     part: int
-    built: Sequence[Histories]
+    built: Sequence[RowHistories]
     before: int = 0
 
     @property
@@ -115,7 +115,7 @@ class HistorySource(WrappedSource):
     """A source of this process whose rows have their histories; ``numbers``: of its parts, or of all its rows."""
 
     numbers: Sequence[int]
-    built: Sequence[Histories] = field(repr=False)
+    built: Sequence[RowHistories] = field(repr=False)
 
     def parts(self) -> list[Source]:
         """The source's parts, each with its number."""

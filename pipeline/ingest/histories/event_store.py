@@ -97,8 +97,12 @@ def events_before(store: Store, data: DataConfig, plan: HistoryPlan) -> Iterator
     if missing := sorted(set(wanted) - known):
         log.info(
             "data.sequences.%s: of %d days before %s, %d have no events kept, first %s: histories begin later",
-            plan.name, len(wanted), first, len(missing), missing[0],
-        )  # fmt: skip
+            plan.name,
+            len(wanted),
+            first,
+            len(missing),
+            missing[0],
+        )
 
 
 def _events_of(store: Store, dataset: Artifact, plan: HistoryPlan) -> Iterator[pl.DataFrame]:

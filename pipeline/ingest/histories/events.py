@@ -13,7 +13,7 @@ from pipeline.ingest import events
 from pipeline.ingest.event_keys import hashed
 from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.ingest.parse import parse
-from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import DAY, DataSpec
 from pipeline.ingest.sources import Block
 from pipeline.ingest.values import text_of
@@ -61,7 +61,7 @@ class ReadEvents:
         raw = block.read()
         parsed = parse(raw.frame.select(list(spec.columns)), raw.lines, spec)
         frame = raw.frame.filter(pl.Series(np.isin(raw.lines, parsed.lines)))
-        rejected = Rejected(parsed.lines)
+        rejected = RejectedRows(parsed.lines)
         _require_single(frame, plan, raw.file)
         text = {name: text_of(frame[name], spec, rejected) for name in plan.read}
         present = pl.DataFrame([_present(values, spec).alias(name) for name, values in text.items()])
@@ -73,11 +73,17 @@ class ReadEvents:
         values = [present[column] for column in plan.of.values()]
         # What an event is of comes first; one that is of nothing is none.
         counts = self._counts(parsed.frame[LABEL], text) & values[0].is_not_null()
-        events = pl.DataFrame({
-            "key": key, "check": check, "time": time, "day": day.cast(pl.Int32), "counts": counts,
-            **{own: each.fill_null("") for own, each in zip(value_columns(plan), values, strict=True)},
-            "line": pl.Series(parsed.lines, dtype=pl.Int64),
-        })  # fmt: skip
+        events = pl.DataFrame(
+            {
+                "key": key,
+                "check": check,
+                "time": time,
+                "day": day.cast(pl.Int32),
+                "counts": counts,
+                **{own: each.fill_null("") for own, each in zip(value_columns(plan), values, strict=True)},
+                "line": pl.Series(parsed.lines, dtype=pl.Int64),
+            }
+        )
         return events.filter(user.is_not_null() & time.is_not_null() & ~pl.Series(rejected.bad))
 
     def _counts(self, label: pl.Series, text: Mapping[str, pl.Series]) -> pl.Series:

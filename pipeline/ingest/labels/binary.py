@@ -37,9 +37,11 @@ class Binary(LabelKind):
             positive, negative = ((text == word).fill_null(False) for word in words)
         missing = absent_in(text, spec) & ~(positive | negative)
         rejected.add(
-            (~(positive | negative | missing)).to_numpy(), f"{task.column} is neither {words[0]!r} nor {words[1]!r}",
-            lambda i: f"{task.column} is {shown(text[i])}, expected {words[0]!r} or {words[1]!r}", task.column,
-        )  # fmt: skip
+            (~(positive | negative | missing)).to_numpy(),
+            f"{task.column} is neither {words[0]!r} nor {words[1]!r}",
+            lambda i: f"{task.column} is {shown(text[i])}, expected {words[0]!r} or {words[1]!r}",
+            task.column,
+        )
         return pl.select(pl.when(~missing).then(positive.cast(pl.Float32))).to_series()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -26,9 +26,11 @@ class Count(NumberKind):
         counts = super().read(values, text, task, spec, rejected)
         wrong = ((counts < 0) | (counts != counts.floor())).fill_null(False)
         rejected.add(
-            wrong.to_numpy(), f"{task.column} is no count",
-            lambda i: f"{task.column} is {counts[i]:g}, expected a whole number from 0 on", task.column,
-        )  # fmt: skip
+            wrong.to_numpy(),
+            f"{task.column} is no count",
+            lambda i: f"{task.column} is {counts[i]:g}, expected a whole number from 0 on",
+            task.column,
+        )
         return counts
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

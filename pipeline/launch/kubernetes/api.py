@@ -201,9 +201,13 @@ class Api:
         timeout: Any = None,
     ) -> Any:
         serialized = self.client.param_serialize(
-            method, path, query_params=list(query.items()), body=body, auth_settings=["BearerToken"],
+            method,
+            path,
+            query_params=list(query.items()),
+            body=body,
+            auth_settings=["BearerToken"],
             header_params={"Accept": "application/json, */*", "Content-Type": content},
-        )  # fmt: skip
+        )
         with answers(self.server):
             response = self.client.call_api(*serialized, _request_timeout=timeout or self.timeout_seconds)
             if 200 <= response.status < 300:

@@ -21,7 +21,7 @@ LOST_SECONDS = 60.0  # beyond its grace: a kubelet that works has ended a pod by
 
 
 @dataclass(frozen=True)
-class Problem:
+class PodProblem:
     """Why a pod does not run yet.
 
     ``hopeless``: waiting does not help; ``no_room``: the cluster has no place for it; ``image``: it cannot be pulled.
@@ -34,7 +34,7 @@ class Problem:
     image: bool = False
 
 
-def pending_problem(pod: Object) -> Problem | None:
+def pending_problem(pod: Object) -> PodProblem | None:
     """Why ``pod`` is pending; None where it is not."""
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     if status.get("phase", "Pending") != "Pending":
@@ -43,13 +43,14 @@ def pending_problem(pod: Object) -> Problem | None:
         waiting = container.get("state", {}).get("waiting") or {}
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", "")).strip()
         if reason in NO_IMAGE or reason in LATE_IMAGE:
-            return Problem(
+            return PodProblem(
                 f"pod {name} cannot get its image {container.get('image')}: {reason}: {message}",
                 "launch.pods.image=<an image that exists>, launch.pods.pull_secrets=[<secret>] for a private registry",
-                hopeless=reason in NO_IMAGE, image=True,
-            )  # fmt: skip
+                hopeless=reason in NO_IMAGE,
+                image=True,
+            )
         if reason in NO_CONFIG:
-            return Problem(
+            return PodProblem(
                 f"pod {name} cannot be made: {reason}: {message}",
                 "create what is missing, or mend launch.pods.secret_env and launch.pods.env_from",
                 True,
@@ -57,15 +58,15 @@ def pending_problem(pod: Object) -> Problem | None:
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             text = f"{condition.get('reason', '')}: {condition.get('message', '')}"
-            return Problem(
+            return PodProblem(
                 f"pod {name} finds no node: {text.strip(': ')}",
                 "launch.pods.resources.<stage>, launch.pods.node_selector, launch.pods.tolerations, or more nodes",
                 no_room=True,
             )
-    return Problem(f"pod {name} is pending", f"kubectl describe pod {name}")
+    return PodProblem(f"pod {name} is pending", f"kubectl describe pod {name}")
 
 
-def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1, warnings: Sequence[str] = ()) -> Problem:
+def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1, warnings: Sequence[str] = ()) -> PodProblem:
     """Why a job has no pods yet, or ``pods`` where it should have one for each of ``hosts``.
 
     ``warnings``: what controllers said about it, newest first.
@@ -80,7 +81,7 @@ def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1, warnings
     name = job["metadata"]["name"]
     has = f"{pods} of {hosts} pods" if pods else "no pods"
     hint = f"kubectl describe {job.get('kind', 'job').lower()} {name}"
-    return Problem(f"job {name} has {has}: {text}", hint, no_room=True)
+    return PodProblem(f"job {name} has {has}: {text}", hint, no_room=True)
 
 
 def death(pods: Sequence[Object], hosts: int, stage: str) -> str:

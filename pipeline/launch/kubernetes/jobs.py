@@ -16,7 +16,7 @@ from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import hosts_of
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError
 from pipeline.launch.kubernetes.capacity_probe import ASKING_SECONDS, JobRoom, as_room, room_of
-from pipeline.launch.kubernetes.diagnosis import Problem, death, is_alive, is_lost, job_problem, pending_problem
+from pipeline.launch.kubernetes.diagnosis import PodProblem, death, is_alive, is_lost, job_problem, pending_problem
 from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, RUN_LABEL, job_name, run_label, selector
 from pipeline.launch.kubernetes.podlogs import PodLogs
 from pipeline.launch.protocol import GivenUpError
@@ -132,9 +132,10 @@ class ClusterRunner(ABC):
         lent = copy.copy(self)
         lent.config = replace(self.config, hardware=replace(self.config.hardware, hosts=hosts))
         job = lent._numbered(
-            room_of(step), lambda name, attempt: as_room(lent.manifest(step, name, attempt, ""), step),
+            room_of(step),
+            lambda name, attempt: as_room(lent.manifest(step, name, attempt, ""), step),
             self.api.brisk(ASKING_SECONDS),
-        )  # fmt: skip
+        )
         name, pods = job["metadata"]["name"], f"/api/v1/namespaces/{self.namespace}/pods"
         path, selected = f"{self.jobs}/{name}", self.pod_selector(name)
         return JobRoom(self.api, path, lambda each: self.phase_of(each) == "running", pods, selected)
@@ -291,7 +292,7 @@ class ClusterJob:
         running = sum(pod.get("status", {}).get("phase") == "Running" for pod in self._pods)
         raise NoRoomError(waited, hint=hint, running=running)
 
-    def _short_of_pods(self, hosts: int) -> Problem:
+    def _short_of_pods(self, hosts: int) -> PodProblem:
         runner = self.runner
         job = runner.api.find(f"{runner.jobs}/{self.name}") or {"metadata": {"name": self.name}}
         return job_problem(job, runner.config.launch.queue, len(self._pods), hosts, self._warnings())

@@ -173,8 +173,10 @@ def _warn(api: Api, config: Config, why: str) -> None:
     log.warning(
         "the run has no network policy (%s), and %s: whoever reaches port %d of its pods can run commands in them. The "
         "Role of `nightjar schedule render` has the right; `nightjar launch render` shows the policy",
-        why, found, config.launch.port,
-    )  # fmt: skip
+        why,
+        found,
+        config.launch.port,
+    )
 
 
 def _remove(api: Api, policy: Object, goes_on: Callable[[], bool]) -> None:
@@ -187,9 +189,12 @@ def _remove(api: Api, policy: Object, goes_on: Callable[[], bool]) -> None:
         api.delete(f"{_collection(namespace)}/{name}")
     except LaunchError as error:
         log.warning(
-            "network policy %s stays: %s; kubectl --namespace %s delete networkpolicy %s", name, error.message,
-            namespace, name,
-        )  # fmt: skip
+            "network policy %s stays: %s; kubectl --namespace %s delete networkpolicy %s",
+            name,
+            error.message,
+            namespace,
+            name,
+        )
 
 
 def _collection(namespace: str) -> str:

@@ -20,10 +20,19 @@ CONTAINER = "nightjar"  # the one that runs the stage
 DIRECTIVE = "$patch"
 # Fields of a pod template whose lists are merged, and by what.
 KEYS = {
-    "containers": "name", "initContainers": "name", "volumes": "name", "env": "name", "imagePullSecrets": "name",
-    "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort", "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey", "resourceClaims": "name", "schedulingGates": "name",
-}  # fmt: skip
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+}
 OURS = "nightjar/"  # labels by which the launcher finds its jobs again
 
 

@@ -23,7 +23,7 @@ class PodLogs:
 
     def __init__(self, api: Api, namespace: str) -> None:
         self.api, self.namespace = api, namespace
-        self._followers: dict[str, _Follower] = {}
+        self._followers: dict[str, _LogFollower] = {}
 
     def show(self, pods: Iterable[Object]) -> None:
         """Follow those of ``pods`` that have started."""
@@ -32,7 +32,7 @@ class PodLogs:
             if name in self._followers:
                 self._followers[name].ended = status.get("phase") in ("Succeeded", "Failed")
             elif any(_started(container) for container in status.get("containerStatuses") or []):
-                self._followers[name] = _Follower(self.api, self.namespace, name)
+                self._followers[name] = _LogFollower(self.api, self.namespace, name)
 
     def drain(self) -> bytes:
         """The lines that came since the last call."""
@@ -56,7 +56,7 @@ class PodLogs:
         return "\n".join(parts)
 
 
-class _Follower:
+class _LogFollower:
     def __init__(self, api: Api, namespace: str, pod: str) -> None:
         self.api, self.path = api, f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
         self.ended = False

@@ -17,9 +17,14 @@ LAUNCHER = "launcher"
 
 
 def pod_template(
-    config: Config, stage: str, command: list[str], env: dict[str, str], labels: dict[str, str], seconds: int,
+    config: Config,
+    stage: str,
+    command: list[str],
+    env: dict[str, str],
+    labels: dict[str, str],
+    seconds: int,
     role: str = "",
-) -> Object:  # fmt: skip
+) -> Object:
     """Template of one pod of ``stage``, which runs ``command`` and has ``seconds`` to end when it is told to.
 
     ``env``: variables beside those of ``launch.pods``; ``role``: of the pod, where the stage's pods have several, by

@@ -32,9 +32,16 @@ class SequenceVector(nn.Module):
     """
 
     def __init__(
-        self, widths: Sequence[int], dim: int, max_length: int, block: nn.Module, *, targeted: bool, places: bool,
+        self,
+        widths: Sequence[int],
+        dim: int,
+        max_length: int,
+        block: nn.Module,
+        *,
+        targeted: bool,
+        places: bool,
         age: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.project = nn.Identity() if list(widths) == [dim] else nn.Linear(sum(widths), dim, bias=False)
         self.places = nn.Parameter(torch.zeros(max_length, dim)) if places else None

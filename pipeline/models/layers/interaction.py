@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pipeline.native import Interact, Library
+from pipeline.native import Interact, StepsLibrary
 
 Pair = tuple[int, int]
 
@@ -84,7 +84,7 @@ class _CompiledInteraction(torch.autograd.Function):
     """Both directions by the compiled library, without a copy of the vectors; ``first``: [B, D] or None."""
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, first: Tensor | None, kernels: Library) -> Tensor:
+    def forward(ctx: Any, vectors: Tensor, first: Tensor | None, kernels: StepsLibrary) -> Tensor:
         like = vectors if first is None else first
         samples, others, dim = vectors.shape
         count = others + (first is not None)
@@ -110,11 +110,18 @@ class _CompiledInteraction(torch.autograd.Function):
 def _task(vectors: Tensor, first: Tensor | None, like: Tensor, **places: int | None) -> Interact:
     samples, others, dim = vectors.shape
     return Interact(
-        first=None if first is None else first.data_ptr(), first_stride=0 if first is None else first.stride(0),
-        rest=vectors.data_ptr(), rest_stride=vectors.stride(0), out_stride=like.stride(0), n=samples,
-        vectors=others + (first is not None), dim=dim, bf16=like.dtype == torch.bfloat16,
-        threads=torch.get_num_threads(), **places,
-    )  # fmt: skip
+        first=None if first is None else first.data_ptr(),
+        first_stride=0 if first is None else first.stride(0),
+        rest=vectors.data_ptr(),
+        rest_stride=vectors.stride(0),
+        out_stride=like.stride(0),
+        n=samples,
+        vectors=others + (first is not None),
+        dim=dim,
+        bf16=like.dtype == torch.bfloat16,
+        threads=torch.get_num_threads(),
+        **places,
+    )
 
 
 def _fits(vectors: Tensor, first: Tensor | None) -> bool:
@@ -137,7 +144,7 @@ class DotInteraction(nn.Module):
 
     def __init__(self, vectors: int, dim: int, dropped: Collection[Pair] = ()) -> None:
         super().__init__()
-        self.kernels: Library | None = None
+        self.kernels: StepsLibrary | None = None
         self.whole = not dropped
         pairs, cells = _maps(vectors, dim, dropped)
         self.width = dim + pairs.numel()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.models.layers.norms import CENTRED, normalised
-from pipeline.native import Head, Library
+from pipeline.native import Head, StepsLibrary
 
 if TYPE_CHECKING:
     from pipeline.models.settings import RankerConfig
@@ -66,7 +66,7 @@ class _Head(torch.autograd.Function):
     """hidden @ weight + bias in float32, by the compiled library; ``hidden``: [B, width], float32 or bf16."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, kernels: Library) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, kernels: StepsLibrary) -> Tensor:
         ctx.save_for_backward(hidden, weight)
         ctx.kernels = kernels
         logits = torch.empty(len(hidden))
@@ -84,9 +84,14 @@ class _Head(torch.autograd.Function):
 
 def _head(hidden: Tensor, weight: Tensor, **others: float) -> Head:
     return Head(
-        hidden=hidden.data_ptr(), weight=weight.data_ptr(), n=len(hidden), width=hidden.shape[1],
-        bf16=hidden.dtype == torch.bfloat16, threads=torch.get_num_threads(), **others,
-    )  # fmt: skip
+        hidden=hidden.data_ptr(),
+        weight=weight.data_ptr(),
+        n=len(hidden),
+        width=hidden.shape[1],
+        bf16=hidden.dtype == torch.bfloat16,
+        threads=torch.get_num_threads(),
+        **others,
+    )
 
 
 class Logit(nn.Linear):
@@ -95,7 +100,7 @@ class Logit(nn.Linear):
     ``kernels``: the compiled library that does it on a CPU; None: PyTorch does.
     """
 
-    kernels: Library | None = None
+    kernels: StepsLibrary | None = None
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 1)

@@ -73,8 +73,12 @@ class Crossed(nn.Module):
 
 
 MODULES: dict[str, Callable[[int, int, DhenConfig], nn.Module]] = {
-    "dot": Dot, "attention": Attention, "convolution": Convolution, "linear": Mixed, "cross": Crossed
-}  # fmt: skip
+    "dot": Dot,
+    "attention": Attention,
+    "convolution": Convolution,
+    "linear": Mixed,
+    "cross": Crossed,
+}
 
 
 class Joined(nn.Module):

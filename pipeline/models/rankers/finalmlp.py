@@ -22,8 +22,9 @@ class FinalMlp(Ranker):
     def __init__(self, config: FinalMlpConfig, inputs: ModelInputs) -> None:
         super().__init__()
         self.contexts = [
-            _places("first_gate", config.first_gate, inputs), _places("second_gate", config.second_gate, inputs)
-        ]  # fmt: skip
+            _places("first_gate", config.first_gate, inputs),
+            _places("second_gate", config.second_gate, inputs),
+        ]
         widths = [len(places) * inputs.dim for places in self.contexts]
         self.first_gate, self.second_gate = (FeatureGate(inputs.width, w, config.gate_hidden) for w in widths)
         self.first, first = top_mlp(inputs.width, config)

@@ -6,5 +6,9 @@ from pipeline.models.sequences import din, hstu, pooled, transformer
 from pipeline.specs.sequence_block import SequenceBlock
 
 SPECS: tuple[SequenceBlock, ...] = (
-    din.SPEC, transformer.SASREC, transformer.BST, hstu.SPEC, pooled.SPEC,
-)  # fmt: skip
+    din.SPEC,
+    transformer.SASREC,
+    transformer.BST,
+    hstu.SPEC,
+    pooled.SPEC,
+)

@@ -29,9 +29,14 @@ def build_sequences(model: ModelConfig, schema: DatasetSchema, seed: int) -> nn.
         with torch.random.fork_rng(devices=()):
             block = spec.build(BlockInputs(dim=model.embedding_dim, max_length=sequence.max_length, ages=ages))
             vector = SequenceVector(
-                widths, model.embedding_dim, sequence.max_length, block, targeted=spec.targeted,
-                places=settings.places, age=age,
-            )  # fmt: skip
+                widths,
+                model.embedding_dim,
+                sequence.max_length,
+                block,
+                targeted=spec.targeted,
+                places=settings.places,
+                age=age,
+            )
         digest = hashlib.blake2b(f"{seed}|{sequence.name}".encode(), digest_size=8).digest()
         own = int.from_bytes(digest, "little") >> 1
         initialise(vector, own)

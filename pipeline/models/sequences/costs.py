@@ -105,10 +105,11 @@ def _block_costs(module: object, widths: list[int], lengths: list[int]) -> Block
     for parameter in module.parameters():
         saved.pop(parameter.untyped_storage()._cdata, None)
     return BlockCosts(
-        flop=products.get_total_flops() / SAMPLES, forward=forward / SAMPLES,
+        flop=products.get_total_flops() / SAMPLES,
+        forward=forward / SAMPLES,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         activations=sum(saved.values()) / SAMPLES,
-    )  # fmt: skip
+    )
 
 
 def events_of_batch(measured: SequenceProfile, samples: int) -> float:

@@ -22,9 +22,13 @@ _VERSION = 1  # of the functions below, as shampoo.c has it
 # Rows and columns of a parameter: ``Block`` of shampoo.c, whose comments say what the fields are.
 _ADDRESSES = ("gradient", "parameter", "direction", "mean", "squares", "left", "right", "left_root", "right_root")
 BLOCK = np.dtype(
-    [*((name, np.uintp) for name in _ADDRESSES), *((name, np.int64) for name in ("rows", "columns", "stride")),
-     ("rate", np.float32), ("decay", np.float32)]
-)  # fmt: skip
+    [
+        *((name, np.uintp) for name in _ADDRESSES),
+        *((name, np.int64) for name in ("rows", "columns", "stride")),
+        ("rate", np.float32),
+        ("decay", np.float32),
+    ]
+)
 Blocks = np.ndarray[Any, np.dtype[np.void]]
 
 
@@ -38,12 +42,17 @@ class Step(ctypes.Structure):
     """``Step`` of shampoo.c."""
 
     _fields_ = (
-        ("fresh", ctypes.c_float), ("correction", ctypes.c_float), ("kept", ctypes.c_float), ("added", ctypes.c_float),
-        ("unbiased", ctypes.c_float), ("eps", ctypes.c_float), ("rooted", ctypes.c_int32),
-    )  # fmt: skip
+        ("fresh", ctypes.c_float),
+        ("correction", ctypes.c_float),
+        ("kept", ctypes.c_float),
+        ("added", ctypes.c_float),
+        ("unbiased", ctypes.c_float),
+        ("eps", ctypes.c_float),
+        ("rooted", ctypes.c_int32),
+    )
 
 
-class Library:
+class ShampooLibrary:
     """The functions of the library at ``path``; ``blocks`` are arrays of ``BLOCK``."""
 
     def __init__(self, path: Path) -> None:
@@ -75,6 +84,6 @@ def _array(blocks: Blocks) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
 
 
 @cache
-def library() -> Library | None:
+def library() -> ShampooLibrary | None:
     """The library that was installed with this package; None where there is none, or it is another release's."""
-    return open_installed(__file__, "shampoo", Library, "shampoo runs without its compiled steps")
+    return open_installed(__file__, "shampoo", ShampooLibrary, "shampoo runs without its compiled steps")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Adagrad(DenseOptimizer):
+class DenseAdagrad(DenseOptimizer):
     """A sum of squared gradients for each parameter; weight decay is added to the gradient."""
 
     eps: float = 1e-10
@@ -29,4 +29,4 @@ class Adagrad(DenseOptimizer):
         return torch.optim.Adagrad([group.settings() for group in groups], eps=self.eps, fused=fused)
 
 
-SPEC = Adagrad()
+SPEC = DenseAdagrad()

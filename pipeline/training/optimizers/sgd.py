@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sgd(DenseOptimizer):
+class DenseSgd(DenseOptimizer):
     """A velocity for each parameter; weight decay is added to the gradient. ``nesterov``: looks a step ahead."""
 
     momentum: float = 0.9
@@ -31,4 +31,4 @@ class Sgd(DenseOptimizer):
         return torch.optim.SGD(settings, momentum=self.momentum, nesterov=nesterov, fused=True)
 
 
-SPEC = Sgd()
+SPEC = DenseSgd()

@@ -40,9 +40,14 @@ class Shampoo(DenseOptimizer):
         from pipeline.training.optimizers.shampoo_steps import ShampooSteps
 
         formula = Formula(
-            beta1=self.beta1, beta2=self.beta2, eps=self.eps, factor_every=self.factor_every,
-            root_every=self.root_every, start_step=self.start_step, grafting=self.grafting,
-        )  # fmt: skip
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            factor_every=self.factor_every,
+            root_every=self.root_every,
+            start_step=self.start_step,
+            grafting=self.grafting,
+        )
         return ShampooSteps([group.settings() for group in groups], formula, self.block_size, own)
 
 

@@ -101,11 +101,14 @@ class Formula:
         """``step`` as the compiled ones take it."""
         adam = self.grafting == ADAM
         return native.Step(
-            fresh=1 - self.beta1, correction=1 / (1 - self.beta1**step),
-            kept=ADAM_BETA2 if adam else 1.0, added=1 - ADAM_BETA2 if adam else 1.0,
+            fresh=1 - self.beta1,
+            correction=1 / (1 - self.beta1**step),
+            kept=ADAM_BETA2 if adam else 1.0,
+            added=1 - ADAM_BETA2 if adam else 1.0,
             unbiased=1 / (1 - ADAM_BETA2**step) if adam else 1.0,
-            eps=GRAFT_EPS, rooted=step >= self.start_step,
-        )  # fmt: skip
+            eps=GRAFT_EPS,
+            rooted=step >= self.start_step,
+        )
 
     def _due(self, step: int, number: int) -> bool:
         return (step - self.start_step) % self.root_every == (number // AT_ONCE + 1) % self.root_every

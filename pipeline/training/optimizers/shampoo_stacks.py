@@ -15,7 +15,7 @@ STEP = "step"
 
 
 @dataclass(frozen=True)
-class Block:
+class ParameterBlock:
     """Rows and columns of ``parameter`` as a matrix (of a vector: all of it); ``number`` among the parameter's blocks.
 
     ``shared``: its gradient is the same on all ranks.
@@ -49,7 +49,7 @@ class Stack:
     ``kept``: by parameter the state of its blocks, ``<number>.<name>``, and its number of steps.
     """
 
-    def __init__(self, blocks: Sequence[Block], formula: Formula, kept: dict[Tensor, State]) -> None:
+    def __init__(self, blocks: Sequence[ParameterBlock], formula: Formula, kept: dict[Tensor, State]) -> None:
         self.blocks, self.numbers, self._kept = list(blocks), [block.number for block in blocks], kept
         self.state = formula.new(self.of([block.parameter for block in blocks]))
         for place, block in enumerate(blocks):
@@ -70,18 +70,20 @@ class Stack:
         return torch.stack([block.of(tensor) for block, tensor in zip(self.blocks, tensors, strict=True)])
 
 
-def blocks_of(parameter: Tensor, size: int, *, shared: bool) -> list[Block]:
+def blocks_of(parameter: Tensor, size: int, *, shared: bool) -> list[ParameterBlock]:
     """``parameter`` as a matrix, cut into blocks of at most ``size`` rows and columns; a vector is one block."""
     if parameter.dim() < 2:
-        return [Block(parameter, 0, slice(None), slice(None), shared)]
+        return [ParameterBlock(parameter, 0, slice(None), slice(None), shared)]
     rows, columns = parameter.flatten(1).shape
     cuts = [(r, c) for r in range(0, rows, size) for c in range(0, columns, size)]
-    return [Block(parameter, i, slice(r, r + size), slice(c, c + size), shared) for i, (r, c) in enumerate(cuts)]
+    return [
+        ParameterBlock(parameter, i, slice(r, r + size), slice(c, c + size), shared) for i, (r, c) in enumerate(cuts)
+    ]
 
 
-def deal(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
+def deal(blocks: Sequence[ParameterBlock], ranks: int) -> list[list[ParameterBlock]]:
     """The blocks of each rank: the costliest first, each to the rank with least work so far."""
-    dealt: list[list[Block]] = [[] for _ in range(ranks)]
+    dealt: list[list[ParameterBlock]] = [[] for _ in range(ranks)]
     work = [(0, rank) for rank in range(ranks)]
     for block in sorted(blocks, key=lambda block: -block.cost):
         done, rank = heapq.heappop(work)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.training.optimizers.shampoo_blocks import Formula, State
-from pipeline.training.optimizers.shampoo_stacks import STEP, Block, Stack, blocks_of, deal
+from pipeline.training.optimizers.shampoo_stacks import STEP, ParameterBlock, Stack, blocks_of, deal
 from pipeline.training.optimizers.shampoo_work import work_on
 
 
@@ -40,7 +40,7 @@ class ShampooSteps(torch.optim.Optimizer):
         self._mine = {id(block) for block in self._dealt[self._rank]}
         self._stacks: dict[tuple[bool, ...], list[Stack]] = {}
         # The directions of all blocks, one behind the other; every step uses this memory again.
-        self._exchange = _Exchange(self._dealt, self._rank)
+        self._exchange = _DirectionExchange(self._dealt, self._rank)
         apart = {id(block): block.parameter.new_zeros(block.shape) for block in self._blocks if not block.shared}
         self._work = work_on(self._blocks, self._exchange.directions | apart, formula)
 
@@ -63,7 +63,7 @@ class ShampooSteps(torch.optim.Optimizer):
         """
         if learning not in self._stacks:
             learns = {id(parameter) for parameter, each in zip(self._parameters, learning, strict=True) if each}
-            alike: dict[tuple[Any, ...], list[Block]] = {}
+            alike: dict[tuple[Any, ...], list[ParameterBlock]] = {}
             for block in self._blocks:
                 if id(block.parameter) in learns and (not block.shared or id(block) in self._mine):
                     like, step = block.parameter, float(self.state[block.parameter][STEP])
@@ -96,7 +96,7 @@ class ShampooSteps(torch.optim.Optimizer):
                 state |= {f"{block.number}.{name}": value for name, value in self._fresh(block).items()}
         return state
 
-    def _fresh(self, block: Block) -> State:
+    def _fresh(self, block: ParameterBlock) -> State:
         new = self._formula.new(block.of(block.parameter)[None])
         return {name: value[0] for name, value in new.items()}
 
@@ -111,13 +111,13 @@ class ShampooSteps(torch.optim.Optimizer):
                     self.state[parameter][name] = value.to(parameter.device, copy=True)
 
 
-class _Exchange:
+class _DirectionExchange:
     """The ``directions`` of shared blocks, by their ids; a call fills in those that other ranks computed. Collective.
 
     ``dealt``: each rank's blocks.
     """
 
-    def __init__(self, dealt: Sequence[Sequence[Block]], rank: int) -> None:
+    def __init__(self, dealt: Sequence[Sequence[ParameterBlock]], rank: int) -> None:
         self.directions: dict[int, Tensor] = {}
         like = next((block.parameter for part in dealt for block in part), torch.zeros(()))
         room = max(sum(block.shape.numel() for block in part) for part in dealt)
@@ -132,7 +132,7 @@ class _Exchange:
             dist.all_gather_into_tensor(self._every, self._own)
 
 
-def _cut(flat: Tensor, blocks: Sequence[Block]) -> list[Tensor]:
+def _cut(flat: Tensor, blocks: Sequence[ParameterBlock]) -> list[Tensor]:
     """Views of ``flat``, one behind the other, in the shapes of ``blocks``."""
     shapes = [block.shape for block in blocks]
     sizes = [shape.numel() for shape in shapes]

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from pipeline.training import native
 from pipeline.training.optimizers.shampoo_blocks import Formula
-from pipeline.training.optimizers.shampoo_stacks import Block, Stack
+from pipeline.training.optimizers.shampoo_stacks import ParameterBlock, Stack
 
 Directions = dict[int, Tensor]
 
 
-def work_on(blocks: Sequence[Block], directions: Directions, formula: Formula) -> PlainWork | CompiledWork:
+def work_on(blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> PlainWork | CompiledWork:
     """What computes the ``directions`` of ``blocks``, by their ids, and moves their parameters along them."""
     library = native.library()
     parameters = [block.parameter for block in blocks]
@@ -28,7 +28,7 @@ def work_on(blocks: Sequence[Block], directions: Directions, formula: Formula) -
 class PlainWork:
     """By PyTorch; see ``work_on``."""
 
-    def __init__(self, blocks: Sequence[Block], directions: Directions, formula: Formula) -> None:
+    def __init__(self, blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> None:
         self._formula, self._parts = formula, directions
         parameters = {id(block.parameter): block.parameter for block in blocks}
         self._whole = {key: torch.zeros_like(parameter) for key, parameter in parameters.items()}
@@ -55,8 +55,8 @@ class PlainWork:
 class CompiledWork:
     """By the compiled steps; see ``work_on``."""
 
-    def __init__(self, blocks: Sequence[Block], directions: Directions, formula: Formula) -> None:
-        self._library, self._formula = cast(native.Library, native.library()), formula
+    def __init__(self, blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> None:
+        self._library, self._formula = cast(native.ShampooLibrary, native.library()), formula
         self._parameters = list({id(block.parameter): block.parameter for block in blocks}.values())
         number = {id(parameter): i for i, parameter in enumerate(self._parameters)}
         self._of = np.array([number[id(block.parameter)] for block in blocks])
