@@ -34,7 +34,7 @@ from pipeline.errors import PlanError
 from pipeline.ingest.table_specs import dataset
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.predict import predict
-from pipeline.planning.problem import settle
+from pipeline.planning.problem import build_problem
 from pipeline.records import Plan, ShardPlan, TablePlan
 from pipeline.units import GIB
 
@@ -105,7 +105,7 @@ def compare(number: int) -> Case:
     """Both planners on case ``number``: ms of the slowest rank by planner and model, seconds, and the two ratios."""
     config = random_config(number)
     inputs = PlanInputs.of(config, *dataset(config.data))
-    stock = Stock(config, inputs.schema, inputs.profile, settle(inputs).room)
+    stock = Stock(config, inputs.schema, inputs.profile, build_problem(inputs).room)
     plan, seconds = _timed(lambda: make_plan(inputs), PlanError)
     options, rival_seconds = _timed(stock.plan, PlannerError)
     case: Case = {
@@ -158,7 +158,7 @@ def random_config(number: int) -> Config:
     # What a rank needs beside tables is kept free, so memory is given as that and a multiple of the tables' share.
     share = float(rows.sum()) * (dim + 1) * 4 / GIB / (hosts * ranks) * float(rng.choice([0.7, 1.5, 3.0, 10.0]))
     config.hardware = replace(hardware, hbm_gib=200.0, ddr_gib=2_000.0) if cuda else replace(hardware, ddr_gib=2_000.0)
-    kept = settle(PlanInputs.of(config, *dataset(config.data)))
+    kept = build_problem(PlanInputs.of(config, *dataset(config.data)))
     beside = sum(kept.reserved.values()) / GIB / 0.85
     if cuda:
         config.hardware = replace(config.hardware, hbm_gib=round(beside + share / 0.85 + 0.2, 2))

@@ -133,7 +133,12 @@ MODULES = {
             *("ingest/mappings/learned.py", "ingest/mappings/bins.py"),
         ),
         (
-            ("ingest/test_ids.py", "ingest/test_statistics_pass.py", "ingest/test_native_text.py", "ingest/test_crosses.py"),
+            (
+                "ingest/test_ids.py",
+                "ingest/test_statistics_pass.py",
+                "ingest/test_native_text.py",
+                "ingest/test_crosses.py",
+            ),
             ("ingest/test_columns.py",),
             ("ingest/test_binning.py", "ingest/test_vocabulary.py", "ingest/test_learned.py"),
             ("ingest/test_transforms.py", "ingest/test_engines.py", "publishing/test_translate.py"),

@@ -90,7 +90,7 @@ def pooled_stack(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
     return reordered(stacked, pooled.keys(), features)
 
 
-def side_by_side(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
+def concat_features(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
     """The embeddings of ``features``, of any widths, one beside the other in that order: [B, sum of widths]."""
     if pooled.keys() == [*features]:
         return pooled.values()
@@ -110,7 +110,7 @@ def feature_vectors(
         vectors = [every[name] for name in features]
         return torch.stack(vectors, dim=1) if even else torch.cat(vectors, dim=1)
     assert pooled is not None
-    return pooled_stack(pooled, features) if even else side_by_side(pooled, features)
+    return pooled_stack(pooled, features) if even else concat_features(pooled, features)
 
 
 def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> Tensor:

@@ -19,7 +19,7 @@ from pipeline.embeddings.sparse_optimizer import RowOptimizer, new_state, update
 from pipeline.embeddings.state import TableState, keep_state
 from pipeline.embeddings.table_optimizer_config import TableRules, as_rules
 from pipeline.embeddings.tables import Kernel, kernels, table_group
-from pipeline.embeddings.threaded_lookup import apart
+from pipeline.embeddings.threaded_lookup import separate_kernel
 
 
 def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device: str) -> None:
@@ -40,7 +40,7 @@ def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device
             parameter._optimizer_classes = [kind]  # type: ignore[attr-defined]
             parameter._optimizer_kwargs = [{"lr": 0.0, **settings}]  # type: ignore[attr-defined]
         if own:
-            apart(parameters, own)
+            separate_kernel(parameters, own)
 
 
 def learn_by_rows(dmp: DistributedModelParallel, rules: TableRules, device: str, on_disk: Sequence[str]) -> None:

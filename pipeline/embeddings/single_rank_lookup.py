@@ -43,7 +43,7 @@ def looked_up(dmp: DistributedModelParallel) -> list[nn.Module]:
     return modules
 
 
-def _side_by_side(lookup: Any) -> Any:
+def _on_threads(lookup: Any) -> Any:
     """``lookup``, its kernels side by side where it has several fused ones and the process has threads for them.
 
     Compiled tables use all threads themselves.
@@ -67,7 +67,7 @@ class _OneRank:
 
     def __init__(self, collection: ShardedEmbeddingBagCollection) -> None:
         self._collection, self._exchanging = collection, collection.forward
-        self.lookups = [_side_by_side(lookup) for lookup in collection._lookups]
+        self.lookups = [_on_threads(lookup) for lookup in collection._lookups]
 
     def __call__(self, features: KeyedJaggedTensor) -> Any:
         of = self._collection

@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 _GROUP = "_batch_key"  # tables of different values get kernels of their own; TorchRec drops it before it makes them
 
 
-def apart(parameters: Sequence[nn.Parameter], kind: str) -> None:
+def separate_kernel(parameters: Sequence[nn.Parameter], kind: str) -> None:
     """Have TorchRec make a kernel of its own of the tables with these ``parameters``, which are of one ``kind``.
 
     Call it after the optimizer is fused and before the tables are sharded.
@@ -37,7 +37,7 @@ def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
     """
     parts = min(parts, len(parameters))
     for number, parameter in enumerate(parameters):
-        apart([parameter], f"part {number * parts // len(parameters)}")
+        separate_kernel([parameter], f"part {number * parts // len(parameters)}")
 
 
 class Together(nn.Module):

@@ -135,7 +135,7 @@ def _figures(
     ours = _model_figures(scored, scored.candidate, drawn["candidate"], settings.confidence)
     beside = _beside_incumbent(scored, drawn, settings) if scored.incumbent is not None else {}
     others = {
-        name: kind(**_beside(drawn["candidate"]["ne"], logits, clicked, weights, settings, _own(scored)))
+        name: kind(**_comparison(drawn["candidate"]["ne"], logits, clicked, weights, settings, _own(scored)))
         for name, logits, kind in (("best", scored.best, Best), ("baseline", scored.baseline, Beside))
         if logits is not None
     }
@@ -211,7 +211,7 @@ def units_in_the_last_place(trained: Floats, served: Floats) -> float:
     return float((np.abs(trained.astype(np.float64) - served) / (size * np.finfo(np.float32).eps)).max(initial=0.0))
 
 
-def _beside(
+def _comparison(
     ours: Resampled,
     logits: Floats,
     clicked: NDArray[np.bool_],

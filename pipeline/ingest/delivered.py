@@ -29,7 +29,7 @@ from pipeline.errors import ArtifactError, LaunchError
 from pipeline.ingest.days import filled, path_of
 from pipeline.ingest.rawfiles import files_at, opened, tells_content
 from pipeline.store import Store
-from pipeline.store.conditional import Seen, SwappedError, look, swap
+from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
 
 SOURCES = "sources.json"  # of a dataset: where its logs lay, and what they held
 APART = " in "  # between the marks of a log and what tells its folders from those of another log with these marks
@@ -135,7 +135,7 @@ def _mixed_up(data: DataConfig) -> LaunchError:
 def _first(store: Store, mark: str, record: dict[str, Any]) -> dict[str, Any]:
     """The record of the log that was first read with ``mark``: ``record``, if there is none yet."""
     data = (json.dumps(record, indent=1) + "\n").encode()
-    seen = look(store, _path(mark, _FIRST))
+    seen = read_marked(store, _path(mark, _FIRST))
     if seen.data is None:
         try:
             seen = swap(store, _path(mark, _FIRST), Seen(None), data)
@@ -160,7 +160,7 @@ def _digest(text: str) -> str:
 
 def _read(store: Store, mark: str, name: str) -> dict[str, Any] | None:
     """A record of ``sources/``; None where there is none."""
-    data = look(store, _path(mark, name)).data
+    data = read_marked(store, _path(mark, name)).data
     record: dict[str, Any] | None = None if data is None else json.loads(data)
     return record
 

@@ -27,8 +27,8 @@ from pipeline.ingest.table_files import (
     TableColumn,
     TableSnapshot,
     days_between,
+    error_message,
     opened,
-    said,
     snapshot_number,
 )
 from pipeline.specs.connector import newest
@@ -222,7 +222,8 @@ def _load(table: DeltaTable, data: DataConfig) -> None:
         table.load_as_version(number)
     except DeltaError as error:
         raise DataError(
-            f"{data.path} has no version {number}, or none any more; the newest is {table.version()}: {said(error)}",
+            f"{data.path} has no version {number}, or none any more; the newest is {table.version()}: "
+            f"{error_message(error)}",
             hint="data.snapshot=null reads the newest",
         ) from None
 
@@ -239,12 +240,12 @@ def answering(data: DataConfig) -> Iterator[None]:
         ) from None
     except DeltaError as error:
         raise DataError(
-            f"{data.path} cannot be read as a Delta Lake table: {said(error)}", hint="repair the table"
+            f"{data.path} cannot be read as a Delta Lake table: {error_message(error)}", hint="repair the table"
         ) from None
     except PermissionError:
         raise
     except OSError as error:
         raise UnreachableError(
-            f"{data.path} does not answer: {said(error)}",
+            f"{data.path} does not answer: {error_message(error)}",
             hint="run the same command once it answers; data.options are the storage options of deltalake",
         ) from error

@@ -40,7 +40,7 @@ from pyiceberg.types import DateType, IntegerType, LongType, StringType, Timesta
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.ingest.days import day_number
-from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, opened, said, snapshot_number
+from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, error_message, opened, snapshot_number
 from pipeline.ingest.zones import end_of_day
 from pipeline.specs.connector import newest
 from pipeline.store.retrying import passes, retried
@@ -298,7 +298,7 @@ def answering(data: DataConfig) -> Iterator[None]:
         ) from None
     except _REFUSALS as error:
         raise DataError(
-            f"the catalog of {data.path} refuses: {_said(error)}",
+            f"the catalog of {data.path} refuses: {_error_message(error)}",
             hint="its credentials are in .pyiceberg.yaml: token or credential, and the rights of that account",
         ) from None
     except Exception as error:
@@ -306,10 +306,10 @@ def answering(data: DataConfig) -> Iterator[None]:
         if not (isinstance(error, RESTError | OSError) or client or passes(error)):
             raise
         raise UnreachableError(
-            f"the catalog of {data.path} does not answer: {_said(error)}",
+            f"the catalog of {data.path} does not answer: {_error_message(error)}",
             hint="run the same command once it answers; its address is in .pyiceberg.yaml or data.options",
         ) from error
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {said(error)}"
+def _error_message(error: Exception) -> str:
+    return f"{type(error).__name__}: {error_message(error)}"

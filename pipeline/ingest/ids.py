@@ -86,7 +86,7 @@ def _multi(
     """Lists of ids (and weights) of one row each; empty and missing elements are left out."""
     flat = _elements(values, text, feature, spec, rejected)
     if weights is not None:
-        flat = _beside(flat, weights, feature, spec, rejected)
+        flat = _with_weights(flat, weights, feature, spec, rejected)
     if spec.strip:
         flat = flat.with_columns(pl.col("id").str.strip_chars())
     some = pl.col("id").is_not_null() & ~pl.col("id").is_in(["", *spec.missing])
@@ -147,7 +147,7 @@ def _reject_fields(mask: pl.Series, what: str, feature: SparseSpec, rejected: Re
     rejected.add(mask.to_numpy(), kind, lambda _: f"{kind}; data.sparse.{feature.name}.holds={holds}", feature.column)
 
 
-def _beside(
+def _with_weights(
     flat: pl.DataFrame, weights: pl.Series, feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.DataFrame:
     """``flat`` with ``text``, the weight of each element by the column of weights; a field of none weighs 1 each."""

@@ -110,7 +110,9 @@ class AvroDecoder(Decoder):
                 records.append(self._record(value, lone=borne[_number_of(value)] == 1))
                 good.append(at)
             except _WRONG as error:
-                rejects.append(Reject(at, "no Avro record", f"the message is no record of its schema: {_said(error)}"))
+                rejects.append(
+                    Reject(at, "no Avro record", f"the message is no record of its schema: {_error_message(error)}")
+                )
         if records:
             require_columns(spec, list(records[0]), label, header=False)
         columns = [
@@ -156,7 +158,7 @@ def _number_of(value: bytes) -> int | None:
     return int.from_bytes(value[1:5], "big") if value[:1] == b"\0" and len(value) >= 5 else None
 
 
-def _said(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     """A decoder's own words, or those of Python where it raises of itself."""
     return str(error) if type(error) is ValueError else repr(error)
 

@@ -144,11 +144,13 @@ def fingerprint(url: str, columns: Collection[str] = ()) -> str:
     for name in paths:
         info = fs.info(name)
         mark = change_mark(fs, name, info)
-        digest.update(f"{name.rsplit('/', 1)[-1]}|{info.get('size')}|{mark}{_told(name, columns)}\n".encode())
+        digest.update(
+            f"{name.rsplit('/', 1)[-1]}|{info.get('size')}|{mark}{_partition_values(name, columns)}\n".encode()
+        )
     return digest.hexdigest()[:32] if paths else ""
 
 
-def _told(path: str, columns: Collection[str]) -> str:
+def _partition_values(path: str, columns: Collection[str]) -> str:
     """What the folders of ``path`` say of ``columns``."""
     folders = sorted(folder for folder in path.split("/")[:-1] if folder.partition("=")[0] in columns)
     return "".join(f"|{folder}" for folder in folders if "=" in folder)

@@ -148,7 +148,7 @@ def _answered(path: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise UnreachableError(
-            f"{path} cannot be read: {said(error)}",
+            f"{path} cannot be read: {error_message(error)}",
             hint="run the same command once its store answers",
         ) from error
 
@@ -163,7 +163,7 @@ def snapshot_number(data: DataConfig, what: str, newest: object) -> int:
     return int(text)
 
 
-def said(error: Exception) -> str:
+def error_message(error: Exception) -> str:
     """A client's words on one line, without the colours and arrows of a terminal."""
     return " ".join(_DECORATION.sub(" ", str(error)).split())
 

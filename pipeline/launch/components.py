@@ -102,7 +102,7 @@ def _ranks(nproc: int) -> list[str]:
     return [f"hardware.ranks_per_host={nproc}"] if nproc else []
 
 
-def _side_by_side(before: int = 0) -> str:
+def _host_line(before: int = 0) -> str:
     """A line for ``sh`` that runs its arguments as one host of several; ``before``: hosts of the role before.
 
     Which host a replica is and where the first one is only the scheduler knows; TorchX's macros name its variables.
@@ -137,7 +137,7 @@ def _app(
                 image=place.image,
                 env=dict(place.env),
                 entrypoint=python if hosts == 1 else "sh",
-                args=words if hosts == 1 else ["-c", _side_by_side(before), python, *words],
+                args=words if hosts == 1 else ["-c", _host_line(before), python, *words],
                 num_replicas=hosts,
                 max_retries=place.max_retries,
                 resource=_resource(place),

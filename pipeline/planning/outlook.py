@@ -17,7 +17,7 @@ from pipeline.planning.hardware import memories, memory_gib
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.nights import Limit, Nights, check_tables
 from pipeline.planning.planner import make_plan, sketch
-from pipeline.planning.problem import settle
+from pipeline.planning.problem import build_problem
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile
 from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook, TierOutlook
 
@@ -155,7 +155,7 @@ def _planned(inputs: PlanInputs, growth: Mapping[str, Projection], nights: Night
         plan = make_plan(then)
     except PlanError as error:
         return replace(record, problem=error.message, hint=error.hint)
-    room = settle(then).room
+    room = build_problem(then).room
     used = {tier: [rank.get(tier, 0) for rank in plan.memory] for tier in memories(inputs.hardware)}
     return replace(
         record,

@@ -111,7 +111,7 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
         first=_side(first),
         second=_side(second),
         changes={path: pair for path, pair in changes.items() if not path.startswith(PINS)},
-        own={name: own for name in shared if (own := _own(name, first, second, changes))},
+        own={name: own for name in shared if (own := _table_changes(name, first, second, changes))},
         tables={name: moved[name] for name in order},
         tables_in_both=len(shared),
         only_in_first=[name for name in a.tables if name not in b.tables],
@@ -180,7 +180,9 @@ def _is_pin(value: Any) -> bool:
     return value not in ("", [], None)
 
 
-def _own(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def _table_changes(
+    name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]
+) -> dict[str, list[Any]]:
     """What changed of one table's own inputs: rows, dim, pooling, pins."""
     old, new = first.plan.tables[name], second.plan.tables[name]
     pairs = {key: [getattr(old, key), getattr(new, key)] for key in ("rows", "dim", "pooling")}
@@ -208,7 +210,7 @@ def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, 
         bytes_moved=moved_bytes(old, new),
         cost_ms=[old.cost_ms, new.cost_ms],
         hit_rate=[old.hit_rate, new.hit_rate],
-        because=_because(_own(name, first, second, changes), changes),
+        because=_because(_table_changes(name, first, second, changes), changes),
         reasons=[old.reason, new.reason],
     )
 

@@ -12,7 +12,7 @@ from pipeline.planning.greedy import default_plan
 from pipeline.planning.hardware import MEMORIES, fast_memory, figures, memory_gib
 from pipeline.planning.infeasibility import plan_error
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.problem import PlanningProblem, rounds, settle
+from pipeline.planning.problem import PlanningProblem, build_problem, rounds
 from pipeline.planning.quiet import quiet
 from pipeline.planning.report import reason
 from pipeline.planning.search import BestPlacement, Placement, PlacementSpace, anywhere, best
@@ -28,7 +28,7 @@ def make_plan(inputs: PlanInputs, profile_key: str = "") -> Plan:
     """
     if inputs.hardware.embedding_hosts and not inputs.hardware.only_tables:
         return bipartite_plan(inputs, lambda own: make_plan(own, profile_key))
-    setting = settle(inputs)
+    setting = build_problem(inputs)
     with quiet():
         for offered in rounds(setting):
             space = open_space(setting, offered)
@@ -40,7 +40,7 @@ def make_plan(inputs: PlanInputs, profile_key: str = "") -> Plan:
 
 def sketch(inputs: PlanInputs) -> Placement | None:
     """The assignment's placement alone, or None; remedies of an infeasible plan are tried with it."""
-    setting = settle(inputs)
+    setting = build_problem(inputs)
     for offered in rounds(setting):
         placement = anywhere(open_space(setting, offered))
         if placement is not None:

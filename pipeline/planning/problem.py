@@ -47,7 +47,7 @@ class PlanningProblem:
     fixed: dict[str, float]
 
 
-def settle(inputs: PlanInputs) -> PlanningProblem:
+def build_problem(inputs: PlanInputs) -> PlanningProblem:
     """Check the user's settings, and work out the choices of each table; of a bipartite cluster on its table side."""
     inputs = table_side(inputs)
     hardware, batch = inputs.hardware, inputs.batch

@@ -18,7 +18,7 @@ from pipeline.errors import ArtifactError, ConfigError, DamagedError, LaunchErro
 from pipeline.publishing.versions import model_lock, model_path, number_of, require_whole, version_path
 from pipeline.records import Promotion
 from pipeline.store import Artifact, Store
-from pipeline.store.conditional import Seen, SwappedError, look, swap
+from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
 from pipeline.store.retrying import explained, passes
 
 CURRENT = "current.json"
@@ -65,7 +65,7 @@ def read_current(store: Store, model: str) -> Current:
 
 def _read(store: Store, model: str) -> tuple[Seen, Current]:
     """The bytes of ``current.json``, for ``swap``, and their content."""
-    seen = look(store, _current_path(model))
+    seen = read_marked(store, _current_path(model))
     return seen, _parsed(store, model, seen)
 
 

@@ -19,7 +19,7 @@ def run_figures(records: Sequence[Mapping[str, Any]], scores: Evaluation, reliab
     return [
         *_curve(records, "loss", "Training loss", "nats per sample", Axis(title="loss")),
         *_curve(records, "ne_window", "Training NE", "over a window of steps", Axis(title="NE"), _ne_lines(scores)),
-        *_looks(records),
+        *_validation_plot(records),
         *calibration(reliability),
         *_curve(records, "samples_per_s", "Speed", "samples per second", Axis(title="samples/s", from_zero=True)),
         *_curve(records, "data_wait_share", "Waiting for data", "share of the time", WAIT),
@@ -27,7 +27,7 @@ def run_figures(records: Sequence[Mapping[str, Any]], scores: Evaluation, reliab
     ]
 
 
-def _looks(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
+def _validation_plot(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     """NE of the validation rows with the best look marked, and dashed that of the train rows."""
     looks = [record for record in records if units.known(record.get("validation_ne"))]
     if not looks:

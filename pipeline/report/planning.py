@@ -82,7 +82,7 @@ def difference(record: PlanDiff) -> str:
     parts = [
         f"from {_side(record.first)}\nto   {_side(record.second)}",
         _changes(record.changes),
-        _own(record.own),
+        _changed_tables(record.own),
         _figures(record),
         _only(record.only_in_first, "gone"),
         _only(record.only_in_second, "new"),
@@ -110,7 +110,7 @@ def _value(value: Any) -> str:
     return "not set" if value is None else f"{value:,.10g}" if units.known(value) else str(value)
 
 
-def _own(own: Mapping[str, Mapping[str, Sequence[Any]]]) -> str:
+def _changed_tables(own: Mapping[str, Mapping[str, Sequence[Any]]]) -> str:
     """Tables whose own inputs changed."""
     if not own:
         return ""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipeline.evaluation.metrics import entropy_of_rate
 from pipeline.records import Importance
 from pipeline.serving.scores import score_columns
-from pipeline.serving.threads import one_thread, side_by_side
+from pipeline.serving.threads import one_thread, run_in_threads
 
 if TYPE_CHECKING:
     from pipeline.publishing.served import ServedModel
@@ -50,7 +50,7 @@ def importance(
         changed = _losses(labels, score_columns(split, _permuted(split, columns, features, moved), model))
         return _rise((changed - losses) / entropy, counted) if np.isfinite(changed).all() else None
 
-    rises = zip(groups, side_by_side(rise, groups.values()), strict=True)
+    rises = zip(groups, run_in_threads(rise, groups.values()), strict=True)
     return {name: each for name, each in rises if each is not None}
 
 

@@ -15,7 +15,7 @@ from pipeline.publishing.writing import is_set
 from pipeline.records import MISSING_ROW, RESERVED_ROWS
 from pipeline.serving.incumbent_features import Translation
 from pipeline.serving.lengths import length_codes
-from pipeline.serving.threads import side_by_side
+from pipeline.serving.threads import run_in_threads
 
 if TYPE_CHECKING:
     from pipeline.training.parquet import DecodedColumns, RowGroup, SplitReader
@@ -96,7 +96,7 @@ def score_dataset(
         return own
 
     scores = DatasetScores({name: [] for name in models}, {name: [] for name in slices})
-    for each in side_by_side(scored, split.groups if groups is None else groups):
+    for each in run_in_threads(scored, split.groups if groups is None else groups):
         scores.add(each)
     return scores
 

@@ -28,7 +28,7 @@ def one_thread() -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def side_by_side(work: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
+def run_in_threads(work: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
     """``work`` of each item in the order of the items, by as many threads as torch has; it has one in each of them."""
     with one_thread() as threads, contextlib.closing(in_order(work, iter(items), threads)) as made:
         yield from made

@@ -27,7 +27,7 @@ from pipeline.records import Importance, TableLayout
 from pipeline.serving.importance import importance
 from pipeline.serving.incumbent_features import NotComparableError, Translation, translation
 from pipeline.serving.scores import DatasetScores, score_dataset
-from pipeline.serving.threads import side_by_side
+from pipeline.serving.threads import run_in_threads
 from pipeline.store import Draft, FileEntry, Store
 from pipeline.training.distributed import connect
 
@@ -116,7 +116,7 @@ def write_tables(
             if this_rank() == 0:
                 beside()
             mine, names = itertools.tee(given)
-            own.update(zip(mine, side_by_side(written, names), strict=True))
+            own.update(zip(mine, run_in_threads(written, names), strict=True))
 
     together("writing tables", write)  # an error of one is raised when none writes any more
     files = {name: [entry.bytes, entry.checksum] for name, entry in draft.files.items()}

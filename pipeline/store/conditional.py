@@ -44,7 +44,7 @@ class SwappedError(Exception):
         self.now = now
 
 
-def look(store: Files, path: str, seconds: float | None = None) -> Seen:
+def read_marked(store: Files, path: str, seconds: float | None = None) -> Seen:
     """Read the small file at ``path`` with its mark, in one request that bypasses every cache.
 
     ``seconds``: time limit of the request, on S3.
@@ -82,7 +82,7 @@ def swap(store: Files, path: str, seen: Seen, data: bytes | None, seconds: float
                 if attempt == TRIES:
                     error.add_note(f"while writing {store.url_of(path)}, {attempt} times")
                 raise
-            now = look(store, path)
+            now = read_marked(store, path)
             if now.data == data:
                 return now
             if now != seen:
@@ -202,7 +202,7 @@ def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None, seconds: f
         if status == 501:
             return _unconditional(store, path, seen, data)
         if status in (404, 409, 412):
-            now = look(store, path)
+            now = read_marked(store, path)
             if now == seen and status == 409:  # two requests at once, neither of which succeeded
                 raise OSError(errno.EBUSY, f"{store.url_of(path)} is being written by another process") from error
             raise SwappedError(now) from error
@@ -234,11 +234,11 @@ def _unconditional(store: Files, path: str, seen: Seen, data: bytes | None) -> S
 
 
 def _compared(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
-    now, full = look(store, path), store.full(path)
+    now, full = read_marked(store, path), store.full(path)
     if now.data != seen.data:
         raise SwappedError(now)
     if data is not None:
         store.write_bytes(path, data)
     elif now.data is not None:
         store.fs.rm_file(full)
-    return look(store, path) if data is not None else Seen(None)
+    return read_marked(store, path) if data is not None else Seen(None)

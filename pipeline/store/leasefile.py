@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pipeline.clock import CLOCK, Clock
 from pipeline.errors import ArtifactError
-from pipeline.store.conditional import Seen, is_conditional, look, swap
+from pipeline.store.conditional import Seen, is_conditional, read_marked, swap
 from pipeline.store.files import Files
 from pipeline.store.lease import Holder, request_seconds
 
@@ -43,7 +43,7 @@ class LeaseFile:
 
     def look(self) -> Seen:
         """Read the file."""
-        return look(self.store, self.path, request_seconds(self.seconds))
+        return read_marked(self.store, self.path, request_seconds(self.seconds))
 
     def holder(self, seen: Seen) -> Holder | None:
         """The holder in the ``seen`` record. ArtifactError if the file is invalid."""

@@ -26,7 +26,7 @@ def by_key(ids: KeyedJaggedTensor) -> dict[str, Ids]:
     return {key: (each.lengths(), each.values(), each.weights_or_none()) for key, each in ids.to_dict().items()}
 
 
-def side_by_side(parts: Mapping[str, Ids], keys: Sequence[str], stride: int, *, weighted: bool) -> KeyedJaggedTensor:
+def merge_kjts(parts: Mapping[str, Ids], keys: Sequence[str], stride: int, *, weighted: bool) -> KeyedJaggedTensor:
     """The ids of ``keys``, in their order, of ``stride`` rows; where they are ``weighted``, those without count 1."""
     lengths, values, weights = _joined([parts[key] for key in keys], weighted=weighted)
     return KeyedJaggedTensor(keys=[*keys], values=values, lengths=lengths, weights=weights, stride=stride)
@@ -104,7 +104,7 @@ class TowerEvents:
             one_each = [*(bool(segment.sequence) for segment in self.mine.segments), False]
             chosen = [_rows(parts, *each) for each in zip(columns, rows, one_each, strict=True)]
             tables[table] = _joined(chosen, weighted=self._weighted)
-        return side_by_side(tables, self.mine.tables, sum(rows), weighted=self._weighted), events
+        return merge_kjts(tables, self.mine.tables, sum(rows), weighted=self._weighted), events
 
     def _most(self, rows: int, device: torch.device) -> int:
         """The most rows of events on a rank of the group, of which this one has ``rows``."""

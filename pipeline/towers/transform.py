@@ -24,7 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from pipeline.embeddings.collection import feature_vectors, reordered
 from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.sharding import TableRanks
-from pipeline.towers.events import TowerEvents, by_key, by_sample, side_by_side
+from pipeline.towers.events import TowerEvents, by_key, by_sample, merge_kjts
 from pipeline.towers.layout import TowerLayout
 from pipeline.towers.modules import joined, projected_tower
 
@@ -157,7 +157,7 @@ class TowerEmbeddings(nn.Module):
             samples = ids.stride()
             weighted = ids.weights_or_none() is not None or lookups.weights_or_none() is not None
             parts = by_key(ids) | by_sample(self._events.every, lookups, samples, events)
-            ids = side_by_side(parts, self._keys, samples, weighted=weighted)
+            ids = merge_kjts(parts, self._keys, samples, weighted=weighted)
         elif self._keys != ids.keys():
             ids = ids.permute([ids.keys().index(key) for key in self._keys])
         return cast(Sent, self._send(ids)) if len(self.layout.tower_hosts) > 1 else NoWait(NoWait(ids))
@@ -192,7 +192,7 @@ class TowerEmbeddings(nn.Module):
         taken, pooled = blocks.take(self.event_tables(lookup), samples, places), None
         if self.collection is not None:
             plain = [name for name in self._pooled if name not in taken.pooled]
-            pooled = self.collection(side_by_side(parts, plain, samples, weighted=mine.weights_or_none() is not None))
+            pooled = self.collection(merge_kjts(parts, plain, samples, weighted=mine.weights_or_none() is not None))
         if self._pooled:
             features = feature_vectors(pooled, taken.pooled, self._pooled, even=self.even)
         else:  # a tower of sequences alone

@@ -54,7 +54,7 @@ def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
     if histories is not None:
         for name, vector in histories.vectors.items():
             seen.weights[name], given = [], list[int]()
-            hooks.append(vector.register_forward_pre_hook(partial(_look, given)))
+            hooks.append(vector.register_forward_pre_hook(partial(_record_events, given)))
             hooks += [
                 module.register_forward_hook(partial(_keep, seen.weights[name], given))
                 for module in vector.modules()
@@ -74,7 +74,7 @@ def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
             hook.remove()
 
 
-def _look(into: list[int], module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+def _record_events(into: list[int], module: torch.nn.Module, given: tuple[Any, ...]) -> None:
     """Keep the numbers of events and samples that a sequence's vectors are made of."""
     _, rows, _, samples = given
     into[:] = [len(rows), samples]

@@ -24,12 +24,12 @@ def compared(plan: Plan, clock: PhaseClock, memory: MemoryMeter, device: torch.d
     most = torch.stack([spent.sum(), torch.tensor(float(memory.peak()), dtype=torch.float64, device=device)])
     step, peak = largest(most).tolist()
     means = (add_up(spent) / dist.get_world_size()).tolist()
-    figures: dict[str, Any] = {"memory": _beside("bytes", predicted_bytes(plan), int(peak))}
+    figures: dict[str, Any] = {"memory": _comparison("bytes", predicted_bytes(plan), int(peak))}
     if measured:
         predicted = predicted_phases(plan)
-        figures["phases"] = {p: _beside("ms", predicted.get(p), ms) for p, ms in zip(PHASES, means, strict=True)}
+        figures["phases"] = {p: _comparison("ms", predicted.get(p), ms) for p, ms in zip(PHASES, means, strict=True)}
         # Without phases the plan predicts the step of the embedding part alone, which was not measured.
-        figures["step"] = _beside("ms", plan.predicted_step_ms if predicted else None, step)
+        figures["step"] = _comparison("ms", plan.predicted_step_ms if predicted else None, step)
     return figures
 
 
@@ -43,6 +43,6 @@ def predicted_bytes(plan: Plan) -> int | None:
     return max(plan.resident_bytes() or [0]) or None
 
 
-def _beside(unit: str, predicted: float | None, measured: float) -> dict[str, float]:
+def _comparison(unit: str, predicted: float | None, measured: float) -> dict[str, float]:
     known = {} if predicted is None else {f"predicted_{unit}": predicted}
     return {**known, f"measured_{unit}": measured}

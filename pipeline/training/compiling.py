@@ -83,7 +83,7 @@ class AutoCompile:
         if self.compiled is not None:
             self._decide(self.compiled, "as before this training was resumed")
         elif (known := self._known()) is not None:
-            self._decide(known.pays(left), told(known, left))
+            self._decide(known.pays(left), timing_message(known, left))
 
     def after(self) -> None:
         """After every step; after some of the first ones, try it where enough is left. Collective."""
@@ -107,7 +107,7 @@ class AutoCompile:
             return
         if dist.get_rank() == 0:
             self._keep(timed)
-        self._decide(timed.compiled_ms <= WORTH * timed.eager_ms, told(timed, left))
+        self._decide(timed.compiled_ms <= WORTH * timed.eager_ms, timing_message(timed, left))
 
     def _agreed(self, timed: Timed | None) -> Timed | None:
         """The slowest rank's times; None where it failed on one of them."""
@@ -174,7 +174,7 @@ def warm(part: DensePart, batch: int) -> float | None:
     use(part, True)
     try:
         began = time.perf_counter()
-        with _beside(part):
+        with _undisturbed(part):
             _passes(part, batch)
         return time.perf_counter() - began
     except Exception as error:  # compilers have errors of their own
@@ -192,7 +192,7 @@ def trial(part: DensePart, batch: int) -> Timed | None:
         return None
     ways = {False: None, True: part.ranking._compiled_call_impl}
     times: dict[bool, list[float]] = {False: [], True: []}
-    with _beside(part):
+    with _undisturbed(part):
         for compiled in [False, True] * (ROUNDS + 1):
             part.ranking._compiled_call_impl = ways[compiled]
             times[compiled].append(_passes(part, batch))
@@ -201,7 +201,7 @@ def trial(part: DensePart, batch: int) -> Timed | None:
 
 
 @contextmanager
-def _beside(part: DensePart) -> Iterator[None]:
+def _undisturbed(part: DensePart) -> Iterator[None]:
     """Passes within leave the random state and what layers keep of batches as they are."""
     kept = [*part.ranking.buffers(), *(each for each in part.ranking.parameters() if not each.requires_grad)]
     before = [each.detach().clone() for each in kept]
@@ -237,7 +237,7 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def told(timed: Timed, steps: int) -> str:
+def timing_message(timed: Timed, steps: int) -> str:
     """The times in words."""
     return (
         f"a step's passes take {timed.compiled_ms:.2f} ms compiled and {timed.eager_ms:.2f} ms as they are, compiling "

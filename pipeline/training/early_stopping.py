@@ -98,7 +98,7 @@ class Stopping:
         """Go on with the looks of an earlier session; ``state``: empty for one without looks."""
         if state:
             self.looks = [ValidationResult(**look) for look in state["looks"]]
-            self.best, self.start = _look(state["best"]), _look(state["start"])
+            self.best, self.start = _validation_result(state["best"]), _validation_result(state["start"])
             self.since, self.drops, self.stopped = state["since"], state["drops"], state["stopped"]
             self.kept = state.get("kept", self.best.step if self.best is not None else None)
 
@@ -107,7 +107,7 @@ def _plain(look: ValidationResult | None) -> dict[str, Any] | None:
     return None if look is None else asdict(look)
 
 
-def _look(state: dict[str, Any] | None) -> ValidationResult | None:
+def _validation_result(state: dict[str, Any] | None) -> ValidationResult | None:
     return None if state is None else ValidationResult(**state)
 
 

@@ -94,7 +94,7 @@ def train(
         compiling = AutoCompile(trainer, settings, order.local_batch)
         saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, order, on_point)
         saver.levelled = split if levels(split.schema) else None
-        looks = _looks(config, split, order, trainer, saver, Start(settings, split, starts), init)
+        looks = _build_validation(config, split, order, trainer, saver, Start(settings, split, starts), init)
         saver.resume(init, total, split.rows)
         order = saver.order
         if looks is not None:
@@ -167,7 +167,7 @@ def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
     )
 
 
-def _looks(
+def _build_validation(
     config: TrainConfig,
     split: SplitReader,
     order: Order,

@@ -71,7 +71,7 @@ def probe(
             for _ in range(steps):
                 trainer.step(batches)
             measures = [Interaction(len(schema.vectors)), *([also] if also is not None else [])]
-            _look(trainer, batches, measures, device)
+            _show_batches(trainer, batches, measures, device)
     finally:
         if not outside:
             dist.destroy_process_group()
@@ -92,7 +92,9 @@ def _load(settings: TrainingSettings, store: Store, checkpoint: Artifact, datase
 
 
 @torch.no_grad()
-def _look(trainer: Trainer, batches: Iterator[Batch], measures: list[Interaction], device: torch.device) -> None:
+def _show_batches(
+    trainer: Trainer, batches: Iterator[Batch], measures: list[Interaction], device: torch.device
+) -> None:
     """Show the embeddings of the next batches to every one of ``measures``."""
     model = trainer.finished()
     for _, batch in zip(range(LOOKED_AT), batches, strict=False):

@@ -13,7 +13,7 @@ from plan_cases import configure, cpu, dataset
 
 from pipeline.planning import PlanInputs
 from pipeline.planning.planner import open_space
-from pipeline.planning.problem import settle
+from pipeline.planning.problem import build_problem
 from pipeline.planning.torchrec_planner import TorchRecPlanner
 
 
@@ -22,7 +22,7 @@ from pipeline.planning.torchrec_planner import TorchRecPlanner
 def test_a_table_whole_on_one_cpu_rank_is_as_torchrec_has_it(pooling, ssd):
     """Planned without loading TorchRec; shards and buffers must be those of its enumerator and estimators."""
     config = configure(replace(cpu(1, 1), ssd_gib=ssd), dim=12, batch=1001)
-    setting = settle(PlanInputs.of(config, *dataset({"a": 10_007, "b": 31}, {"a": pooling})))
+    setting = build_problem(PlanInputs.of(config, *dataset({"a": 10_007, "b": 31}, {"a": pooling})))
     space = open_space(setting, setting.offered)
     theirs = TorchRecPlanner(
         config.hardware, config.train.batch, setting.tables, setting.offered, setting.room

@@ -17,7 +17,7 @@ from plan_cases import PRESETS, ROOT, check_plan, configure, cpu, criteo, datase
 from pipeline.config import TablePin
 from pipeline.errors import PlanError
 from pipeline.planning import PlanInputs, make_plan, plan_summary, render_plan
-from pipeline.planning.problem import SEARCH_PAIRS, settle
+from pipeline.planning.problem import SEARCH_PAIRS, build_problem
 from pipeline.records import Plan
 
 
@@ -118,11 +118,11 @@ def test_many_tables_whose_row_wise_buffers_would_fill_hbm_still_fit_whole():
 def test_equal_shards_estimated_once_cost_what_torchrec_says():
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 
-    from pipeline.planning.problem import settle
+    from pipeline.planning.problem import build_problem
     from pipeline.planning.torchrec_planner import TorchRecPlanner
 
     config = configure(preset("h100x2x8"), dim=256)
-    setting = settle(PlanInputs.of(config, *dataset({"a": 3_000_007, "b": 40, "c": 70_001})))
+    setting = build_problem(PlanInputs.of(config, *dataset({"a": 3_000_007, "b": 40, "c": 70_001})))
     engine = TorchRecPlanner(config.hardware, config.train.batch, setting.tables, setting.offered, setting.room)
     stock = EmbeddingEnumerator(engine.topology, engine._batch, engine._constraints)
 
@@ -234,7 +234,7 @@ def test_a_thousand_tables_on_128_ranks():
 def test_a_search_of_very_many_pairs_offers_copies_where_they_cost_all_ranks_less():
     hardware = preset("h100x16x8")
     rows, pooling = {f"T{i}": 600 for i in range(130)}, {f"T{i}": 1.0 + 200 * (i == 7) for i in range(130)}
-    setting = settle(PlanInputs.of(configure(hardware, dim=64, batch=65_536), *dataset(rows, pooling)))
+    setting = build_problem(PlanInputs.of(configure(hardware, dim=64, batch=65_536), *dataset(rows, pooling)))
     assert len(rows) * hardware.world_size > SEARCH_PAIRS and rows["T7"] > 65_536 // hardware.world_size
     assert [name for name, choice in setting.offered.items() if "data_parallel" in choice.sharding] == ["T7"]
 

@@ -17,7 +17,7 @@ from pipeline.planning.choices import tables_of
 from pipeline.planning.greedy import default_plan
 from pipeline.planning.hardware import size_text
 from pipeline.planning.planner import open_space
-from pipeline.planning.problem import rounds, settle
+from pipeline.planning.problem import build_problem, rounds
 from pipeline.planning.shard_workload import ShardBlock, asked_of
 from pipeline.records import PHASES, Plan
 from pipeline.records.scratch import log_shape
@@ -161,7 +161,7 @@ def test_never_worse_than_torchrecs_default_in_either_model(hardware):
     config = configure(preset(hardware), dim=128 if hardware.startswith("h100") else 16)
     data = dataset(criteo(cap=1_000_000), {name: float(count) for name, count in DLRM.items()})
     plan = make_plan(PlanInputs.of(config, *data))
-    setting = settle(PlanInputs.of(config, *data))
+    setting = build_problem(PlanInputs.of(config, *data))
     space = open_space(setting, rounds(setting)[0])
     default = default_plan(space)
     offers = {
@@ -205,7 +205,7 @@ def test_ranked_rows_make_row_wise_uneven():
     config = compose(["hardware=laptop2", "data=synthetic", "train.global_batch=4096"])
     name = next(iter(config.data.sparse))
     config.plan.tables = {name: TablePin(sharding="row_wise")}
-    setting = settle(PlanInputs.of(config, *dataset({name: 100_000})))
+    setting = build_problem(PlanInputs.of(config, *dataset({name: 100_000})))
     offer = open_space(setting, rounds(setting)[0]).offers[name][0]
     assert offer.phases[0]["lookup"] > 1.5 * offer.phases[1]["lookup"]
     assert offer.stock_ms[0] == offer.stock_ms[1]

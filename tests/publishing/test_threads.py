@@ -13,7 +13,7 @@ from pipeline.publishing.writing import WrittenTable, bits
 from pipeline.records import TableLayout
 from pipeline.serving.importance import importance
 from pipeline.serving.scores import score_dataset
-from pipeline.serving.threads import side_by_side
+from pipeline.serving.threads import run_in_threads
 from pipeline.stages.sharing import write_tables
 from pipeline.store import Draft, Store
 from pipeline.training.parquet import SplitReader
@@ -120,7 +120,7 @@ def test_an_error_ends_the_others_and_leaves_the_threads_as_they_were(split: Spl
     def run() -> list[int]:
         found: list[int] = []
         with pytest.raises(ValueError, match="third"):
-            found.extend(side_by_side(work, range(100)))
+            found.extend(run_in_threads(work, range(100)))
         return found
 
     on(4, run)

@@ -40,7 +40,7 @@ def keep_a_real_lease(store: Store) -> None:
 
         def renewed_twice() -> bool:
             # In one request: of two, the second one would miss what the first one saw.
-            known = json.loads(conditional.look(store, lease_path("clicks")).data)
+            known = json.loads(conditional.read_marked(store, lease_path("clicks")).data)
             renewals.add((known["owner"], known["renewed"]))
             return len(renewals) == 3
 

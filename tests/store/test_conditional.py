@@ -10,7 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from pipeline.errors import ArtifactError
 from pipeline.store import Store
-from pipeline.store.conditional import Seen, SwappedError, is_conditional, look, swap
+from pipeline.store.conditional import Seen, SwappedError, is_conditional, read_marked, swap
 from tests.checkpoint.s3 import Between, Fault, Proxy, bucket
 
 FILE = "models/m/current.json"
@@ -42,28 +42,28 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 def test_of_two_writers_who_read_the_same_the_first_one_wins(store: Store) -> None:
-    assert look(store, FILE) == ABSENT
+    assert read_marked(store, FILE) == ABSENT
     made = swap(store, FILE, ABSENT, b"one")
-    assert (made.data, look(store, FILE)) == (b"one", made)
+    assert (made.data, read_marked(store, FILE)) == (b"one", made)
     with pytest.raises(SwappedError) as caught:
         swap(store, FILE, ABSENT, b"other")
-    assert caught.value.now == look(store, FILE) == made
+    assert caught.value.now == read_marked(store, FILE) == made
     changed = swap(store, FILE, made, b"two")
-    assert (changed.data, look(store, FILE)) == (b"two", changed)
+    assert (changed.data, read_marked(store, FILE)) == (b"two", changed)
     for data in (b"other", None):
         with pytest.raises(SwappedError) as caught:
             swap(store, FILE, made, data)
-        assert caught.value.now == look(store, FILE) == changed
+        assert caught.value.now == read_marked(store, FILE) == changed
 
 
 def test_a_file_that_was_removed_is_not_written_again_by_whoever_saw_it(store: Store) -> None:
     made = swap(store, FILE, ABSENT, b"one")
-    assert swap(store, FILE, made, None) == look(store, FILE) == ABSENT
+    assert swap(store, FILE, made, None) == read_marked(store, FILE) == ABSENT
     with pytest.raises(SwappedError) as caught:
         swap(store, FILE, made, b"two")
-    assert caught.value.now == look(store, FILE) == ABSENT
+    assert caught.value.now == read_marked(store, FILE) == ABSENT
     assert swap(store, FILE, ABSENT, None) == ABSENT
-    assert swap(store, FILE, ABSENT, b"three") == look(store, FILE)
+    assert swap(store, FILE, ABSENT, b"three") == read_marked(store, FILE)
 
 
 def test_a_writer_who_finds_its_own_bytes_has_won(store: Store) -> None:
@@ -87,7 +87,7 @@ def test_an_s3_that_has_no_conditional_requests_is_written_after_a_look(
     assert is_conditional(objects)
     endpoint.fault = Fault(501, "PUT", "current.json", count=1)
     made = swap(objects, FILE, ABSENT, b"one")
-    assert (made.data, look(objects, FILE)) == (b"one", made)
+    assert (made.data, read_marked(objects, FILE)) == (b"one", made)
     assert "has no conditional writes" in capsys.readouterr().err
     assert not is_conditional(objects)
 
@@ -95,8 +95,8 @@ def test_an_s3_that_has_no_conditional_requests_is_written_after_a_look(
 def test_a_write_that_another_one_got_in_the_way_of_is_tried_again(objects: Store, endpoint: Proxy) -> None:
     made = swap(objects, FILE, ABSENT, b"one")
     endpoint.fault = Fault(409, "PUT", "current.json", count=1)
-    assert swap(objects, FILE, made, b"two") == look(objects, FILE)
-    assert look(objects, FILE).data == b"two"
+    assert swap(objects, FILE, made, b"two") == read_marked(objects, FILE)
+    assert read_marked(objects, FILE).data == b"two"
 
 
 def test_a_refused_condition_is_final_whatever_the_file_holds(objects: Store, endpoint: Proxy) -> None:
@@ -104,7 +104,7 @@ def test_a_refused_condition_is_final_whatever_the_file_holds(objects: Store, en
     endpoint.fault = Fault(412, "PUT", "current.json", count=1)
     with pytest.raises(SwappedError) as caught:
         swap(objects, FILE, made, b"two")
-    assert caught.value.now == look(objects, FILE) == made
+    assert caught.value.now == read_marked(objects, FILE) == made
 
 
 def test_a_file_that_changes_just_before_the_write_is_left_as_it_is(objects: Store, endpoint: Proxy) -> None:
@@ -112,7 +112,7 @@ def test_a_file_that_changes_just_before_the_write_is_left_as_it_is(objects: Sto
     endpoint.fault = Between("PUT", "current.json", lambda: swap(objects, FILE, made, b"other"))
     with pytest.raises(SwappedError) as caught:
         swap(objects, FILE, made, b"two")
-    assert caught.value.now.data == look(objects, FILE).data == b"other"
+    assert caught.value.now.data == read_marked(objects, FILE).data == b"other"
 
 
 def test_a_store_that_never_answers_says_how_often_it_was_asked(objects: Store, endpoint: Proxy) -> None:

@@ -34,7 +34,7 @@ def cut_groups(
         sets = [list(columns[at : at + step]) for at in range(0, len(columns), step)]
         pieces = [_written(file.read_row_group(number, names, use_threads=False), rows, spill) for names in sets]
         for parts in zip(*pieces, strict=True):
-            yield _beside([_read(spill.block(part)) for part in parts])
+            yield _concat_columns([_read(spill.block(part)) for part in parts])
 
 
 def _written(table: pa.Table, rows: int, spill: Spill) -> list[int]:
@@ -55,6 +55,6 @@ def _read(piece: bytes) -> pa.RecordBatch:
     return batch
 
 
-def _beside(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat_columns(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     columns = [column for part in parts for column in part.columns]
     return pa.RecordBatch.from_arrays(columns, names=[name for part in parts for name in part.schema.names])

@@ -22,7 +22,7 @@ from pipeline.models.layers.mlp import (
 )
 from pipeline.models.layers.normalise import MaxNorm
 from pipeline.models.layers.norms import BatchNorm, batch_norms
-from pipeline.models.layers.vectors import VectorLinear, Vectors, side_by_side
+from pipeline.models.layers.vectors import VectorLinear, Vectors, concat_vectors
 
 __all__ = [
     "BatchNorm",
@@ -47,7 +47,7 @@ __all__ = [
     "log_odds",
     "mlp",
     "pair_products",
-    "side_by_side",
+    "concat_vectors",
     "top_mlp",
     "wide",
     "with_own_weights",

@@ -35,6 +35,6 @@ class VectorLinear(nn.Linear):
         return super().forward(vectors.mT).mT
 
 
-def side_by_side(dense: Tensor, embeddings: Tensor) -> Tensor:
+def concat_vectors(dense: Tensor, embeddings: Tensor) -> Tensor:
     """dense [B, n] and the flattened embeddings [B, V, D]: [B, n + V * D]."""
     return torch.cat([dense.to(embeddings.dtype), embeddings.flatten(1)], dim=1)

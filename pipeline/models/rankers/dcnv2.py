@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pipeline.models.layers import CrossNet, HeadedRanker, Logit, side_by_side, top_mlp
+from pipeline.models.layers import CrossNet, HeadedRanker, Logit, concat_vectors, top_mlp
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class DcnV2(HeadedRanker):
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """See ``Ranker.last_hidden``."""
-        first = side_by_side(dense, embeddings)
+        first = concat_vectors(dense, embeddings)
         crossed = self.cross(first)
         hidden: Tensor = torch.cat([crossed, self.top(first)], dim=1) if self.parallel else self.top(crossed)
         return hidden

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError
-from pipeline.models.layers import BilinearLogit, FeatureGate, Ranker, mlp, side_by_side, top_mlp
+from pipeline.models.layers import BilinearLogit, FeatureGate, Ranker, concat_vectors, mlp, top_mlp
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FinalMlp(Ranker):
         return logits
 
     def _streams(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = side_by_side(dense, embeddings)
+        inputs = concat_vectors(dense, embeddings)
         one, other = (embeddings[:, places].flatten(1) for places in self.contexts)
         first = self.first(self.first_gate(inputs, one))
         return first, self.second(self.second_gate(inputs, other))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pipeline.models.layers import HeadedRanker, Logit, side_by_side, top_mlp
+from pipeline.models.layers import HeadedRanker, Logit, concat_vectors, top_mlp
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
@@ -23,5 +23,5 @@ class MlpRanker(HeadedRanker):
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """See ``Ranker.last_hidden``."""
-        hidden: Tensor = self.top(side_by_side(dense, embeddings))
+        hidden: Tensor = self.top(concat_vectors(dense, embeddings))
         return hidden

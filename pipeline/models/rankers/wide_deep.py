@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.models.layers import HeadedRanker, Logit, MaxNorm, side_by_side, top_mlp, with_own_weights
+from pipeline.models.layers import HeadedRanker, Logit, MaxNorm, concat_vectors, top_mlp, with_own_weights
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class WideDeep(HeadedRanker):
     def _parts(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         weights, rest = with_own_weights(embeddings, self.count)
         wide = self.wide(dense, weights)
-        return self.top(side_by_side(dense, rest)), wide
+        return self.top(concat_vectors(dense, rest)), wide
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """The deep part's last layer beside the wide part."""
