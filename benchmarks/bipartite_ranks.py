@@ -113,7 +113,7 @@ class Shape:
         began, spent = time.perf_counter(), time.process_time()
         for _ in range(count):
             self.trainer.step(self.batches)
-        self.trainer.rest()
+        self.trainer.drain()
         cpu, wall = time.process_time() - spent, time.perf_counter() - began
         dist.barrier()
         sent = self.trainer.links.take()

@@ -35,7 +35,7 @@ class ChainReader:
         self._open: dict[tuple[str, str], RowBlock] = {}
         self._states: dict[str, dict[str, bool]] = {}
 
-    def beside(self) -> ChainReader:
+    def reopened(self) -> ChainReader:
         """Another reader of the same checkpoint, for another thread: what a reader has open is its own."""
         other = copy.copy(self)
         other._open, other._states = {}, {}

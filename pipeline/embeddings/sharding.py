@@ -238,7 +238,7 @@ def shard_model(
     """
     paths = [module_path] if isinstance(module_path, str) else [*module_path]
     collections = _check_model(model, plan, paths, device)
-    apart = workers if workers is not None and workers.apart else None
+    apart = workers if workers is not None and workers.remote else None
     if apart is not None:
         _check_apart(plan, apart)
     set_gradient_division(apart is None)

@@ -27,7 +27,7 @@ class Workers:
     group: dist.ProcessGroup | None = None
 
     @property
-    def apart(self) -> bool:
+    def remote(self) -> bool:
         """Whether other ranks hold the tables."""
         return self.count < self.world
 

@@ -85,7 +85,7 @@ class TransformJob:
         return ("train", VALIDATION, "test") if self.spec.split.validates else ("train", "test")
 
     @property
-    def beside(self) -> dict[str, list[str]]:
+    def side_columns(self) -> dict[str, list[str]]:
         """The folders beside the test rows, and the columns in each."""
         columns = {
             RAW: [raw_column(name) for name in lossy(self.spec, self.state)],
@@ -133,7 +133,7 @@ def transformed(typed: Packed, job: TransformJob) -> dict[str, pl.DataFrame]:
     train = train & frame[KEPT] if KEPT in frame.columns else train
     splits = {"train": thinned(rows.filter(train), job.spec.sampling.negatives), "test": held}
     beside = held.with_columns(*raw, *unseen)
-    splits |= {folder: beside.select(columns) for folder, columns in job.beside.items()}
+    splits |= {folder: beside.select(columns) for folder, columns in job.side_columns.items()}
     looked_at = frame[LOOKED_AT] & ~test if LOOKED_AT in frame.columns else None
     if EVENT in frame.columns:
         splits[EVENTS] = events_of(frame, pl.Series(_places(test.to_numpy(), train.to_numpy())))

@@ -66,7 +66,7 @@ class IngestEngine(ExitStack, ABC):
         """The pieces that ``count`` reads a source in."""
 
     @abstractmethod
-    def look(
+    def map_blocks(
         self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
         """What ``work`` makes of every block of ``parts``, in order, with the number of the part; before ``count``."""
@@ -106,9 +106,9 @@ class IngestEngine(ExitStack, ABC):
     def end_day(self) -> None:
         """Forget the day but for its counts; wait for what was done beside ``write``."""
 
-    def settle(self, train: Partial, state: FittedState, alone: Alone, then: Mapping[str, Any]) -> None:
+    def finalize(self, train: Partial, state: FittedState, alone: Alone, then: Mapping[str, Any]) -> None:
         """Have the counts of all days ready for checks and profile; ``then``: features of the day compared with."""
-        train.settle({name: t.lookup["hash"] for name, t in state.sparse.items() if t.lookup is not None})
+        train.finalize({name: t.lookup["hash"] for name, t in state.sparse.items() if t.lookup is not None})
 
     def write_mappings(
         self, draft: Draft, spec: DataSpec, state: FittedState, compression: str, *, continued: bool
@@ -144,7 +144,7 @@ class LocalEngine(IngestEngine):
         """Those of a source that takes work to read; any other as it is."""
         return source.parts() if source.decodes else [source]
 
-    def look(
+    def map_blocks(
         self, parts: Sequence[Source], work: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
         """See ``IngestEngine``."""
@@ -184,9 +184,9 @@ class LocalEngine(IngestEngine):
 
     def leaks(self, alone: Alone, first_test_day: int) -> None:
         """Read as many blocks again as it takes, while others fit and write; done at the end of the day."""
-        self._looking = self._encoders.submit(self._look, alone, first_test_day)
+        self._looking = self._encoders.submit(self._read_leaks, alone, first_test_day)
 
-    def _look(self, alone: Alone, first_test_day: int) -> None:
+    def _read_leaks(self, alone: Alone, first_test_day: int) -> None:
         for number in self.numbers:
             if alone.enough:
                 return

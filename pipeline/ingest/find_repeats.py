@@ -58,7 +58,7 @@ def find_repeats(
             numbers[day].append([*range(count, count + len(own))])
             count += len(own)
         flat = [part for own in parts for part in own]
-        for number, events in engine.look(flat, FindEvents(wanted, own_day or 0)):
+        for number, events in engine.map_blocks(flat, FindEvents(wanted, own_day or 0)):
             repeats.add(of_named_days(events, data, spec, own_day), ROW, part=first + number, own_day=own_day)
     for clicks_day in data.days:
         _add_clicks(engine, repeats, data, wanted, clicks_day)
@@ -104,5 +104,5 @@ def _add_clicks(engine: IngestEngine, repeats: Repeats, data: DataConfig, spec: 
         event_key=column,
     )
     sources = file_sources(data, keys, files, CLICKS_MIB)
-    for _, events in engine.look(sources, FindClicks(keys, days.day_number(day))):
+    for _, events in engine.map_blocks(sources, FindClicks(keys, days.day_number(day))):
         repeats.add(events, CLICK)

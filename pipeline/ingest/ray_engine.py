@@ -82,7 +82,7 @@ class RayEngine(IngestEngine):
         """As the source gives them."""
         return source.parts()
 
-    def look(
+    def map_blocks(
         self, parts: Sequence[Source], work_on: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
         """See ``IngestEngine``; wherever Ray has room, and what is made travels to the driver."""
@@ -177,7 +177,7 @@ class RayEngine(IngestEngine):
                     writers[folder].add_part(part, height)
             yield sum(height for folder, height in zip(writers, counts, strict=True) if folder in job.splits), events
 
-    def settle(self, train: Partial, state: FittedState, alone: Alone, then: Mapping[str, Any]) -> None:
+    def finalize(self, train: Partial, state: FittedState, alone: Alone, then: Mapping[str, Any]) -> None:
         """Ask the workers what checks and profile will ask of the counts."""
         for feature in train.spec.sparse:
             before, known = then.get(feature.name), self._known[feature.owner]

@@ -210,15 +210,15 @@ class _IngestRun:
         else:
             self.total.merge(fit)
         if day is None or day == self.days[-1]:
-            self._settle()
+            self._finalize()
         self._second_pass(fit, number, _RateReporter(f"{shown}pass 2 of 2", self.now, sum(fit.rows.values())))
         self.engine.end_day()
 
-    def _settle(self) -> None:
+    def _finalize(self) -> None:
         """Have all counts ready for the checks, and the mappings written: no later day changes either."""
         assert self.total is not None and self.state is not None
         features = self.before["features"] if self.before else {}
-        self.engine.settle(self.total.train, self.state, self.alone, features)
+        self.engine.finalize(self.total.train, self.state, self.alone, features)
         continued = bool(self.days) or self.data.mapping_from is not None
         self.engine.write_mappings(self.draft, self.spec, self.state, self.settings.compression, continued=continued)
 

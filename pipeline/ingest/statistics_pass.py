@@ -149,7 +149,7 @@ class Partial:
         other.counts = {}
         return other
 
-    def settle(self, wanted: Mapping[str, pl.Series]) -> None:
+    def finalize(self, wanted: Mapping[str, pl.Series]) -> None:
         """Add up counts that are on disk, so that ids with the hashes ``wanted`` of a feature are told apart."""
         for name, hashes in wanted.items():
             self.counts[name].settle(hashes)
@@ -313,12 +313,12 @@ class Fit:
             if (train := frame[rows[~none[rows]]]).height:
                 part.train.add(train, coded_ids(train, self.spec))
             part.validation.add(frame[LABEL].gather(rows[none[rows]]))
-        self._settle()
+        self._finalize()
 
     def _of_day(self, day: int) -> _Day:
         return self.days.setdefault(day, _Day(Partial(self.spec), Tally()))
 
-    def _settle(self) -> None:
+    def _finalize(self) -> None:
         while len(self.days) > self.split.test_days:
             settled = self.days.pop(min(self.days))
             self.train.merge(settled.train)
@@ -331,7 +331,7 @@ class Fit:
             own = self._of_day(day)
             own.train.merge(part.train)
             own.validation.merge(part.validation)
-        self._settle()
+        self._finalize()
         self.validation.merge(other.validation)
         self.tested.merge(other.tested)
         self.gap.merge(other.gap)

@@ -125,7 +125,7 @@ def find_cut(
 
 def _count(engine: IngestEngine, sources: Sequence[Source], work: CountTimes, counts: TimeCounts) -> None:
     parts = [part for source in sources for part in engine.parts(source)]
-    for _, counted in engine.look(parts, work):
+    for _, counted in engine.map_blocks(parts, work):
         counts.add(counted)
 
 

@@ -106,7 +106,7 @@ def write_tables(
     """
 
     def written(table: str) -> WrittenTable:
-        return write_table(draft, [each.beside() for each in readers], table, coding)
+        return write_table(draft, [each.reopened() for each in readers], table, coding)
 
     dearest = sorted(tables, key=lambda name: -sum(each.tables[name].rows * each.tables[name].dim for each in readers))
     own = dict[str, WrittenTable]()

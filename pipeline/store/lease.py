@@ -77,11 +77,11 @@ class LeaseTarget(Protocol):
     id: str
 
     @property
-    def settle(self) -> float:
+    def agreement_delay(self) -> float:
         """Seconds until both of two simultaneous writers see the same record; 0 with conditional writes."""
         ...
 
-    def look(self) -> Seen:
+    def read(self) -> Seen:
         """Read the record."""
         ...
 
@@ -155,7 +155,7 @@ class Lease:
 
     def acquire(self) -> None:
         """Take the lease if it is free or no longer renewed; else LaunchError."""
-        seen = self._asked(self.place.look)
+        seen = self._asked(self.place.read)
         if (holder := self.place.holder(seen)) is not None:
             seen = self._outwait(seen, holder)
         self._since = self.clock.boottime()
@@ -165,9 +165,9 @@ class Lease:
             if not self._is_mine(other.now):  # else an earlier try succeeded, but its answer was lost
                 raise self._taken(other.now) from None
             self.seen = other.now
-        if self.place.settle:  # of two simultaneous writers, the later one wins
-            self.clock.sleep(self.place.settle)
-            there = self.place.look()
+        if self.place.agreement_delay:  # of two simultaneous writers, the later one wins
+            self.clock.sleep(self.place.agreement_delay)
+            there = self.place.read()
             if not self._is_mine(there) and self.place.holder(there) is not None:
                 raise self._taken(there)
 
@@ -211,7 +211,7 @@ class Lease:
             holder.seconds,
             holder.skew(holder.seconds),
         )
-        there = watched(self.place.look, holder.seconds, seen, self.acquire_seconds, self.clock)
+        there = watched(self.place.read, holder.seconds, seen, self.acquire_seconds, self.clock)
         if there == seen:
             log.warning("%s did not renew its lease for %g s: taking it over", holder.text, holder.seconds)
         elif self.place.holder(there) is not None:

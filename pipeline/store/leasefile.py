@@ -21,7 +21,7 @@ _FIELDS = {"owner", "host", "pid", "doing", "renewed", "seconds"}
 
 @dataclass
 class LeaseFile:
-    """A ``Place``: the lease ``name`` at ``path``. ``doing``: the holder's work, shown to others."""
+    """A ``LeaseTarget``: the lease ``name`` at ``path``. ``doing``: the holder's work, shown to others."""
 
     store: Files
     path: str
@@ -37,11 +37,11 @@ class LeaseFile:
         self.where = self.store.url_of(self.path)
 
     @property
-    def settle(self) -> float:
+    def agreement_delay(self) -> float:
         """Known after the first write, whose answer shows whether an S3 has conditional writes."""
         return 0.0 if is_conditional(self.store) else SETTLE_SECONDS
 
-    def look(self) -> Seen:
+    def read(self) -> Seen:
         """Read the file."""
         return read_marked(self.store, self.path, request_seconds(self.seconds))
 

@@ -44,10 +44,10 @@ def followed(config: Config, store: Store, clock: Clock = CLOCK) -> Iterator[Non
     def follow() -> None:
         try:
             while not clock.wait(stop, track.every_seconds):
-                follower.look()
+                follower.pass_on()
             if lost.is_set():
                 return
-            follower.look()
+            follower.pass_on()
             if over.is_set():
                 follower.end(settings_of(recorded(config)))
                 tell_serving(track, store, config.model_name)
@@ -145,7 +145,7 @@ class _RecordFollower:
         self.store, self.run, self.trackers = store, run, trackers
         self.silent: set[str] = set()
 
-    def look(self) -> None:
+    def pass_on(self) -> None:
         """Pass on what the store has now."""
         try:
             records = _with_norms(self.store, self.run)

@@ -51,7 +51,7 @@ class MemoryBudget:
             return {}
         hardware = self._hardware
         hosts = torch.zeros(hardware.hosts, dtype=torch.float64)
-        hosts[dist.get_rank() // hardware.ranks_per_host] = self._own(used or self._measure())
+        hosts[dist.get_rank() // hardware.ranks_per_host] = self._rank_bytes(used or self._measure())
         device = "cpu" if dist.get_backend() == "gloo" else "cuda"
         sums = add_up(hosts.to(device)).tolist()
         fullest = max(range(hardware.hosts), key=lambda host: sums[host] / self._limits[host])
@@ -70,7 +70,7 @@ class MemoryBudget:
         self._warned |= taken > WARN_SHARE * self.limit
         return {"host_memory_bytes": taken}
 
-    def _own(self, used: int) -> int:
+    def _rank_bytes(self, used: int) -> int:
         """This rank's bytes; near its share of the limit, without memory that is free but kept for later."""
         local = self._hardware.ranks_per_host
         if used <= WARN_SHARE * self._limits[dist.get_rank() // local] / local:

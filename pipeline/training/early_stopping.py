@@ -63,7 +63,7 @@ class Stopping:
         """What both learning rates are multiplied with."""
         return self.config.lr_factor**self.drops
 
-    def take(self, look: ValidationResult) -> StoppingDecision:
+    def decide(self, look: ValidationResult) -> StoppingDecision:
         """Take in ``look``."""
         self.looks.append(replace(look, parts=None))
         if self.best is None or self._is_better(look, self.best):

@@ -46,7 +46,7 @@ class FaultFinder:
         self._seen: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
-    def look(self, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
+    def check_forward(self, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
         """Look at a forward pass from ``dense`` [b, n] and ``embeddings`` [b, V, D] to ``loss``."""
         self._passes += 1
         self._seen = dense, embeddings

@@ -75,7 +75,7 @@ class Hogwild(Trainer):
         self.steps += 1
         return output
 
-    def rest(self) -> list[Output]:
+    def drain(self) -> list[Output]:
         """Let the threads finish the steps that they have begun, and stop; what these put out."""
         self._running.clear()
         with self._take:

@@ -278,7 +278,7 @@ class _TrainingRun:
             looking = self.looks is not None and self.looks.due(step, self.total)
             saving = step == self.total or agreed > 0 or self.saver.due(step)
             judging = self.judging is not None and step >= self.judging
-            if (saving or looking or judging) and (step := self._rest()) == self.total:
+            if (saving or looking or judging) and (step := self._drain()) == self.total:
                 saving, looking = True, self.looks is not None
             if saving or looking or judging or self.meter.steps >= self.config.log_every_steps:
                 verdict = self._close_interval(looking)
@@ -289,7 +289,7 @@ class _TrainingRun:
             if saved or saving or step == self.total:
                 self._save(final=step == self.total, stopping=agreed == STOP and step < self.total, saved=saved)
                 agreement.saved()
-            if (looking or judging) and self.trainer.drains and step < self.total:
+            if (looking or judging) and self.trainer.must_drain and step < self.total:
                 self._begin_leg()
         self.seconds = time.perf_counter() - self.began
 
@@ -301,16 +301,16 @@ class _TrainingRun:
         check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
         self.saver.end_early(self.per_epoch, self._samples(step))
 
-    def _rest(self) -> int:
+    def _drain(self) -> int:
         """End the steps under way; returns the number of steps taken."""
-        for output in self.trainer.rest():
+        for output in self.trainer.drain():
             self.meter.add(output)
         return self.trainer.steps
 
     def _begin_leg(self) -> None:
         """Take the coming batches: up to the next look where the pipeline must be empty for it, else all of them."""
         end = self.total
-        if self.looks is not None and self.trainer.drains and self.trainer.steps < self.total:
+        if self.looks is not None and self.trainer.must_drain and self.trainer.steps < self.total:
             end = self.looks.next_look(self.trainer.steps, self.total)
         self.leg = _Leg(self.reader, self.trainer.steps, end)
         self.batches = self.trainer.clock.between(self.leg)
@@ -330,7 +330,7 @@ class _TrainingRun:
             self.collapse.take(self._judged(), age, last=step == self.total)
             self.meter.leave_out()
         elif self.judging is None:
-            self.judging = self.leg.cut() if self.trainer.drains else step + 1
+            self.judging = self.leg.cut() if self.trainer.must_drain else step + 1
 
     def _judged(self) -> GuardFigures:
         if self.looks is not None:
@@ -396,7 +396,7 @@ class _TrainingRun:
         samples = max(sums.samples, 1.0)  # rows without weight are none
         ssd = self.ssd.interval(steps)
         memory = self.budget.interval(step, ssd.get("pss_bytes"))
-        verdict, looked = self._look() if looking else (None, {})
+        verdict, looked = self._validate() if looking else (None, {})
         norms = self._norms() if looking or step == self.total else None
         if dist.get_rank() == 0:
             elapsed = time.perf_counter() - self.began
@@ -426,10 +426,10 @@ class _TrainingRun:
             )
         return verdict
 
-    def _look(self) -> tuple[StoppingDecision, dict[str, Any]]:
+    def _validate(self) -> tuple[StoppingDecision, dict[str, Any]]:
         """A look at the validation rows: what it decides, and its figures. It may make this step the last one."""
         assert self.looks is not None
-        verdict = self.looks.take(self.meter.window.ne)
+        verdict = self.looks.validate(self.meter.window.ne)
         self.meter.leave_out()
         if verdict is StoppingDecision.STOP:
             self.total = self.trainer.steps

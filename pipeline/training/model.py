@@ -206,7 +206,7 @@ class DensePart(nn.Module):
         if (counted := self.counts.in_figures(labels[:, 0] if labels.dim() > 1 else labels, extra)) is not None:
             weights = counted * (weights > 0)
         self._embeddings = embeddings.detach()
-        self.faults.look(dense.detach(), embeddings.detach(), loss.detach())
+        self.faults.check_forward(dense.detach(), embeddings.detach(), loss.detach())
         return loss, (logits.detach(), labels, weights)
 
     def _without_samples(
@@ -375,7 +375,7 @@ def _dense_part(
     histories = histories.to(device) if histories is not None else None
     part = DensePart(ranking, schema, dtype, names, normalise, settings.train, project, histories)
     part.inputs, part.replayed = inputs, graphs
-    part.workers = workers if workers.apart else None
+    part.workers = workers if workers.remote else None
     return part
 
 

@@ -276,7 +276,7 @@ class SplitReader:
 
         ``features``: those whose raw numbers the dataset keeps (``raw`` in its transforms.json).
         """
-        table = self._beside(RAW, group, [raw_column(name) for name in features])
+        table = self._side_columns(RAW, group, [raw_column(name) for name in features])
         return {name: _flat(table, raw_column(name)) for name in features}
 
     def unseen(self, group: RowGroup, features: list[str]) -> dict[str, np.ndarray]:
@@ -285,11 +285,11 @@ class SplitReader:
         One for each lookup: [rows], of a multi-valued feature as many as its ``values``. ``features``: those whose
         hashes the dataset keeps (``unseen`` in its transforms.json).
         """
-        table = self._beside(UNSEEN, group, [unseen_column(name) for name in features])
+        table = self._side_columns(UNSEEN, group, [unseen_column(name) for name in features])
         columns = {name: _array(table.column(unseen_column(name))) for name in features}
         return {name: (c.flatten() if pa.types.is_list(c.type) else c).to_numpy() for name, c in columns.items()}
 
-    def _beside(self, folder: str, group: RowGroup, names: list[str]) -> pa.Table:
+    def _side_columns(self, folder: str, group: RowGroup, names: list[str]) -> pa.Table:
         """Columns of the rows of ``group``, from the file of the same name in ``folder``."""
         return self._table(replace(group, file=f"{folder}/{group.file.rpartition('/')[2]}"), names)
 

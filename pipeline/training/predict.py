@@ -160,7 +160,7 @@ def score(
     Collective, on ranks without samples too; float32 [rows], or [rows, T] of several tasks. ``apart``: the model needs
     nothing of other ranks, which meet now and then.
     """
-    own = _run(model, _meeting(reader) if apart else reader, torch.device("cpu") if workers.apart else device)
+    own = _run(model, _meeting(reader) if apart else reader, torch.device("cpu") if workers.remote else device)
     gathered = _gather(own, workers) if workers.here else None
     return None if gathered is None else _in_row_order(gathered, reader.deal)
 
@@ -168,7 +168,7 @@ def score(
 def score_published(trainer: Trainer, split: SplitReader, order: Order) -> np.ndarray | None:
     """Logits that the model in training gives the rows of ``split`` as it would be published: ``score``. Collective.
 
-    Training goes on as if nothing had been scored. Its pipeline must be empty: see ``Trainer.drains``.
+    Training goes on as if nothing had been scored. Its pipeline must be empty: see ``Trainer.must_drain``.
     """
     device = next(iter(trainer.dense.values())).device
     with (

@@ -137,9 +137,9 @@ class Snapshots(Validation):
         """Steps that the model after ``step`` has taken since it began anew."""
         return (step - 1) % self._cycle + 1 if self._wanted.kind == RESET else step
 
-    def take(self, train_ne: float | None) -> StoppingDecision:
+    def validate(self, train_ne: float | None) -> StoppingDecision:
         """Look at the weights of now, which are a snapshot whatever their figures are."""
-        super().take(train_ne)
+        super().validate(train_ne)
         self._saver.snapshots = [*(self._saver.snapshots or ()), name_of(self._trainer.steps)]
         return StoppingDecision.SNAPSHOT
 

@@ -135,7 +135,7 @@ class Trainer:
         self.steps += 1
         return output
 
-    def rest(self) -> list[Output]:
+    def drain(self) -> list[Output]:
         """End all steps that are under way; what those put out that ``step`` has not returned."""
         return []
 
@@ -177,7 +177,7 @@ class Trainer:
         The pipeline must be empty: see ``drains``.
         """
         average = self.published_average
-        if self.drains:
+        if self.must_drain:
             self._pipeline.detach()
         if average is not None:
             average.swap()
@@ -189,11 +189,11 @@ class Trainer:
             self.model.train()
             if average is not None:
                 average.swap()
-            if self.drains:  # TorchRec's prefetching pipeline does not do so by itself
+            if self.must_drain:  # TorchRec's prefetching pipeline does not do so by itself
                 self._pipeline.attach(self.model)
 
     @property
-    def drains(self) -> bool:
+    def must_drain(self) -> bool:
         """Whether the pipeline holds batches between steps, so that its batches must end before ``looking``."""
         return isinstance(self._pipeline, TrainPipelineSparseDist)
 

@@ -40,7 +40,7 @@ class Optimizers:
         named, clip = dense_parameters(dmp), config.clip
         parameters, groups = list(named.values()), dense_groups(named, config)
         own = towers.apart_parameters() if towers is not None else []
-        if workers is not None and workers.apart:  # only workers have gradients
+        if workers is not None and workers.remote:  # only workers have gradients
             own = parameters
         self.dense = config.dense_spec.build(groups, own)
         self._rates = [group.lr for group in groups]

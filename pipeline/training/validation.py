@@ -110,13 +110,13 @@ class Validation:
         return self._trainer.steps if self.stopping.stopped else total
 
     def _start(self) -> None:
-        self.stopping.start = look = self._look(None)
+        self.stopping.start = look = self._evaluate(None)
         if dist.get_rank() == 0:
             log.info("validation rows before training: NE %.5f, AUC %.5f", look.ne, look.auc)
 
-    def take(self, train_ne: float | None) -> StoppingDecision:
+    def validate(self, train_ne: float | None) -> StoppingDecision:
         """Look at the weights of now, and decide. ``train_ne``: of the last steps' rows."""
-        return self.stopping.take(self._look(train_ne))
+        return self.stopping.decide(self._evaluate(train_ne))
 
     def lower(self) -> None:
         """Go back to the best weights, and go on from there with the learning rates that follow."""
@@ -163,7 +163,7 @@ class Validation:
         if looks and looks[-1].step == step and best is not None:
             better = best.step == step
         else:
-            better = self.take(train_ne) is StoppingDecision.BETTER
+            better = self.validate(train_ne) is StoppingDecision.BETTER
         if not better:
             self.end(step)
 
@@ -187,7 +187,7 @@ class Validation:
         """The logits of all validation rows: on rank 0, None elsewhere."""
         return score_published(self._trainer, self._split, self._order)
 
-    def _look(self, train_ne: float | None) -> ValidationResult:
+    def _evaluate(self, train_ne: float | None) -> ValidationResult:
         figures = self._measure()
         self._logit_std = figures["logit_std"]
         return ValidationResult(

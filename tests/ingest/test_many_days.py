@@ -37,7 +37,7 @@ def day_by_day(self, frame, coded, looked_at):
         part = self._of_day(day)
         part.train.add(frame, coded, (days == day) & ~none)
         part.validation.add(frame["label"].filter(pl.Series((days == day) & none)))
-        self._settle()
+        self._finalize()
 
 
 @pytest.mark.parametrize("days", [2, 4, 200])

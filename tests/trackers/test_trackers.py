@@ -99,7 +99,7 @@ def test_tensorboard_reads_histograms_of_norms(tmp_path):
     reporter.interval(with_norms)
     assert "norms" not in read_records(store, "r")[1]
     follower = _RecordFollower(store, "r", {"tensorboard": TENSORBOARD.run(TrackConfig(), store, "r", "m")})
-    follower.look()
+    follower.pass_on()
     events = EventAccumulator(store.full("runs/r/tensorboard")).Reload()
     assert events.Tags()["histograms"] == ["embeddings/user", "embeddings/ad"]
     (seen,) = events.Histograms("embeddings/user")

@@ -95,6 +95,6 @@ def test_a_pass_on_a_device_is_looked_at_without_waiting():
         finder = named_parts()
         for _ in range(3):
             loss = torch.zeros((), device="cuda")
-            finder.look(torch.ones(5, 2, device="cuda"), torch.ones(5, 2, 4, device="cuda"), loss)
+            finder.check_forward(torch.ones(5, 2, device="cuda"), torch.ones(5, 2, 4, device="cuda"), loss)
         with pytest.raises(RuntimeError):  # only here
             finder.first()

@@ -32,7 +32,7 @@ class Columnar(FileFormat):
 
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
         """Rows as they are typed, numbered from 1."""
-        schema, spec, line = self.schema(stream), file.own, file.first_line
+        schema, spec, line = self.schema(stream), file.stored_spec, file.first_line
         require_columns(spec, schema.names, file.label, header=False)
         check_types(spec, schema, file.label)
         for batch in self.batches(stream, list(spec.columns), file.block_bytes, (file.start, file.stop)):

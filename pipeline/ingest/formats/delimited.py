@@ -28,7 +28,7 @@ class Delimited(FileFormat):
 
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
         """Lines that are yet to be taken apart."""
-        lines, spec, has_header = LineReader(stream, file), file.own, self.header_lines(file.data) > 0
+        lines, spec, has_header = LineReader(stream, file), file.stored_spec, self.header_lines(file.data) > 0
         layout = replace(
             self.layout(file.data, lines.header() if has_header else None),
             numbers=spec.number_columns & set(spec.columns),

@@ -37,7 +37,7 @@ class LogFile:
     values: dict[str, str | None] = field(default_factory=dict)
 
     @property
-    def own(self) -> DataSpec:
+    def stored_spec(self) -> DataSpec:
         """``spec`` with those columns alone that are in the file itself."""
         if not self.values:
             return self.spec

@@ -44,8 +44,8 @@ class JsonLines(FileFormat):
                 data=data,
                 file=file.label,
                 first_line=line,
-                columns=tuple(file.own.columns),
-                lists=list_columns(file.own),
+                columns=tuple(file.stored_spec.columns),
+                lists=list_columns(file.stored_spec),
                 place=file.place,
             )
 
@@ -78,14 +78,14 @@ def list_columns(spec: DataSpec) -> dict[str, Several]:
 
 def _require_keys(data: bytes, file: LogFile) -> None:
     """Raise DataError for a column of the schema that no line of the file's first block has as a key."""
-    keys = [name for name in file.own.columns if _written(name) in data]
-    missing = set(file.own.columns) - set(keys)
-    if file.own.label in missing or (missing and data.count(b"\n") >= TELLING_LINES):
+    keys = [name for name in file.stored_spec.columns if _written(name) in data]
+    missing = set(file.stored_spec.columns) - set(keys)
+    if file.stored_spec.label in missing or (missing and data.count(b"\n") >= TELLING_LINES):
         known = pl.DataFrame()
         with contextlib.suppress(pl.exceptions.PolarsError):  # a first line that is no object
             known = json_frame(data[: data.find(b"\n") + 1], None)
         require_columns(
-            file.own, [*keys, *(name for name in known.columns if name not in keys)], file.label, header=False
+            file.stored_spec, [*keys, *(name for name in known.columns if name not in keys)], file.label, header=False
         )
 
 

@@ -59,7 +59,7 @@ def build_histories(
             numbers[day] = [[next(count) for _ in own] for own in parts]
             flat = [*zip(itertools.chain(*numbers[day]), itertools.chain(*parts), strict=True)]
             read = ReadEvents(wanted, plan, own_day or 0)
-            for place, events in engine.look([part for _, part in flat], read):
+            for place, events in engine.map_blocks([part for _, part in flat], read):
                 taken = of_named_days(events, data, spec, own_day)
                 builder.add(taken, flat[place][0])
                 keeper.add(taken)

@@ -28,9 +28,9 @@ def held(
 
 
 class LeaseObject:
-    """Lease ``namespace/name`` of the cluster. A ``Place``: the object is the record, its resource version the mark."""
+    """Lease ``namespace/name`` of the cluster as a ``LeaseTarget``: the object is the record, its version the mark."""
 
-    taken, hint, settle = "this run is running already", "wait until it has ended, or run=<another name>", 0.0
+    taken, hint, agreement_delay = "this run is running already", "wait until it has ended, or run=<another name>", 0.0
 
     def __init__(self, api: Api, namespace: str, name: str, seconds: int) -> None:
         self.api, self.seconds = api, seconds
@@ -40,7 +40,7 @@ class LeaseObject:
         self.metadata = {"name": name, "namespace": namespace}
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
-    def look(self) -> Seen:
+    def read(self) -> Seen:
         """The object as it is now."""
         record = self.api.find(self.path)
         return Seen(None) if record is None else _seen(record)
@@ -64,7 +64,7 @@ class LeaseObject:
             return _seen(self.api.replace(self.path, self._body(json.loads(seen.data)["metadata"])))
         except RefusedError as error:
             if error.status == 409 or (error.status == 404 and not error.passing):
-                raise SwappedError(self.look()) from None
+                raise SwappedError(self.read()) from None
             raise
 
     def _body(self, metadata: Object) -> Object:
