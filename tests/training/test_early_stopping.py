@@ -20,14 +20,14 @@ def decided(stopping, values, monitor="ne"):
         ValidationResult(step, v, 0.5, 0.6) if monitor == "ne" else ValidationResult(step, 0.9, v, 0.6)
         for step, v in enumerate(values)
     ]
-    return [stopping.take(look) for look in looks]
+    return [stopping.decide(look) for look in looks]
 
 
 def test_a_plateau_lowers_the_rates_and_the_next_one_stops():
     stopping = Stopping(ValidateConfig(patience=2, lr_drops=1, lr_factor=0.1))
     assert decided(stopping, [0.9, 0.8, 0.81, 0.80, 0.79, 0.795]) == [BETTER, BETTER, WORSE, LOWER, BETTER, WORSE]
     assert stopping.lr_scale == pytest.approx(0.1) and not stopping.stopped
-    assert stopping.take(ValidationResult(9, 0.79, 0.5, 0.6)) is STOP
+    assert stopping.decide(ValidationResult(9, 0.79, 0.5, 0.6)) is STOP
     assert stopping.stopped and stopping.best.step == 4
 
 
@@ -69,7 +69,7 @@ def test_looks_every_n_steps_and_at_the_end():
 def test_only_the_best_look_keeps_the_parts_of_its_loss_also_when_it_is_resumed():
     stopping = Stopping(ValidateConfig())
     for step, ne in ((10, 0.9), (20, 0.8), (30, 0.85)):
-        stopping.take(ValidationResult(step, ne, 0.7, 0.5, parts=[float(step), 1.0]))
+        stopping.decide(ValidationResult(step, ne, 0.7, 0.5, parts=[float(step), 1.0]))
     again = Stopping(ValidateConfig())
     again.load(json.loads(json.dumps(stopping.state())))
     assert again.best == ValidationResult(20, 0.8, 0.7, 0.5, parts=[20.0, 1.0])
