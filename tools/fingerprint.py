@@ -51,7 +51,7 @@ GOLDEN = ROOT / "tests" / "project" / "fingerprint.txt"
 ADULT = ROOT.parent / "shared" / "data" / "adult.data"
 INTERNAL = ("worker", "fork-server", "trial")  # commands that nightjar --help does not list
 
-# Neither the machine nor its user's files are to change a line.
+# No line depends on the machine.
 SURROUNDINGS = {"COLUMNS": "80", "TZ": "UTC", "LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 SURROUNDINGS |= {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
@@ -284,7 +284,8 @@ def _listed(text: str) -> list[str]:
 
 def cfg_lines() -> Iterator[tuple[str, str]]:
     """What ``run --cfg job`` prints: of the defaults, and of every experiment."""
-    for name in ("null", *sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))):
+    yield "defaults", digest(said("run", "--cfg", "job").encode())
+    for name in sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")):
         yield name, digest(said("run", f"experiment={name}", "data.path=logs", "--cfg", "job").encode())
 
 
