@@ -1,13 +1,17 @@
 """``nightjar`` in a process of its own, forked from a server that has imported torch once, which takes seconds."""
 
+import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 from tests.hung import end_with_stacks, write_stacks_on_abort
 from tests.warm_server import warm_servers
@@ -38,6 +42,40 @@ def nightjar_in_turn(
             process.join()
             raise TimeoutError(f"nightjar {' '.join(commands[0])} still runs after {timeout:g} s\n{stacks}")
         return [_ended(command, Path(folder, str(n)), process.exitcode) for n, command in enumerate(commands)]
+
+
+def kill_nightjar(command: Sequence[str], *, cwd: Path, where: str, count: int) -> None:
+    """Run a command line that is killed with signal 9 as it calls ``where`` for the ``count``-th time.
+
+    ``where``: a function or method, such as ``pipeline.training.trainer:Trainer.step``. AssertionError if that is not
+    how it ends.
+    """
+    arguments = command, cwd, where, count
+    process = multiprocessing.get_context("forkserver").Process(target=_main_that_dies, args=arguments)
+    process.start()
+    process.join(900)
+    assert process.exitcode == -signal.SIGKILL, f"not killed at {where}: {process.exitcode}"
+
+
+def _main_that_dies(command: Sequence[str], cwd: Path, where: str, count: int) -> None:
+    from pipeline.cli import main
+
+    module, _, name = where.partition(":")
+    owner = import_module(module)
+    *owners, last = name.split(".")
+    for each in owners:
+        owner = getattr(owner, each)
+    real, calls = getattr(owner, last), itertools.count(1)
+
+    def call(*given: Any, **named: Any) -> Any:
+        if next(calls) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given, **named)
+
+    setattr(owner, last, call)
+    os.chdir(cwd)
+    sys.argv = ["nightjar", *command]
+    main()
 
 
 def _ended(command: Sequence[str], folder: Path, exitcode: int | None) -> CompletedProcess[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,7 @@ def _show_next(name: str, extra: str, sample: Sample, schema: Schema) -> None:
     from pipeline.config import GateConfig, SplitConfig
 
     show("read the file, then:")
-    day = sample.day or schema.last_day
+    day = sample.day or (schema.days[1] if schema.days else None)
     only = f" data.day={sample.day}" if sample.day else ""
     show(f"  nightjar run{extra} data={name}{only} run=first")
     if day:
@@ -93,10 +94,19 @@ def _show_next(name: str, extra: str, sample: Sample, schema: Schema) -> None:
     else:
         stages = "[ingest,plan,partition,train,evaluate,publish]"
         show(f"  nightjar run{extra} data={name} run=first stages={stages}")
-    held_out, least = int(sample.total * SplitConfig().test_share), GateConfig().min_rows
+    days = 1 if sample.day or schema.days is None else _count_days(*schema.days)
+    held_out, least = int(sample.total / days * SplitConfig().test_share), GateConfig().min_rows
     if held_out < least:
-        show(f"the second of them ends with exit code 6 and publishes nothing: {held_out:,} rows of so small a log are "
+        of = "a day of so small a log" if days > 1 else "of so small a log"
+        show(f"the second of them ends with exit code 6 and publishes nothing: {held_out:,} rows {of} are "
              f"held out, and the gate wants {least:,} (gate.min_rows)")  # fmt: skip
+
+
+def _count_days(first: str, last: str) -> int:
+    try:
+        return max((date.fromisoformat(last) - date.fromisoformat(first)).days + 1, 1)
+    except ValueError:  # a time that is not what it looks like, which ingestion will say
+        return 1
 
 
 def _options(given: list[str]) -> dict[str, str]:

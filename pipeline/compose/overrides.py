@@ -16,6 +16,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.config import TIERS, TablePin
@@ -196,12 +197,26 @@ def _missing_entry(
         if "not in struct" not in str(error).lower():
             return None
         if inner is not None:
-            return ConfigError(f"{key} does not exist here yet", hint=f"+{inner.input_line} adds it")
+            return _absent(key, error, inner.input_line)
         value = "{}" if is_dataclass(kind) or typing.get_origin(kind) is dict else f"<{describe(kind)}>"
         return ConfigError(f"{key} does not exist here yet", hint=f"+{key}={value} adds it")
     if "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given.is_add():
-        return ConfigError(f"{key} does not exist here yet", hint=f"+{given.input_line} adds it")
+        return _absent(key, error, given.input_line)
     return None
+
+
+def _absent(key: str, error: OmegaConfBaseException, line: str) -> ConfigError:
+    """The error for entry ``key`` that the override ``line`` takes to be there; entries of like names are proposed."""
+    group, _, name = key.rpartition(".")
+    names = list(error.parent_node.keys()) if isinstance(error.parent_node, DictConfig) else []
+    near = difflib.get_close_matches(name, map(str, names), n=1)
+    if not near:
+        return ConfigError(f"{key} does not exist here yet", hint=f"+{line} adds it")
+    meant = f"{group}.{near[0]}"
+    return ConfigError(
+        f"{key} does not exist here yet; did you mean {meant}?",
+        hint=f"{line.replace(key, meant, 1)}, or +{line} adds it",
+    )
 
 
 def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Override | None) -> ConfigError:

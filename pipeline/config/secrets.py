@@ -15,7 +15,8 @@ WEBHOOK = "nightly.webhook"  # may be secret: it is recorded nowhere, and a sche
 SECRETIVE = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN(?!IZER)|CREDENTIAL|(PRIVATE|ACCESS|STORAGE|ACCOUNT)_?KEY|KEY_PEM$|WEBHOOK"
     r"|JWT|BEARER|JAAS|CONN(ECTION)?_?STR(ING)?|(^|_)(API)?KEY$|(^|_)AUTH(ORIZATION)?(_|$)"
-    r"|(?<!COM)(?<!BY)PASS$|(^|_)(CREDS?|PAT|PWD|DSN|SAS|COOKIE|SIGNATURE)$",
+    r"|(?<!COM)(?<!BY)PASS$|(^|_)(CREDS?|PAT|PW|PWD|DSN|SAS|COOKIES?|SIGNATURE)$|DBPW$|SSH_KEY"
+    r"|SERVICE_?ACCOUNT_?JSON|KUBECONFIG_",
     re.IGNORECASE,
 )
 # Variables that say where a secret is, as a path: GOOGLE_APPLICATION_CREDENTIALS, AWS_WEB_IDENTITY_TOKEN_FILE.
@@ -23,16 +24,18 @@ _FILE = re.compile(r"(FILE|PATH|DIR|LOCATION|CREDENTIALS)$", re.IGNORECASE)
 # Options of libraries that say where something is: sasl.oauthbearer.token.endpoint.url, ssl.key.location.
 _PLACE = re.compile(r"(URL|URI|ENDPOINT|FILE|PATH|DIR|LOCATION)$", re.IGNORECASE)
 _PLAIN = re.compile(r"|true|false|none|null|anonymous", re.IGNORECASE)  # values that are no secret, whatever the name
-# A user name alone is a token too: https://<token>@github.com, a DSN.
-_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@|https?://[^/@\s:]+@")
+# A user name alone is a token too: https://<token>@github.com, a DSN. Passwords are not always quoted, so they may have
+# a slash; what stands after a host's port is a path.
+_WITH_PASSWORD = re.compile(r"://[^/@\s:]*:(?!\d{1,5}/)[^@\s]+@|https?://[^/@\s:]+@")
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY")
 _SIGNED = re.compile(  # what signs a URL
-    r"[?&;](sig|signature|x-amz-signature|x-goog-signature|(access_?)?token|api_?key|key|secret)=[^&;\s]",
+    r"[?&;](sig|signature|x-amz-signature|x-goog-signature|(access_?)?token|api[-_]?key|key|secret)=[^&;\s]",
     re.IGNORECASE,
 )
 _CONNECTION = re.compile(  # a password in a connection string: of ADO, of Azure, of libpq, whose parts blanks separate
     r"(^|[?&;\s])(password|passwd|pwd|accountkey|sharedaccesskey|sharedaccesssignature)\s*=\s*[^&;\s]", re.IGNORECASE
 )
-_WEBHOOKS = re.compile(r"https?://[^/\s]*(hooks\.slack\.|webhook)|/api/webhooks/")
+_WEBHOOKS = re.compile(r"https?://(hooks\.|[^/\s]*(hooks\.slack\.|webhook))|/api/webhooks/")
 # What a schedule's override may say of the webhook: nothing, or a variable of the environment and no other default.
 _OF_ENVIRONMENT = re.compile(
     r"|null|''|\"\"|(?P<quote>['\"]?)\$\{oc\.env:\s*\w+\s*(,\s*(null|''|\"\")?\s*)?\}(?P=quote)", re.IGNORECASE
@@ -40,8 +43,8 @@ _OF_ENVIRONMENT = re.compile(
 
 
 def is_secret(text: str) -> bool:
-    """Whether ``text`` is a URL with a password or a signature, or a connection string with a key."""
-    return any(pattern.search(text) for pattern in (_WITH_PASSWORD, _SIGNED, _CONNECTION))
+    """Whether ``text`` is a URL with a password or a signature, a connection string with a key, or a private key."""
+    return any(pattern.search(text) for pattern in (_WITH_PASSWORD, _SIGNED, _CONNECTION, _PRIVATE_KEY))
 
 
 def recorded(config: Config) -> dict[str, Any]:

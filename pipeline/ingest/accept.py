@@ -119,9 +119,10 @@ def _no_train_rows(fit: Fit, data: DataConfig) -> DataError:
             f"time end at {time_text(fit.cut.train_until)}",
             hint="data.split.gap_hours=<fewer>, data.split.test_share=<smaller>, or data.split.by=hash",
         )
+    days = f" (there are {len(fit.days)} days, the last {split.test_days} test)"
     why, hint = {
         "hash": ("", "data.split.test_share=0.2, or more rows"),
-        "day": (f" (there are {len(fit.days)} days, the last {split.test_days} test)", "data.split.by=hash"),
+        "day": (days, "data.split.test_days=<fewer>, or data.split.by=hash"),
         "hours": (f" ({_hours(data)})", "data.split.test_hours=<fewer>, or data.split.by=hash"),
     }[split.by]
     return DataError(

@@ -11,6 +11,8 @@ import numpy as np
 import polars as pl
 
 LEAST_POINTS = 3  # from which on a column is taken for codes; no single piece of evidence has as many
+LEAST_OF_FEW = 2  # the same for few small values: a name suffices where nothing speaks against it
+LARGEST_OF_FEW = 99  # of few values, such as weekdays and kinds of devices; larger ones may be prices
 LEAST_ROWS = 100
 SURE = 4.0  # standard deviations from which on a covariance of halves of the sample is no luck
 LEFT = 0.3  # of what values say of the label, that a curve by their order leaves: codes have more
@@ -31,12 +33,12 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PREPOSITIONS = frozenset(("of", "in", "at", "by", "on", "per", "from", "for", "to"))  # what stands before them counts
 _LEAST_ENDING = 5  # letters of a word of the lists by which longer ones end: workclass, but not velocity by city
 _CODE_WORDS = (
-    "user", "visitor", "item", "ad", "movie", "city", "country", "weekday", "campaign", "advertiser", "brand", "genre",
-    "region", "state", "shop", "store", "site", "website", "device", "product", "customer", "member", "publisher",
-    "creative", "occupation", "gender", "sex", "race", "status", "relationship", "ip", "app", "os", "channel",
-    "browser", "carrier", "network", "slot", "placement", "banner", "job", "education", "language", "locale", "seller",
-    "vendor", "author", "artist", "news", "hotel", "route", "airport", "department", "account", "flight", "platform",
-    "domain", "province", "district", "currency", "weather", "daytime",
+    "user", "visitor", "item", "ad", "movie", "city", "country", "weekday", "dow", "campaign", "advertiser", "brand",
+    "genre", "region", "state", "shop", "store", "site", "website", "device", "product", "customer", "member",
+    "publisher", "creative", "occupation", "gender", "sex", "race", "status", "relationship", "ip", "app", "os",
+    "channel", "browser", "carrier", "network", "slot", "placement", "banner", "job", "education", "language",
+    "locale", "seller", "vendor", "author", "artist", "news", "hotel", "route", "airport", "department", "account",
+    "flight", "platform", "domain", "province", "district", "currency", "weather", "daytime",
 )  # fmt: skip
 # These make a code of what stands before them, of a quantity too: age_group, price_category, time_zone.
 _GROUP_WORDS = (
@@ -48,7 +50,7 @@ _QUANTITY_WORDS = (
     "timestamp", "time", "gain", "loss", "cost", "total", "sum", "size", "length", "width", "height", "weight", "score",
     "rating", "rate", "rank", "income", "distance", "views", "clicks", "visits", "orders", "impressions", "stock",
     "stars", "position", "quantity", "qty", "volume", "balance", "budget", "salary", "revenue", "sales", "population",
-    "percent", "ratio", "speed", "temperature",
+    "percent", "ratio", "speed", "temperature", "latency", "delay", "discount", "bid", "fee", "tip", "feedback", "pct",
 )  # fmt: skip
 _NUMBER_WORDS = ("num", "number", "no", "nr", "nbr")  # quantities (num_visits), but for things that are numbered
 _NUMBERED = frozenset((
@@ -86,9 +88,12 @@ def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
     found = [*by_name, *_by_values(distinct, counts), *_by_neighbours(counts), *by_label]
     if not any(points > 0 for points, _ in by_label):  # codes by how often they occur have the histogram of a count
         found += _against_by_shape(counts)
-    if any(points == 2 for points, _ in by_name):
+    named = any(points == 2 for points, _ in by_name)
+    if named:
         found += _by_many(values, distinct, counts)
-    if sum(points for points, _ in found) < LEAST_POINTS:
+    few = named and len(distinct) < LEAST_VALUES and distinct[-1] <= LARGEST_OF_FEW
+    least = LEAST_OF_FEW if few else LEAST_POINTS
+    if sum(points for points, _ in found) < least:
         return ""
     return "codes, not a quantity: " + ", ".join(words for points, words in found if points > 0)
 

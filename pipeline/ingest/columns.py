@@ -189,14 +189,22 @@ def is_hour(column: Column) -> bool:
     return whole and re.fullmatch(r"(?i)h|hr|hour", column.name) is not None
 
 
-def last_day(time: Column) -> str | None:
-    """The last day of a column of times, YYYY-MM-DD."""
+def first_and_last_day(time: Column) -> tuple[str, str]:
+    """The days of the earliest and the latest of a column of times, YYYY-MM-DD."""
     if time.is_numeric and not (time.present.str.len_bytes() == 8).all():
-        last = float(time.numbers.max() or 0)  # type: ignore[arg-type]
-        seconds = last / 10 ** max(3 * ((len(f"{last:.0f}") - 10 + 2) // 3), 0)
-        return str(np.datetime64(int(seconds), "s").astype("datetime64[D]"))
-    last_text = str(time.present.max() or "")
-    return last_text[:10] if "-" in last_text else f"{last_text[:4]}-{last_text[4:6]}-{last_text[6:8]}"
+        first, last = (_day_of_number(float(each or 0)) for each in (time.numbers.min(), time.numbers.max()))  # type: ignore[arg-type]
+    else:
+        first, last = (_day_of_text(str(each or "")) for each in (time.present.min(), time.present.max()))
+    return first, last
+
+
+def _day_of_number(number: float) -> str:
+    seconds = number / 10 ** max(3 * ((len(f"{number:.0f}") - 10 + 2) // 3), 0)
+    return str(np.datetime64(int(seconds), "s").astype("datetime64[D]"))
+
+
+def _day_of_text(text: str) -> str:
+    return text[:10] if "-" in text else f"{text[:4]}-{text[4:6]}-{text[6:8]}"
 
 
 def transform_of(numbers: pl.Series) -> str:

@@ -21,11 +21,11 @@ from pipeline.ingest.columns import (
     Column,
     bins_of,
     comma_columns,
+    first_and_last_day,
     form_of,
     is_hour,
     is_other_date,
     is_time,
-    last_day,
     list_settings,
     shorten,
     transform_of,
@@ -45,6 +45,7 @@ MISSING_NUMBERS = MISSING_WORDS | {"NA", "None", "none", "-", "."}
 ROW_ID_SHARE = 0.98  # of different values, from which on a value is taken to name its row
 MOST_REPEATED = 0.8  # share of different rows of a log that delivers some again; below it, rows are merely alike
 LEAST_ROWS = 100  # by which anything is concluded from how many values differ
+LABEL_SHARE = 0.95  # of a label's values, that its two classes are at least
 ALSO_AN_ID = 0.001  # NE that exact values gain over bins, from which on a number is looked up too
 FEW = 100  # values of a whole number, and rows for each of them, by which it is looked up too
 PERIODS = 10  # of a log whose rows have times: what a value says is judged by rows of other periods
@@ -81,9 +82,9 @@ class Guess:
 class Schema:
     """All guesses of a log. ``others``: columns that could be the label too; ``missing``: words beside the empty one.
 
-    ``rate``: of the label. ``transform``: of most numbers. ``by_day``: the time tells no more than the day. ``hour``:
-    column of a partition that is the row's hour. ``time_format``: of the time, ``other_format``: that its values could
-    have as well.
+    ``rate``: of the label. ``transform``: of most numbers. ``days``: the first and the last one. ``by_day``: the time
+    tells no more than the day. ``hour``: column of a partition that is the row's hour. ``time_format``: of the time,
+    ``other_format``: that its values could have as well.
     """
 
     label: Guess
@@ -92,7 +93,7 @@ class Schema:
     rate: float
     others: tuple[str, ...]
     time: Guess | None
-    last_day: str | None
+    days: tuple[str, str] | None
     by_day: bool
     hour: str | None
     features: tuple[Guess, ...]
@@ -143,7 +144,7 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
         label=Guess(column=chosen.name, kind="label", seen=chosen.seen()), positive=positive, negative=negative,
         rate=rate, others=tuple(column.name for column in others),
         time=None if time is None else Guess(column=time.name, kind="time", seen=time.seen()),
-        last_day=None if time is None else last_day(time), missing=tuple(missing),
+        days=None if time is None else first_and_last_day(time), missing=tuple(missing),
         by_day=time is not None and bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0],
         transform=str(transform),
         hour=next((column.name for column in columns if column.name in sample.partitions and is_hour(column)), None),
@@ -207,8 +208,8 @@ def _label(columns: list[Column], name: str | None) -> tuple[Column, list[Column
     if not two:
         raise DataError(
             "no column has two values and is nearly always filled, so none can be the label (click or no click)",
-            hint="--label <the column that says whether a row was clicked>; for one of more than two values, "
-            "see docs/data.md",
+            hint="--label <the column that says whether a row was clicked>; of a column of more than two values, such "
+            "as a rating, write one of 0 and 1 into the log",
         )
     ends = (columns[0], columns[-1])
     ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
@@ -252,6 +253,12 @@ def _classes(label: Column) -> tuple[str, str]:
             f"column {label.name!r} has one value in the sample, {shorten(counts[0]) if counts else 'none'}, expected "
             "clicks and rows without one",
             hint="--label <another column>, or a log that holds both",
+        )
+    others = len(label.present) - int(label.present.is_in(counts[:2]).sum())
+    if others > (1 - LABEL_SHARE) * len(label.present):
+        raise DataError(
+            f"column {label.name!r} has {len(counts):,} values in the sample, expected two: clicks and rows without",
+            hint=f"--label <another column>, or write one of 0 and 1 into the log, such as {label.name} >= {counts[0]}",
         )
     yes = next((word for word in _POSITIVE if word in counts[:2]), counts[1])
     return yes, next(word for word in counts if word != yes)

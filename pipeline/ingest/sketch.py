@@ -104,8 +104,11 @@ class Sketch:
         return lower_edges()[used[cut]]
 
     def distribution(self, bins: int) -> dict[str, Any]:
-        """Distinct values (buckets), and ``shares`` of bins between ``bounds``, as even as the values let them be."""
-        bounds = self.bounds(bins)
+        """Distinct values (buckets), and ``shares`` of bins between ``bounds``, as even as the values let them be.
+
+        A single value is a bin between two others, so that another one on another day is in another bin.
+        """
+        bounds = lower_edges()[self.used[0] : self.used[0] + 2] if len(self.used) == 1 else self.bounds(bins)
         return {"distinct": len(self.used), "bounds": bounds.tolist(), "shares": self.shares(bounds).tolist()}
 
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:

@@ -81,6 +81,11 @@ class DenseSpec:
         return self.transform.endswith("standardise")
 
     @property
+    def linear(self) -> bool:
+        """Whether mean and standard deviation of the numbers themselves, not of their logarithms, are taken out."""
+        return self.standardised and not self.logarithmic
+
+    @property
     def zero_is_missing(self) -> bool:
         """Whether a value of 0 in the dataset may be the number zero or a missing value."""
         reached = not self.clip or self.clip[0] <= 0 <= self.clip[1]

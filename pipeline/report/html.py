@@ -122,10 +122,12 @@ def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
 def render(data: ReportData) -> str:
     """The page as HTML."""
     result, status = data.result, data.result.status
+    held = status == "failed" and result.gate is not None and result.gate.verdict == HOLD
+    shown = (HOLD, "held") if held else (status, status)
     stages, train, scores = result.stages, result.train or TrainPart(), result.eval or Evaluation()
     return from_template(
         "report.html", title=f"Nightjar run {result.run}", files="result.json and metrics.jsonl",
-        run=result.run, status=pill(status, status), about=_about(data, status), error=_error(result.error),
+        run=result.run, status=pill(*shown), about=_about(data, status), error=_error(result.error),
         summary=_figures(result), doubts=doubts(scores), gate=_gate(result, data.gate_page),
         stages=stages_table(stages), stages_bar=stages_bar(stages), data=_data(result.ingest, data.data),
         tasks=tasks_table(scores),

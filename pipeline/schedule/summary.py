@@ -129,9 +129,14 @@ def _settings(store: Store, base: Base, run: str) -> list[str]:
         path: pair for path, pair in config_changes(*sides).items()
         if not any(path == name or path.startswith(f"{name}.") for name in _EXPECTED)
     }  # fmt: skip
-    lines = [f"{path} was {then}, is {now}" for path, (then, now) in sorted(changes.items())]
+    lines = [f"{path} was {_shown(then)}, is {_shown(now)}" for path, (then, now) in sorted(changes.items())]
     more = len(lines) - MOST_SETTINGS
     return lines if more <= 0 else [*lines[:MOST_SETTINGS], f"and {plural(more, 'other setting')}"]
+
+
+def _shown(value: Any) -> str:
+    """A setting's value as an override has it."""
+    return "null" if value is None else str(value)
 
 
 def _batch_of(store: Store, checkpoint: str) -> int | str:

@@ -1,13 +1,14 @@
 """Whether rows of a dataset show what another model would see of them, by the records of ``transforms.json``.
 
-They do not where features come from another column, where the events of a sequence were chosen in another way or have
-other ages, where text was read in another way, or where rows are in quarantine that the model would score. The data
-cannot tell a column that the log renamed from another column. The operator can, by ``checkpoint.allow``.
+They do not where features come from another column, be it one of another name or, in a log without a header, at
+another place. They do not where the events of a sequence were chosen in another way or have other ages, where text was
+read in another way, or where rows are in quarantine that the model would score. The data cannot tell a column that the
+log renamed from another column. The operator can, by ``checkpoint.allow``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -22,6 +23,7 @@ _READING: dict[str, Any] = {"missing": [], "strip": False, "decimal": "."}
 _OF_LOGS = ("strip", "quote")  # settings of reading that another log may ask for whose ids are the same
 _CLOCK = {"row_time": "timestamp", "time_zone": "time_zone", "time_format": "time_format"}
 _HISTORY = {"by": True, "days": False, "where": True, "lag_minutes": False}  # whether it names a column
+_ALLOW_COLUMNS = "checkpoint.allow=[data.columns]"
 _QUALITY = "quality.json"
 
 
@@ -39,6 +41,9 @@ def differences(
         allow: ``checkpoint.allow``: settings that differ because the log changed, not what is read from it.
     """
     yield from _columns(now, then, allow)
+    settings, others = _data(store, dataset), _data(store, version)
+    if not is_allowed("data.columns", allow):
+        yield from _places(_columns_by_place(settings), _columns_by_place(others), then)
     groups = now.get("sequences", {}).get("groups", {})
     for name, own in then.get("sequences", {}).get("groups", {}).items():
         built = (_history(store, dataset, name, groups[name]), _history(store, version, name, own))
@@ -54,6 +59,7 @@ def differences(
         elif not is_allowed(f"data.{setting}", allow):
             yield _unless(f"data.{setting}", f"data.{setting} is {today!r}", other, "the ids are the same")
     yield from _label(now.get("label", {}), then.get("label", {}), allow)
+    yield from _tasks(settings.get("tasks") or {}, others.get("tasks") or {}, allow)
     yield from _refused(store, dataset, now, then)
 
 
@@ -71,6 +77,27 @@ def _columns(now: Mapping[str, Any], then: Mapping[str, Any], allow: Collection[
             today, other, setting = own.get("column"), record.get("column"), f"data.{group}.{name}.column"
             if None not in (today, other) and today != other and not is_allowed(setting, allow):
                 yield _unless(setting, f"feature {name!r} is read from column {today!r}", other)
+
+
+def _columns_by_place(data: Mapping[str, Any]) -> list[str]:
+    """The names of the columns of a log without a header, which its settings give them; [] of any other log."""
+    return [] if data.get("header", True) else data.get("columns") or []
+
+
+def _places(today: Sequence[str], other: Sequence[str], then: Mapping[str, Any]) -> Iterator[str]:
+    """Columns that the model reads at another place of a line."""
+    if not today or not other:
+        return
+    read = {record.get("column") for group in ("dense", "sparse") for record in then[group].values()}
+    for group in then.get("sequences", {}).get("groups", {}).values():
+        sources = [*group["columns"].values(), *([group["time"]] if group["time"] else [])]
+        read |= {source["column"] for source in sources}
+    for column in other:
+        if column in read and column in today and today.index(column) != other.index(column):
+            places = (
+                f"column {1 + today.index(column)} of the lines in the dataset, {1 + other.index(column)} in the model"
+            )
+            yield f"{column!r} is {places}; if the log has its columns in another order now, {_ALLOW_COLUMNS} says so"
 
 
 def _sequence(
@@ -159,6 +186,17 @@ def _label(today: Mapping[str, Any], other: Mapping[str, Any], allow: Collection
         setting = f"data.label.{name}"
         if name in today and name in other and today[name] != other[name] and not is_allowed(setting, allow):
             yield _unless(setting, f"{setting} is {today[name]!r}", other[name], "the label is the same")
+
+
+def _tasks(today: Mapping[str, Any], other: Mapping[str, Any], allow: Collection[str]) -> Iterator[str]:
+    """Further labels, by the settings of both, that say something else than those that the model learned."""
+    for name in other.keys() & today.keys():
+        defaults = {"column": name, "kind": "binary", "positive": "1", "negative": "0"}
+        for each, default in defaults.items():
+            ours, theirs = (tasks[name].get(each) or default for tasks in (today, other))
+            setting = f"data.tasks.{name}.{each}"
+            if ours != theirs and not is_allowed(setting, allow):
+                yield _unless(setting, f"{setting} is {ours!r}", theirs, "the label is the same")
 
 
 def _refused(store: Store, dataset: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[str]:

@@ -3,9 +3,10 @@
 Today's rows hold row numbers of today's mapping. A model that was trained on another dataset has another mapping. Both
 use the same 64-bit hash of an id, which leads from row to row. All ids without a row today share row 1, and the other
 model may have rows for them: the dataset keeps their hashes for its held-out rows. A percentile or a bin does not
-determine the number it came from. Neither does a clipped number, or a 0 that may be a missing value. These are computed
-from the raw numbers, which the dataset also keeps. Where the rows do not show what the other model would see
-(``comparable``), it cannot be judged as it serves, and ``NotComparableError`` says which setting it is.
+determine the number it came from. Neither does a clipped number, a 0 that may be a missing value, or a standardised
+number far from the mean, which float32 rounds. These are computed from the raw numbers, which the dataset also keeps.
+Where the rows do not show what the other model would see (``comparable``), it cannot be judged as it serves, and
+``NotComparableError`` says which setting it is.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _FREE = {"column", "rows", "vocab", "mapping", "spread", "required", "max_ids"}
 _QUIET = {"holds", "weights", "cross_bins", "sequence"}
 # Of the record of a dense feature, what its values follow from.
 _FITTED = ("transform", "clip", "mean", "std", "missing", "bounds")
+_COARSE = "has a mean so far from the model's that float32 rounds its numbers away"
+_MOST_ROUNDING = 1e-3  # of the standard deviation that the model knows
 _MERGED = "does not tell a zero from a missing value"
 
 
@@ -218,6 +221,8 @@ def _dense_columns(
         raise NotComparableError(f"feature {name!r} has width {today} in the dataset, {width} in the model")
     if width > 1 and _clips_more(now["clip"], then["clip"]):
         raise NotComparableError(f"feature {name!r}, a vector, is clipped to {now['clip']} in the dataset")
+    if width > 1 and _is_coarse(name, now, then):
+        raise NotComparableError(f"feature {name!r}, a vector, {_COARSE} in the dataset")
     if width > 1 and _merges(name, now, then):
         raise NotComparableError(f"feature {name!r}, a vector, {_MERGED} in the dataset")
     change = _dense(name, now, then, kept)
@@ -239,7 +244,23 @@ def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset
         _require_raw(name, f"is clipped to {now['clip']}", kept)
     if merged:
         _require_raw(name, _MERGED, kept)
-    return DenseTranslation(Scale.of(name, now), Scale.of(name, then), ranked or clipped or merged)
+    today = Scale.of(name, now)
+    if _is_coarse(name, now, then):
+        _require_raw(name, _COARSE, kept)
+    unclear = (today.feature.linear or today.fitted.constant) and name in kept
+    return DenseTranslation(today, Scale.of(name, then), ranked or clipped or merged or unclear)
+
+
+def _is_coarse(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
+    """Whether float32 rounds numbers in the scale ``now`` that lie where those of ``then`` do, by more than little.
+
+    A number is rounded by its distance from the mean; what counts is the deviation that the model knows.
+    """
+    today, other = Scale.of(name, now), Scale.of(name, then)
+    if not (today.feature.linear and other.feature.linear):
+        return False
+    distance = abs(today.fitted.mean - other.fitted.mean)
+    return distance * float(np.finfo(np.float32).eps) > _MOST_ROUNDING * other.fitted.std
 
 
 def _merges(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:

@@ -99,9 +99,8 @@ class Registry(Generic[T]):
             Registry.state = state if Registry.state == own else next(_states)
 
     def package(self, name: str) -> str:
-        """The package and version that adds the choice ``name``; "" for one that is built in, or that there is not."""
-        self._loaded()
-        origin = self._origins.get(name, BUILT_IN)
+        """The package and version that adds the choice ``name``; "" for one that is built in."""
+        origin = self.origin(name)
         return "" if origin in (BUILT_IN, ADDED) else origin
 
     def _loaded(self) -> dict[str, T]:

@@ -206,7 +206,7 @@ class Train(Stage):
             ("Dense gradients between hosts, bytes per sample", units.count(sent.dense_inter_host)),
             ("Checkpoints written", units.count(saved.count)),
             ("Checkpoint bytes", units.size(saved.bytes_written)),
-            ("Had all been full", units.size(saved.bytes_full_equivalent)),
+            ("Bytes of as many full ones", units.size(saved.bytes_full_equivalent)),
             ("Stalled by checkpoints", units.percent(saved.stall_share)),
             ("Checkpoints skipped", units.count(saved.skipped or None)),
             ("Checkpoints failed", units.count(saved.failed or None)),

@@ -102,14 +102,19 @@ def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor,
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias by oneDNN; plain PyTorch where it lacks the kernel."""
-    if not has_kernel():
+    if not has_kernel(x.dtype):
         return nn.functional.linear(x, weight, bias)
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
 
 
-def has_kernel() -> bool:
-    """Whether this PyTorch was built with oneDNN's fused linear layer."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def has_kernel(dtype: torch.dtype) -> bool:
+    """Whether this PyTorch was built with oneDNN's fused linear layer, and this CPU has what it needs for ``dtype``.
+
+    oneDNN multiplies bf16 on CPUs with AVX-512, and raises an error on others.
+    """
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _outer(grad: Tensor, x: Tensor) -> Tensor:
@@ -159,7 +164,7 @@ def use_cpu_kernels(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, DotInteraction | Logit):
             module.kernels = library()
-    if not has_kernel():
+    if not has_kernel(torch.float32):
         return
     for parent in list(model.modules()):
         followed: dict[str, str] = {}

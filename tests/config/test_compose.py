@@ -141,6 +141,11 @@ MISTAKES = [
     ("data=csv", "data.", ""),
     ("+model.tables={C1: {dims: 8}}", "model.tables.C1.dims is unknown; did you mean", "model.tables.C1.dim"),
     ("+model.task_options={expert: 8}", "model.task_options.expert is unknown; did you mean", "model.task_options.exp"),
+    (
+        "data.sparse.C_1.rows=5",
+        "C_1 does not exist here yet; did you mean data.sparse.C1?",
+        "data.sparse.C1.rows=5, or",
+    ),
     ("train.tasks.buy.weight=2", "train.tasks.buy does not exist here yet", "+train.tasks.buy.weight=2 adds it"),
     ("checkpoint.rename.C1=C2", "checkpoint.rename.C1 does not exist here yet", "+checkpoint.rename.C1=C2 adds it"),
     (

@@ -26,6 +26,8 @@ HELD = [
     f'+launch.pods.env.PLACE="AccountName=x;AccountKey={SECRET}"',
     f'+launch.pods.env.PLACE="AccountKey={SECRET};AccountName=x"',
     f'+launch.pods.env.PLACE="host=db password={SECRET}"', f"data.path=https://{SECRET}@github.com/logs.csv",
+    f"data.path=https://user:a/{SECRET}@logs/day.csv", f'data.path="https://x/day.csv?api-key={SECRET}"',
+    f'+launch.pods.env.PLACE="-----BEGIN PRIVATE KEY-----{SECRET}"',
 ]  # fmt: skip
 
 
@@ -40,7 +42,8 @@ def test_a_secret_in_a_setting_is_refused_wherever_the_run_is_started(setting: s
     "name",
     ["DB_PASS", "SLACK_WEBHOOK", "AZURE_STORAGE_CONNECTION_STRING", "AUTH_HEADER", "DB_PASSWORD", "GITHUB_TOKEN",
      "API_KEY", "SENTRY_DSN", "SAS",
-     "PGPASS", "DBPASS", "GCP_CREDS", "X_JWT", "BEARER", "SSH_PRIVATEKEY", "STORAGEKEY", "AZURE_ACCOUNT_KEY"],
+     "PGPASS", "DBPASS", "GCP_CREDS", "X_JWT", "BEARER", "SSH_PRIVATEKEY", "STORAGEKEY", "AZURE_ACCOUNT_KEY",
+     "MYSQL_ROOT_PW", "DBPW", "COOKIES", "SSH_KEY_DATA", "SERVICE_ACCOUNT_JSON", "KUBECONFIG_CONTENT"],
 )  # fmt: skip
 def test_variables_of_pods_whose_names_tell_a_secret_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"launch.pods.env sets {name}"):
@@ -50,8 +53,10 @@ def test_variables_of_pods_whose_names_tell_a_secret_are_refused(name: str) -> N
 def test_other_variables_and_urls_are_not() -> None:
     names = ("COMPASS", "BYPASS", "SACRED", "AUTHOR", "MONKEY", "TZ", "HOOKED", "TOKENIZERS_PARALLELISM")
     compose([*(f"+launch.pods.env.{name}=x" for name in names), "store=s3://bucket/a:b@c", "run=r"])
-    with pytest.raises(ConfigError, match="launch.pods.env sets WHERE"):
-        compose(["+launch.pods.env.WHERE='https://hooks.slack.com/services/T0/B0/abc'"])
+    compose(["run=r", "data=csv", "data.name=d", "+data.sparse.a={}", "data.path='https://host:8080/mail@day.csv'"])
+    for place in ("hooks.slack.com/services/T0/B0/abc", "hooks.zapier.com/hooks/catch/1/abc"):
+        with pytest.raises(ConfigError, match="launch.pods.env sets WHERE"):
+            compose([f"+launch.pods.env.WHERE='https://{place}'"])
 
 
 def test_a_run_does_not_record_the_webhook(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_few_broken_values_hide_neither_the_label_nor_the_time(work, run_inges
     assert schema.time is not None and schema.time.column == "time"
     assert schema.time_format == (None if form.startswith("%Y") else form)
     if not schema.time_format:
-        assert schema.last_day == "2026-01-03"
+        assert schema.days is not None and schema.days[1] == "2026-01-03"
     assert cli.main(["init", "log.csv"]) == 0
     dataset = run_ingest(compose(["data=log", "stages=[ingest]", "data.day=2026-01-03"]))
     assert [entry["line"] for entry in dataset.quarantine] == [52, 72, 92]
@@ -236,6 +236,20 @@ def test_one_date_tells_whether_the_day_or_the_month_comes_first(work):
     )
     schema = guessed("log.csv")
     assert (schema.time_format, schema.other_format) == ("%m/%d/%Y", "")
+
+
+def test_it_is_said_that_a_day_has_too_few_rows_for_the_gate(work, capsys):
+    times = [str(datetime(2026, 1, 3) + timedelta(seconds=86.4 * row)) for row in range(6000)]
+    clicks(6000).with_columns(time=pl.Series(times).str.slice(0, 19)).write_csv("log.csv")
+    assert cli.main(["init", "log.csv"]) == 0
+    assert "200 rows a day of so small a log are held out, and the gate wants 1,000" in capsys.readouterr().out
+
+
+def test_a_label_of_many_values_is_an_error(work):
+    log = clicks().with_columns((pl.arange(pl.len()) % 5 + 1).alias("rating"))
+    log.write_csv("log.csv")
+    with pytest.raises(DataError, match="column 'rating' has 5 values in the sample, expected two"):
+        guessed("log.csv", "rating")
 
 
 def test_a_count_is_no_label_with_broken_values(work):

@@ -56,6 +56,14 @@ def test_names_of_codes_count_with_consecutive_values(name):
     assert why_codes("column_3", weekday, clicks) == "", "values alone are too little"
 
 
+@pytest.mark.parametrize("days", [(3, 4), (3, 4, 5, 6), (2, 3, 4, 5, 6)])
+def test_of_few_values_the_name_decides(days):
+    """A log of some days has some weekdays: their order is nothing that a model should go by."""
+    values, clicks = pl.Series([float(days[row % len(days)]) for row in range(ROWS)]), np.arange(ROWS) // 7 % 2
+    assert '"weekday" in its name' in why_codes("weekday", values, clicks)
+    assert why_codes("column_3", values, clicks) == "" == why_codes("visits", values, clicks)
+
+
 def test_weekends_of_their_own_click_rate_leave_a_weekday_a_code():
     rng = np.random.default_rng(3)
     weekday = rng.integers(1, 8, ROWS)

@@ -5,7 +5,8 @@ import pytest
 
 from pipeline.config import ChecksConfig, DenseFeature, DriftLimits, SparseFeature, SplitConfig
 from pipeline.errors import DataError
-from pipeline.ingest.quality import left_out_auc, psi
+from pipeline.ingest.quality import BINS, left_out_auc, psi
+from pipeline.ingest.sketch import Sketch
 
 from .conftest import csv_config
 from .test_days import Nights, config_of, write_day
@@ -34,6 +35,16 @@ def two_days(nights, tmp_path, checks=None, **second):
     nights.ingest(config_of(tmp_path, "2026-01-01", sparse=sparse))
     nights.said.clear()
     return nights.ingest(config_of(tmp_path, "2026-01-02", checks=checks or ChecksConfig(), sparse=sparse))
+
+
+def test_a_number_that_was_the_same_in_all_rows_has_moved_when_it_is_another_one() -> None:
+    """A weekday in a log of one day."""
+    days = [Sketch(), Sketch(), Sketch()]
+    for day, value in zip(days, (3.0, 4.0, 3.0), strict=True):
+        day.add(np.full(100, value), np.zeros(100, np.int64))
+    then = days[0].distribution(BINS)
+    first = np.array(then["shares"])
+    assert psi(first, days[1].shares_of(then)) > 1 and psi(first, days[2].shares_of(then)) == 0
 
 
 def test_days_alike_say_nothing(nights, tmp_path, caplog):

@@ -15,7 +15,7 @@ from pipeline.config import Config, ModelConfig
 from pipeline.ingest.stage import ingest
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
-from pipeline.specs import MODELS
+from pipeline.specs import MODELS, REGISTRIES
 from pipeline.specs.stage import always
 from pipeline.stages.train import CHECKPOINTS
 from pipeline.store import Store
@@ -56,6 +56,9 @@ def test_every_condition_holds_for_some_of_these_configurations_and_not_for_othe
         assert held == {True, False} or held == {use.when is always}, use
 
 
+CHOICES = [registry.names() for registry in REGISTRIES]
+
+
 def other(value: Any) -> Any:
     """Another value than ``value``, of its kind as far as that can be told."""
     if isinstance(value, bool):
@@ -66,7 +69,8 @@ def other(value: Any) -> Any:
         return [*value, "more"]
     if isinstance(value, dict):
         return {**value, "more": "more"}
-    return f"{value}-other"
+    choices = next((names for names in CHOICES if value in names), ())
+    return next((name for name in choices if name != value), f"{value}-other")
 
 
 def changed(node: Any, parts: list[str]) -> Any:

@@ -57,7 +57,7 @@ def test_one_and_two_ranks_agree(store: Path) -> None:
     first, second = one["stages"]["ingest"], two["stages"]["ingest"]
     assert second == {**first, "status": "skipped", "seconds": 0.0, "started": second["started"]}
     assert second["started"] > first["started"]
-    assert two["eval"]["ne"] == pytest.approx(one["eval"]["ne"], rel=1e-3)
+    assert two["eval"]["ne"] == pytest.approx(one["eval"]["ne"], rel=1e-6)
     assert two["eval"]["samples"] == one["eval"]["samples"]
 
 

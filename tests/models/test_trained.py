@@ -73,6 +73,10 @@ def trained(tmp_path_factory) -> dict[int, Together]:
     return {world: Together(partial(train_together, world), DEFAULT, further) for world in WORLDS}
 
 
+# With layers that divide by a deviation of a few numbers, which makes rounding larger.
+NORMALISED = ("masknet", "dhen", "layer norm")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_and_two_ranks_reach_the_same_ne(trained, name: str) -> None:
     one, two = trained[1][name], trained[2][name]
@@ -83,7 +87,8 @@ def test_one_and_two_ranks_reach_the_same_ne(trained, name: str) -> None:
     "name", with_slow([name for name in CASES if CASES[name][0].dropout == 0], ["dlrm", "batch norm"])
 )
 def test_the_two_agree_in_every_logit(trained, name: str) -> None:
-    np.testing.assert_allclose(trained[2][name]["logits"], trained[1][name]["logits"], atol=1e-4)
+    bound = 1e-4 if name in NORMALISED else 1e-6
+    np.testing.assert_allclose(trained[2][name]["logits"], trained[1][name]["logits"], rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -34,15 +34,20 @@ def test_every_source_is_among_them() -> None:
 
 @pytest.fixture(scope="module")
 def runtime() -> str:
-    """The library that must be loaded before all others; skips where there is none."""
+    """The libraries that must be loaded before all others; skips where there are none.
+
+    The sanitizer looks for what throws C++ exceptions, as torch does, when it is loaded itself.
+    """
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    asked = [compiler, "-print-file-name=libasan.so"]
-    path = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    if not Path(path).is_absolute():
-        pytest.skip(f"{compiler} has no AddressSanitizer")
-    return str(Path(path).resolve())
+    paths = []
+    for name in ("libasan.so", "libstdc++.so.6"):
+        asked = [compiler, f"-print-file-name={name}"]
+        paths.append(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+        if not Path(paths[-1]).is_absolute():
+            pytest.skip(f"{compiler} has no {name}")
+    return ":".join(str(Path(path).resolve()) for path in paths)
 
 
 @pytest.fixture(scope="module")

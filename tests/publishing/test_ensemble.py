@@ -54,7 +54,7 @@ def test_an_ensemble_adds_up_what_its_members_say(widths):
         weight * member(dense, embeddings, each, rows)
         for weight, member, embeddings, each in zip(weights, members, own, events, strict=True)
     )
-    assert torch.allclose(model(dense, together, columns, rows), expected.float(), atol=1e-4)
+    assert torch.allclose(model(dense, together, columns, rows), expected.float(), rtol=0, atol=1e-6)
 
 
 def test_a_version_of_two_checkpoints_scores_as_both_of_them(tmp_path):

@@ -125,12 +125,12 @@ def test_quotes_that_become_part_of_the_ids_hold_the_night(tmp_path: Path, log: 
     assert code == 6 and gate.not_comparable is not None and "data.quote is None" in gate.not_comparable
 
 
-@pytest.mark.parametrize("wider", ["data.sparse.tags.max_ids=9"])
-def test_a_night_that_sees_more_cuts_for_the_version_what_it_would_cut(log: Path, tmp_path: Path, wider: str) -> None:
-    place = Store(str(tmp_path))
-    code, before = night(log, place, "first", "data.sparse.tags.max_ids=2")
+def test_a_night_that_sees_more_cuts_for_the_version_what_it_would_cut(log: Path, tmp_path: Path) -> None:
+    """Of a feature with one id a row there is nothing to cut."""
+    place, limits = Store(str(tmp_path)), ("data.sparse.tags.max_ids", "data.sparse.site.max_ids")
+    code, before = night(log, place, "first", *(f"{limit}=2" for limit in limits))
     assert code == 0 and before.candidate is not None
-    code, gate = night(log, place, "wider", wider, "gate.max_ne_increase=0")
+    code, gate = night(log, place, "wider", *(f"{limit}=9" for limit in limits), "gate.max_ne_increase=0")
     assert gate.incumbent is not None
     assert gate.incumbent.ne.point == pytest.approx(before.candidate.ne.point, abs=1e-6)
 
@@ -146,18 +146,19 @@ JUDGED_AS_IT_SERVES = """
 # The rows do not show what the version would see of them. Columns, the clock and the label: unless checkpoint.allow
 # names the setting, because the log changed. Limits: where they put rows into quarantine. A larger ``max_ids`` is cut.
 HELD = """
-    missing strip decimal quote dense.*.width dense.*.column sparse.*.column sparse.*.mapping sparse_defaults.mapping
-    sparse.*.separator sparse_defaults.separator sparse.*.weight_separator sparse_defaults.weight_separator
-    sparse.*.weights sparse.*.holds sparse.*.cross sparse.*.cross_bins sparse.*.integer sparse.*.table sparse.*.max_ids
-    sequences.*.max_length sequences.*.time sequences.*.age_bins sequences.*.separator sequences.*.features.*.column
-    sequences.*.features.*.table sequences.*.history.by sequences.*.history.days sequences.*.history.where
-    sequences.*.history.lag_minutes timestamp time_zone time_format label.column label.positive label.negative
-    dense.*.min dense.*.max dense.*.required sparse.*.required sequences.*.leaks
+    columns missing strip decimal quote dense.*.width dense.*.column sparse.*.column sparse.*.mapping
+    sparse_defaults.mapping sparse.*.separator sparse_defaults.separator sparse.*.weight_separator
+    sparse_defaults.weight_separator sparse.*.weights sparse.*.holds sparse.*.cross sparse.*.cross_bins
+    sparse.*.integer sparse.*.table sparse.*.max_ids sequences.*.max_length sequences.*.time sequences.*.age_bins
+    sequences.*.separator sequences.*.features.*.column sequences.*.features.*.table sequences.*.history.by
+    sequences.*.history.days sequences.*.history.where sequences.*.history.lag_minutes timestamp time_zone time_format
+    label.column label.positive label.negative dense.*.min dense.*.max dense.*.required sparse.*.required
+    sequences.*.leaks
 """
 # It says which rows there are and how a file is read: the same for both versions. Text that another separator cuts into
 # the numbers of a vector is refused.
 OF_ROWS = """
-    name format path options snapshot messages separator header columns weight day_column hour_column day late late_days
+    name format path options snapshot messages separator header weight day_column hour_column day late late_days
     mapping_from max_quarantine_share dense_features dense.*.separator sequences.*.target label.* tasks.* sampling.*
     dedupe.* watermark.* checks.* split.* synthetic.* tables.* table_defaults.*
 """

@@ -269,6 +269,42 @@ def test_an_archive_that_is_cut_off_is_an_error_that_says_so(tmp_path: Path) -> 
             read_program(program)
 
 
+WEIGHTS_CONFIG = "data/weights/model_weights_config.json"
+
+
+@pytest.mark.parametrize(
+    ("entry", "data"),
+    [("models/model.json", b"[]"), ("models/model.json", b"{"), (WEIGHTS_CONFIG, b"{}"), (WEIGHTS_CONFIG, b"[1]")],
+)
+def test_an_archive_whose_entries_are_nonsense_is_an_error_that_says_so(
+    tmp_path: Path, entry: str, data: bytes
+) -> None:
+    store = Store(str(tmp_path))
+    program = Path(store.full(f"{made.write_version(store, 'fp32')}/{PROGRAM}"))
+    with pytest.raises(ArtifactError, match="is not an exported program"):
+        read_program(changed(program, lambda name, was: data if name == entry else was))
+
+
+class Scaled(torch.nn.Module):
+    """Parameters with the names of features, which may be anything but a path."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.scales = torch.nn.ParameterDict({name: torch.full((1,), 2.0 + at) for at, name in enumerate(names)})
+
+    def forward(self, dense: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        scale = torch.cat([scale for _, scale in self.scales.items()]).sum()
+        return scale * dense.sum(1) + embeddings.sum((1, 2))
+
+
+def test_parameters_of_an_archive_may_have_the_names_of_any_features(tmp_path: Path) -> None:
+    module = Scaled("price[usd]", "Größe in €", "a-b: c")
+    dense, embeddings = torch.randn(4, 2), torch.randn(4, 3, built.DIM)
+    with torch.no_grad():
+        program = made.archived(tmp_path, module, 2, (3, built.DIM))
+        assert torch.equal(program(dense, embeddings), module(dense, embeddings))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [0.0, 0.5], ids=["gone", "cut"])
 def test_an_archive_with_an_entry_that_is_cut_off_is_read_or_refused(tmp_path: Path, kept: float) -> None:
@@ -285,11 +321,8 @@ def test_an_archive_with_an_entry_that_is_cut_off_is_read_or_refused(tmp_path: P
             read_program(program)
 
 
-def test_a_version_is_built_from_settings_and_weights_and_its_program_stays_closed(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    folder = Path(store.full(made.write_version(store, "fp32")))
-    dense, ids = made.rows(20)
-    wanted = ServedModel(folder, 1 << 20).score(dense, ids)
+def give_settings_and_weights(store: Store, folder: Path) -> None:
+    """Write into the version in ``folder`` what its dense part is built from, which earlier releases did not have."""
     weights = {f"head.ranking.{name}": value for name, value in made.dense_part().ranking.state_dict().items()}
     with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
         write_dense(draft, made.SCHEMA, made.FLAT, [weights], [1.0])
@@ -298,10 +331,27 @@ def test_a_version_is_built_from_settings_and_weights_and_its_program_stays_clos
         draft.commit({})
     for name in (DENSE, WEIGHTS, CONFIG):
         shutil.copy(store.full(f"v/{name}"), folder / name)
+
+
+def test_a_version_is_built_from_settings_and_weights_and_its_program_stays_closed(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    folder = Path(store.full(made.write_version(store, "fp32")))
+    dense, ids = made.rows(20)
+    wanted = ServedModel(folder, 1 << 20).score(dense, ids)
+    give_settings_and_weights(store, folder)
     (folder / PROGRAM).write_bytes(b"anything")
     assert (ServedModel(folder, 1 << 20).score(dense, ids) == wanted).all()
     (folder / WEIGHTS).write_bytes(b"anything")
     with pytest.raises(ArtifactError, match="the dense part of .* cannot be read"):
+        ServedModel(folder, 1 << 20)
+
+
+def test_a_machine_without_the_memory_for_a_version_does_not_blame_its_code(tmp_path: Path, monkeypatch) -> None:
+    store = Store(str(tmp_path))
+    folder = Path(store.full(made.write_version(store, "fp32")))
+    give_settings_and_weights(store, folder)
+    monkeypatch.setattr("pipeline.publishing.dense.build_dense", lambda *_: torch.empty(1 << 50))
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
         ServedModel(folder, 1 << 20)
 
 

@@ -165,6 +165,16 @@ def test_dense_values_change_their_scale(store: Store, now: dict, then: dict) ->
         ({"strip": True}, {}, "data.strip is True in the dataset, False in the model"),
         ({"decimal": ","}, {}, "data.decimal is ',' in the dataset, '.' in the model"),
         ({"x": dense("percentile", bounds=[1.0])}, {}, "feature 'x' has other bounds of percentile in the dataset"),
+        (
+            {"x": dense("standardise", 1e9)},
+            {"x": dense("standardise")},
+            "feature 'x' has a mean so far from the model's",
+        ),
+        (
+            {"x": dense("standardise", 1e9) | {"width": 2}},
+            {"x": dense("standardise") | {"width": 2}},
+            "a vector, has a m",
+        ),
         ({"x": dense() | {"width": 2}}, {}, "feature 'x' has width 2 in the dataset, 1 in the model"),
     ],
 )
@@ -367,6 +377,20 @@ def test_a_label_of_another_column_judges_nobody(store: Store) -> None:
     assert translation(store, "now", "then", ["data.label.column"]).dense == {"x": None}
 
 
+@pytest.mark.parametrize("change", ["column: cart", "positive: bought", "negative: left", "kind: number"])
+def test_a_further_label_that_says_something_else_judges_nobody(store: Store, change: str) -> None:
+    put(store, "now")
+    put(store, "then")
+    store.write_bytes("then/config.yaml", b"data: {tasks: {buy: {kind: binary, positive: '1', negative: '0'}}}")
+    store.write_bytes("now/config.yaml", b"data: {tasks: {buy: {column: buy}, late: {positive: x}}}")
+    assert translation(store, "now", "then").dense == {"x": None}
+    store.write_bytes("now/config.yaml", f"data: {{tasks: {{buy: {{{change}}}}}}}".encode())
+    setting = f"data.tasks.buy.{change.partition(':')[0]}"
+    with pytest.raises(NotComparableError, match=f"{setting} is .* in the model; .*checkpoint.allow="):
+        translation(store, "now", "then")
+    assert translation(store, "now", "then", [setting]).dense == {"x": None}
+
+
 def test_of_earlier_releases_the_settings_say_what_a_quote_is(store: Store) -> None:
     put(store, "now", quote=None)
     put(store, "then")
@@ -376,6 +400,23 @@ def test_of_earlier_releases_the_settings_say_what_a_quote_is(store: Store) -> N
     assert translation(store, "now", "then").dense == {"x": None}
     store.write_bytes("then/config.yaml", b"data: {format: parquet, quote: null}")
     assert translation(store, "now", "then", ["data.quote"]).dense == {"x": None}
+
+
+def test_without_a_header_a_column_is_the_one_at_its_place(store: Store) -> None:
+    put(store, "now", x=dense() | {"column": "x"})
+    put(store, "then", x=dense() | {"column": "x"})
+    store.write_bytes("then/config.yaml", b"data: {format: csv, header: false, columns: [label, x, a, b]}")
+    moved = b"data: {format: csv, header: false, columns: [label, b, a, x]}"
+    store.write_bytes("now/config.yaml", moved)
+    with pytest.raises(
+        NotComparableError, match="'x' is column 4 of the lines in the dataset, 2 in the model; .*allow="
+    ):
+        translation(store, "now", "then")
+    assert translation(store, "now", "then", ["data.columns"]).dense == {"x": None}
+    for same in (b"[label, x, a, c, b]", moved.replace(b"header: false", b"header: true")):  # nothing read has moved
+        settings = same if same.startswith(b"data") else b"data: {format: csv, header: false, columns: %s}" % same
+        store.write_bytes("now/config.yaml", settings)
+        assert translation(store, "now", "then").dense == {"x": None}
 
 
 def test_ids_without_a_row_today_keep_theirs_in_the_other_model(store: Store) -> None:
@@ -422,10 +463,16 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def fitted(store: Store, name: str, seed: int, *overrides: str):
+def fitted(
+    store: Store, name: str, seed: int, *overrides: str, outlier: float | None = None, value: float | None = None
+):
     """A dataset of rows whose numbers lie elsewhere for every ``seed``; a tenth of them is missing."""
     rng = np.random.default_rng(seed)
     x = np.round(rng.gamma(2.0 + seed, 10.0, 2000), 1)
+    if value is not None:
+        x[:] = value
+    if outlier is not None:
+        x[7::100] = outlier  # in rows to train on and in held-out ones
     fields = [[i % 3 == 0, "" if i % 10 == 0 else x[i], f"id{i % 7}"] for i in range(2000)]
     path = Path(store.full(f"{name}.csv"))
     path.write_text("label,x,c\n" + "".join(f"{int(a)},{b},{c}\n" for a, b, c in fields))
@@ -469,6 +516,32 @@ def test_a_fresh_fit_of_percentiles_and_bins_is_scored_from_the_raw_numbers(tmp_
         assert np.array_equal(moved[name], wanted[name].to_numpy(), equal_nan=True), name
     assert not np.array_equal(moved["b"], split.column("b")), "the fits do differ"
     assert np.allclose(moved["l"], wanted["l"].to_numpy(), atol=1e-5)
+
+
+def test_a_number_that_moves_the_mean_far_away_rounds_no_other_number(tmp_path: Path) -> None:
+    """A price where the column holds a time, in microseconds, leaves no digit of the others in float32."""
+    store, scaled = Store(str(tmp_path)), "+data.dense.s={column: x, transform: standardise}"
+    first = fitted(store, "then", 0, scaled)
+    second = fitted(store, "now", 0, scaled, outlier=1.7e15)
+    moved, split = translated(store, second, first)["s"], SplitReader(store, second, "test")
+    raw = np.concatenate([split.raw(group, ["s"])["s"] for group in split.groups])
+    assert 0 < (raw > 1e15).sum() < 10 and len(np.unique(split.column("s"))) < 5 < len(np.unique(raw))
+    records = [{"x": None if np.isnan(value) else float(value), "c": "id1"} for value in raw]
+    assert np.array_equal(moved, RecordTransform.read(store, first.path)(records)["s"].to_numpy())
+
+
+@pytest.mark.parametrize("transform", ["standardise", "log1p_standardise"])
+def test_a_number_that_is_the_same_in_all_rows_of_today_is_no_missing_one(tmp_path: Path, transform: str) -> None:
+    """In today's scale both are 0; to the other model, of days with other numbers, they are not."""
+    store, scaled = Store(str(tmp_path)), f"+data.dense.s={{column: x, transform: {transform}}}"
+    first = fitted(store, "then", 0, scaled)
+    second = fitted(store, "now", 0, scaled, value=7.0)
+    split = SplitReader(store, second, "test")
+    raw = np.concatenate([split.raw(group, ["s"])["s"] for group in split.groups])
+    assert set(raw[~np.isnan(raw)]) == {7.0} and np.isnan(raw).any()
+    records = [{"x": None if np.isnan(value) else float(value), "c": "id1"} for value in raw]
+    wanted = RecordTransform.read(store, first.path)(records)["s"].to_numpy()
+    assert len(np.unique(wanted)) == 2 and np.array_equal(translated(store, second, first)["s"], wanted)
 
 
 def test_only_numbers_that_a_transform_does_not_keep_are_kept_beside_the_rows(tmp_path: Path) -> None:

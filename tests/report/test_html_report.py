@@ -96,6 +96,13 @@ def test_a_failed_run_says_why(store):
     assert "<h2>Error</h2>" in page and "the loss is not finite (exit code 5)" in text
 
 
+def test_a_run_that_the_gate_held_is_called_held():
+    gate = {"verdict": "HOLD", "reasons": ["NE rose"]}
+    held = render(ReportData(result=result_of(make_result(status="failed", gate=gate))))
+    assert '<span class="pill HOLD">held</span>' in held and ">failed<" not in held
+    assert ">failed<" in render(ReportData(result=result_of(make_result(status="failed"))))
+
+
 def test_everything_from_the_run_is_escaped():
     evil = '<script>alert("x")</script>'
     stages = {evil: {"status": evil, "seconds": 1.0, "artifact": evil}}

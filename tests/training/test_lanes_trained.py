@@ -59,7 +59,7 @@ def test_ranks_train_the_same_rows_to_the_same_losses(whole, world):
     assert rows != whole(1, lanes=1)[0]
     same, root = whole(world)
     assert same == rows
-    assert losses(root) == pytest.approx(losses(alone), rel=1e-5)
+    assert losses(root) == pytest.approx(losses(alone), rel=1e-6)
     assert_close(final(root), final(alone))
 
 
@@ -67,7 +67,7 @@ def assert_close(found, expected):
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         if key != "rng":  # one for each rank
-            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-4)
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,12 +1,7 @@
 """Histories from a log, night by night, with processes that are killed in ingestion and in training: the same bits."""
 
 import json
-import multiprocessing
-import os
 import random
-import signal
-from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,8 +9,7 @@ import torch
 
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.store import Store
-from tests.commands import nightjar_in_turn
-from tests.waits import PATIENCE
+from tests.commands import kill_nightjar, nightjar_in_turn
 
 pytestmark = pytest.mark.slow
 SCHEMA = """
@@ -78,35 +72,9 @@ def day_of(store: Path, number: int) -> list[str]:
     return command
 
 
-def killed_main(command: Sequence[str], folder: Path, where: str, count: int) -> None:
-    """``nightjar`` in this process, which is killed as it calls ``where`` for the ``count``-th time."""
-    from pipeline.cli import main
-
-    module, _, name = where.partition(":")
-    owner, method = getattr(import_module(module), name.partition(".")[0]), name.partition(".")[2]
-    own, calls = getattr(owner, method), [0]
-
-    def call(*given, **more):
-        calls[0] += 1
-        if calls[0] == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return own(*given, **more)
-
-    setattr(owner, method, call)
-    os.chdir(folder)
-    import sys
-
-    sys.argv = ["nightjar", *command]
-    main()
-
-
 def kill(store: Path, number: int, where: str, count: int) -> None:
     """Begin the day's command in a process that dies at ``where``."""
-    given = day_of(store, number), store.parent, where, count
-    process = multiprocessing.get_context("forkserver").Process(target=killed_main, args=given)
-    process.start()
-    process.join(PATIENCE)
-    assert process.exitcode == -signal.SIGKILL, f"not killed at {where}: {process.exitcode}"
+    kill_nightjar(day_of(store, number), cwd=store.parent, where=where, count=count)
 
 
 def finish(store: Path, number: int) -> dict:
