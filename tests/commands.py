@@ -54,6 +54,8 @@ def kill_nightjar(command: Sequence[str], *, cwd: Path, where: str, count: int) 
     process = multiprocessing.get_context("forkserver").Process(target=_main_that_dies, args=arguments)
     process.start()
     process.join(900)
+    if process.is_alive() and process.pid is not None:
+        raise TimeoutError(f"it was never at {where}\n{end_with_stacks(process.pid)}")
     assert process.exitcode == -signal.SIGKILL, f"not killed at {where}: {process.exitcode}"
 
 

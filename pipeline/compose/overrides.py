@@ -197,11 +197,11 @@ def _missing_entry(
         if "not in struct" not in str(error).lower():
             return None
         if inner is not None:
-            return _absent(key, error, inner.input_line)
+            return _absent(key, error, str(inner.input_line))
         value = "{}" if is_dataclass(kind) or typing.get_origin(kind) is dict else f"<{describe(kind)}>"
         return ConfigError(f"{key} does not exist here yet", hint=f"+{key}={value} adds it")
     if "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given.is_add():
-        return _absent(key, error, given.input_line)
+        return _absent(key, error, str(given.input_line))
     return None
 
 

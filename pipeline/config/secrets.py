@@ -15,18 +15,18 @@ WEBHOOK = "nightly.webhook"  # may be secret: it is recorded nowhere, and a sche
 SECRETIVE = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN(?!IZER)|CREDENTIAL|(PRIVATE|ACCESS|STORAGE|ACCOUNT)_?KEY|KEY_PEM$|WEBHOOK"
     r"|JWT|BEARER|JAAS|CONN(ECTION)?_?STR(ING)?|(^|_)(API)?KEY$|(^|_)AUTH(ORIZATION)?(_|$)"
-    r"|(?<!COM)(?<!BY)PASS$|(^|_)(CREDS?|PAT|PW|PWD|DSN|SAS|COOKIES?|SIGNATURE)$|DBPW$|SSH_KEY"
-    r"|SERVICE_?ACCOUNT_?JSON|KUBECONFIG_",
+    r"|(?<!COM)(?<!BY)PASS$|(^|_)(CREDS?|PAT|PW|PWD|DSN|SAS|COOKIES?|SIGNATURE)$|DBPW$|SSH_KEY(_DATA)?$"
+    r"|SERVICE_?ACCOUNT_?JSON|KUBECONFIG_(DATA|CONTENT|YAML|B(ASE)?64)",
     re.IGNORECASE,
 )
 # Variables that say where a secret is, as a path: GOOGLE_APPLICATION_CREDENTIALS, AWS_WEB_IDENTITY_TOKEN_FILE.
-_FILE = re.compile(r"(FILE|PATH|DIR|LOCATION|CREDENTIALS)$", re.IGNORECASE)
+_FILE = re.compile(r"(FILE|PATH|DIR|LOCATION|CREDENTIALS|JSON)$", re.IGNORECASE)
 # Options of libraries that say where something is: sasl.oauthbearer.token.endpoint.url, ssl.key.location.
 _PLACE = re.compile(r"(URL|URI|ENDPOINT|FILE|PATH|DIR|LOCATION)$", re.IGNORECASE)
 _PLAIN = re.compile(r"|true|false|none|null|anonymous", re.IGNORECASE)  # values that are no secret, whatever the name
 # A user name alone is a token too: https://<token>@github.com, a DSN. Passwords are not always quoted, so they may have
 # a slash; what stands after a host's port is a path.
-_WITH_PASSWORD = re.compile(r"://[^/@\s:]*:(?!\d{1,5}/)[^@\s]+@|https?://[^/@\s:]+@")
+_WITH_PASSWORD = re.compile(r"://[^/@\s:\[]*:(?!\d{1,5}([/?#,;]|$))[^@\s]+@|https?://[^/@\s:]+@")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY")
 _SIGNED = re.compile(  # what signs a URL
     r"[?&;](sig|signature|x-amz-signature|x-goog-signature|(access_?)?token|api[-_]?key|key|secret)=[^&;\s]",

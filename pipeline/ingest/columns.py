@@ -16,6 +16,7 @@ from pipeline.ingest.zones import standard
 NUMERIC_SHARE = 0.995  # of a column's values that are numbers where it is a column of numbers
 SKEWED = 2.0  # skewness from which on a number's logarithm is taken
 BINS = 32
+EARLIEST = 0.01  # share of the times, below which one that is missing may be written as 0
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _TIME_NAMES = re.compile(r"time|date|stamp|created|(^|_)(ts|at|day|dt)$", re.I)
 _ISO = r"^\d{4}-\d\d-\d\d([ T]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?$"
@@ -190,12 +191,14 @@ def is_hour(column: Column) -> bool:
 
 
 def first_and_last_day(time: Column) -> tuple[str, str]:
-    """The days of the earliest and the latest of a column of times, YYYY-MM-DD."""
+    """The days of the earliest and the latest of a column of times, YYYY-MM-DD; a few times of 1970 do not count."""
     if time.is_numeric and not (time.present.str.len_bytes() == 8).all():
-        first, last = (_day_of_number(float(each or 0)) for each in (time.numbers.min(), time.numbers.max()))  # type: ignore[arg-type]
-    else:
-        first, last = (_day_of_text(str(each or "")) for each in (time.present.min(), time.present.max()))
-    return first, last
+        first, last = time.numbers.quantile(EARLIEST), float(time.numbers.max() or 0)  # type: ignore[arg-type]
+        return _day_of_number(first or 0), _day_of_number(last)
+    ordered = time.present.sort()
+    if ordered.is_empty():
+        return "", ""
+    return _day_of_text(str(ordered[int(EARLIEST * len(ordered))])), _day_of_text(str(ordered[-1]))
 
 
 def _day_of_number(number: float) -> str:

@@ -258,10 +258,18 @@ def _classes(label: Column) -> tuple[str, str]:
     if others > (1 - LABEL_SHARE) * len(label.present):
         raise DataError(
             f"column {label.name!r} has {len(counts):,} values in the sample, expected two: clicks and rows without",
-            hint=f"--label <another column>, or write one of 0 and 1 into the log, such as {label.name} >= {counts[0]}",
+            hint="--label <another column>, or write one of 0 and 1 into the log, such as "
+            f"{label.name} == {shorten(max(counts, key=_as_number))}",
         )
     yes = next((word for word in _POSITIVE if word in counts[:2]), counts[1])
     return yes, next(word for word in counts if word != yes)
+
+
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -math.inf
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pipeline.ingest.binning import bin_bounds
 from pipeline.ingest.fit import Partial
 from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.spec import DataSpec, DenseSpec, EventSource, SequenceSpec, SparseSpec
-from pipeline.ingest.transform import CONSTANT_STD, DenseTransform, State, lossy, with_vocabulary
+from pipeline.ingest.transform import DenseTransform, State, lossy, with_vocabulary
 from pipeline.records import TRANSFORMS, DatasetSchema, SequenceColumn, SequenceGroup, SparseColumn, TaskColumn
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
@@ -75,7 +75,7 @@ def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
         return DenseTransform()
     moments = train.prepared.get(feature.name, train.raw[feature.name])
     unit = LOG_QUANTUM if feature.logarithmic else 1.0
-    return DenseTransform(mean=moments.mean * unit, std=moments.std * unit or CONSTANT_STD)
+    return DenseTransform(mean=moments.mean * unit, std=moments.std * unit or 1.0)
 
 
 def dataset_schema(

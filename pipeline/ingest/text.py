@@ -24,6 +24,9 @@ from pipeline.native.text import occurrences, split
 from pipeline.units import MIB
 
 LONGEST_LINE = 128 * MIB  # of text: a longer one is no row
+# What blocks hold in place of a longer line. No row is like it: its first byte is in no UTF-8.
+TOO_LONG = b"\xffa line too long to hold"
+LINE_TOO_LONG = ("line too long", f"the line is longer than {LONGEST_LINE // MIB} MiB")
 _TRIMMED = frozenset(b" \t")
 # First bytes of what Polars takes for gzip, zlib and Zstandard, and unpacks.
 _PACKED = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\xfd")
@@ -35,8 +38,8 @@ def text_blocks(
     """Blocks of whole lines, each with its first line's number; blank lines at the very end are left out.
 
     ``stream``: buffered, so that only its end is read short. ``layout``: of records that may go over several lines, so
-    that blocks end with one. DataError for a line without an end, such as an array of objects in a file of one line:
-    it would have to be held whole.
+    that blocks end with one. A line longer than LONGEST_LINE is never held whole: ``TOO_LONG`` stands for it. DataError
+    where it is all there is, such as an array of objects in a file of one line.
     """
     carry, line = b"", first_line
     while data := stream.read(block_bytes):
@@ -45,7 +48,12 @@ def text_blocks(
             data, carry = carry + data, b""
             cut = _cut(data)
             if not cut and len(data) > LONGEST_LINE and b"\n" not in data:
-                raise endless(label, line, data)
+                carry = _behind_line(stream, block_bytes)
+                if not carry and line == first_line <= 2:  # nothing else than, perhaps, a header
+                    raise endless(label, line, data)
+                yield TOO_LONG + b"\n", line
+                line += 1
+                continue
         if cut:
             block = b"".join([carry, memoryview(data)[:cut]])
             whole = _whole(block, layout)
@@ -56,6 +64,15 @@ def text_blocks(
         carry += data[cut:]
     if carry.strip(b"\r\n"):
         yield carry.rstrip(b"\r\n") + b"\n", line
+
+
+def _behind_line(stream: BinaryIO, block_bytes: int) -> bytes:
+    """Read on to the end of a line: the bytes behind it that are read with it, none where the file ends."""
+    while data := stream.read(block_bytes):
+        _, end, behind = data.partition(b"\n")
+        if end:
+            return behind or stream.read(block_bytes)
+    return b""
 
 
 def endless(label: str, line: int, start: bytes) -> DataError:
@@ -228,6 +245,8 @@ def _sift(block: bytes, first_line: int, layout: Layout) -> tuple[bytes, np.ndar
         line = int(first_line + index + before[index])
         if starts[index] == ends[index]:
             rejects.append(Reject(line, "empty line", "the line is empty"))
+        elif block.startswith(TOO_LONG, starts[index]):
+            rejects.append(Reject(line, *LINE_TOO_LONG))
         elif undecodable[index]:
             rejects.append(Reject(line, "invalid UTF-8", "the line is not valid UTF-8"))
         elif stray[index]:

@@ -34,9 +34,6 @@ from pipeline.records import (
 from pipeline.specs.id_mapping import FittedMapping
 
 _TABLES = 4096  # that are kept
-# In place of the deviation 0 of a feature with one value in all train rows: whatever else comes later stays near 0, for
-# no weight was trained for it.
-CONSTANT_STD = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +47,6 @@ class DenseTransform:
     std: float = 1.0
     missing: float = 0.0
     bounds: np.ndarray | None = None
-
-    @property
-    def constant(self) -> bool:
-        """Whether the train rows had one value, of which a 0 does not tell whether it was there or missing."""
-        return self.std == CONSTANT_STD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +92,8 @@ def lossy(spec: DataSpec, state: State) -> list[str]:
     Those of bins, clipped ones, those whose 0 is a number and a missing value, and standardised ones: where the mean
     lies far from a number, as one that is off by a factor of 1e9 moves it, float32 rounds the number away.
     """
-    numbers = {f.name for f in spec.dense if not f.vector}
-    unclear = {f.name for f in spec.dense if f.clip or f.zero_is_missing or f.linear or state.dense[f.name].constant}
-    dense = [name for name, each in state.dense.items() if each.bounds is not None or name in unclear & numbers]
+    unclear = {f.name for f in spec.dense if (f.clip or f.zero_is_missing or f.linear) and not f.vector}
+    dense = [name for name, each in state.dense.items() if each.bounds is not None or name in unclear]
     return [*dense, *(name for name, each in state.sparse.items() if each.bounds is not None)]
 
 

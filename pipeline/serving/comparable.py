@@ -15,7 +15,7 @@ import yaml
 
 from pipeline.config.checkpoint import is_allowed
 from pipeline.config.sequences import event_feature
-from pipeline.ingest.spec import QUOTE
+from pipeline.ingest.spec import CRITEO_COLUMNS, QUOTE
 from pipeline.store import Store
 
 # What all values go through before they are looked at, and what stands for a setting that a record does not have.
@@ -43,7 +43,8 @@ def differences(
     yield from _columns(now, then, allow)
     settings, others = _data(store, dataset), _data(store, version)
     if not is_allowed("data.columns", allow):
-        yield from _places(_columns_by_place(settings), _columns_by_place(others), then)
+        places = _columns_by_place(settings), _columns_by_place(others)
+        yield from _places(*places, then, others.get("tasks") or {})
     groups = now.get("sequences", {}).get("groups", {})
     for name, own in then.get("sequences", {}).get("groups", {}).items():
         built = (_history(store, dataset, name, groups[name]), _history(store, version, name, own))
@@ -80,24 +81,38 @@ def _columns(now: Mapping[str, Any], then: Mapping[str, Any], allow: Collection[
 
 
 def _columns_by_place(data: Mapping[str, Any]) -> list[str]:
-    """The names of the columns of a log without a header, which its settings give them; [] of any other log."""
-    return [] if data.get("header", True) else data.get("columns") or []
+    """The names that the settings give the columns of a log without a header; [] of any other log."""
+    if data.get("format") == "criteo":
+        return data.get("columns") or CRITEO_COLUMNS
+    by_place = data.get("messages") == "csv" or not data.get("header", True)
+    return data.get("columns") or [] if by_place else []
 
 
-def _places(today: Sequence[str], other: Sequence[str], then: Mapping[str, Any]) -> Iterator[str]:
-    """Columns that the model reads at another place of a line."""
+def _read_columns(then: Mapping[str, Any], tasks: Mapping[str, Any]) -> set[str | None]:
+    """The columns of a log that a model and its labels are read from."""
+    read = {then.get("label", {}).get("column")} | {task.get("column") or name for name, task in tasks.items()}
+    for record in (*then["dense"].values(), *then["sparse"].values()):
+        read |= {record.get("column"), record.get("weights"), *(record.get("cross") or ())}
+    for group in then.get("sequences", {}).get("groups", {}).values():
+        history = group.get("history") or {}
+        read |= {history.get("by"), history.get("where"), *history.get("of", {}).values()}
+        read |= {source["column"] for source in (*group["columns"].values(), group["time"]) if source}
+    return read
+
+
+def _places(
+    today: Sequence[str], other: Sequence[str], then: Mapping[str, Any], tasks: Mapping[str, Any]
+) -> Iterator[str]:
+    """Columns that the model or a label, such as those of its ``tasks``, is read from at another place of a line."""
     if not today or not other:
         return
-    read = {record.get("column") for group in ("dense", "sparse") for record in then[group].values()}
-    for group in then.get("sequences", {}).get("groups", {}).values():
-        sources = [*group["columns"].values(), *([group["time"]] if group["time"] else [])]
-        read |= {source["column"] for source in sources}
+    read = _read_columns(then, tasks)
     for column in other:
         if column in read and column in today and today.index(column) != other.index(column):
             places = (
                 f"column {1 + today.index(column)} of the lines in the dataset, {1 + other.index(column)} in the model"
             )
-            yield f"{column!r} is {places}; if the log has its columns in another order now, {_ALLOW_COLUMNS} says so"
+            yield f"{column!r} is {places}; if the log has other columns or another order now, {_ALLOW_COLUMNS} says so"
 
 
 def _sequence(
@@ -190,8 +205,8 @@ def _label(today: Mapping[str, Any], other: Mapping[str, Any], allow: Collection
 
 def _tasks(today: Mapping[str, Any], other: Mapping[str, Any], allow: Collection[str]) -> Iterator[str]:
     """Further labels, by the settings of both, that say something else than those that the model learned."""
-    for name in other.keys() & today.keys():
-        defaults = {"column": name, "kind": "binary", "positive": "1", "negative": "0"}
+    for name in sorted(other.keys() & today.keys()):
+        defaults = {"column": name, "kind": "binary", "given": None, "positive": "1", "negative": "0"}
         for each, default in defaults.items():
             ours, theirs = (tasks[name].get(each) or default for tasks in (today, other))
             setting = f"data.tasks.{name}.{each}"

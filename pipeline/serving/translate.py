@@ -205,8 +205,8 @@ def _longest(name: str, now: dict[str, Any], then: dict[str, Any]) -> int | None
     today, other = now.get("max_ids"), then.get("max_ids")
     if today is not None and (other is None or today < other):
         raise NotComparableError(
-            f"feature {name!r} keeps at most {today} ids of a row in the dataset, "
-            f"{'all of them' if other is None else other} in the model"
+            f"feature {name!r} has at most {today} ids per row in the dataset, where the model takes "
+            f"{'all of them' if other is None else other}"
         )
     return None if today == other or other is None else other * ID_MAPPINGS.get(then["mapping"]).rows_per_id
 
@@ -247,8 +247,8 @@ def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset
     today = Scale.of(name, now)
     if _is_coarse(name, now, then):
         _require_raw(name, _COARSE, kept)
-    unclear = (today.feature.linear or today.fitted.constant) and name in kept
-    return DenseTranslation(today, Scale.of(name, then), ranked or clipped or merged or unclear)
+    raw = ranked or clipped or merged or (today.feature.linear and name in kept)
+    return DenseTranslation(today, Scale.of(name, then), raw)
 
 
 def _is_coarse(name: str, now: dict[str, Any], then: dict[str, Any]) -> bool:

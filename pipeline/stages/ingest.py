@@ -137,7 +137,10 @@ class Ingest(Stage):
         part = result.ingest
         if part is None:
             return {}
-        reasons = ", ".join(f"{kind} ({units.count(count)})" for kind, count in (part.reasons or {}).items())
+        kinds = dict(part.reasons or {})  # the most frequent ones
+        if (others := (part.rows_quarantined or 0) - sum(kinds.values())) > 0 and kinds:
+            kinds["others"] = others
+        reasons = ", ".join(f"{kind} ({units.count(count)})" for kind, count in kinds.items())
         warnings = part.warnings or ()
         days = {**(part.rows_relabelled or {}), **(part.rows_corrected or {})}
         corrected = ", ".join(f"{units.count(count)} of {day}" for day, count in days.items())

@@ -51,9 +51,11 @@ def test_variables_of_pods_whose_names_tell_a_secret_are_refused(name: str) -> N
 
 
 def test_other_variables_and_urls_are_not() -> None:
-    names = ("COMPASS", "BYPASS", "SACRED", "AUTHOR", "MONKEY", "TZ", "HOOKED", "TOKENIZERS_PARALLELISM")
+    names = ("COMPASS", "BYPASS", "SACRED", "AUTHOR", "MONKEY", "TZ", "HOOKED", "TOKENIZERS_PARALLELISM",
+             "SSH_KEY_TYPE", "KUBECONFIG_CONTEXT")  # fmt: skip
     compose([*(f"+launch.pods.env.{name}=x" for name in names), "store=s3://bucket/a:b@c", "run=r"])
-    compose(["run=r", "data=csv", "data.name=d", "+data.sparse.a={}", "data.path='https://host:8080/mail@day.csv'"])
+    for url in ("https://host:8080/mail@day.csv", "http://[::1]:8080/a@b", "kafka://b1:9092,b2:9092/x@y"):
+        compose(["run=r", "data=csv", "data.name=d", "+data.sparse.a={}", f"data.path='{url}'"])
     for place in ("hooks.slack.com/services/T0/B0/abc", "hooks.zapier.com/hooks/catch/1/abc"):
         with pytest.raises(ConfigError, match="launch.pods.env sets WHERE"):
             compose([f"+launch.pods.env.WHERE='https://{place}'"])
@@ -89,7 +91,11 @@ def test_what_comes_from_outside_is_shown_and_does_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("GOOGLE_APPLICATION_CREDENTIALS", "/mnt/key.json"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/token")],
+    [
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/mnt/key.json"),
+        ("SERVICE_ACCOUNT_JSON", "/mnt/key.json"),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/token"),
+    ],
 )
 def test_a_variable_may_name_the_file_of_a_secret(name: str, value: str) -> None:
     compose([f"+launch.pods.env.{name}={value}"])

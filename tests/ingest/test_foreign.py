@@ -115,15 +115,36 @@ def test_what_follows_a_compressed_stream_is_read_or_the_file_is_refused(run_ing
 
 
 @pytest.mark.parametrize(("start", "hint"), [("[", "jq -c"), ("x", "end with LF")])
-def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(run_ingest, tmp_path, monkeypatch, start, hint):
+def test_a_log_of_one_line_without_an_end_is_refused(run_ingest, tmp_path, monkeypatch, start, hint):
     monkeypatch.setattr("pipeline.ingest.text.LONGEST_LINE", 5000)
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 1000)
-    rows = "".join(f"{i % 2},{i},a\n" for i in range(400))
     config = dataclasses.replace(csv_config(tmp_path / "a.csv"), ingest=IngestConfig(block_mib=1))
-    (tmp_path / "a.csv").write_text("label,x,c\n" + rows + start + "1" * 4000 + "\n")
-    assert run_ingest(config).summary["rows_quarantined"] == 1  # a long one is a wrong row
-    (tmp_path / "a.csv").write_text("label,x,c\n" + rows + start + "1" * 9000)
-    refused(run_ingest, config, "line 402 of a.csv is longer than", hint)
+    (tmp_path / "a.csv").write_text("label,x,c\n" + start + "1" * 9000)
+    refused(run_ingest, config, "line 2 of a.csv is longer than", hint)
+
+
+@pytest.mark.parametrize("width", [4000, 9000, 60_000])
+@pytest.mark.parametrize("at", [0, 200, 399, 400])
+@pytest.mark.parametrize("kind", ["csv", "quoted", "jsonl"])
+def test_a_line_of_any_length_costs_a_row(run_ingest, tmp_path, monkeypatch, kind, at, width):
+    """Where it has no end, too: a file that was cut off or went bad in the middle."""
+    monkeypatch.setattr("pipeline.ingest.text.LONGEST_LINE", 5000)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 1000)
+    header = "" if kind == "jsonl" else "label,x,c\n"
+    quote = '"' if kind == "quoted" else ""
+    lines = [f"{i % 2},{i},{quote}a{quote}\n" for i in range(400)]
+    if kind == "jsonl":
+        lines = [json.dumps({"label": i % 2, "x": i, "c": "a"}) + "\n" for i in range(400)]
+    log = tmp_path / "log"
+    log.write_text(header + "".join(lines[:at]) + "1" * width + "\n" * (at < 400) + "".join(lines[at:]))
+    config = dataclasses.replace(
+        csv_config(log, format="jsonl" if kind == "jsonl" else "csv"), ingest=IngestConfig(block_mib=1)
+    )
+    result = run_ingest(config)
+    assert (result.summary["rows"], result.summary["rows_quarantined"]) == (401, 1)
+    (quarantined,) = result.quarantine
+    assert quarantined["line"] == at + 1 + bool(header)
+    assert ("longer than" in quarantined["reason"]) is (width > 5000)
 
 
 def test_a_vector_of_another_width_names_its_setting(run_ingest, tmp_path):

@@ -84,7 +84,7 @@ NIGHTS: list[tuple[str, str | int, list[str]]] = [
 # Of what this log does not hold (histories that are built, times in text, missing values, late events), or cannot be
 # changed alone in it: tests/publishing/test_translate.py.
 ELSEWHERE = {f"sequences.*.history.{name}" for name in ("by", "days", "where", "lag_minutes")}
-ELSEWHERE |= {f"tasks.*.{name}" for name in ("column", "kind", "positive", "negative")}
+ELSEWHERE |= {f"tasks.*.{name}" for name in ("column", "kind", "given", "positive", "negative")}
 ELSEWHERE |= {"columns", "time_zone", "time_format", "dense.*.required", "sparse.*.required", "sequences.*.leaks"}
 
 

@@ -153,7 +153,7 @@ HELD = """
     sequences.*.separator sequences.*.features.*.column sequences.*.features.*.table sequences.*.history.by
     sequences.*.history.days sequences.*.history.where sequences.*.history.lag_minutes timestamp time_zone time_format
     label.column label.positive label.negative dense.*.min dense.*.max dense.*.required sparse.*.required
-    sequences.*.leaks
+    sequences.*.leaks tasks.*.column tasks.*.kind tasks.*.given tasks.*.positive tasks.*.negative
 """
 # It says which rows there are and how a file is read: the same for both versions. Text that another separator cuts into
 # the numbers of a vector is refused.

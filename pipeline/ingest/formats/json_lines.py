@@ -18,7 +18,7 @@ from pipeline.ingest.formats.lines import Lines
 from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.spec import DataSpec, require_columns
-from pipeline.ingest.text import looks_packed
+from pipeline.ingest.text import LINE_TOO_LONG, TOO_LONG, looks_packed
 from pipeline.ingest.values import nulls, strings_of
 
 # A first block of fewer lines does not tell that a key is a wrong name: the file's rows may all lack it.
@@ -35,9 +35,11 @@ class JsonLines(FileFormat):
 
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
         """Lines that are yet to be taken apart."""
-        for number, (data, line) in enumerate(Lines(stream, file).blocks()):
-            if not number and not file.start:
+        unseen = not file.start
+        for data, line in Lines(stream, file).blocks():
+            if unseen and not data.startswith(TOO_LONG):
                 _require_keys(data, file)
+                unseen = False
             yield JsonBlock(
                 data=data, file=file.label, first_line=line, columns=tuple(file.own.columns),
                 lists=list_columns(file.own), place=file.place,
@@ -214,6 +216,8 @@ def object_lines(lines: list[bytes], first: int) -> Iterator[int]:
 def _why(line: bytes) -> tuple[str, str]:
     if not line.strip():
         return "empty line", "the line is empty"
+    if line == TOO_LONG:
+        return LINE_TOO_LONG
     try:
         line.decode()
     except UnicodeDecodeError:
