@@ -77,7 +77,7 @@ class Checkpoints:
         model = CheckpointedModel(
             trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense
         )
-        self.saver = Checkpointer(
+        self.checkpointer = Checkpointer(
             store, directory, settings.checkpoint, model, key, settings.record, inputs, on_point=on_point
         )
         self._last = time.monotonic()
@@ -92,7 +92,7 @@ class Checkpoints:
     @property
     def final(self) -> str:
         """Path of the newest committed checkpoint, '' where there is none."""
-        return self.saver.newest or ""
+        return self.checkpointer.newest or ""
 
     def resume(self, init: Artifact | None, total: int, rows: int) -> None:
         """Continue from the newest whole checkpoint of this training. Collective.
@@ -100,7 +100,7 @@ class Checkpoints:
         Without one, start at step 0 with the values of ``init``. ``total``: steps planned, on ``rows`` rows an epoch;
         ConfigError where the checkpoint has taken more.
         """
-        state = self.saver.resume()
+        state = self.checkpointer.resume()
         if state is None:
             if init is not None:
                 self.start_from(init)
@@ -111,7 +111,7 @@ class Checkpoints:
                 f"the model's: {_features_text(self.trainer.tower_features)}",
                 hint="the partition settings it was trained with, or force=true",
             )
-        then = from_first(f"reading {self.final}", lambda: self.saver.store.get(self.final, "train").config)
+        then = from_first(f"reading {self.final}", lambda: self.checkpointer.store.get(self.final, "train").config)
         check_length(self.settings.train, then, state.step, total, self.final)
         self.trainer.steps = state.step
         self.order = replace(self.order, key=state.shuffle_key or self._dataset, lanes=state.lanes)
@@ -167,11 +167,11 @@ class Checkpoints:
     def go_back(self) -> None:
         """Bring the best weights back, with the state of their optimizers; the position stays. Collective."""
         assert self.best is not None
-        model, store = self.saver.model, self.saver.store
-        path = f"{self.saver.directory}/{self.best}"
+        model, store = self.checkpointer.model, self.checkpointer.store
+        path = f"{self.checkpointer.directory}/{self.best}"
         artifact = from_first(f"opening {path}", lambda: store.get(path, "train").to_json())
         target = RestoreTarget(
-            model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.saver.on_point
+            model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.checkpointer.on_point
         )
         self._train_on(restore(store, parsed_artifact(path, artifact), target))
         model.touched.fill()  # the next delta rests on a checkpoint of other rows
@@ -189,12 +189,12 @@ class Checkpoints:
         One that a ``gc`` has removed since the training ended is left out. Collective.
         """
         paths = [f"{self._place}/{name}" for name in (self.snapshots or [])[:-1]]
-        store = self.saver.store
+        store = self.checkpointer.store
         return [*from_first("finding snapshots", lambda: [p for p in paths if store.find(p) is not None]), self.final]
 
     def load(self, path: str) -> None:
         """Put tables and dense part of the checkpoint at ``path`` in place, no optimizer's state. Collective."""
-        model, store = self.saver.model, self.saver.store
+        model, store = self.checkpointer.model, self.checkpointer.store
         artifact = from_first(f"opening {path}", lambda: store.get(path, "train").to_json())
         restore(
             store, parsed_artifact(path, artifact), RestoreTarget(model.rows, dict(self.trainer.dense), states=False)
@@ -202,7 +202,7 @@ class Checkpoints:
 
     def changed_without_lookups(self) -> None:
         """Have the next checkpoint hold every row, and the guards look at no figures of before."""
-        self.saver.model.touched.fill()
+        self.checkpointer.model.touched.fill()
         self.meter.begin_anew()
 
     def _end_as_asked(self, state: TrainState, then: dict[str, Any]) -> None:
@@ -215,7 +215,7 @@ class Checkpoints:
             return
         check_finer(wanted, then, self.final)
         if (path := self._turn_aside()) is not None:
-            self.saver.save(state, final=True, wait=True)
+            self.checkpointer.save(state, final=True, wait=True)
             if dist.get_rank() == 0:
                 log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
 
@@ -231,22 +231,24 @@ class Checkpoints:
 
     def _turn_aside(self) -> str | None:
         """Have the last checkpoint written beside the directory of the others; None where it lies there already."""
-        directory = f"{self.saver.directory}-{coding_of(self.settings.checkpoint)}"
+        directory = f"{self.checkpointer.directory}-{coding_of(self.settings.checkpoint)}"
         path = f"{directory}/{name_of(self.trainer.steps)}"
-        self.saver.turn_to(directory)
-        if from_first(f"looking for {path}", lambda: self.saver.store.find(path) is not None):
-            self.saver.newest = path
+        self.checkpointer.turn_to(directory)
+        if from_first(f"looking for {path}", lambda: self.checkpointer.store.find(path) is not None):
+            self.checkpointer.newest = path
             return None
         return path
 
     def start_from(self, init: Artifact) -> None:
         """Put what fits of checkpoint ``init`` in the place of initial values. Collective."""
-        wanted, model = self.settings.checkpoint, self.saver.model
+        wanted, model = self.settings.checkpoint, self.checkpointer.model
         partition = {**asdict(PartitionConfig()), **init.config.get("partition", {})}
-        allowed = check_changes(init, self.settings.record, wanted, self.settings.data, self.saver.inputs["dataset"])
+        allowed = check_changes(
+            init, self.settings.record, wanted, self.settings.data, self.checkpointer.inputs["dataset"]
+        )
         target = RestoreTarget(model.rows, model.dense, model.optimizer)
         lines = warm_start(
-            self.saver.store,
+            self.checkpointer.store,
             init,
             target,
             tables_only=wanted.init_tables_only,
@@ -262,8 +264,8 @@ class Checkpoints:
 
     def _reset_remapped(self, init: Artifact) -> list[str]:
         """Reset the rows whose ids changed, so that no id starts with what another one learnt."""
-        data, store = self.settings.data, self.saver.store
-        dataset = store.find(dataset_path(data.name, self.saver.inputs["dataset"], data.day))
+        data, store = self.settings.data, self.checkpointer.store
+        dataset = store.find(dataset_path(data.name, self.checkpointer.inputs["dataset"], data.day))
         if dataset is None:
             return []
         lines = []
@@ -337,7 +339,7 @@ class Checkpoints:
         held: list[str] = [] if final or self.best is None else [self.best]
         held = held if self.snapshots is None else [name for name in self.snapshots if name != name_of(step)]
         wait = final or exact or grace is not None
-        self.saver.save(state, final=final, exact=exact, held=held, wait=wait, timeout=grace)
+        self.checkpointer.save(state, final=final, exact=exact, held=held, wait=wait, timeout=grace)
         unset_level(self.trainer, former)
         if average is not None:
             average.swap()
@@ -345,7 +347,7 @@ class Checkpoints:
 
     def figures(self, seconds: float) -> dict[str, Any]:
         """``checkpoint`` of result.json for a session of ``seconds``."""
-        figures = self.saver.figures
+        figures = self.checkpointer.figures
         return {
             "count": figures.count,
             "bytes_written": figures.bytes_written,

@@ -92,11 +92,13 @@ def train(
         inputs = {"dataset": dataset.key, "plan": plan_key}
         order = _order(settings, dataset)
         compiling = AutoCompile(trainer, settings, order.local_batch)
-        saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, order, on_point)
-        saver.levelled = split if levels(split.schema) else None
-        looks = _build_validation(config, split, order, trainer, saver, Start(settings, split, starts), init)
-        saver.resume(init, total, split.rows)
-        order = saver.order
+        checkpointing = Checkpoints(
+            settings, store, checkpoints, key, inputs, trainer, meter, compiling, order, on_point
+        )
+        checkpointing.levelled = split if levels(split.schema) else None
+        looks = _build_validation(config, split, order, trainer, checkpointing, Start(settings, split, starts), init)
+        checkpointing.resume(init, total, split.rows)
+        order = checkpointing.order
         if looks is not None:
             total = looks.begin(total, warm=init is not None)
         if dist.get_rank() == 0:
@@ -105,7 +107,19 @@ def train(
         budget = MemoryBudget(settings.hardware, settings.limit_memory, plan)
         grace = settings.checkpoint.grace_seconds
         run = _TrainingRun(
-            config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget, compiling, looks
+            config,
+            grace,
+            trainer,
+            checkpointing,
+            meter,
+            order,
+            split,
+            total,
+            on_interval,
+            on_point,
+            budget,
+            compiling,
+            looks,
         )
         steps = settings.debug.profile_steps or (STEPS if config.profile else 0)
         run.speed = trainer.measure_speed(order.local_batch) if config.profile and order.has_share else None
@@ -120,7 +134,7 @@ def train(
                 run.loop(reader, after_step, agreement)
             except BaseException:
                 if dist.get_world_size() == 1:  # several ranks end at once, and their threads with them
-                    saver.saver.abandon()
+                    checkpointing.checkpointer.abandon()
                 raise
             finally:
                 trainer.close()
@@ -172,17 +186,17 @@ def _build_validation(
     split: SplitReader,
     order: Order,
     trainer: Trainer,
-    saver: Checkpoints,
+    checkpointing: Checkpoints,
     start: Start,
     init: Artifact | None,
 ) -> Validation | None:
     """The looks at the validation rows that lie beside those of ``split``; None where there are none."""
     looked_at, per_epoch = validation_split(split), -(-split.rows // config.batch)
     if looked_at is not None and config.snapshots.active:
-        warm = None if init is None else partial(saver.start_from, init)
-        return Snapshots(config, looked_at, order, trainer, saver, per_epoch, start, warm)
+        warm = None if init is None else partial(checkpointing.start_from, init)
+        return Snapshots(config, looked_at, order, trainer, checkpointing, per_epoch, start, warm)
     if looked_at is not None:
-        return Validation(config, looked_at, order, trainer, saver, per_epoch)
+        return Validation(config, looked_at, order, trainer, checkpointing, per_epoch)
     if dist.get_rank() == 0:
         log_without(config)
     return None
@@ -217,7 +231,7 @@ class _TrainingRun:
     config: TrainConfig
     grace: float
     trainer: Trainer
-    saver: Checkpoints
+    checkpointing: Checkpoints
     meter: MetricAccumulator
     order: Order
     split: SplitReader
@@ -265,7 +279,7 @@ class _TrainingRun:
     def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:
         """Take the remaining steps. The guards check a state before a checkpoint of it is written."""
         self.began, self.reader = time.perf_counter(), reader
-        if self.saver.ends_early:
+        if self.checkpointing.ends_early:
             self._end_early()
         self._begin_leg()
         while self.trainer.steps < self.total:
@@ -274,9 +288,9 @@ class _TrainingRun:
             after_step()
             self.compiling.after()
             step = self.trainer.steps
-            agreed = agreement.step(save=self.saver.late())
+            agreed = agreement.step(save=self.checkpointing.late())
             looking = self.looks is not None and self.looks.due(step, self.total)
-            saving = step == self.total or agreed > 0 or self.saver.due(step)
+            saving = step == self.total or agreed > 0 or self.checkpointing.due(step)
             judging = self.judging is not None and step >= self.judging
             if (saving or looking or judging) and (step := self._drain()) == self.total:
                 saving, looking = True, self.looks is not None
@@ -299,7 +313,7 @@ class _TrainingRun:
         if self.looks is not None:
             self.looks.end_early(step, self.meter.window.ne)
         check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
-        self.saver.end_early(self.per_epoch, self._samples(step))
+        self.checkpointing.end_early(self.per_epoch, self._samples(step))
 
     def _drain(self) -> int:
         """End the steps under way; returns the number of steps taken."""
@@ -344,7 +358,7 @@ class _TrainingRun:
         if isinstance(self.looks, Snapshots):
             return self._end_cycle(self.looks, step)
         if verdict is StoppingDecision.BETTER and step < self.total:
-            self.saver.save_best(self.per_epoch, self._samples(step))
+            self.checkpointing.save_best(self.per_epoch, self._samples(step))
             return True
         if verdict is not StoppingDecision.BETTER and step == self.total:
             self.looks.end(step)
@@ -359,7 +373,7 @@ class _TrainingRun:
         """
         if step == self.total:
             return False
-        self.saver.save_snapshot(self.per_epoch, self._samples(step))
+        self.checkpointing.save_snapshot(self.per_epoch, self._samples(step))
         snapshots.restart()
         return True
 
@@ -371,14 +385,14 @@ class _TrainingRun:
         step = self.trainer.steps
         if not stopping:
             if not saved:
-                self.saver.save(self.per_epoch, self._samples(step), final=final)
+                self.checkpointing.save(self.per_epoch, self._samples(step), final=final)
             return
         try:
             if not saved:
-                self.saver.save(self.per_epoch, self._samples(step), grace=self.grace)
-            what = f"its checkpoint {self.saver.final} is committed"
+                self.checkpointing.save(self.per_epoch, self._samples(step), grace=self.grace)
+            what = f"its checkpoint {self.checkpointing.final} is committed"
         except (TimeoutError, ArtifactError) as error:
-            what = f"no checkpoint could be taken in time ({error}); the newest is {self.saver.final or 'none'}"
+            what = f"no checkpoint could be taken in time ({error}); the newest is {self.checkpointing.final or 'none'}"
         raise LaunchError(
             f"training stopped on SIGTERM after step {step}; {what}",
             hint="the same command continues from there",
@@ -476,9 +490,9 @@ class _TrainingRun:
             figures["validation"] = self.looks.summary()
         if self.first:
             figures["resumed"] = {"step": self.first, "samples": self._samples(self.first)}
-            if self.saver.planned is not None:
-                figures["resumed"]["planned"] = self.saver.planned
+            if self.checkpointing.planned is not None:
+                figures["resumed"]["planned"] = self.checkpointing.planned
         if self.rows:
             names = (field.name for field in fields(LinkBytes))
             figures["bytes_per_sample"] = {n: v / self.rows for n, v in zip(names, self.sent, strict=True)}
-        return {"train": figures, "checkpoint": self.saver.figures(seconds), "final": self.saver.final}
+        return {"train": figures, "checkpoint": self.checkpointing.figures(seconds), "final": self.checkpointing.final}

@@ -103,13 +103,13 @@ class Snapshots(Validation):
         split: SplitReader,
         order: Order,
         trainer: Trainer,
-        saver: Checkpoints,
+        checkpointing: Checkpoints,
         per_epoch: int,
         start: Start,
         warm: Callable[[], None] | None,
     ) -> None:
         plain = replace(config, validate=replace(config.validate, patience=None, cycle_epochs=None))
-        super().__init__(plain, split, order, trainer, saver, per_epoch)
+        super().__init__(plain, split, order, trainer, checkpointing, per_epoch)
         self._wanted, self._initial, self._warm = config.snapshots, start, warm
         self._cycle = 1
 
@@ -118,7 +118,7 @@ class Snapshots(Validation):
         self._cycle = self._trainer.optimizers.cycle = cycle_steps(self._wanted.count, total)
         total, step = super().begin(total, warm=warm), self._trainer.steps
         ends = (min(number * self._cycle, total) for number in range(1, self._wanted.count + 1))
-        self._saver.snapshots = [name_of(end) for end in ends if end <= step]
+        self._checkpointing.snapshots = [name_of(end) for end in ends if end <= step]
         if step and step < total and step % self._cycle == 0:
             self.restart()
         elif self._wanted.kind == RESET:
@@ -140,7 +140,7 @@ class Snapshots(Validation):
     def validate(self, train_ne: float | None) -> StoppingDecision:
         """Look at the weights of now, which are a snapshot whatever their figures are."""
         super().validate(train_ne)
-        self._saver.snapshots = [*(self._saver.snapshots or ()), name_of(self._trainer.steps)]
+        self._checkpointing.snapshots = [*(self._checkpointing.snapshots or ()), name_of(self._trainer.steps)]
         return StoppingDecision.SNAPSHOT
 
     def restart(self) -> None:
@@ -153,13 +153,13 @@ class Snapshots(Validation):
             self._initial.put(trainer, number)
             if self._warm is not None:
                 self._warm()
-            self._saver.changed_without_lookups()
+            self._checkpointing.changed_without_lookups()
         if dist.get_rank() == 0:
             log.info("cycle %d of %d begins: %s", number + 1, self._wanted.count, self._wanted.kind)
 
     def result(self) -> dict[str, Any]:
         """``ensemble`` of the training's figures: the snapshots that became members, and their cost to find."""
-        began, paths = time.perf_counter(), self._saver.snapshot_paths()
+        began, paths = time.perf_counter(), self._checkpointing.snapshot_paths()
         scores = [self._scores_of(path) for path in paths]
         record = exchange(self._chosen(paths, scores) if dist.get_rank() == 0 else None)[0]
         record["seconds"] = time.perf_counter() - began
@@ -175,7 +175,7 @@ class Snapshots(Validation):
 
     def _scores_of(self, path: str) -> np.ndarray | None:
         """Logits that the snapshot at ``path`` gives the validation rows; None but on rank 0."""
-        self._saver.load(path)
+        self._checkpointing.load(path)
         logits = self._scores()
         return None if logits is None else main_logits(logits)
 

@@ -62,16 +62,16 @@ class Validation:
         split: SplitReader,
         order: Order,
         trainer: Trainer,
-        saver: Checkpoints,
+        checkpointing: Checkpoints,
         per_epoch: int,
     ) -> None:
-        self._config, self._split, self._trainer, self._saver = config.validate, split, trainer, saver
+        self._config, self._split, self._trainer, self._checkpointing = config.validate, split, trainer, checkpointing
         self._order = order
         self._per_epoch = per_epoch
         self._labels = split.column(LABEL) if dist.get_rank() == 0 else np.empty(0, np.float32)
         self._weights = split.row_weights() if dist.get_rank() == 0 else None
         together("checking the validation rows", self._check)
-        self.stopping = saver.stopping = Stopping(config.validate)
+        self.stopping = checkpointing.stopping = Stopping(config.validate)
         epochs = config.validate.cycle_epochs
         trainer.optimizers.cycle = None if epochs is None else epochs * per_epoch
         self.seconds = 0.0
@@ -120,7 +120,7 @@ class Validation:
 
     def lower(self) -> None:
         """Go back to the best weights, and go on from there with the learning rates that follow."""
-        self._saver.go_back()
+        self._checkpointing.go_back()
         self._trainer.optimizers.scale = self.stopping.lr_scale
         best = self.stopping.best
         if dist.get_rank() == 0 and best is not None:
@@ -136,7 +136,7 @@ class Validation:
 
         The last checkpoint has them and that of the best look may go, so a longer training goes back to the last one.
         """
-        self._saver.go_back()
+        self._checkpointing.go_back()
         self.stopping.kept = step
         best = self.stopping.best
         if dist.get_rank() == 0 and best is not None:
