@@ -190,11 +190,11 @@ def load_version(
     place = _store(store)
     known = versions.models(place)
     if model not in known and not (model is None and len(known) == 1):
-        said = f"models: {', '.join(known)}" if known else "it has no published model"
+        message = f"models: {', '.join(known)}" if known else "it has no published model"
         raise ArtifactError(
-            f"no model {model!r} in store {place.url}; {said}"
+            f"no model {model!r} in store {place.url}; {message}"
             if model
-            else f"store {place.url} has no model to take by itself; {said}",
+            else f"store {place.url} has no model to take by itself; {message}",
             hint="load_version('<model>', store='<its store>')",
         )
     name = model or known[0]
@@ -241,8 +241,8 @@ def _watch(lines: Iterable[str], shown: bool) -> Run:
 
 def _error(code: int, text: str) -> NightjarError:
     """The error of a run that ended with ``code`` and wrote ``text`` to its error stream."""
-    said = text[text.rindex("nightjar: ") + len("nightjar: ") :] if "nightjar: " in text else text[-4000:]
-    message, _, hint = said.strip().partition("\n  hint: ")
+    words = text[text.rindex("nightjar: ") + len("nightjar: ") :] if "nightjar: " in text else text[-4000:]
+    message, _, hint = words.strip().partition("\n  hint: ")
     kinds = (kind for kind in NightjarError.__subclasses__() if kind.exit_code == code)
     fallback = f"the run ended with exit code {code}: {EXIT_CODES.get(code, 'a signal')}"
     return next(kinds, NightjarError)(message or fallback, hint=hint)

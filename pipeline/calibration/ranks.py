@@ -116,8 +116,8 @@ def _rank(
     except (RuntimeError, OSError, MemoryError) as error:  # what this machine refuses
         if world > 1:  # most often because another rank is gone, whose error counts
             raise
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        messages.put(("failed", rank, LaunchError(f"the only rank failed: {said}").to_json()))
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
+        messages.put(("failed", rank, LaunchError(f"the only rank failed: {message}").to_json()))
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -107,8 +107,8 @@ def _check_summary(store: Store, artifact: Artifact) -> None:
         and all(isinstance(p, str) and NAME.fullmatch(p) and step_of(p) < step for p in parents)
     )
     if not sound:
-        said = f"step {step!r}, type {summary.get('type')!r}, parents {parents!r}"
-        raise DamagedError(f"{store.url_of(artifact.path)}/{MANIFEST} is not that of a checkpoint {name}: {said}")
+        message = f"step {step!r}, type {summary.get('type')!r}, parents {parents!r}"
+        raise DamagedError(f"{store.url_of(artifact.path)}/{MANIFEST} is not that of a checkpoint {name}: {message}")
 
 
 def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:

@@ -69,6 +69,6 @@ class Pruner:
                 remove(self.store, f"{self.directory}/{entry.name}", lambda: self.on_point(FaultPoint.PRUNE))
             self._late = []
         except ArtifactError as error:
-            said = f"old checkpoints are kept until the next one: {error.message}"
-            return [name for name in names if name in stay], said
+            message = f"old checkpoints are kept until the next one: {error.message}"
+            return [name for name in names if name in stay], message
         return [name for name in names if name in stay], ""

@@ -122,9 +122,9 @@ def _cases(jobs: list[list[str]], options: argparse.Namespace) -> list[Case | Re
     refused = [case for case in cases if isinstance(case, Refused)]
     if len(refused) == len(cases):
         first = refused[0]
-        said = " ".join(f"{key}={value}" for key, value in first.settings.items())
+        text = " ".join(f"{key}={value}" for key, value in first.settings.items())
         message = first.error.message
-        raise ConfigError(f"{said}: {message}" if said else message, hint=first.error.hint)
+        raise ConfigError(f"{text}: {message}" if text else message, hint=first.error.hint)
     return cases
 
 

@@ -121,8 +121,8 @@ def _searched(
     space = ArchitectureSpace.of(with_figures(settled(config, store, dataset)), *read_dataset(store, dataset))
     log.info("search %s: %d decisions", config.search.name, len(space.decisions))
     record = search(space, store, dataset, progress(options.json, "searching"), kept)
-    if said := warning(record, config.search):
-        log.warning("%s", said)
+    if message := warning(record, config.search):
+        log.warning("%s", message)
     found = space.configured({name: each.chosen for name, each in record.decisions.items()})
     best = best_experiment(record, space.config, found, overrides, options.config_dir)
     write_search(store, record, best, _key(config))

@@ -29,10 +29,10 @@ def ask_importance(record: GateRecord) -> Iterator[Check]:
         yield Check(QUESTION, SETTING, True, words)
         return
     ordered = sorted(changed, key=lambda name: -abs(changed[name][1].rise - changed[name][0].rise))
-    said = "; ".join(f"{name!r} {changed[name][1].rise:+.4f}, was {changed[name][0].rise:+.4f}" for name in ordered)
+    message = "; ".join(f"{name!r} {changed[name][1].rise:+.4f}, was {changed[name][0].rise:+.4f}" for name in ordered)
     words = (
         f"features carry far less or far more than with the incumbent {WHEN} (rise of NE where their values are "
-        f"shuffled): {said}. One that fell may be broken upstream; one that rose may know the label ({SETTING})"
+        f"shuffled): {message}. One that fell may be broken upstream; one that rose may know the label ({SETTING})"
     )
     yield Check(QUESTION, SETTING, True, words, warned=True)
 

@@ -67,12 +67,12 @@ def _waiting(check: Check) -> Check:
 def _weights(record: GateRecord) -> Iterator[Check]:
     """Weights and predictions that are not finite are never let through."""
     bad = {name: count for name, count in record.weights_not_finite.items() if count}
-    said = ", ".join(f"{name} {count:,}" for name, count in bad.items())
-    words = f"weights are not finite: {said}" if bad else "all weights are finite"
+    message = ", ".join(f"{name} {count:,}" for name, count in bad.items())
+    words = f"weights are not finite: {message}" if bad else "all weights are finite"
     yield Check(WEIGHTS, "", not bad, words)
     wrong = {name: count for name, count in record.predictions_not_finite.items() if count}
-    said = " and ".join(f"{count:,} of the {name}'s" for name, count in wrong.items())
-    words = f"{said} predictions are not finite" if wrong else "all predictions are finite"
+    message = " and ".join(f"{count:,} of the {name}'s" for name, count in wrong.items())
+    words = f"{message} predictions are not finite" if wrong else "all predictions are finite"
     yield Check(PREDICTIONS, "", not wrong, words)
     if record.not_comparable:
         words = f"the incumbent cannot be scored on these rows: {record.not_comparable}"

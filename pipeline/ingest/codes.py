@@ -364,12 +364,12 @@ def _by_label(place: np.ndarray, clicks: np.ndarray) -> Found:
     half = np.random.default_rng(0).random(len(place)) < 0.5
     residuals = clicks - clicks.mean()
     halves = [_effects(place[rows], residuals[rows], count) for rows in (half, ~half)]
-    said = float((halves[0][0] * halves[1][0]).sum())
+    covariance = float((halves[0][0] * halves[1][0]).sum())
     left = float((halves[0][1] * halves[1][1]).sum())
     sure = SURE * clicks.var() * np.sqrt(count)  # the sum's deviation where values say nothing
-    if left > sure and left > LEFT * said:
+    if left > sure and left > LEFT * covariance:
         yield 2, "click rates in no order of the values"
-    elif count >= LEAST_ORDERED and said > sure and left <= LEFT * said:
+    elif count >= LEAST_ORDERED and covariance > sure and left <= LEFT * covariance:
         yield -3, "click rates in order"
 
 

@@ -246,9 +246,9 @@ class RayEngine(IngestEngine):
                 raise cause from None
             if isinstance(cause, errors.RayTaskError) or not isinstance(cause, errors.RayError):
                 raise cause from error  # by its class, `answering` knows whose it is
-            said = " ".join(str(cause).split())
+            message = " ".join(str(cause).split())
             raise LaunchError(
-                f"Ray lost a worker of the ingestion, or what it had made: {type(cause).__name__}: {said[:400]}",
+                f"Ray lost a worker of the ingestion, or what it had made: {type(cause).__name__}: {message[:400]}",
                 hint="run the same command again, it starts anew; workers that die for lack of memory need a smaller "
                 "ingest.block_mib or nodes with more memory, those without room for typed rows larger disks",
             ) from error

@@ -109,8 +109,8 @@ def by_halves(read: Callable[[int, int], Result], count: int) -> Iterator[tuple[
 
 def not_read(line: int, error: BaseException) -> Reject:
     """The reject of a line that no parser takes."""
-    said = printable(str(error).split("\n", 1)[0], 100)
-    return Reject(line, "unreadable", f"the line cannot be read: {type(error).__name__}: {said}")
+    message = printable(str(error).split("\n", 1)[0], 100)
+    return Reject(line, "unreadable", f"the line cannot be read: {type(error).__name__}: {message}")
 
 
 def shown(value: str | None) -> str:

@@ -96,12 +96,12 @@ def _check_tasks(fit: Fit) -> None:
     """Raise DataError for a task that the train rows say nothing of."""
     for task in fit.spec.tasks:
         seen = fit.train.labels[typed(task.name)]
-        said = f"task {task.name!r}: of {fit.train.rows:,} train rows, {seen.count:,} have a label ({task.column})"
+        message = f"task {task.name!r}: of {fit.train.rows:,} train rows, {seen.count:,} have a label ({task.column})"
         if not seen.count:
-            raise DataError(said, hint=f"~data.tasks.{task.name}, or logs with such labels")
+            raise DataError(message, hint=f"~data.tasks.{task.name}, or logs with such labels")
         if task.kind.classes and seen.minimum == seen.maximum:
             raise DataError(
-                f"{said}, and all of these are {task.positive if seen.maximum else task.negative!r}",
+                f"{message}, and all of these are {task.positive if seen.maximum else task.negative!r}",
                 hint=f"data.tasks.{task.name}.positive=<its value for a positive label>, or ~data.tasks.{task.name}",
             )
 

@@ -61,8 +61,8 @@ def _ranks_end_well(
             f"within launch.rendezvous_minutes={minutes:g}",
             hint="the log of host 0 says why it did not come, or the network closes launch.port",
         )
-    said = job.death(text) or (report.message if report is not None else "see its output")
-    raise LaunchError(f"the ranks of host {config.launch.host_index} ended: {said}", hint="the log of host 0")
+    message = job.death(text) or (report.message if report is not None else "see its output")
+    raise LaunchError(f"the ranks of host {config.launch.host_index} ended: {message}", hint="the log of host 0")
 
 
 def _end_of(config: Config, step: Step, job: StageJob, write: Callable[[bytes], None]) -> str:

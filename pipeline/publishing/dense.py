@@ -103,9 +103,9 @@ def read_dense(folder: Path) -> nn.Module:
     except Exception as error:  # whatever the code of a package raises
         if passes(error) or _NO_MEMORY in str(error):
             raise
-        said = error.message if isinstance(error, NightjarError) else f"{type(error).__name__}: {error}"
+        message = error.message if isinstance(error, NightjarError) else f"{type(error).__name__}: {error}"
         raise OtherCodeError(
-            f"the dense part of {folder} cannot be built by what is installed here: {said}", hint=_OTHER_CODE
+            f"the dense part of {folder} cannot be built by what is installed here: {message}", hint=_OTHER_CODE
         ) from error
     if not _alike(record.probe, found):
         raise OtherCodeError(

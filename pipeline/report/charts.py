@@ -35,10 +35,10 @@ def _validation_plot(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     points = [(float(record["step"]), float(record["validation_ne"])) for record in looks]
     trained = [(float(r["step"]), float(r["ne_window"])) for r in records if units.known(r.get("ne_window"))]
     step, best = float(looks[-1]["best_step"]), float(looks[-1]["best_ne"])
-    said = f"best {units.decimal(best)} after step {units.count(step)}"
-    label = f"NE of validation rows in {units.plural(len(looks), 'validation')}, {said}; dashed the NE of train rows"
-    plot = line_plot(points, x=STEPS, y=Axis(title="NE"), label=label, beside=trained, marked=((step, best), said))
-    yield Figure("Validation NE", f"{said}; dashed: train rows", plot)
+    message = f"best {units.decimal(best)} after step {units.count(step)}"
+    label = f"NE of validation rows in {units.plural(len(looks), 'validation')}, {message}; dashed the NE of train rows"
+    plot = line_plot(points, x=STEPS, y=Axis(title="NE"), label=label, beside=trained, marked=((step, best), message))
+    yield Figure("Validation NE", f"{message}; dashed: train rows", plot)
 
 
 def _ne_lines(scores: Evaluation) -> list[ReferenceLine]:

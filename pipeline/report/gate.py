@@ -99,8 +99,8 @@ def _cards(record: GateRecord) -> list[tuple[str, str, str]]:
         mean = sum(coverage.values()) / len(coverage)
         figures.append(("Id coverage", units.percent(mean), "share of lookups with a trained row"))
     if serving := record.serving:
-        said = f"change of NE as served; largest difference {units.decimal(serving.largest_difference)}"
-        figures.append(("Training-serving skew", f"{100 * serving.gap:+.3f}%", said))
+        message = f"change of NE as served; largest difference {units.decimal(serving.largest_difference)}"
+        figures.append(("Training-serving skew", f"{100 * serving.gap:+.3f}%", message))
     if cost := record.cost:
         figures.append(("Ensemble", f"{units.count(cost.members)} members", _cost_words(cost)))
     return figures

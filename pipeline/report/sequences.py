@@ -49,8 +49,8 @@ def _lengths(name: str, profile: SequenceProfile) -> Figure | None:
         words = f"{_span(low, high)}: {units.percent(share)} of the train rows"
         size = {"x": f"{left:.2f}", "y": f"{top:.1f}", "width": f"{max(right - left, 0.5):.2f}"}
         body.append(tag("rect", tag("title", words), class_="c0", **size, height=f"{frame.bottom - top:.1f}"))
-    said = f"mean {profile.mean:.1f}, 99th percentile {profile.p99}, longest {profile.longest}"
-    return Figure(f"Events of {name}", said, drawing(body, f"Train rows by their events of {name}, {said}"))
+    message = f"mean {profile.mean:.1f}, 99th percentile {profile.p99}, longest {profile.longest}"
+    return Figure(f"Events of {name}", message, drawing(body, f"Train rows by their events of {name}, {message}"))
 
 
 def _span(low: int, high: int) -> str:

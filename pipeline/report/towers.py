@@ -141,11 +141,11 @@ def _feature_row(index: int, tower: int, evidence: TowerEvidence) -> tuple[str, 
 def towers_text(towers: Towers) -> str:
     """Which features went where and why, in a few lines for the terminal."""
     evidence = towers.evidence or TowerEvidence(strategy="")
-    said = f"{len(towers.towers)} towers, module {towers.module.name}, {evidence.strategy}: "
-    said += STRATEGIES.get(evidence.strategy, "")
+    message = f"{len(towers.towers)} towers, module {towers.module.name}, {evidence.strategy}: "
+    message += STRATEGIES.get(evidence.strategy, "")
     if (means := similarities(towers)) is not None:
-        said += f"; similarity {units.decimal(means[0], 2)} within towers, {units.decimal(means[1], 2)} across"
-    lines = [said]
+        message += f"; similarity {units.decimal(means[0], 2)} within towers, {units.decimal(means[1], 2)} across"
+    lines = [message]
     for index, tower in enumerate(towers.towers):
         loads = [(name, load_shares(towers, name)) for name in ("ms", "bytes")]
         shares = ", ".join(f"{units.percent(share[index], 0)} of the {name}" for name, share in loads if share)

@@ -143,9 +143,9 @@ def _written(store: Store, record: NightRecord, error: NightjarError | None) -> 
         write_summary(store, record)
     except Exception as problem:
         fault = of_family(problem)
-        said = f"the night's record or page cannot be written: {fault.message}"
-        _complain(said)
-        record = replace(record, message="; ".join(filter(None, (record.message, said))), hint=fault.hint)
+        message = f"the night's record or page cannot be written: {fault.message}"
+        _complain(message)
+        record = replace(record, message="; ".join(filter(None, (record.message, message))), hint=fault.hint)
     return record
 
 

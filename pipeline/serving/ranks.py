@@ -200,11 +200,11 @@ class _Processes:
 
     def _death(self, place: int, code: int) -> LaunchError:
         how = f"was killed by signal {-code}{cause_of(-code)}" if code < 0 else f"ended with exit code {code}"
-        said = ""
+        message = ""
         with contextlib.suppress(OSError):  # it had no time to open one
-            said = Path(self._logs[place]).read_text(errors="replace")[-_LOG_BYTES:].strip()
+            message = Path(self._logs[place]).read_text(errors="replace")[-_LOG_BYTES:].strip()
         return LaunchError(
-            f"rank {place + 1} of predict {how}; nothing is written" + (f"\n{said}" if said else ""),
+            f"rank {place + 1} of predict {how}; nothing is written" + (f"\n{message}" if message else ""),
             hint="the same command with --ranks 1, or with fewer --ranks if memory was short",
         )
 

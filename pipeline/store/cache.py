@@ -93,12 +93,12 @@ class PartCache:
                 if not self._locked(book) or _sound(path, len(data)) is not None:  # kept by another process meanwhile
                     return
                 book.seek(0)
-                said = book.read() or b""
+                stored = book.read() or b""
                 book.truncate(0)
                 if path.exists():  # damaged
                     path.unlink()
-                    said = b""
-                used = self._with_room(int(said) if said.isdigit() else self._counted(), size)
+                    stored = b""
+                used = self._with_room(int(stored) if stored.isdigit() else self._counted(), size)
                 _write(path, data)
                 book.write(b"%d" % (used + size))
         except OSError as error:

@@ -103,16 +103,16 @@ def retried(work: Callable[[], Result], doing: str) -> Result:
 
 def explained(error: BaseException) -> NightjarError | None:
     """A message for the user if ``error`` is temporary or a refusal; None otherwise, or if it is a message already."""
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, PermissionError):
         hint = "check the rights of this account there, and that its credentials have not expired"
-        return ArtifactError(f"access was refused{where}: {said}", hint=hint)
+        return ArtifactError(f"access was refused{where}: {message}", hint=hint)
     if isinstance(error, NightjarError) or not passes(error):
         return None
     if isinstance(error, MemoryError):
-        return PassingError(f"there was not enough memory{where}: {said or 'MemoryError'}", hint=AGAIN)
+        return PassingError(f"there was not enough memory{where}: {message or 'MemoryError'}", hint=AGAIN)
     if isinstance(error, RuntimeError):
         limits = "ulimit -u and the container's pids limit say how many there may be"
-        return PassingError(f"this machine starts no more threads: {said}", hint=f"{AGAIN}; {limits}")
-    return PassingError(f"the disk or the store did not answer{where}: {type(error).__name__}: {said}", hint=AGAIN)
+        return PassingError(f"this machine starts no more threads: {message}", hint=f"{AGAIN}; {limits}")
+    return PassingError(f"the disk or the store did not answer{where}: {type(error).__name__}: {message}", hint=AGAIN)

@@ -102,8 +102,8 @@ class MlflowServer:
 def _refusal(error: urllib.error.HTTPError, path: str) -> MlflowError:
     """What the server said, in few words."""
     try:
-        said = json.loads(error.read())
-        message, code = str(said.get("message", "")), str(said.get("error_code", ""))
+        text = json.loads(error.read())
+        message, code = str(text.get("message", "")), str(text.get("error_code", ""))
     except (ValueError, AttributeError, OSError):
         message, code = str(error.reason), ""
     words = message.splitlines()[0][:300] if message else error.reason

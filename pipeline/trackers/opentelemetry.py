@@ -149,12 +149,12 @@ def spans(piece: SpanData, model: str, trace: str, parent: str | None) -> Iterat
     own = seed(trace, parent, piece)
     events, status = [], Status(StatusCode.OK)
     if piece.error is not None:
-        said = {
+        message = {
             "exception.type": f"exit code {piece.error.exit_code}",
             "exception.message": piece.error.message,
             "nightjar.hint": piece.error.hint or "",
         }
-        events.append(Event("exception", said, timestamp=_nanoseconds(piece.end)))
+        events.append(Event("exception", message, timestamp=_nanoseconds(piece.end)))
         status = Status(StatusCode.ERROR, piece.error.message)
     yield ReadableSpan(
         piece.name,

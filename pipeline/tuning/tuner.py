@@ -198,8 +198,8 @@ class Tuner:
         if trial.state == TRYING:
             trial = replace(trial, state=DONE if code == 0 and trial.ne is not None else BROKEN, ended=time.time())
         if trial.state == BROKEN:
-            said = result.error.message if result is not None and result.error is not None else process.error()
-            trial = replace(trial, error=said, exit_code=code)
+            message = result.error.message if result is not None and result.error is not None else process.error()
+            trial = replace(trial, error=message, exit_code=code)
         self._write(trial)
         self._tell(trial)
         self.settled(self.trials)

@@ -239,8 +239,8 @@ def refusal(status: int, text: str, request: str) -> RefusedError:
         message = str(stated["message"])
     except (ValueError, KeyError, TypeError):
         message = text.strip() or request
-    said, hint = _in_words(status, message, request)
-    return RefusedError(status, said, hint=hint, passing_seconds=_passing_seconds(status, message, stated, request))
+    words, hint = _in_words(status, message, request)
+    return RefusedError(status, words, hint=hint, passing_seconds=_passing_seconds(status, message, stated, request))
 
 
 def _passing_seconds(status: int, message: str, stated: Object, request: str) -> float:
@@ -256,18 +256,18 @@ def _passing_seconds(status: int, message: str, stated: Object, request: str) ->
 def _in_words(status: int, message: str, request: str) -> tuple[str, str]:
     """A refusal's message and hint."""
     if status == 401:
-        said = f"the API server does not accept the credentials: {message}"
-        return said, "a token may have expired, or a clock be wrong: kubectl auth whoami"
+        text = f"the API server does not accept the credentials: {message}"
+        return text, "a token may have expired, or a clock be wrong: kubectl auth whoami"
     if status == 403 and "exceeded quota" in message:
         return f"a quota of the namespace is full: {message}", "kubectl describe quota; ask for more, or for less"
     if status == 403:
         return f"the API server denies it: {message}", ROLE_HINT
     if status == 404 and "batch.volcano.sh" in request:
-        said = f"the cluster knows no Volcano jobs, or not this one: {message}"
-        return said, "install Volcano, or launch.job=indexed"
+        text = f"the cluster knows no Volcano jobs, or not this one: {message}"
+        return text, "install Volcano, or launch.job=indexed"
     if status == 404 and "requested resource" in message:
-        said = f"the cluster knows no such objects: {request}: {message}"
-        return said, "a cluster of version 1.27 or newer (docs/kubernetes.md)"
+        text = f"the cluster knows no such objects: {request}: {message}"
+        return text, "a cluster of version 1.27 or newer (docs/kubernetes.md)"
     if status == 404 and "namespaces" in message:
         return message, "kubectl create namespace, or launch.namespace=<one that exists>"
     return f"the API server refuses it ({status}): {message}", "nightjar launch render"

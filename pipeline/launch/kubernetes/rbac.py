@@ -57,8 +57,8 @@ def check_rights(api: Api, launch: LaunchConfig) -> None:
     last = api.clock.monotonic() + min(WARM_UP_SECONDS, api.outage_seconds)
     while missing := _missing(api, launch):
         if api.clock.monotonic() > last:
-            said = f"these credentials may not, in namespace {launch.namespace}: {'; '.join(missing)}"
-            raise LaunchError(said, hint=ROLE_HINT)
+            message = f"these credentials may not, in namespace {launch.namespace}: {'; '.join(missing)}"
+            raise LaunchError(message, hint=ROLE_HINT)
         api.clock.sleep(PAUSE_SECONDS)
 
 
