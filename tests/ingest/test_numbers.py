@@ -13,7 +13,7 @@ from pipeline.ingest.parse import parse
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.sources import TextBlock
-from pipeline.ingest.text import Layout
+from pipeline.ingest.text import TextLayout
 
 from .conftest import csv_config
 
@@ -86,7 +86,7 @@ FLOATS = st.floats(width=64).map(repr) | st.decimals(allow_nan=False, places=12)
 
 
 def block_of(fields: list[str], separator: str) -> TextBlock:
-    layout = Layout(names=("label", "x", "c"), separator=separator, quote=None, numbers=frozenset("x"))
+    layout = TextLayout(names=("label", "x", "c"), separator=separator, quote=None, numbers=frozenset("x"))
     data = "".join(f"1{separator}{field}{separator}id\n" for field in fields).encode()
     return TextBlock(data=data, file="f", first_line=1, layout=layout, columns=("label", "x", "c"))
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.ingest.text import Layout, read_lines, text_blocks
+from pipeline.ingest.text import TextLayout, read_lines, text_blocks
 
-TSV = Layout(names=("a", "b", "c"), separator="\t", quote=None)
-CSV = Layout(names=("a", "b", "c"), separator=",", quote='"')
+TSV = TextLayout(names=("a", "b", "c"), separator="\t", quote=None)
+CSV = TextLayout(names=("a", "b", "c"), separator=",", quote='"')
 
 
-def read_all(data: bytes, layout: Layout, block_bytes: int):
+def read_all(data: bytes, layout: TextLayout, block_bytes: int):
     rows, rejects = [], []
     for block, first in text_blocks(io.BytesIO(data), block_bytes, 1):
         frame, lines, bad = read_lines(block, first, layout)
@@ -61,7 +61,7 @@ def test_quotes_hold_separators_and_doubled_quotes_but_no_line_breaks():
 
 
 def test_without_a_quote_character_quotes_are_text():
-    rows, rejects = read_all(b'5" pipe,"2,3\n', Layout(names=CSV.names, separator=",", quote=None), 1 << 20)
+    rows, rejects = read_all(b'5" pipe,"2,3\n', TextLayout(names=CSV.names, separator=",", quote=None), 1 << 20)
     assert rows == [(1, ('5" pipe', '"2', "3"))]
     assert not rejects
 
