@@ -89,9 +89,9 @@ def main() -> int:
             continue
         count += 1
         found.add(tree_of(given.old, paths[0]), tree_of(given.new, paths[-1]), paths[-1])
-    print(f"{count} files that changed, {len(found.names)} names in {found.names.total()} places")
-    print(f"{len(found.strings)} strings", *found.strings, sep="\n  ")
-    print(f"{len(found.others)} other differences", *found.others, sep="\n  ")
+    print(f"files: {count}; names: {len(found.names)}, in {found.names.total()} places")
+    print(f"strings: {len(found.strings)}", *found.strings, sep="\n  ")
+    print(f"other differences: {len(found.others)}", *found.others, sep="\n  ")
     return int(bool(found.others))
 
 

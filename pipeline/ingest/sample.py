@@ -32,8 +32,9 @@ from pipeline.ingest.quoted import TextLayout, records
 from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data
 from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.sources import decompressed, readable
-from pipeline.ingest.text import endless, read_lines
+from pipeline.ingest.text import read_lines
 from pipeline.specs import Connector
+from pipeline.units import MIB
 
 ROWS = 200_000  # of a sample
 BYTES = 64 << 20  # of text that is read for them
@@ -256,9 +257,20 @@ def _lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
         data += piece
     whole = not stream.read(1)
     if not whole and b"\n" not in data:
-        raise endless(label, 1, data)
+        raise _endless(label, data)
     block = data if whole and data.endswith(b"\n") else data + b"\n" if whole else data[: data.rfind(b"\n") + 1]
     return block.rstrip(b"\r\n") + b"\n" if block.strip() else b"", whole
+
+
+def _endless(label: str, start: bytes) -> DataError:
+    """The error for a log whose first line begins with ``start``, all that was read of it."""
+    an_array = start.lstrip().startswith(b"[")
+    hint = "jq -c '.[]' FILE writes an object a line" if an_array else "a file whose lines end with LF"
+    return DataError(
+        f"line 1 of {label} is longer than {len(start) // MIB} MiB, expected a row a line; it begins with "
+        f"{start[:40].decode(errors='replace')!r}",
+        hint=hint,
+    )
 
 
 def text_format(block: bytes) -> TextFormat:

@@ -16,7 +16,6 @@ from typing import BinaryIO
 import numpy as np
 import polars as pl
 
-from pipeline.errors import DataError
 from pipeline.ingest.quoted import NEWLINE, TextLayout, line_ends, records
 from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.values import FLOAT32_MAX
@@ -33,13 +32,13 @@ _PACKED = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\x
 
 
 def text_blocks(
-    stream: BinaryIO, block_bytes: int, first_line: int, layout: TextLayout | None = None, label: str = "the log"
+    stream: BinaryIO, block_bytes: int, first_line: int, layout: TextLayout | None = None
 ) -> Iterator[tuple[bytes, int]]:
     """Blocks of whole lines, each with its first line's number; blank lines at the very end are left out.
 
     ``stream``: buffered, so that only its end is read short. ``layout``: of records that may go over several lines, so
-    that blocks end with one. A line longer than LONGEST_LINE is never held whole: ``TOO_LONG`` stands for it. DataError
-    where it is all there is, such as an array of objects in a file of one line.
+    that blocks end with one. A line longer than LONGEST_LINE, such as an array of objects in a file of one line, is
+    never held whole: ``TOO_LONG`` stands for it.
     """
     carry, line = b"", first_line
     while data := stream.read(block_bytes):
@@ -49,13 +48,11 @@ def text_blocks(
             cut = _cut(data)
             if not cut and len(data) > LONGEST_LINE and b"\n" not in data:
                 carry = _behind_line(stream, block_bytes)
-                if not carry and line == first_line <= 2:  # nothing else than, perhaps, a header
-                    raise endless(label, line, data)
                 yield TOO_LONG + b"\n", line
                 line += 1
                 continue
         if cut:
-            block = b"".join([carry, memoryview(data)[:cut]])
+            block = _without_long_line(b"".join([carry, memoryview(data)[:cut]]))
             whole = _whole(block, layout)
             if whole:
                 yield block[:whole], line
@@ -66,6 +63,12 @@ def text_blocks(
         yield carry.rstrip(b"\r\n") + b"\n", line
 
 
+def _without_long_line(block: bytes) -> bytes:
+    """``block`` with ``TOO_LONG`` for its first line if that is too long: lines are told apart wherever blocks end."""
+    end = block.find(b"\n")
+    return TOO_LONG + block[end:] if end > LONGEST_LINE else block
+
+
 def _behind_line(stream: BinaryIO, block_bytes: int) -> bytes:
     """Read on to the end of a line: the bytes behind it that are read with it, none where the file ends."""
     while data := stream.read(block_bytes):
@@ -73,17 +76,6 @@ def _behind_line(stream: BinaryIO, block_bytes: int) -> bytes:
         if end:
             return behind or stream.read(block_bytes)
     return b""
-
-
-def endless(label: str, line: int, start: bytes) -> DataError:
-    """The error for a line that begins with ``start``, all that was read of it."""
-    an_array = start.lstrip().startswith(b"[")
-    hint = "jq -c '.[]' FILE writes an object a line" if an_array else "a file whose lines end with LF"
-    return DataError(
-        f"line {line:,} of {label} is longer than {len(start) // MIB} MiB, expected a row a line; it begins with "
-        f"{start[:40].decode(errors='replace')!r}",
-        hint=hint,
-    )
 
 
 def _whole(block: bytes, layout: TextLayout | None) -> int:

@@ -12,6 +12,7 @@ from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.sampling import COUNTS_FOR, OF_CLICKS
 from pipeline.ingest.statistics_pass import Fit
 from pipeline.ingest.tasks import typed
+from pipeline.ingest.text import LINE_TOO_LONG
 from pipeline.ingest.times import test_hours_from, time_text
 from pipeline.records import BY_LOGIT, ROW_WEIGHT, VALIDATION
 
@@ -180,6 +181,8 @@ def mend(kind: str, data: DataConfig) -> str:
         return hint
     if "; data.sparse." in kind:  # a list: its kind says how it is read
         return kind.partition("; ")[2].partition(" makes")[0]
+    if kind == LINE_TOO_LONG[0]:
+        return "a row a line, as jq -c '.[]' makes of an array, and lines that end with LF"
     if kind == "no JSON object":
         return "one JSON object a line, as jq -c '.[]' makes of an array; or data.format=<another>"
     if " is no vector of " in kind:

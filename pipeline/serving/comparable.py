@@ -25,6 +25,7 @@ _CLOCK = {"row_time": "timestamp", "time_zone": "time_zone", "time_format": "tim
 _HISTORY = {"by": True, "days": False, "where": True, "lag_minutes": False}  # whether it names a column
 _ALLOW_COLUMNS = "checkpoint.allow=[data.columns]"
 _QUALITY = "quality.json"
+_LIMITS = {"dense": ("min", "max", "required"), "sparse": ("required",)}  # settings by which rows are refused
 
 
 def differences(
@@ -218,22 +219,55 @@ def _tasks(today: Mapping[str, Any], other: Mapping[str, Any], allow: Collection
 
 
 def _refused(store: Store, dataset: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[str]:
-    """Limits by which rows are in quarantine that the model would score."""
-    limits = [*_narrower_limits(now, then)]
-    known = bool(limits) and store.exists(f"{dataset}/{_QUALITY}")
-    columns = store.read_json(f"{dataset}/{_QUALITY}")["quarantine"].get("columns") if known else None
+    """Limits and new features by which rows are in quarantine that the model would score."""
+    limits, added = [*_narrower_limits(now, then)], [*_added_columns(now, then)]
+    known = bool(limits or added) and store.exists(f"{dataset}/{_QUALITY}")
+    quarantine = store.read_json(f"{dataset}/{_QUALITY}")["quarantine"] if known else {}
+    columns = quarantine.get("columns")
+    rows = "rows that the model would score are in quarantine"
     for setting, column, today, other in limits:
         if columns is None or columns.get(column):
-            rows = "rows that the model would score are in quarantine"
             yield f"{setting} is {today} in the dataset, {other} in the model: {rows}"
+    for setting, column in added:
+        if quarantine.get("rows") if columns is None else columns.get(column):
+            yield f"{setting}, which the model does not have, is read from column {column!r}: {rows}"
+
+
+def _added_columns(now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Features that the model does not have, each with a column whose values they may refuse and the model does not."""
+    for group in ("dense", "sparse"):
+        for name in sorted(now[group].keys() - then[group].keys()):
+            own = now[group][name]
+            read = {own.get("column"), own.get("weights"), *(own.get("cross") or ())} - {None, ""}
+            alike = (each for each in then[group].values() if not _refuses_otherwise(group, own, each))
+            for column in sorted(read - {each.get("column") for each in alike}):
+                yield f"data.{group}.{name}", column
+    others = then.get("sequences", {}).get("groups", {})
+    for name, group in now.get("sequences", {}).get("groups", {}).items():
+        known = others.get(name, {"columns": {}, "time": None})
+        sources = [source for each, source in group["columns"].items() if each not in known["columns"]]
+        if group["time"] != known["time"]:
+            sources.append(group["time"])
+        for column in sorted({source["column"] for source in sources if source}):
+            yield f"data.sequences.{name}", column
+
+
+def _refuses_otherwise(group: str, own: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether feature ``own`` may refuse values of a column that ``other``, read from the same one, takes."""
+    limits = (*_LIMITS[group], "integer")
+    if any(_refuses_more(each, own.get(each), other.get(each)) for each in limits):
+        return True
+    numbers = "bounds" in own and "bounds" not in other
+    return numbers or bool(own.get("cross_bins")) or own.get("width", 1) != other.get("width", 1)
 
 
 def _narrower_limits(now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
     """The settings that may refuse more rows today, the column by which they do, and their values now and then."""
-    for group, settings in (("dense", ("min", "max", "required")), ("sparse", ("required",))):
+    for group, settings in _LIMITS.items():
         for name, record in then[group].items():
             own = now[group][name]
-            for each in settings:
+            binned = group == "sparse" and "bounds" in own  # of other ids ``integer`` changes what they are
+            for each in (*settings, "integer") if binned else settings:
                 if _refuses_more(each, own.get(each), record.get(each)):
                     yield f"data.{group}.{name}.{each}", own.get("column", ""), own.get(each), record.get(each)
     groups = now.get("sequences", {}).get("groups", {})
@@ -245,7 +279,7 @@ def _narrower_limits(now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterato
 
 def _refuses_more(setting: str, today: Any, other: Any) -> bool:
     """Whether the limit ``today`` refuses values that ``other`` lets through; None refuses none."""
-    if setting == "required":
+    if setting in ("required", "integer"):
         return bool(today) and not other
     if today is None or today == other:
         return False

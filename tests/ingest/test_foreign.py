@@ -114,13 +114,28 @@ def test_what_follows_a_compressed_stream_is_read_or_the_file_is_refused(run_ing
         refused(run_ingest, csv_config(path), "log.csv", "fetch the file again")
 
 
-@pytest.mark.parametrize(("start", "hint"), [("[", "jq -c"), ("x", "end with LF")])
-def test_a_log_of_one_line_without_an_end_is_refused(run_ingest, tmp_path, monkeypatch, start, hint):
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_log_of_one_line_without_an_end_is_refused(run_ingest, tmp_path, monkeypatch, kind):
     monkeypatch.setattr("pipeline.ingest.text.LONGEST_LINE", 5000)
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 1000)
-    config = dataclasses.replace(csv_config(tmp_path / "a.csv"), ingest=IngestConfig(block_mib=1))
-    (tmp_path / "a.csv").write_text("label,x,c\n" + start + "1" * 9000)
-    refused(run_ingest, config, "line 2 of a.csv is longer than", hint)
+    config = dataclasses.replace(csv_config(tmp_path / "a", format=kind), ingest=IngestConfig(block_mib=1))
+    header = "label,x,c\n" if kind == "csv" else ""
+    (tmp_path / "a").write_text(header + "[" + "1" * 9000)
+    refused(run_ingest, config, "none of the 1 rows", f"a line {1 + bool(header)}: the line is longer than", "jq -c")
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("width", [*range(4990, 5010, 3), 7000])
+def test_a_file_of_one_long_line_costs_a_row_of_the_log(run_ingest, tmp_path, monkeypatch, width, end):
+    """Wherever blocks end, a line is as long as it is."""
+    monkeypatch.setattr("pipeline.ingest.text.LONGEST_LINE", 5000)
+    write_rows(tmp_path / "a.csv", 200)
+    (tmp_path / "b.csv").write_text("label,x,c\n1,2," + "a" * (width - 4) + end)
+    for unit in (1000, 1 << 20):
+        monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", unit)
+        config = dataclasses.replace(csv_config(tmp_path / "*.csv"), ingest=IngestConfig(block_mib=1))
+        result = run_ingest(config)
+        assert (result.summary["rows"], result.summary["rows_quarantined"]) == (201, int(width > 5000))
 
 
 @pytest.mark.parametrize("width", [4000, 9000, 60_000])

@@ -368,6 +368,63 @@ def test_rows_that_only_the_model_would_score_must_be_there(store: Store, now: d
         translation(store, "now", "then")
 
 
+ADDED = [
+    ({"dense": {"x": dense(), "more": dense(column="more")}}, "more", "data.dense.more"),
+    ({"dense": {"x": dense(), "more": dense(column="x") | {"required": True}}}, "x", "data.dense.more"),
+    ({"sparse": {"a": sparse(), "more": sparse(column="more")}}, "more", "data.sparse.more"),
+    ({"sparse": {"a": sparse(), "more": sparse(column="more", weights="w")}}, "w", "data.sparse.more"),
+    ({"sparse": {"a": sparse(), "more": sparse(column="a", bounds=[1.0])}}, "a", "data.sparse.more"),
+    ({"sparse": {"a": sparse(), "more": sparse(column="a", integer=True)}}, "a", "data.sparse.more"),
+    ({"sparse": {"a": sparse(), "more": sparse(cross=["a", "other"])}}, "other", "data.sparse.more"),
+    (
+        {"sequences": {"groups": {"seen": {"columns": {}, "time": {"column": "at", "field": None}}}}},
+        "at",
+        "data.sequences.seen",
+    ),
+    (
+        {"sequences": {"groups": {"seen": {"columns": {"seen__item": {"column": "items"}}, "time": None}}}},
+        "items",
+        "data.sequences.seen",
+    ),
+]
+
+
+@pytest.mark.parametrize(("added", "column", "setting"), ADDED, ids=[f"{each[2]}-{each[1]}" for each in ADDED])
+def test_rows_that_a_new_feature_refuses_are_missed(store: Store, added: dict, column: str, setting: str) -> None:
+    """The model that serves does not read that feature: it scores them, and nobody can see how well."""
+    plain = {"dense": {"x": dense(column="x")}, "sparse": {"a": sparse(column="a")}}
+    put(store, "then", features=plain)
+    put(store, "now", features=plain | added)
+    store.write_json("now/quality.json", {"quarantine": {"rows": 3, "columns": {"y": 3}}})
+    assert translation(store, "now", "then").dense == {"x": None}, "it refused none"
+    for quarantine in ({"rows": 1, "columns": {column: 1}}, {"rows": 1}):
+        store.write_json("now/quality.json", {"quarantine": quarantine})
+        with pytest.raises(NotComparableError, match=f"{setting}, which the model does not have, is read from"):
+            translation(store, "now", "then")
+
+
+@pytest.mark.parametrize("more", [{}, {"required": True}])
+def test_values_that_both_refuse_judge_both(store: Store, more: dict) -> None:
+    """A new feature of a column that the model reads by the same rules refuses no other row."""
+    plain = {"dense": {"x": dense(column="x") | more}, "sparse": {"a": sparse(column="a", **more)}}
+    new = {"dense": {"y": dense(column="x") | more}, "sparse": {"b": sparse(column="a", **more)}}
+    new["sparse"]["c"] = sparse(cross=["a", "a"], **more)
+    put(store, "then", features=plain)
+    put(store, "now", features={group: plain[group] | new[group] for group in plain})
+    store.write_json("now/quality.json", {"quarantine": {"rows": 2, "columns": {"x": 1, "a": 1}}})
+    assert translation(store, "now", "then").sparse == {"a": None}
+
+
+def test_bins_of_whole_numbers_refuse_others(store: Store) -> None:
+    bins = sparse("bins", bounds=[1.0, 2.0], column="age")
+    put(store, "then", a=bins | {"integer": False})
+    put(store, "now", a=bins | {"integer": True})
+    store.write_json("now/quality.json", {"quarantine": {"rows": 1, "columns": {"age": 1}}})
+    with pytest.raises(NotComparableError, match="data.sparse.a.integer is True in the dataset, False in the model"):
+        translation(store, "now", "then")
+    assert translation(store, "then", "now").sparse == {"a": None}
+
+
 def test_rows_with_late_events_that_only_the_model_would_score_must_be_there(store: Store) -> None:
     put(store, "now", features=with_sequence(drop_leaks=False))
     put(store, "then", features=with_sequence(drop_leaks=True))

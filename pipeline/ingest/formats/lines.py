@@ -46,7 +46,7 @@ class LineReader:
         rest = cast(BinaryIO, self._stream)
         if file.stop is not None:
             rest = cast(BinaryIO, _Limited(rest, file.stop - self._stream.tell()))
-        yield from text_blocks(rest, file.block_bytes, first_line, layout, file.label)
+        yield from text_blocks(rest, file.block_bytes, first_line, layout)
 
 
 class _Limited:
