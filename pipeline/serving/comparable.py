@@ -43,7 +43,7 @@ def differences(
     """
     yield from _columns(now, then, allow)
     settings, others = _data(store, dataset), _data(store, version)
-    if not is_allowed("data.columns", allow):
+    if settings and others and not is_allowed("data.columns", allow):
         places = _columns_by_place(settings), _columns_by_place(others)
         yield from _places(*places, then, others.get("tasks") or {})
     groups = now.get("sequences", {}).get("groups", {})
@@ -104,8 +104,14 @@ def _read_columns(then: Mapping[str, Any], tasks: Mapping[str, Any]) -> set[str 
 def _places(
     today: Sequence[str], other: Sequence[str], then: Mapping[str, Any], tasks: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Columns that the model or a label, such as those of its ``tasks``, is read from at another place of a line."""
-    if not today or not other:
+    """Columns that the model or a label, such as those of its ``tasks``, is read from at another place of a line.
+
+    Nobody can tell where a log has a header and the other one has none.
+    """
+    if bool(today) != bool(other):
+        ways = ("by their names", "by their places")
+        what = f"columns are told apart {ways[bool(today)]} in the dataset, {ways[bool(other)]} in the model"
+        yield f"{what}; if they are the same, {_ALLOW_COLUMNS} says so"
         return
     read = _read_columns(then, tasks)
     for column in other:

@@ -484,10 +484,24 @@ def test_without_a_header_a_column_is_the_one_at_its_place(store: Store) -> None
     store.write_json("then/transforms.json", store.read_json("then/transforms.json") | {"label": {"column": "label"}})
     with pytest.raises(NotComparableError, match="'label' is column 4 of the lines in the dataset, 1 in the model"):
         translation(store, "now", "then")
-    for same in (b"[label, x, a, c, b]", moved.replace(b"header: false", b"header: true")):  # nothing read has moved
-        settings = same if same.startswith(b"data") else b"data: {format: csv, header: false, columns: %s}" % same
-        store.write_bytes("now/config.yaml", settings)
-        assert translation(store, "now", "then").dense == {"x": None}
+    store.write_bytes("now/config.yaml", b"data: {format: csv, header: false, columns: [label, x, a, c, b]}")
+    assert translation(store, "now", "then").dense == {"x": None}, "nothing that is read has moved"
+
+
+NAMED = ["{format: csv, header: true}", "{format: parquet, columns: [label, x]}", "{format: kafka, messages: avro}"]
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_names_and_places_of_columns_are_not_compared(store: Store, named: str) -> None:
+    """A list of columns in a wrong order would judge a model on other columns than those it serves by."""
+    for path in ("named", "placed"):
+        put(store, path)
+    store.write_bytes("named/config.yaml", f"data: {named}".encode())
+    store.write_bytes("placed/config.yaml", b"data: {format: csv, header: false, columns: [label, x, a]}")
+    for now, then in (("named", "placed"), ("placed", "named")):
+        with pytest.raises(NotComparableError, match=r"told apart by their .*checkpoint.allow=\[data.columns\]"):
+            translation(store, now, then)
+        assert translation(store, now, then, ["data.columns"]).dense == {"x": None}
 
 
 @pytest.mark.parametrize(
