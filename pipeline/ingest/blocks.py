@@ -108,12 +108,14 @@ def count(block: Block, job: CountJob) -> tuple[Counted, Fit, bytes]:
         columns = [mark.alias(name) for name, mark in marks if mark is not None]
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
     rows = height + len(raw.rejects)
+    of_many_days = job.rule is not None and job.rule.others == "drop"
+    unread = [replace(each, of_day=False) for each in raw.rejects] if of_many_days else raw.rejects
     counted = Counted(
         file=raw.file,
         rows=rows,
         lines=rows + raw.further_lines,
         bytes=raw.bytes,
-        rejects=sorted([*raw.rejects, *parsed.rejects], key=lambda reject: reject.line),
+        rejects=sorted([*unread, *parsed.rejects], key=lambda reject: reject.line),
         kept=parsed.frame.height,
         other_days=parsed.other_days,
         dropped=parsed.dropped,

@@ -9,7 +9,7 @@ null = missing; of a vector Array(Float32)), ``hash:<name>`` (UInt64 or list<UIn
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
@@ -73,7 +73,7 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
 
     for start, found in by_halves(part, raw.height):
         if isinstance(found, BaseException):
-            rejects.append(not_read(int(lines[start]), found))
+            rejects.append(not_read(int(lines[start]), found, of_day=not _of_many_days(rule)))
         else:
             parts.append(found)
     return _merged(parts or [_parse(raw.clear(), lines[:0], spec, rule)], rejects)
@@ -178,13 +178,19 @@ def _split_times(
     return own.fill_null(beginning_of(day, None, zone)).alias(SPLIT_TIME)
 
 
+def _of_many_days(rule: DayRule | None) -> bool:
+    """Whether the log has rows of many days, of which those of one are wanted."""
+    return rule is not None and rule.others == "drop"
+
+
 def _other_days(
     raw: pl.DataFrame, days: np.ndarray, rule: DayRule, rejected: RejectedRows
 ) -> tuple[dict[int, pl.DataFrame], int]:
     """Take the rows of other days out: (those to keep by day, how many are dropped)."""
+    wrong = _of_their_days(days, rule, rejected) if _of_many_days(rule) and rejected.bad.any() else 0
     other = (days != rule.day) & ~rejected.bad
     if not other.any():
-        return {}, 0
+        return {}, wrong
     near = other & (np.abs(days - rule.day) <= rule.reach)
     if rule.others == "keep" and rule.first is not None:
         late = near & (days >= rule.first) & (days < rule.day)
@@ -197,7 +203,7 @@ def _other_days(
     else:
         other_days = other
     if rule.others == "drop":
-        dropped = int(other.sum())
+        dropped = int(other.sum()) + wrong
     else:
         rejected.add(
             other_days,
@@ -206,6 +212,15 @@ def _other_days(
         )
     rejected.bad |= other
     return kept, dropped
+
+
+def _of_their_days(days: np.ndarray, rule: DayRule, rejected: RejectedRows) -> int:
+    """Leave rejected rows of other days to these, and mark those of which no day is known (0); how many are left."""
+    wrong = dict(zip(rejected.lines[rejected.bad].tolist(), days[rejected.bad].tolist(), strict=True))
+    rejects = [each for each in rejected.rejects if wrong[each.line] in (0, rule.day)]
+    left = len(rejected.rejects) - len(rejects)
+    rejected.rejects = [replace(each, of_day=wrong[each.line] == rule.day) for each in rejects]
+    return left
 
 
 def _date(day: int) -> str:

@@ -30,13 +30,15 @@ Result = TypeVar("Result")
 class Reject:
     """A line (1-based) that is no row. ``kind`` groups reasons; ``reason`` is what the quarantine says.
 
-    ``column``: the one that is wrong; "" where it is the line.
+    ``column``: the one that is wrong; "" where it is the line. ``of_day``: whether it is of the day that is wanted; of
+    a line that tells no day, in a log of many, nobody knows.
     """
 
     line: int
     kind: str
     reason: str
     column: str = ""
+    of_day: bool = True
 
 
 class RejectedRows:
@@ -107,10 +109,10 @@ def by_halves(read: Callable[[int, int], Result], count: int) -> Iterator[tuple[
             yield start, found
 
 
-def not_read(line: int, error: BaseException) -> Reject:
-    """The reject of a line that no parser takes."""
+def not_read(line: int, error: BaseException, *, of_day: bool = True) -> Reject:
+    """The reject of a line that no parser takes; ``of_day``: as of ``Reject``."""
     message = printable(str(error).split("\n", 1)[0], 100)
-    return Reject(line, "unreadable", f"the line cannot be read: {type(error).__name__}: {message}")
+    return Reject(line, "unreadable", f"the line cannot be read: {type(error).__name__}: {message}", of_day=of_day)
 
 
 def shown(value: str | None) -> str:

@@ -40,7 +40,7 @@ from pipeline.ingest.statistics_pass import Fit
 from pipeline.ingest.time_split import find_cut
 from pipeline.ingest.times import TimeSplit
 from pipeline.ingest.transform_pass import FittedState
-from pipeline.ingest.validation import check_day, check_kept, held
+from pipeline.ingest.validation import RejectCounts, check_day, check_kept, held
 from pipeline.records import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
 from pipeline.specs import Snapshot
 from pipeline.specs.id_mapping import FittedMapping, FittingDay
@@ -183,7 +183,6 @@ class _IngestRun:
         number = None if day is None else days.day_number(day)
         first = days.day_number(self.days[0]) if self.days else 0
         shown = f"{day}: " if len(self.days) > 1 else ""
-        quarantined = self.quarantine.rows
         if self.spec.event_key is not None and self.repeats is None:
             self.repeats = find_repeats(self.engine, self.data, self.draft.store, self.spec, self._log_sources)
         if self.data.split.by == "time" and self.cut is None:
@@ -192,9 +191,9 @@ class _IngestRun:
             self.histories = build_histories(
                 self.engine, self.data, self.draft, self.spec, self._events_sources, self.settings.compression
             )
-        fit = self._first_pass(day, f"{shown}pass 1 of 2")
+        fit, counts = self._first_pass(day, f"{shown}pass 1 of 2")
         repeated = self.repeats.judged.repeated.get(number or 0, 0) if self.repeats is not None else 0
-        check_day(fit, self.quarantine, self.data, day, self.quarantine.rows - quarantined, repeated)
+        check_day(fit, self.quarantine, self.data, day, counts, repeated)
         if fit.fits:
             self.engine.leaks(self.alone, fit.first_test_day)
             fitting = FittingDay(
@@ -243,12 +242,18 @@ class _IngestRun:
             return None if day == self.days[-1] else False
         return day in self.days[-split.test_days :]
 
-    def _first_pass(self, day: date | None, what: str) -> Fit:
-        """Count the logs of ``day``; a second time if they show that the split must go by place."""
+    def _first_pass(self, day: date | None, what: str) -> tuple[Fit, RejectCounts]:
+        """Count the logs of ``day``; a second time if they show that the split must go by place.
+
+        Rows of no day are in quarantine once, however many days of one log are read.
+        """
         job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day), cut=self.cut)
         sources, meter = self._sources(day), _RateReporter(what, self.now)
+        counts = RejectCounts()
         for counted in self.engine.count(sources, job):
-            self.quarantine.add(counted.file, counted.rejects)
+            of_day = [each for each in counted.rejects if each.of_day]
+            counts.add(len(of_day), len(counted.rejects) - len(of_day), counted.dropped)
+            self.quarantine.add(counted.file, counted.rejects if self.total is None else of_day)
             for other, rows in counted.other_days.items():
                 self.late.setdefault(other, {}).setdefault(day, []).append(rows)
             self.dropped += counted.dropped
@@ -256,7 +261,7 @@ class _IngestRun:
             meter.add(counted.rows)
         fit = self.engine.fit()
         if not fit.needs_places:
-            return fit
+            return fit, counts
         contents = f"{fit.contents.rows:,} rows have {fit.contents.distinct:,} distinct contents"
         log.info(
             "%s: %s, and most rows repeat. They are counted again, split by file and row number instead of by content",
@@ -267,7 +272,7 @@ class _IngestRun:
         meter = _RateReporter(f"{what}, again", self.now)
         for counted in self.engine.count(sources, replace(job, by_place=True)):
             meter.add(counted.rows)
-        return self.engine.fit()
+        return self.engine.fit(), counts
 
     def _sources(self, day: date | None) -> list[Source]:
         """The sources of the log's blocks, of ``day`` if it has files of its own; counts their bytes on disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date
 
 from pipeline.config import DataConfig
@@ -17,13 +18,36 @@ from pipeline.ingest.times import test_hours_from, time_text
 from pipeline.records import BY_LOGIT, ROW_WEIGHT, VALIDATION
 
 
+@dataclass
+class RejectCounts:
+    """Rows in quarantine: ``of_day`` of the day that is read, ``of_none`` of which no day is known.
+
+    ``of_others``: rows of other days in the same log.
+    """
+
+    of_day: int = 0
+    of_none: int = 0
+    of_others: int = 0
+
+    def add(self, of_day: int, of_none: int, of_others: int) -> None:
+        """Take in those of a block."""
+        self.of_day += of_day
+        self.of_none += of_none
+        self.of_others += of_others
+
+
 def check_day(
-    fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | None, quarantined: int, repeated: int = 0
+    fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | None, counts: RejectCounts, repeated: int = 0
 ) -> None:
-    """Raise DataError unless there is something to train on; ``quarantined``, ``repeated``: rows of ``day``."""
+    """Raise DataError unless there is something to train on; ``repeated``: rows of ``day``.
+
+    Rows in quarantine of which no day is known count against the whole log.
+    """
     where = data.path or "the synthetic log"
     rows, clicks = fit.rows, fit.positives["train"]
     kept = sum(rows.values()) + fit.gap.rows
+    no_other = not kept and not counts.of_others  # then nothing tells that these rows are of another day
+    quarantined = counts.of_day + (counts.of_none if no_other else 0)
     seen = kept + quarantined
     told = data.has_file_per_day and data.connector is None  # files were counted before they were read
     if day is not None and not told and seen + repeated < data.watermark.min_rows:
@@ -39,6 +63,7 @@ def check_day(
             hint=mend(kind, data),
         )
     _check_share(quarantine, data, quarantined, seen)
+    _check_share(quarantine, data, counts.of_none, seen + counts.of_none + counts.of_others)
     if fit.test or (day in data.days[1:] and _ends_train(fit)):
         return
     if not rows["train"]:

@@ -2,13 +2,15 @@
 
 import errno
 import json
+from pathlib import Path
 from unittest.mock import ANY
 
 import numpy as np
 import polars as pl
 import pytest
 
-from pipeline.config import LabelConfig, SparseFeature
+from pipeline.config import Config, LabelConfig, SparseFeature
+from pipeline.errors import DataError
 from pipeline.ingest import parse, rejects, text
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
 from pipeline.ingest.quoted import TextLayout
@@ -262,3 +264,33 @@ def test_a_log_with_such_lines_becomes_a_dataset(run_ingest, tmp_path):
     assert dataset.summary["rows"] == 400
     assert dataset.quarantine == []  # text that is no array is one id
     assert dataset.all_rows.height == 400
+
+
+def many_days(path: Path, days: int, broken: list[str], **changes) -> Config:
+    """A log of ``days`` of 60 rows each in one file, with the lines ``broken`` at its start."""
+    rows = [f"{i % 2},{i % 7},a,2026-01-{1 + day:02}" for day in range(days) for i in range(60)]
+    path.write_text("\n".join(["label,x,c,at", *broken, *rows]) + "\n")
+    return csv_config(path, timestamp="at", **changes)
+
+
+BROKEN = ["1,2", "1,2,a,noon", "3,1,a,2026-01-01", "1,word,a,2026-01-02"] * 5  # of no day, of no day, of two days
+
+
+@pytest.mark.parametrize("day", ["2026-01-09", "2026-01-07..2026-01-09"])
+def test_bad_lines_of_no_day_count_once_against_the_whole_log(run_ingest, tmp_path: Path, day: str) -> None:
+    log = tmp_path / "a.csv"
+    with pytest.raises(DataError, match=r"10 of 560 rows \(1\.8%\) are quarantined"):
+        run_ingest(many_days(log, 9, BROKEN, day=day, max_quarantine_share=0.017))
+    found = run_ingest(config := many_days(log, 9, BROKEN, day=day, max_quarantine_share=0.018))
+    assert (found.summary["rows"], found.summary["rows_quarantined"]) == (60 * len(config.data.days) + 10, 10)
+    assert {each["line"] for each in found.quarantine} == {line for line in range(2, 22) if (line - 2) % 4 < 2}
+
+
+def test_bad_lines_of_a_day_count_against_it(run_ingest, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"5 of 65 rows \(7\.7%\) are quarantined"):
+        run_ingest(many_days(tmp_path / "a.csv", 9, BROKEN, day="2026-01-01", max_quarantine_share=0.05))
+
+
+def test_a_log_whose_times_nobody_can_read_says_so(run_ingest, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="none of the 9 rows .* could be used; most common reason .*: at is no day"):
+        run_ingest(many_days(tmp_path / "a.csv", 0, ["1,2,a,noon"] * 9, day="2026-01-01"))
