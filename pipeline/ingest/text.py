@@ -16,6 +16,7 @@ from typing import BinaryIO
 import numpy as np
 import polars as pl
 
+from pipeline.errors import DataError
 from pipeline.ingest.quoted import NEWLINE, TextLayout, line_ends, records
 from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.values import FLOAT32_MAX
@@ -29,6 +30,17 @@ LINE_TOO_LONG = ("line too long", f"the line is longer than {LONGEST_LINE // MIB
 _TRIMMED = frozenset(b" \t")
 # First bytes of what Polars takes for gzip, zlib and Zstandard, and unpacks.
 _PACKED = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\xfd")
+
+
+def header_line(stream: BinaryIO, file: str) -> bytes:
+    """The next line of ``stream``, the names of the columns; DataError where it is no line of names but endless."""
+    line = stream.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise DataError(
+            f"the first line of {file} is longer than {LONGEST_LINE // MIB} MiB, expected the names of the columns",
+            hint="data.header=false data.columns=[<names>] where the log has no header",
+        )
+    return line
 
 
 def text_blocks(
@@ -74,7 +86,7 @@ def _behind_line(stream: BinaryIO, block_bytes: int) -> bytes:
     while data := stream.read(block_bytes):
         _, end, behind = data.partition(b"\n")
         if end:
-            return behind or stream.read(block_bytes)
+            return behind
     return b""
 
 

@@ -45,7 +45,7 @@ def runs_listing(lines: Sequence[RunLine]) -> str:
 
 def comparison_text(record: RunsComparison) -> str:
     """``nightjar compare``: figures, differences with their intervals, slices, settings."""
-    parts = [text_table(*_figures(record.runs))]
+    parts = [text_table(*_figures(record))]
     parts += [_change_text(each, record) for each in record.changes]
     if record.settings:
         head = ("setting", *(each.run for each in record.runs))
@@ -60,7 +60,7 @@ def comparison_text(record: RunsComparison) -> str:
 def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """The page of a comparison. ``curves``: the records of ``metrics.jsonl`` by run."""
     names = [each.run for each in record.runs]
-    head, rows = _figures(record.runs)
+    head, rows = _figures(record)
     shown = [
         (with_swatch(place % COLOURS, row[0]), pill(line.status, line.status), *row[2:])
         for place, (row, line) in enumerate(zip(rows, record.runs, strict=True))
@@ -74,6 +74,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
         heading=f"{units.plural(len(names), 'run')} compared",
         about=", ".join(names),
         runs=PageTable([f"{name[0].upper()}{name[1:]}" for name in head], shown),
+        marked=_on_same_rows(record),
         first=names[0],
         confidence=units.percent(record.confidence, 0),
         changes=PageTable(("Run", "Rows*", "NE*", "AUC*", "Calibration*", "Result~"), _change_rows(record)),
@@ -85,7 +86,14 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
     )
 
 
-def _figures(lines: Sequence[RunLine]) -> tuple[Sequence[str], list[Sequence[str]]]:
+def _on_same_rows(record: RunsComparison) -> bool:
+    """Whether all runs were evaluated on the same rows, so that one has the lowest NE."""
+    pairs = zip(record.runs[1:], record.changes, strict=True)
+    return all(change.change is not None or not units.known(line.ne) for line, change in pairs)
+
+
+def _figures(record: RunsComparison) -> tuple[Sequence[str], list[Sequence[str]]]:
+    lines = record.runs
     head = (
         "run",
         "status",
@@ -99,7 +107,8 @@ def _figures(lines: Sequence[RunLine]) -> tuple[Sequence[str], list[Sequence[str
         "checkpoints*",
         "gate",
     )
-    best = min((each.ne for each in lines if units.known(each.ne)), default=None)
+    known = [each.ne for each in lines if units.known(each.ne)] if _on_same_rows(record) else []
+    best = min(known, default=None)
     rows = [
         (
             each.run,

@@ -29,7 +29,7 @@ def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
     parts = [
         f"{units.count(part.rows_train)} train{_looked_at(part)} and {units.count(part.rows_test)} test rows, "
         f"{units.size(data['bytes'])} written",
-        f"test rows from {part.split_time['test_from']} on" if part.split_time else "",
+        f"test rows from {part.split_time['test_from']} UTC on" if part.split_time else "",
         f"{units.count(part.rows_gap)} rows left out before them" if part.rows_gap else "",
         f"day {part.day}" if part.day else "",
         f"replaces {part.replaces}" if part.replaces else "",

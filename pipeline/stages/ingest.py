@@ -174,8 +174,9 @@ def _by_time(part: IngestPart) -> str:
     if part.split_time is None:
         return ""
     until, since = part.split_time["train_until"], part.split_time["test_from"]
-    gap = "" if until == since else f", trained on rows before {until} ({units.count(part.rows_gap)} rows in between)"
-    return f"tested on rows from {since} on{gap}"
+    between = f"{units.count(part.rows_gap)} rows in between"
+    gap = "" if until == since else f", trained on rows before {until} UTC ({between})"
+    return f"tested on rows from {since} UTC on{gap}"
 
 
 def _sequence(name: str, profile: SequenceProfile) -> str:

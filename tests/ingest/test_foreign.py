@@ -162,6 +162,14 @@ def test_a_line_of_any_length_costs_a_row(run_ingest, tmp_path, monkeypatch, kin
     assert ("longer than" in quarantined["reason"]) is (width > 5000)
 
 
+@pytest.mark.parametrize("quote", ['"', None])
+def test_a_file_of_one_endless_line_is_no_header(run_ingest, tmp_path, monkeypatch, quote):
+    monkeypatch.setattr("pipeline.ingest.text.LONGEST_LINE", 5000)
+    log = tmp_path / "log"
+    log.write_text("label,x,c," + "1" * 6000 + "\n0,1,a\n")
+    refused(run_ingest, csv_config(log, quote=quote), "longer than", "data.header=false")
+
+
 def test_a_vector_of_another_width_names_its_setting(run_ingest, tmp_path):
     path = tmp_path / "a.parquet"
     pl.DataFrame({"label": [0, 1] * 9, "numbers": [[1.0, 2.0, 3.0]] * 18, "c": ["a"] * 18}).write_parquet(path)

@@ -7,6 +7,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from pipeline.records import (
     DecisionRecord,
     Figures,
@@ -67,6 +69,21 @@ def recorded(kind: type[Record], name: str) -> Iterator[Record]:
     """The recorded files of ``kind``: ``<name>.json`` and ``<name>-*.json``."""
     for path in sorted([*RECORDED.glob(f"{name}.json"), *RECORDED.glob(f"{name}-*.json")]):
         yield kind.from_json(json.loads(path.read_text()))
+
+
+@pytest.mark.parametrize("problem", [None, "other test rows"])
+def test_the_lowest_ne_is_marked_among_runs_on_the_same_rows_alone(problem):
+    change = None if problem else figures(0.001, 0.001, 0.001, kind=Figures)
+    record = RunsComparison(
+        runs=(RunLine(run="a", status="done", ne=0.9), RunLine(run="b", status="done", ne=0.8)),
+        settings={},
+        confidence=0.95,
+        changes=(RunChange(run="b", rows=400, change=change, problem=problem),),
+    )
+    marked = problem is None
+    assert ("0.80000*" in comparison_text(record)) is marked
+    page = comparison_page(record, {"a": [], "b": []})
+    assert ("0.80000*" in page) is marked and ("marked *" in page) is marked
 
 
 def compared() -> str:

@@ -16,7 +16,7 @@ from pipeline.ingest.formats.lines import BOM, LineReader
 from pipeline.ingest.quoted import LONGEST, TextLayout, records
 from pipeline.ingest.schema import CRITEO_COLUMNS, require_columns
 from pipeline.ingest.sources import Block, TextBlock
-from pipeline.ingest.text import text_blocks
+from pipeline.ingest.text import header_line, text_blocks
 
 COUNTED_BYTES = 1 << 22  # that are looked at together where records are counted
 
@@ -52,7 +52,7 @@ class Delimited(FileFormat):
         line = super().cut(source, at, file)
         header = self.header_lines(file.data) > 0
         source.seek(0)
-        layout = self.layout(file.data, source.readline().removeprefix(BOM) if header else None)
+        layout = self.layout(file.data, header_line(source, file.label).removeprefix(BOM) if header else None)
         if line is None or layout.quote is None:
             return line
         first = max(line - LONGEST, 0)
@@ -70,7 +70,9 @@ class Delimited(FileFormat):
         if self.quote(data) is None:
             return super().rows(stream, data, enough)
         lines = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
-        layout = self.layout(data, lines.readline().removeprefix(BOM) if self.header_lines(data) else None)
+        has_header = self.header_lines(data) > 0
+        header = header_line(cast(BinaryIO, lines), data.path or "the log").removeprefix(BOM) if has_header else None
+        layout = self.layout(data, header)
         counted = 0
         for block, _ in text_blocks(cast(BinaryIO, lines), COUNTED_BYTES, 1, layout):
             counted += len(records(block, layout).ends)

@@ -8,7 +8,7 @@ from typing import BinaryIO, cast
 
 from pipeline.ingest.formats.file_format import LogFile, require_text
 from pipeline.ingest.quoted import TextLayout
-from pipeline.ingest.text import text_blocks
+from pipeline.ingest.text import header_line, text_blocks
 
 BOM = b"\xef\xbb\xbf"
 
@@ -30,7 +30,7 @@ class LineReader:
     def header(self) -> bytes:
         """The next line, which is no row."""
         self._headers += 1
-        return self._first.readline()
+        return header_line(cast(BinaryIO, self._first), self._file.label)
 
     def start(self) -> bytes:
         """Some bytes that come next."""
