@@ -177,7 +177,19 @@ def local_version(store: Store, path: str, needed: Sequence[str] = NEEDED) -> It
 
 
 def fetch_version(store: Store, path: str, folder: str, needed: Sequence[str] = NEEDED) -> None:
-    """Copy the files ``needed`` of a version in an object store into ``folder``; as ``local_version``."""
+    """Copy the files ``needed`` of a version in an object store into ``folder``; as ``local_version``.
+
+    Raises ArtifactError for a file whose name leads out of the version: as a key of an object store it is a name like
+    any other, but on this machine it would be written wherever it points.
+    """
     start = store.full(path)
-    files = [full for name in needed for full in store.fs.find(f"{start}/{name}")]
-    store.fs.get(files, [f"{folder}{full.removeprefix(start)}" for full in files])
+    found = [full for name in needed for full in store.fs.find(f"{start}/{name}")]
+    files = [full for full in found if not full.endswith("/")]  # some tools mark a folder by an empty key
+    names = [full.removeprefix(f"{start}/") for full in files]
+    for name in names:
+        if {"", ".", ".."} & set(name.split("/")) or "\\" in name or "\0" in name:
+            raise ArtifactError(
+                f"{path} has a file called {name!r}, which leads out of its folder; nothing of it was copied",
+                hint=f"Nightjar writes no such file: find out who did, and remove it or {path}",
+            )
+    store.fs.get(files, [f"{folder}/{name}" for name in names])

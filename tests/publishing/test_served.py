@@ -7,13 +7,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFile
 from torch.nn import functional
 
 from pipeline.compose import to_yaml
@@ -22,7 +23,7 @@ from pipeline.errors import ArtifactError
 from pipeline.evaluation.compared import units_in_the_last_place
 from pipeline.publishing.dense import CONFIG, WEIGHTS, write_dense
 from pipeline.publishing.program import PROGRAM, read_program, write_program
-from pipeline.publishing.served import SERVING, ServedModel, local_version
+from pipeline.publishing.served import NEEDED, SERVING, ServedModel, local_version
 from pipeline.records import DENSE, Tower, TowerModuleSpec, Towers
 from pipeline.store import Store
 from tests.checkpoint import built
@@ -371,6 +372,24 @@ def test_a_version_in_an_object_store_is_fetched_for_the_while(tmp_path: Path) -
     with local_version(store, path) as folder:
         assert (ServedModel(folder, 1000).score(dense, ids) == expected(dense, ids)).all()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["tables/../../../../../{out}", "./../{out}", "tables//{out}", "..\\{out}"])
+@pytest.mark.parametrize("needed", [("",), NEEDED])
+def test_a_key_that_leads_out_of_a_version_is_written_nowhere(tmp_path: Path, name: str, needed: Sequence[str]) -> None:
+    """Keys of an object store may hold ``..``; as paths of this machine they would lead anywhere."""
+    store = Store(f"memory://{tmp_path.name}")
+    path = made.write_version(store, "fp32")
+    out = tmp_path / "owned.txt"
+    key = f"{store.full(path)}/{name.format(out=str(out).lstrip('/'))}"
+    store.fs.store[key] = MemoryFile(store.fs, key, b"owned")
+    if needed == ("",) or name.startswith("tables"):
+        with pytest.raises(ArtifactError, match="leads out of its folder"), local_version(store, path, needed):
+            pass
+    else:
+        with local_version(store, path, needed) as folder:
+            assert sorted(each.name for each in folder.rglob("*") if "owned" in each.name) == []
+    assert not out.exists()
 
 
 def test_a_description_of_another_format_is_refused(tmp_path: Path) -> None:
