@@ -90,7 +90,7 @@ def read_dense(folder: Path) -> nn.Module:
         record = DenseRecord.from_json(json.loads((folder / DENSE).read_bytes()), str(folder / DENSE))
         settings = (folder / CONFIG).read_text()
         tensors = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise ArtifactError(f"the dense part of {folder} cannot be read: {error}", hint="publish it again") from error
     members = [
         {name.removeprefix(f"{at}/"): value for name, value in tensors.items() if name.startswith(f"{at}/")}

@@ -78,7 +78,7 @@ def _parsed(store: Store, model: str, seen: Seen) -> Current:
             raise ValueError(f"format {record['format']!r}, expected {FORMAT}")
         log = tuple(Promotion.from_json(entry, "log") for entry in record["log"])
         return Current(model=model, line=tuple(map(str, record["line"])), log=log)
-    except (KeyError, TypeError, ValueError, ArtifactError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, ArtifactError) as error:
         raise ArtifactError(
             f"{store.url_of(_current_path(model))} does not say which version serves: {error}",
             hint=f"nightjar models promote {model} <version> --reason '...' after removing that file",

@@ -44,7 +44,7 @@ def read_description(path: Path) -> Description:
     """Read ``serving.json`` at ``path``; ArtifactError if it is damaged or has another format."""
     try:
         record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} does not describe a model: {error}", hint=Description.REMEDY) from None
     return Description.from_json(record, str(path))
 
@@ -53,7 +53,7 @@ def read_calibrator(path: Path) -> CalibratorRecord:
     """Read ``calibrator.json`` at ``path``; ArtifactError if it is damaged or has another format."""
     try:
         record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is no calibrator: {error}", hint=CalibratorRecord.REMEDY) from None
     return CalibratorRecord.from_json(record, str(path))
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipeline.config import DataConfig, DedupeConfig, SamplingConfig, SplitConfig
+from pipeline.config import Config, DataConfig, DedupeConfig, SamplingConfig, SplitConfig
 from pipeline.config.data import connector_at
 from pipeline.config.sequences import given_sequences
 from pipeline.errors import ArtifactError
@@ -117,16 +117,13 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
 
     ArtifactError where the package of its ranking model is not installed.
     """
-    from pipeline.compose import from_yaml
-
     built = read(Description, store, f"{place}/{SERVING}")
     if built.package and built.model not in MODELS.names():
         raise ArtifactError(
             f"{place} is a version of ranking model {built.model!r} of package {built.package}, which is not installed",
             hint=f"pip install {built.package.replace(' ', '==')}",
         )
-    with store.open(f"{place}/config.yaml") as source:
-        config = from_yaml(source.read().decode())
+    config = version_settings(store, place)
     data = dataclasses.replace(config.data, path=path)
     connector, inside = connector_at(path)
     if connector is not None:
@@ -141,6 +138,20 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
     if not labelled:
         data = dataclasses.replace(data, columns=_without_label(data))
     return data, config.ingest.block_mib
+
+
+def version_settings(store: Store, place: str) -> Config:
+    """The configuration of the version at ``place``; ArtifactError where what is there is none."""
+    from pipeline.compose import from_yaml
+
+    with store.open(f"{place}/config.yaml") as source:
+        text = source.read()
+    try:
+        return from_yaml(text.decode())
+    except (UnicodeDecodeError, AssertionError, RecursionError) as error:  # OmegaConf asserts that it is no scalar
+        raise ArtifactError(
+            f"{store.url_of(place)}/config.yaml is no configuration: {type(error).__name__}", hint="publish it again"
+        ) from None
 
 
 def _without_label(data: DataConfig) -> list[str]:

@@ -187,7 +187,7 @@ class Files:
             return json.loads(self.fs.cat_file(self.full(path)))
         except FileNotFoundError:
             raise ArtifactError(f"{self.url_of(path)} does not exist", hint="run the stage that writes it") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested too deep
             raise ArtifactError(f"{self.url_of(path)} is not valid JSON: {error}", hint="force=true") from None
 
     def write_json(self, path: str, value: Any) -> None:

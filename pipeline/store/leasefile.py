@@ -49,7 +49,7 @@ class LeaseFile:
         """The holder in the ``seen`` record. ArtifactError if the file is invalid."""
         if seen.data is None:
             return None
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             record = json.loads(seen.data)
             if isinstance(record, dict) and record.keys() >= _FIELDS:
                 text = f"host {record['host']}, process {record['pid']} ({record['doing']})"

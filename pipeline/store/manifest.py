@@ -64,7 +64,10 @@ def unsealed(data: bytes) -> dict[str, Any]:
     body, _, seal = data.rpartition(_SEAL)
     if seal != xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n':
         raise ValueError("its content and its seal (a checksum of it) differ")
-    record: dict[str, Any] = json.loads(body + b"}")
+    try:
+        record: dict[str, Any] = json.loads(body + b"}")
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     return record
 
 

@@ -25,6 +25,7 @@ from pipeline.publishing.dense import CONFIG, WEIGHTS, write_dense
 from pipeline.publishing.program import PROGRAM, read_program, write_program
 from pipeline.publishing.served import NEEDED, SERVING, ServedModel, local_version
 from pipeline.records import DENSE, Tower, TowerModuleSpec, Towers
+from pipeline.serving.scorer import version_settings
 from pipeline.store import Store
 from tests.checkpoint import built
 from tests.publishing import made
@@ -372,6 +373,26 @@ def test_a_version_in_an_object_store_is_fetched_for_the_while(tmp_path: Path) -
     with local_version(store, path) as folder:
         assert (ServedModel(folder, 1000).score(dense, ids) == expected(dense, ids)).all()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", [SERVING, DENSE])
+def test_a_record_that_is_nested_too_deep_is_damaged(tmp_path: Path, name: str) -> None:
+    store = Store(str(tmp_path))
+    folder = tmp_path / made.write_built(store)
+    (folder / name).write_text("[" * 200_000)
+    with pytest.raises(ArtifactError):
+        ServedModel(folder, 1000)
+    with pytest.raises(ArtifactError, match="is not valid JSON"):
+        store.read_json(f"{folder.relative_to(tmp_path)}/{name}")
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"5", b"a: " + b"[" * 5000])
+def test_settings_of_a_version_that_are_none_are_an_error_of_the_version(tmp_path: Path, text: bytes) -> None:
+    store = Store(str(tmp_path))
+    path = made.write_built(store)
+    (tmp_path / path / CONFIG).write_bytes(text)
+    with pytest.raises(ArtifactError, match="is no configuration"):
+        version_settings(store, path)
 
 
 @pytest.mark.parametrize("name", ["tables/../../../../../{out}", "./../{out}", "tables//{out}", "..\\{out}"])
