@@ -13,9 +13,9 @@ from pipeline.errors import ConfigError
 WEBHOOK = "nightly.webhook"  # may be secret: it is recorded nowhere, and a schedule takes it from the environment
 # Names of variables and options whose value is a secret.
 SECRETIVE = re.compile(
-    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN(?!IZER)|CREDENTIAL|(PRIVATE|ACCESS|STORAGE|ACCOUNT)_?KEY|KEY_PEM$|WEBHOOK"
-    r"|JWT|BEARER|JAAS|CONN(ECTION)?_?STR(ING)?|(^|_)(API)?KEY$|(^|_)AUTH(ORIZATION)?(_|$)"
-    r"|(?<!COM)(?<!BY)PASS$|(^|_)(CREDS?|PAT|PW|PWD|DSN|SAS|COOKIES?|SIGNATURE)$|DBPW$|SSH_KEY(_DATA)?$"
+    r"SECRET|PASSWORD|PASSWD|PASS_?PHRASE|TOKEN(?!IZER)|CREDENTIAL|(PRIVATE|ACCESS|STORAGE|ACCOUNT)_?KEY|KEY_PEM$|WEBHOOK"
+    r"|JWT|BEARER|JAAS|CONN(ECTION)?_?STR(ING)?|(^|_)((API)?KEY(_?(JSON|B(ASE)?64))?|API_?KEYS|LICEN[CS]E_?KEY)$|(^|_)AUTH(ORIZATION)?(_|$)"
+    r"|(?<!COM)(?<!BY)PASS$|(^|_)(CREDS?|OAUTH|PAT|TOK|PW|PWD|DSN|SAS|COOKIES?|SIGNATURE)$|DBPW$|SSH_KEY(_DATA)?$"
     r"|SERVICE_?ACCOUNT_?JSON|KUBECONFIG_(DATA|CONTENT|YAML|B(ASE)?64)",
     re.IGNORECASE,
 )
@@ -29,8 +29,12 @@ _PLAIN = re.compile(r"|true|false|none|null|anonymous", re.IGNORECASE)  # values
 _WITH_PASSWORD = re.compile(r"://[^/@\s:\[]*:(?!\d{1,5}([/?#,;]|$))[^@\s]+@|https?://[^/@\s:]+@")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY")
 _SIGNED = re.compile(  # what signs a URL
-    r"[?&;](sig|signature|x-amz-signature|x-goog-signature|(access_?)?token|api[-_]?key|key|secret)=[^&;\s]",
+    r"[?&;#](sig|signature|x-amz-signature|x-goog-signature|(access_?)?token|api[-_]?key|key|code|secret)=[^&;\s]",
     re.IGNORECASE,
+)
+# Tokens of services that can be told by how they begin: GitHub, Slack, AWS, a header of HTTP, a bot of Telegram.
+_TOKEN = re.compile(
+    r"^Bearer\s+\S|\bgh[pousr]_[A-Za-z0-9]{20}|\bgithub_pat_|\bxox[abpr]-|\bAKIA[0-9A-Z]{12}|api\.telegram\.org/bot"
 )
 _CONNECTION = re.compile(  # a password in a connection string: of ADO, of Azure, of libpq, whose parts blanks separate
     r"(^|[?&;\s])(password|passwd|pwd|accountkey|sharedaccesskey|sharedaccesssignature)\s*=\s*[^&;\s]", re.IGNORECASE
@@ -44,7 +48,7 @@ _OF_ENVIRONMENT = re.compile(
 
 def is_secret(text: str) -> bool:
     """Whether ``text`` is a URL with a password or a signature, a connection string with a key, or a private key."""
-    return any(pattern.search(text) for pattern in (_WITH_PASSWORD, _SIGNED, _CONNECTION, _PRIVATE_KEY))
+    return any(pattern.search(text) for pattern in (_WITH_PASSWORD, _SIGNED, _CONNECTION, _PRIVATE_KEY, _TOKEN))
 
 
 def recorded(config: Config) -> dict[str, Any]:

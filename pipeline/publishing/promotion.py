@@ -103,23 +103,56 @@ def incumbent(store: Store, model: str) -> Artifact | None:
     return artifact
 
 
-def withdrawal(store: Store, current: Current, version: str, training: str) -> Promotion | None:
+@dataclass(frozen=True)
+class Training:
+    """What a version was made from: the ``key`` of its training, and its ``weights``.
+
+    ``weights`` names the checkpoints by key and step. That key does not cover the plan, as the same training goes on
+    under another one: on a machine that was measured again, or with other ranks, it has another ``key`` alone.
+    """
+
+    key: str | None = None
+    weights: str | None = None
+
+    @staticmethod
+    def of(version: Artifact) -> Training:
+        """The training that the manifest of ``version`` names."""
+        summary = version.summary
+        paths = [path for path in (summary.get("checkpoint"), *summary.get("members", ())) if path]
+        return Training(version.inputs.get("train"), ",".join(map(_checkpoint, paths)) or None)
+
+    def is_same(self, other: Training) -> bool:
+        """Whether both are one training."""
+        same_key = self.key is not None and self.key == other.key
+        return same_key or self.weights is not None and self.weights == other.weights
+
+
+def _checkpoint(path: str) -> str:
+    """Key and step of a checkpoint; a forced training has a numbered directory (``<key>.2``)."""
+    directory, _, step = path.rpartition("/")
+    return f"{directory.rpartition('/')[2].partition('.')[0]}/{step}"
+
+
+def withdrawal(store: Store, current: Current, version: str, training: Training) -> Promotion | None:
     """Return what took ``version``, or another version of the same training, out of service.
 
     Args:
         store: Where the versions are.
         current: What serves, with the log of changes.
         version: The version that a stage wants to promote.
-        training: The key of the training that it was made from.
+        training: What it was made from.
 
     Returns:
         The latest rollback, or promotion of an earlier version by hand, that ended the service of one of them. None if
         there was none, or if somebody let one of them serve again since.
     """
-    trained = {entry.version: entry.training for entry in current.log if entry.training}
+    trained = {entry.version: Training(entry.training, entry.weights) for entry in current.log if entry.training}
 
     def is_of_it(other: str) -> bool:
-        return (trained.get(other) or _training_of(store, current.model, other)) == training
+        known = trained.get(other)
+        if known is None or known.weights is None:  # the log of an earlier release
+            known = _training_of(store, current.model, other) or known
+        return known is not None and known.is_same(training)
 
     for entry in reversed(current.log):
         if entry.version == version:
@@ -138,13 +171,13 @@ def _goes_back(entry: Promotion, former: str) -> bool:
     return entry.by == "rollback" or number_of(entry.version) < number_of(former)
 
 
-def _training_of(store: Store, model: str, version: str) -> str | None:
-    """The key of the training behind a version whose log entry does not tell it; None if the version is gone."""
+def _training_of(store: Store, model: str, version: str) -> Training | None:
+    """The training behind a version whose log entry does not tell it; None if the version is gone."""
     try:
         artifact = store.find(version_path(model, version))
     except DamagedError:
         return None
-    return None if artifact is None else artifact.inputs.get("train")
+    return None if artifact is None else Training.of(artifact)
 
 
 def promote(
@@ -218,6 +251,7 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
 
 
 def _entry(mine: str, current: Current, by: str, served: Artifact, reason: str) -> Promotion:
+    training = Training.of(served)
     return Promotion(
         version=served.path.rpartition("/")[2],
         instead_of=current.version,
@@ -225,7 +259,8 @@ def _entry(mine: str, current: Current, by: str, served: Artifact, reason: str) 
         reason=reason,
         at=time.time(),
         id=mine,
-        training=served.inputs.get("train"),
+        training=training.key,
+        weights=training.weights,
     )
 
 

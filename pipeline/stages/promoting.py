@@ -66,15 +66,15 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     model, version = config.model_name, version_of(config, store, step, inputs)
     assert version is not None, "rank 0 commits it"
     training, judged_as = inputs["train"].key, read(GateRecord, store, f"{version.path}/{GATE}")
-    record = judged_as
+    record, made_from = judged_as, promotion.Training.of(version)
 
     def check() -> None:
-        _require_not_withdrawn(store, model, training, judged_as)
+        _require_not_withdrawn(store, model, made_from, judged_as)
         _require_same_incumbent(config, store, training, judged_as)
 
     if record.verdict == PASS:
         try:
-            _require_not_withdrawn(store, model, training, record)
+            _require_not_withdrawn(store, model, made_from, record)
             write_report(draft, record)
             promotion.promote(store, model, record.version, by="publish", reason=record.forced or "", check=check)
         except _WithdrawnError as withdrawn:
@@ -114,7 +114,7 @@ class _WithdrawnError(Exception):
     """Somebody took this training out of service; the message is the reason to hold its version."""
 
 
-def _require_not_withdrawn(store: Store, model: str, training: str, record: GateRecord) -> None:
+def _require_not_withdrawn(store: Store, model: str, training: promotion.Training, record: GateRecord) -> None:
     """_WithdrawnError where a version of this training served and was taken out of service by somebody."""
     undone = promotion.withdrawal(store, promotion.read_current(store, model), record.version, training)
     if undone is None:

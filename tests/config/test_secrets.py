@@ -30,6 +30,11 @@ HELD = [
     f"data.path=https://{SECRET}@github.com/logs.csv",
     f"data.path=https://user:a/{SECRET}@logs/day.csv",
     f'data.path="https://x/day.csv?api-key={SECRET}"',
+    f'data.path="https://x/day.csv?code={SECRET}"',
+    f'data.path="https://x/day.csv#token={SECRET}"',
+    f'+launch.pods.env.PLACE="Bearer {SECRET}"',
+    f'+launch.pods.env.PLACE="ghp_{SECRET}{SECRET}"',
+    f'+launch.pods.env.PLACE="https://api.telegram.org/bot1:{SECRET}/sendMessage"',
     f'+launch.pods.env.PLACE="-----BEGIN PRIVATE KEY-----{SECRET}"',
 ]
 
@@ -67,6 +72,13 @@ def test_a_secret_in_a_setting_is_refused_wherever_the_run_is_started(setting: s
         "SSH_KEY_DATA",
         "SERVICE_ACCOUNT_JSON",
         "KUBECONFIG_CONTENT",
+        "HF_TOK",
+        "DB_PASS_PHRASE",
+        "GOOGLE_KEY_JSON",
+        "ENC_KEY_BASE64",
+        "LICENSEKEY",
+        "APIKEYS",
+        "OAUTH",
     ],
 )
 def test_variables_of_pods_whose_names_tell_a_secret_are_refused(name: str) -> None:
@@ -81,6 +93,7 @@ def test_other_variables_and_urls_are_not() -> None:
         "SACRED",
         "AUTHOR",
         "MONKEY",
+        "PARTITION_KEYS",
         "TZ",
         "HOOKED",
         "TOKENIZERS_PARALLELISM",

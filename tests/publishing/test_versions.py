@@ -253,7 +253,7 @@ def test_a_stage_never_promotes_a_training_that_was_rolled_back_as_another_versi
     assert f"{V4}, of the same training, served and was rolled back on" in publishing.held(OTHER_KEY)
     promotion.promote(store, "m", V4, by="promote", reason="it was the page")
     promote(store, A)  # a stage judged something else and let it serve: nobody took V4 back
-    assert promotion.withdrawal(store, promotion.read_current(store, "m"), V5, "t") is None
+    assert promotion.withdrawal(store, promotion.read_current(store, "m"), V5, promotion.Training("t")) is None
 
 
 def test_a_training_stays_rolled_back_when_its_version_was_removed(store: Store, publishing: Publishing) -> None:
@@ -275,6 +275,32 @@ def test_a_log_of_an_earlier_release_does_not_name_trainings(store: Store, publi
     assert "of the same training" in publishing.held(OTHER_KEY)
 
 
+@pytest.mark.parametrize("removed", [False, True])
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("forced", ["", ".2"])
+def test_a_training_stays_rolled_back_under_another_plan(
+    store: Store, removed: bool, earlier: bool, forced: str
+) -> None:
+    """The machine was measured again, so that plan and training have other keys, and the checkpoints are the same."""
+    promote(store, A, B)
+    plain(store, V4, train="t", checkpoint="runs/x/checkpoints/0123456789/step-00000012")
+    promote(store, V4)
+    promotion.roll_back(store, "m", "complaints")
+    if earlier:
+        record = store.read_json("models/m/current.json")
+        for entry in record["log"]:
+            entry.pop("weights", None)
+        store.write_json("models/m/current.json", record)
+    if removed:
+        shutil.rmtree(store.full(f"models/m/{V4}"))
+    current = promotion.read_current(store, "m")
+    again = plain(store, V5, train="u", checkpoint=f"runs/y/checkpoints/0123456789{forced}/step-00000012")
+    undone = promotion.withdrawal(store, current, V5, promotion.Training.of(again))
+    assert (undone is not None) is not (removed and earlier), "an earlier release kept the key of the plan alone"
+    longer = promotion.Training("u", "0123456789/step-00000024")
+    assert promotion.withdrawal(store, current, V5, longer) is None, "trained on"
+
+
 def test_serving_an_earlier_version_by_hand_is_going_back(store: Store, publishing: Publishing) -> None:
     promotion.promote(store, "m", B, by="promote", reason="v4 is wrong")
     assert f"it served and was replaced by {B} on" in publishing.held(KEY)
@@ -283,7 +309,7 @@ def test_serving_an_earlier_version_by_hand_is_going_back(store: Store, publishi
 def test_serving_a_later_version_by_hand_is_not_going_back(store: Store, publishing: Publishing) -> None:
     plain(store, V5)
     promotion.promote(store, "m", V5, by="promote", reason="held for PSI")
-    assert promotion.withdrawal(store, promotion.read_current(store, "m"), V4, "t") is None
+    assert promotion.withdrawal(store, promotion.read_current(store, "m"), V4, promotion.Training("t")) is None
 
 
 def test_a_rollback_while_the_report_is_written_is_kept(store: Store, publishing: Publishing, monkeypatch) -> None:
