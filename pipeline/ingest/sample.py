@@ -25,7 +25,7 @@ from pipeline.errors import DataError
 from pipeline.ingest.arrow import frame_of
 from pipeline.ingest.formats import require_text
 from pipeline.ingest.formats.avro import Avro
-from pipeline.ingest.formats.json_lines import json_frame, object_lines, with_ones
+from pipeline.ingest.formats.json_lines import object_lines, of_usual_kinds, with_ones
 from pipeline.ingest.hive import partition_values
 from pipeline.ingest.kinds import with_maps
 from pipeline.ingest.quoted import TextLayout, records
@@ -225,10 +225,10 @@ def _text(files: LogFiles, chosen: list[int]) -> LogSample:
             lines = block.split(b"\n")[:-1]
             good = list(object_lines(lines, 0))
             data = b"".join(lines[number] + b"\n" for number in good)
-            frame = json_frame(data, None)
+            frame, others = of_usual_kinds(data)
             frame = frame.with_columns(with_ones(values, data) for values in frame.select(pl.col(pl.String)))
             frames.append(_with_partitions(with_maps(frame), path))
-            bad += len(lines) - len(good)
+            bad += len(lines) - len(good) + others
             continue
         form = form or text_format(block)
         if form.header:

@@ -14,6 +14,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.ingest.kinds import text_vector, with_maps
+from pipeline.ingest.sample import read_sample
 from tests.ingest.test_init import by_name, clicks, composed, guessed
 
 ROWS = 1500
@@ -100,6 +101,37 @@ def test_every_kind_of_column_is_told_and_the_schema_runs_as_it_is(work, run_ing
     ] or kind == "avro"
     assert {"embedding_7", "direction_3"} <= set(dataset.schema.dense)
     assert not np.isnan(dataset.all_rows.select(dataset.schema.dense).to_numpy()).any()
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"pages": "none"},
+        {"pages": {"first": 1}},
+        {"interests": [1, 2]},
+        {"user_id": {"id": 1}},
+        {"topics": 7, "pages": {}},
+    ],
+)
+def test_a_few_lines_with_values_of_another_kind_change_no_guess(work, others):
+    lines = records(2000)
+    Path("log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sound = guessed("log.jsonl")
+    lines[700] |= others
+    lines[1400] |= others
+    Path("log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_sample("log.jsonl").bad == 2
+    broken = guessed("log.jsonl")
+    assert [(guess.name, guess.kind, guess.settings.keys()) for guess in broken.features] == [
+        (guess.name, guess.kind, guess.settings.keys()) for guess in sound.features
+    ]
+
+
+def test_a_column_of_text_and_lists_is_read_as_it_is(work):
+    lines = [{"clicked": at % 2, "c": f"u{at % 9}", "t": ["a", "b"] if at % 3 else "a"} for at in range(600)]
+    Path("log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sample = read_sample("log.jsonl")
+    assert (sample.rows, sample.bad) == (600, 0) and sample.frame["t"].dtype == pl.String
 
 
 def test_vectors_in_text(work, run_ingest):

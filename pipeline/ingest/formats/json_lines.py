@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
@@ -23,6 +25,7 @@ from pipeline.ingest.values import nulls, strings_of
 
 # A first block of fewer lines does not tell that a key is a wrong name: the file's rows may all lack it.
 TELLING_LINES = 1000
+USUAL = 0.995  # of the lines have values of the usual kinds where the others are taken for broken
 _BOOLEANS = ("true", "false")
 _NO_OBJECT = "no JSON object"
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -196,6 +199,38 @@ def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
     if not data.strip():
         return pl.DataFrame(schema=schema)
     return pl.read_ndjson(io.BytesIO(data), schema=schema, infer_schema_length=None)
+
+
+def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, int]:
+    """The objects of ``data``, all keys as polars types them, and how many were left out for a value of another kind.
+
+    A list in a column of objects, or text in one of lists, leaves polars without a type, or with text for the column.
+    """
+    try:
+        frame = json_frame(data, None)
+        texts = frame.select(pl.col(pl.String).str.contains(r"^[\[{]").any())
+        if not any(texts.row(0)):
+            return frame, 0
+    except pl.exceptions.PolarsError:
+        frame = None
+    lines = data.split(b"\n")[:-1]
+    kinds = list(map(_kinds, lines))
+    counts = Counter(itertools.chain.from_iterable(each.items() for each in kinds))
+    usual = {name: kind for (name, kind), _ in reversed(counts.most_common())}
+    good = [line for line, each in zip(lines, kinds, strict=True) if all(usual[name] == each[name] for name in each)]
+    if frame is not None and len(good) < USUAL * len(lines):
+        return frame, 0  # a column that is meant to have both
+    return json_frame(b"".join(line + b"\n" for line in good), None), len(lines) - len(good)
+
+
+def _kinds(line: bytes) -> dict[str, type]:
+    """Of each key of an object that has a value: list, dict, or str for all others."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    kinds = {name: type(value) if isinstance(value, (list, dict)) else str for name, value in record.items()}
+    return {name: kind for name, kind in kinds.items() if record[name] is not None}
 
 
 def _is_read(data: bytes, lines: int) -> bool:
