@@ -32,7 +32,7 @@ from pipeline.evaluation.ensemble_members import shares
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm
 from pipeline.models.sequences.build import build_sequences
-from pipeline.records import DENSE, DatasetSchema, DenseRecord, Towers
+from pipeline.records import DENSE, WEIGHTS, DatasetSchema, DenseRecord, Towers
 from pipeline.specs import ModelInputs, task_inputs
 from pipeline.store.retrying import passes
 from pipeline.towers import layout_of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pipeline.config import Config
     from pipeline.store import Draft
 
-WEIGHTS, CONFIG = "dense.safetensors", "config.yaml"
+CONFIG = "config.yaml"
 _RANKING, _TOWERS, _NORMALISE, _PROJECT = "head.ranking.", "towers.tower.", "head.normalise.", "head.project."
 _HISTORIES = "head.histories.vectors."
 _PROBE_ROWS = 3

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import xxhash
+
 from pipeline.errors import ArtifactError, ConfigError, DamagedError, LaunchError, PassingError
 from pipeline.publishing.versions import model_lock, model_path, number_of, require_whole, version_path
-from pipeline.records import Promotion
+from pipeline.records import WEIGHTS, Promotion
 from pipeline.store import Artifact, Store
 from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
 from pipeline.store.retrying import explained, passes
@@ -105,26 +107,38 @@ def incumbent(store: Store, model: str) -> Artifact | None:
 
 @dataclass(frozen=True)
 class Training:
-    """What a version was made from: the ``key`` of its training, and its ``weights``.
+    """What a version was made from: the ``key`` of its training, its ``weights``, and its ``content``.
 
     ``weights`` names the checkpoints by key and step. That key does not cover the plan, as the same training goes on
     under another one: on a machine that was measured again, or with other ranks, it has another ``key`` alone.
+    ``content`` is a checksum of tables and dense part: settings that change nothing here make the same model, too.
     """
 
     key: str | None = None
     weights: str | None = None
+    content: str | None = None
 
     @staticmethod
     def of(version: Artifact) -> Training:
         """The training that the manifest of ``version`` names."""
         summary = version.summary
         paths = [path for path in (summary.get("checkpoint"), *summary.get("members", ())) if path]
-        return Training(version.inputs.get("train"), ",".join(map(_checkpoint, paths)) or None)
+        checksums = {
+            name: entry.checksum
+            for name, entry in version.files.items()
+            if name == WEIGHTS or name.startswith("tables/")
+        }
+        whole = xxhash.xxh3_128_hexdigest(json.dumps(checksums, sort_keys=True).encode())
+        return Training(
+            key=version.inputs.get("train"),
+            weights=",".join(map(_checkpoint, paths)) or None,
+            content=whole if WEIGHTS in checksums else None,
+        )
 
     def is_same(self, other: Training) -> bool:
         """Whether both are one training."""
-        same_key = self.key is not None and self.key == other.key
-        return same_key or self.weights is not None and self.weights == other.weights
+        pairs = ((self.key, other.key), (self.weights, other.weights), (self.content, other.content))
+        return any(one is not None and one == another for one, another in pairs)
 
 
 def _checkpoint(path: str) -> str:
@@ -146,11 +160,13 @@ def withdrawal(store: Store, current: Current, version: str, training: Training)
         The latest rollback, or promotion of an earlier version by hand, that ended the service of one of them. None if
         there was none, or if somebody let one of them serve again since.
     """
-    trained = {entry.version: Training(entry.training, entry.weights) for entry in current.log if entry.training}
+    trained = {
+        entry.version: Training(entry.training, entry.weights, entry.content) for entry in current.log if entry.training
+    }
 
     def is_of_it(other: str) -> bool:
         known = trained.get(other)
-        if known is None or known.weights is None:  # the log of an earlier release
+        if known is None or known.weights is None or known.content is None:  # the log of an earlier release
             known = _training_of(store, current.model, other) or known
         return known is not None and known.is_same(training)
 
@@ -261,6 +277,7 @@ def _entry(mine: str, current: Current, by: str, served: Artifact, reason: str) 
         id=mine,
         training=training.key,
         weights=training.weights,
+        content=training.content,
     )
 
 

@@ -17,10 +17,10 @@ from torch.nn import functional
 
 from pipeline.errors import ArtifactError, OtherCodeError
 from pipeline.evaluation.calibrators.apply import calibrated
-from pipeline.publishing.dense import CONFIG, WEIGHTS, read_dense
+from pipeline.publishing.dense import CONFIG, read_dense
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.publishing.rowcache import TableReader, shares
-from pipeline.records import CALIBRATOR, DENSE, SERVING, CalibratorRecord, Description
+from pipeline.records import CALIBRATOR, DENSE, SERVING, WEIGHTS, CalibratorRecord, Description
 from pipeline.specs import MODELS
 from pipeline.store import Store
 

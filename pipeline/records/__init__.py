@@ -120,7 +120,7 @@ from pipeline.records.result import (
 from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice
 from pipeline.records.scratch import place_bytes
 from pipeline.records.search import DecisionRecord, Price, SearchPoint, SearchRecord, search_directory
-from pipeline.records.serving import DENSE, SERVING, DenseRecord, Description, TableLayout
+from pipeline.records.serving import DENSE, SERVING, WEIGHTS, DenseRecord, Description, TableLayout
 from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Towers
 from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
 
@@ -144,6 +144,7 @@ __all__ = [
     "NIGHT",
     "PASS",
     "DENSE",
+    "WEIGHTS",
     "DenseRecord",
     "PHASES",
     "PLAN_VERSION",

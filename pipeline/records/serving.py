@@ -9,7 +9,7 @@ from pipeline.records.dataset import DatasetSchema
 from pipeline.records.record import Record, absent
 from pipeline.records.towers import Towers
 
-SERVING, DENSE = "serving.json", "dense.json"
+SERVING, DENSE, WEIGHTS = "serving.json", "dense.json", "dense.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)

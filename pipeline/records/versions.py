@@ -14,8 +14,8 @@ class Promotion(Record):
     """An entry in the log of ``current.json``: what happened, why, and when (``at``: seconds since 1970).
 
     ``by``: publish | promote | rollback. ``id`` tells the writer whether a write succeeded whose answer was lost.
-    ``training``: key of the training that ``version`` was made from, and ``weights``: its checkpoints, whatever the
-    plan. They outlive the version, which ``gc`` may remove.
+    ``training``: key of the training that ``version`` was made from, ``weights``: its checkpoints, whatever the plan,
+    ``content``: checksum of its tables and dense part. They outlive the version, which ``gc`` may remove.
     """
 
     version: str
@@ -26,6 +26,7 @@ class Promotion(Record):
     id: str | None = absent()
     training: str | None = absent()
     weights: str | None = absent()
+    content: str | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from pipeline.records import (
     HOLD,
     PASS,
     TRANSFORMS,
+    WEIGHTS,
     CardPlan,
     DatasetSchema,
     Description,
@@ -259,7 +260,6 @@ def _write_rest(
 
 def _description(config: Config, schema: DatasetSchema, layouts: dict[str, TableLayout], members: int) -> Description:
     """What ``serving.json`` says of the version."""
-    from pipeline.publishing.dense import WEIGHTS
 
     name, dim = config.model.name, config.model.embedding_dim * members
     mean = tuple(table for table in layouts if config.model.table(table).pooling == "mean")

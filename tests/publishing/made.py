@@ -1,6 +1,8 @@
 """Versions made by hand, without training: a checkpoint of given rows and a ranking model of given weights."""
 
 import dataclasses
+import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,12 @@ from pipeline.checkpoint.rows import ChainReader
 from pipeline.compose import to_yaml
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature
 from pipeline.models.dlrm import DlrmConfig
-from pipeline.publishing.dense import CONFIG, WEIGHTS, probe, write_dense
+from pipeline.publishing.dense import CONFIG, probe, write_dense
 from pipeline.publishing.program import PROGRAM, Program, read_program, write_program
 from pipeline.publishing.served import SERVING, Description
 from pipeline.publishing.versions import version_path
 from pipeline.publishing.writing import write_table
-from pipeline.records import DatasetSchema, SparseColumn, Tower, Towers
+from pipeline.records import WEIGHTS, DatasetSchema, SparseColumn, Tower, Towers
 from pipeline.specs import ModelInputs
 from pipeline.store import Store
 from tests.checkpoint import built
@@ -131,10 +133,23 @@ def rows(count: int, seed: int = 0):
     return rng.normal(0, 1, (count, 2)).astype(np.float32), ids
 
 
-def plain(store, version, *, verdict: str = "PASS", size: int = 3, key: str = "k" * 32, train: str = "", **summary):
-    """A version with one small file, of the training with key ``train``, for tests of promoting and the like."""
+def plain(
+    store,
+    version,
+    *,
+    verdict: str = "PASS",
+    size: int = 3,
+    key: str = "k" * 32,
+    train: str = "",
+    files: Mapping[str, bytes] = types.MappingProxyType({}),
+    **summary,
+):
+    """A version with one small file and ``files``, of the training with key ``train``, for tests of promoting."""
     inputs = {"train": train} if train else {}
     with store.draft(version_path("m", version), kind="model", key=key, config={}, inputs=inputs) as draft:
         with draft.open("tables/a.rows") as sink:
             sink.write(b"x" * size)
+        for name, data in files.items():
+            with draft.open(name) as sink:
+                sink.write(data)
         return draft.commit({"version": version, "verdict": verdict, **summary})

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from pipeline.errors import ArtifactError, OtherCodeError
-from pipeline.publishing.dense import CONFIG, WEIGHTS, DensePart, probe
+from pipeline.publishing.dense import CONFIG, DensePart, probe
 from pipeline.publishing.program import PROGRAM
 from pipeline.publishing.served import SERVING, ServedModel
-from pipeline.records import DENSE
+from pipeline.records import DENSE, WEIGHTS
 from pipeline.specs import MODELS
 from pipeline.stages import judging
 from pipeline.store import Store

@@ -21,10 +21,10 @@ from pipeline.compose import to_yaml
 from pipeline.config import DenseFeature, HardwareConfig
 from pipeline.errors import ArtifactError
 from pipeline.evaluation.compared import units_in_the_last_place
-from pipeline.publishing.dense import CONFIG, WEIGHTS, write_dense
+from pipeline.publishing.dense import CONFIG, write_dense
 from pipeline.publishing.program import PROGRAM, read_program, write_program
 from pipeline.publishing.served import NEEDED, SERVING, ServedModel, local_version
-from pipeline.records import DENSE, Tower, TowerModuleSpec, Towers
+from pipeline.records import DENSE, WEIGHTS, Tower, TowerModuleSpec, Towers
 from pipeline.serving.scorer import version_settings
 from pipeline.store import Store
 from tests.checkpoint import built

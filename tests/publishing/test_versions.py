@@ -301,6 +301,24 @@ def test_a_training_stays_rolled_back_under_another_plan(
     assert promotion.withdrawal(store, current, V5, longer) is None, "trained on"
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_the_same_model_stays_rolled_back_whatever_made_it(store: Store, removed: bool) -> None:
+    """A setting that changes no weight has other keys of training and checkpoints."""
+    promote(store, A, B)
+    files = {"dense.safetensors": b"1", "dense.json": b"1"}
+    plain(store, V4, train="t", checkpoint="runs/x/checkpoints/0123456789/step-00000012", files=files)
+    promote(store, V4)
+    promotion.roll_back(store, "m", "complaints")
+    if removed:
+        shutil.rmtree(store.full(f"models/m/{V4}"))
+    other = "runs/y/checkpoints/abcdefabcd/step-00000012"
+    again = plain(store, V5, train="u", checkpoint=other, files={**files, "dense.json": b"2"})
+    better = plain(store, "v00006-eeeeeeee", train="u", checkpoint=other, files={"dense.safetensors": b"2"})
+    current = promotion.read_current(store, "m")
+    assert promotion.withdrawal(store, current, V5, promotion.Training.of(again)) is not None
+    assert promotion.withdrawal(store, current, "v00006-eeeeeeee", promotion.Training.of(better)) is None
+
+
 def test_serving_an_earlier_version_by_hand_is_going_back(store: Store, publishing: Publishing) -> None:
     promotion.promote(store, "m", B, by="promote", reason="v4 is wrong")
     assert f"it served and was replaced by {B} on" in publishing.held(KEY)
