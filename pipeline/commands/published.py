@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.command import Command, on_store
@@ -202,6 +204,8 @@ def _predict(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
     from pipeline.serving.predict import reject_sink, score_file, score_sink
 
+    if _is_standard_output(options.out):
+        options.out = "-"
     if options.rejected is not None and _is_written_twice(options.rejected, options.out):
         raise ConfigError(f"--rejected {options.rejected} is the file of --out too", hint="--rejected <another file>")
     store = store_of(options)
@@ -224,6 +228,15 @@ def _predict(options: argparse.Namespace) -> int:
     to = sys.stderr if options.out == "-" else sys.stdout  # the scores have standard output for themselves
     tell(options.json, done, text.predicted, to)
     return 0
+
+
+def _is_standard_output(out: str) -> bool:
+    """Whether ``out`` is a name of standard output, as /dev/stdout, where the summary must not follow the scores."""
+    try:
+        there = Path(out)
+        return os.path.samestat(there.stat(), os.fstat(sys.stdout.fileno())) and not there.samefile(os.devnull)
+    except (OSError, ValueError):  # no such file, or a URL; no standard output
+        return False
 
 
 def _is_written_twice(rejected: str, out: str) -> bool:

@@ -273,6 +273,9 @@ def test_predict_takes_rows_without_labels_and_leaves_out_what_does_not_parse(
     assert main(["predict", str(bare), "--store", store.url, "--no-label", "--model", "clicks"]) == 0
     two = capfd.readouterr()
     assert "1 row left out; the first: labelled.tsv line 8: 1 fields, expected 40" in one.err
+    assert main(["predict", str(labelled), "--store", store.url, "--out", "/dev/stdout", "--json"]) == 0
+    again = capfd.readouterr()
+    assert again.out == one.out and '"rows_rejected": 1' in again.err
     with_labels = [line.split(",") for line in one.out.splitlines()]
     without = [line.split(",") for line in two.out.splitlines()]
     assert with_labels[0] == ["file", "line", "probability", "label"] and without[0] == ["file", "line", "probability"]
