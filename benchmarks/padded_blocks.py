@@ -9,10 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.blocks.din import TargetAttention
-from pipeline.models.blocks.hstu import Hstu, HstuLayer
-from pipeline.models.blocks.transformer import Transformer, TransformerLayer
-from pipeline.models.layers.jagged_attention import SiluWeights, SoftmaxWeights
+from pipeline.models.layers.jagged import SiluWeights, SoftmaxWeights
+from pipeline.models.sequence_encoders import Hstu, HstuLayer, TargetAttention, Transformer, TransformerLayer
 
 
 def padded(module: nn.Module, events: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:

@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from pipeline.config import ModelConfig
-from pipeline.models.dcnv2 import DCNV2
-from pipeline.models.deepfm import DEEPFM
-from pipeline.models.dhen import DHEN
-from pipeline.models.dlrm import DLRM
-from pipeline.models.finalmlp import FINALMLP
-from pipeline.models.masknet import MASKNET
-from pipeline.models.mlp import MLP
-from pipeline.models.wide_deep import WIDE_DEEP
-from pipeline.models.wukong import WUKONG
+from pipeline.models.settings import DCNV2, DEEPFM, DHEN, DLRM, FINALMLP, MASKNET, MLP, WIDE_DEEP, WUKONG
 from pipeline.specs import MODELS, ModelInputs, all_tasks
 
 if TYPE_CHECKING:

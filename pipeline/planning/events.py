@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.config import ModelConfig
-from pipeline.models.sequences.costs import BlockCosts, events_of_batch, sequence_costs
+from pipeline.models.sequence_costs import BlockCosts, events_of_batch, sequence_costs
 from pipeline.records import DatasetSchema, SequenceProfile
 from pipeline.specs import ModelCosts
 

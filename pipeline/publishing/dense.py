@@ -31,7 +31,7 @@ from pipeline.errors import ArtifactError, NightjarError, OtherCodeError
 from pipeline.evaluation.ensemble_members import shares
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm
-from pipeline.models.sequences.build import build_sequences
+from pipeline.models.sequence_encoders import build_sequences
 from pipeline.records import DENSE, WEIGHTS, DatasetSchema, DenseRecord, Towers
 from pipeline.specs import ModelInputs, task_inputs
 from pipeline.store.retrying import passes

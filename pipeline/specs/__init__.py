@@ -86,7 +86,7 @@ LABEL_KINDS: Registry[LabelKind] = Registry(
     "label kind", setting="data.tasks.<name>.kind", home="pipeline.ingest.labels"
 )
 TASK_ARCHITECTURES: Registry[TaskArchitecture] = Registry(
-    "task architecture", setting="model.tasks", home="pipeline.models.tasks"
+    "task architecture", setting="model.tasks", home="pipeline.models.task_architectures"
 )
 SEQUENCE_BLOCKS: Registry[SequenceBlock] = Registry(
     "sequence block", setting="model.sequences.<name>.block", home="pipeline.models.sequences"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.embeddings.widths import Projections
-from pipeline.models.layers.cross import CrossNet
+from pipeline.models.layers.interaction import CrossNet
 from pipeline.records import TowerModuleSpec
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pipeline.models.layers import EventWeights
-from pipeline.models.layers.events import fillers
+from pipeline.models.layers.jagged import fillers
 from pipeline.training.histories import SequenceEncoders
 
 MOST_EVENTS = 12  # of the example, where some row of the first batch has no more

@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from pipeline.config import ModelConfig
 from pipeline.embeddings.event_lookups import EventLookups, event_lookups
-from pipeline.models.sequences.build import build_sequences
+from pipeline.models.sequence_encoders import build_sequences
 from pipeline.records import DatasetSchema
 from pipeline.training.event_parts import in_parts
 

@@ -19,7 +19,7 @@ from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.whole import whole_tables_pay
 from pipeline.embeddings.workers import Workers
 from pipeline.evaluation.ensemble_members import ne_of, shares
-from pipeline.models.layers.events import EVEN_ROWS
+from pipeline.models.layers.jagged import EVEN_ROWS
 from pipeline.records import LABEL, Member, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.training.attention import EventAttention, watching

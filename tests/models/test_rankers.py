@@ -9,10 +9,8 @@ from torch.func import functional_call
 from pipeline.compose import compose
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
-from pipeline.models.dcnv2 import DcnV2Config
-from pipeline.models.finalmlp import FinalMlpConfig
 from pipeline.models.layers import CrossNet, batch_norms, pair_products
-from pipeline.models.wide_deep import WideDeepConfig
+from pipeline.models.settings import DcnV2Config, FinalMlpConfig, WideDeepConfig
 from pipeline.publishing.program import PROGRAM, read_program, write_program
 from pipeline.specs import MODELS
 from pipeline.store import Store

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.models.layers import Jagged, SequenceVector
-from pipeline.models.layers.events import EVEN_ROWS, fillers
+from pipeline.models.layers.jagged import EVEN_ROWS, fillers
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
 from pipeline.specs.options import with_options

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pipeline.config import ModelConfig
 from pipeline.models import build_model
-from pipeline.models.dcnv2 import DcnV2Config
-from pipeline.models.deepfm import DeepFmConfig
-from pipeline.models.dhen import DhenConfig
-from pipeline.models.dlrm import DlrmConfig
-from pipeline.models.finalmlp import FinalMlpConfig
 from pipeline.models.layers import Ranker
-from pipeline.models.masknet import MaskNetConfig
-from pipeline.models.mlp import MlpConfig
-from pipeline.models.wide_deep import WideDeepConfig
-from pipeline.models.wukong import WukongConfig
+from pipeline.models.settings import (
+    DcnV2Config,
+    DeepFmConfig,
+    DhenConfig,
+    DlrmConfig,
+    FinalMlpConfig,
+    MaskNetConfig,
+    MlpConfig,
+    WideDeepConfig,
+    WukongConfig,
+)
 from pipeline.specs import ModelInputs
 
 DIM = 8

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from pipeline.config.sequences import SequenceModel, SequenceOptions
-from pipeline.models.sequences.costs import SAMPLES, events_of_batch, lengths_like
+from pipeline.models.sequence_costs import SAMPLES, events_of_batch, lengths_like
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.events import timed_costs
 from pipeline.planning.inputs import PlanInputs

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from pipeline.config.sequences import SequenceModel, SequenceOptions
-from pipeline.models.dlrm import DlrmConfig
 from pipeline.models.layers import Jagged
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SequenceColumn, SequenceGroup, SparseColumn
 from pipeline.training.attention import MOST_EVENTS, watching
 from pipeline.training.histories import Taken, histories_of

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from pipeline.models.layers.attention import SelfAttention
-from pipeline.models.layers.bilinear import BilinearLogit
-from pipeline.models.layers.cross import CrossNet
-from pipeline.models.layers.events import SequenceVector
-from pipeline.models.layers.factors import pair_products, with_own_weights
-from pipeline.models.layers.gates import FeatureGate, MaskBlock
-from pipeline.models.layers.interaction import DotInteraction
-from pipeline.models.layers.jagged import EventWeights, Jagged, wide
+from pipeline.models.layers.interaction import (
+    BilinearLogit,
+    CrossNet,
+    DotInteraction,
+    VectorLinear,
+    Vectors,
+    concat_vectors,
+    pair_products,
+    with_own_weights,
+)
+from pipeline.models.layers.jagged import EventWeights, Jagged, SelfAttention, SequenceVector, wide
 from pipeline.models.layers.mlp import (
+    BatchNorm,
+    FeatureGate,
     HeadedRanker,
     Logit,
+    MaskBlock,
+    MaxNorm,
     Ranker,
+    batch_norms,
     compute_dtype,
     initialise,
     log_odds,
     mlp,
     top_mlp,
 )
-from pipeline.models.layers.normalise import MaxNorm
-from pipeline.models.layers.norms import BatchNorm, batch_norms
-from pipeline.models.layers.vectors import VectorLinear, Vectors, concat_vectors
 
 __all__ = [
     "BatchNorm",

@@ -1,18 +1,117 @@
-"""The dot interaction of DLRM, written so that neither direction scatters.
-
-PyTorch's own backward of an index selection adds into a zero tensor element by element, which costs more than the
-batched products around it. Here both directions only read and copy.
-"""
+"""Interactions of feature vectors: dot products, crosses, bilinear and factorised forms."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from pipeline.models.layers.mlp import Logit, compute_dtype, mlp
 from pipeline.native import Interact, StepsLibrary
+
+
+def pair_products(vectors: Tensor) -> Tensor:
+    """The sum of the dot products of all pairs of vectors [B, m, D]: [B], by the square of the sum (lemma 3.1)."""
+    return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
+
+
+def with_own_weights(embeddings: Tensor, count: int = 1) -> tuple[Tensor, Tensor]:
+    """The first ``count`` values of all embeddings [B, V, D], added up over V: [B, count]; and the rest [B, V, D - c].
+
+    An embedding's first values are weights of the id itself, as a table of width ``count`` would hold them. They share
+    the row's optimizer state with the rest of the row.
+    """
+    return embeddings[:, :, :count].sum(1), embeddings[:, :, count:]
+
+
+class BilinearLogit(nn.Module):
+    """forward(a [B, m], b [B, k]) -> logits [B] in float32: bias + w1 a + w2 b + sum over heads of a_h^T W_h b_h.
+
+    ``heads`` divides both widths.
+    """
+
+    def __init__(self, first: int, second: int, heads: int) -> None:
+        super().__init__()
+        self.sizes = first // heads, second // heads
+        self.linear = Logit(first + second)
+        self.heads = nn.ModuleList(nn.Linear(self.sizes[1], self.sizes[0], bias=False) for _ in range(heads))
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        logits: Tensor = self.linear(torch.cat([first, second], dim=1))
+        pairs = zip(self.heads, first.split(self.sizes[0], 1), second.split(self.sizes[1], 1), strict=True)
+        for head, one, other in pairs:
+            logits = logits + (one * head(other)).sum(1)
+        return logits
+
+    def start_at(self, logit: float) -> None:
+        """Set the bias to ``logit``."""
+        self.linear.start_at(logit)
+
+
+class Cross(nn.Linear):
+    """forward(first [B, w], x [B, w]) -> [B, w]: f is a whole matrix (equation 1)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+
+    def forward(self, first: Tensor, value: Tensor) -> Tensor:  # type: ignore[override]
+        return first * super().forward(value) + value
+
+
+class LowRankCross(nn.Module):
+    """forward(first [B, w], x [B, w]) -> [B, w]: f is U V^T of ``rank`` (equation 2)."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width)
+
+    def forward(self, first: Tensor, value: Tensor) -> Tensor:
+        return first * self.up(self.down(value)) + value
+
+
+class MixtureCross(nn.Module):
+    """forward(first [B, w], x [B, w]) -> [B, w]: experts U_i g(C_i g(V_i^T x)), weighted by a softmax (equation 4).
+
+    g is tanh. The gate's weights sum to 1, so one bias does for all experts.
+    """
+
+    def __init__(self, width: int, rank: int, experts: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.gate = nn.Linear(width, experts)
+        self.down = nn.Linear(width, experts * rank, bias=False)
+        self.within = nn.ModuleList(nn.Linear(rank, rank, bias=False) for _ in range(experts))
+        self.up = nn.Linear(experts * rank, width)
+
+    def forward(self, first: Tensor, value: Tensor) -> Tensor:
+        shares = self.gate(value).softmax(dim=1)
+        parts = torch.tanh(self.down(value)).split(self.rank, dim=1)
+        seen = [torch.tanh(expert(part)) for expert, part in zip(self.within, parts, strict=True)]
+        return first * self.up(torch.cat([part * shares[:, i, None] for i, part in enumerate(seen)], dim=1)) + value
+
+
+CROSSES: dict[str, Callable[[int, int, int], nn.Module]] = {
+    "full": lambda width, rank, experts: Cross(width),
+    "low_rank": lambda width, rank, experts: LowRankCross(width, rank),
+    "mixture": MixtureCross,
+}
+
+
+class CrossNet(nn.Module):
+    """forward(x0 [B, w]) -> [B, w]: ``layers`` cross layers of one ``kind`` (a key of ``CROSSES``)."""
+
+    def __init__(self, kind: str, layers: int, width: int, rank: int, experts: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(CROSSES[kind](width, rank, experts) for _ in range(layers))
+
+    def forward(self, first: Tensor) -> Tensor:
+        value = first
+        for layer in self.layers:
+            value = layer(first, value)
+        return value
+
 
 Pair = tuple[int, int]
 
@@ -162,3 +261,33 @@ class DotInteraction(nn.Module):
         if first is not None:
             vectors = torch.cat([first[:, None], vectors.to(first.dtype)], dim=1)
         return cast(Tensor, _DotInteraction.apply(vectors, self.pairs, self.cells))
+
+
+class Vectors(nn.Module):
+    """forward(dense [B, n], embeddings [B, V, D]) -> [B, V + 1, D]: an MLP's output on the dense features comes first.
+
+    Without dense features it is [B, V, D]. ``count``: of the vectors that come out.
+    """
+
+    def __init__(self, dense: int, vectors: int, dim: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.bottom = mlp([dense, *hidden, dim], last_activation=False) if dense else None
+        self.count = vectors + (dense > 0)
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        if self.bottom is None:
+            return embeddings.to(compute_dtype(embeddings))
+        first = self.bottom(dense)
+        return torch.cat([first[:, None], embeddings.to(first.dtype)], dim=1)
+
+
+class VectorLinear(nn.Linear):
+    """forward(vectors [B, m, D]) -> [B, k, D]: sums of the vectors, by learnt weights and a bias for each."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return super().forward(vectors.mT).mT
+
+
+def concat_vectors(dense: Tensor, embeddings: Tensor) -> Tensor:
+    """dense [B, n] and the flattened embeddings [B, V, D]: [B, n + V * D]."""
+    return torch.cat([dense.to(embeddings.dtype), embeddings.flatten(1)], dim=1)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.grids import Grids
+from pipeline.models.layers.mlp import mlp
 
 
 @dataclass(frozen=True)
@@ -117,3 +119,281 @@ def _summed(values: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
         return values.new_zeros(offsets.shape[0], values.shape[1]).index_add(0, rows, values)
     places = torch.arange(rows.shape[0], device=rows.device)
     return torch.nn.functional.embedding_bag(places, values, offsets, mode="sum")
+
+
+_NEVER = -1e4  # a score whose SiLU is 0
+
+
+class Weights(Protocol):
+    """What scores of keys become as weights of their values."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
+        """[b, H, L, d]: the ``value``s [b, H, L, d] up to each place, weighed; ``lengths`` [b, 1, 1, 1] of samples."""
+
+    def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
+        """Weights of ``scores`` [..., keys], 0 where not ``known``; ``distance``: events from key to query.
+
+        ``lengths``: events of the sample; these three broadcast with the scores.
+        """
+
+    def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
+        """Weights [n, H] of the ``scores`` [n, H] that every event has for its sample's newest one."""
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights, longest: int) -> Tensor:
+    """[n, H, d]: for each event the ``value``s [n, H, d] of the sample's events up to it, weighed.
+
+    ``longest``: events of a sample at most.
+    """
+    if torch.compiler.is_exporting():  # grids depend on lengths, which a program does not know
+        return _windows(query, key, value, jagged, weights, longest)
+    grids, widths = jagged.grids, [query.shape[2], key.shape[2], value.shape[2]]
+    filled = torch.cat([query, key, value], dim=2).index_select(0, grids.events)
+    parts = list[Tensor]()
+    for part, (samples, most), lengths in zip(grids.split(filled), grids.sizes, grids.lengths, strict=True):
+        q, k, v = part.view(samples, most, *filled.shape[1:]).transpose(1, 2).split(widths, dim=3)  # [b, H, L, d]
+        # What fills a sample up is behind its events, so that none of them sees it.
+        parts.append(weights.attend(q, k, v, lengths[:, None, None, None]).transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, grids.cells)
+
+
+def newest(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights) -> Tensor:
+    """[B, H, d]: the ``value``s [n, H, d] of each sample's events, weighed for a ``query`` [B, H, d] of the newest."""
+    heads = value.shape[1]
+    own = jagged.of_samples(query.flatten(1)).view_as(key)
+    shares = weights.of_newest((own * key).sum(2), jagged)
+    return jagged.sum((value * shares[:, :, None].to(value.dtype)).flatten(1)).unflatten(1, (heads, -1))
+
+
+def _taken(values: Tensor, places: Tensor) -> Tensor:
+    """``values[places]``, whose backward pass does not sort the places."""
+    return values.index_select(0, places.flatten()).unflatten(0, places.shape)
+
+
+def _windows(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights, longest: int) -> Tensor:
+    """As ``causal``, over the ``longest`` events up to each: every event has as many keys."""
+    place = torch.arange(key.shape[0], device=key.device)
+    distance = torch.arange(longest, device=key.device)
+    known = distance <= (place - jagged.offsets[jagged.rows])[:, None]
+    keys = (place[:, None] - distance).clamp(min=0)
+    scores = torch.einsum("nhd,nkhd->nhk", query, key[keys])
+    lengths = jagged.lengths[jagged.rows][:, None, None]
+    shares = weights.among(scores, distance, known[:, None, :], lengths)
+    return torch.einsum("nhk,nkhd->nhd", shares.to(value.dtype), value[keys])
+
+
+class SoftmaxWeights(nn.Module):
+    """Shares of one, by the scores divided by the root of the ``width`` of a head (Vaswani et al. 2017)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale, self.seen = width**-0.5, EventWeights()
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
+        """See ``Weights``."""
+        return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.scale)
+
+    def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
+        """See ``Weights``."""
+        return (wide(scores) * self.scale).masked_fill(~known, -torch.inf).softmax(-1)
+
+    def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
+        """See ``Weights``."""
+        weights: Tensor = self.seen(jagged.softmax(wide(scores) * self.scale))
+        return weights
+
+
+class SiluWeights(nn.Module):
+    """SiLU of score and a learned bias by distance, divided by the number of events (HSTU, arXiv 2402.17152, eq. 2).
+
+    Such weights do not add up to one: how many events fit tells how strong an interest is.
+    """
+
+    def __init__(self, heads: int, longest: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(heads, longest))
+        self.seen = EventWeights()
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
+        """See ``Weights``."""
+        scores = wide(query @ key.mT).add_(self._bias_of(query.shape[2]))
+        return (nn.functional.silu(scores).to(value.dtype) @ value) / lengths
+
+    def _bias_of(self, events: int) -> Tensor:
+        """[H, L, L] for that many ``events``, from query to key; ``_NEVER`` for keys after the query.
+
+        No sample has distances beyond those with a bias: what has is behind its last event.
+        """
+        later = self.bias.new_full((self.bias.shape[0], events - 1), _NEVER)
+        known = nn.functional.pad(self.bias[:, :events], (0, max(0, events - self.bias.shape[1])))
+        by_distance = torch.cat([known.flip(1), later], dim=1)  # from the farthest key to the last one
+        return by_distance.unfold(1, events, 1).flip(1)
+
+    def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
+        """See ``Weights``."""
+        weights = nn.functional.silu(wide(scores) + _taken(self.bias.t(), distance).movedim(-1, 0))
+        return weights.masked_fill(~known, 0.0) / lengths
+
+    def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
+        """See ``Weights``."""
+        weights = nn.functional.silu(wide(scores) + _taken(self.bias.t(), jagged.ages))
+        shares: Tensor = self.seen(weights / jagged.lengths[jagged.rows][:, None])
+        return shares
+
+
+EVEN_ROWS = 64  # more than a kernel's tile has
+
+
+def fillers(events: int, samples: int) -> tuple[int, int]:
+    """Events and samples to be added, of one event or two each, so that both become multiples of ``EVEN_ROWS``.
+
+    Kernels multiply the last few rows of a matrix by other steps, whose sums may differ in the last bit. Where all
+    samples have one event, so have the added ones.
+    """
+    more = -samples % EVEN_ROWS + EVEN_ROWS
+    return more + -(events + more) % EVEN_ROWS, more
+
+
+class SequenceVector(nn.Module):
+    """forward(columns [n, w] each, rows [n], candidates [B, w] or None each, B) -> [B, ``dim``] float32.
+
+    An event's columns, side by side, are brought to width ``dim``; to this comes a vector of its place, counted from
+    the newest event. The target is what the same projection makes of the candidate's embeddings in the tables that the
+    events share; columns without such have zeros. ``age``: the column of the ages, where ``block`` wants them too.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        dim: int,
+        max_length: int,
+        block: nn.Module,
+        *,
+        targeted: bool,
+        places: bool,
+        age: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.project = nn.Identity() if list(widths) == [dim] else nn.Linear(sum(widths), dim, bias=False)
+        self.places = nn.Parameter(torch.zeros(max_length, dim)) if places else None
+        self.block, self.targeted, self.age = block, targeted, age
+
+    def start(self, seed: int) -> None:
+        """Draw the vectors of the places from ``seed``: as large as those of events."""
+        if self.places is not None and not self.places.is_meta:
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                drawn = torch.randn(self.places.shape, generator=generator)
+                self.places.copy_(drawn / (10 * math.sqrt(self.places.shape[1])))
+
+    def forward(
+        self, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], samples: int
+    ) -> Tensor:
+        """A vector of each sample, [samples, D], of its events' ``columns`` [n, width] and its ``candidates``.
+
+        Out of training it does not depend on the other samples by as much as a rounding.
+        """
+        if self.training or torch.compiler.is_exporting():
+            return self._vectors(columns, rows, candidates, Jagged.of(rows, samples))
+        events, more = fillers(len(rows), samples)
+        columns = [nn.functional.pad(each, (0, 0, 0, events)) for each in columns]
+        candidates = [None if each is None else nn.functional.pad(each, (0, 0, 0, more)) for each in candidates]
+        own = torch.arange(samples, samples + more, device=rows.device)
+        twice = (torch.arange(more, device=rows.device) < events - more) + 1
+        rows = torch.cat([rows, own.repeat_interleave(twice)])
+        return self._vectors(columns, rows, candidates, Jagged.of(rows, samples + more, even=True))[:samples]
+
+    def _vectors(
+        self, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], jagged: Jagged
+    ) -> Tensor:
+        samples = jagged.lengths.shape[0]
+        events = wide(self.project(torch.cat([*columns], dim=1)))
+        if self.places is not None:
+            events = events + self.places.index_select(0, jagged.ages)
+        target = None
+        if self.targeted:
+            zeros = [each.new_zeros(samples, each.shape[1]) for each in columns]
+            known = [zero if each is None else each for each, zero in zip(candidates, zeros, strict=True)]
+            target = wide(self.project(torch.cat(known, dim=1)))
+        ages = () if self.age is None else (columns[self.age],)
+        vectors: Tensor = wide(self.block(events, jagged, target, *ages))
+        return vectors
+
+
+class SelfAttention(nn.Module):
+    """forward(vectors [B, m, D]) -> [B, m, D]: a layer of a transformer's encoder; ``heads`` divides D.
+
+    Written as plain products, which the planner counts alike on every device.
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inputs, self.output = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.first_norm, self.second_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.forward_part = mlp([dim, 2 * dim, dim], last_activation=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        query, key, value = (self._by_head(part) for part in self.inputs(vectors).chunk(3, dim=2))
+        scores = torch.softmax(query @ key.mT / math.sqrt(query.shape[-1]), dim=-1)
+        joined = (scores @ value).transpose(1, 2).flatten(2)
+        seen = self.first_norm(vectors + self.output(joined))
+        result: Tensor = self.second_norm(seen + self.forward_part(seen))
+        return result
+
+    def _by_head(self, values: Tensor) -> Tensor:
+        """[B, m, D] -> [B, heads, m, D / heads]."""
+        return values.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+_STEPS, _SHORTEST = 4, 8  # widths between two powers of two; the least step between two widths
+
+
+@dataclass(frozen=True)
+class Grids:
+    """Grids of ``sizes`` (b samples, L events), one after the other; c cells in all.
+
+    ``events`` [c]: the event in each cell; a cell that fills a sample up, behind its last event, has its first one.
+    ``cells`` [n]: the cell of each event. ``lengths``: of the samples of each grid, [b].
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    events: Tensor
+    cells: Tensor
+    lengths: tuple[Tensor, ...]
+
+    @staticmethod
+    def of(lengths: Tensor, offsets: Tensor, *, even: bool = False) -> Grids:
+        """Of samples of ``lengths`` [B], whose first events are at ``offsets`` [B].
+
+        A grid is wider than its shortest sample by a quarter, or by ``_SHORTEST`` - 1 events, at most. ``even``: the
+        width of a sample's grid depends on its own length alone, not on what other samples there are.
+        """
+        rounded = _rounded(lengths)
+        order = torch.argsort(rounded, stable=True)
+        samples = torch.unique_consecutive(rounded[order], return_counts=True)[1].tolist()
+        own = lengths[order].split(samples)
+        longest = [int(each.max()) for each in (rounded[order].split(samples) if even else own)]
+        sizes = tuple(zip(samples, longest, strict=True))
+        widths = torch.tensor([width for _, width in sizes], device=order.device).repeat_interleave(
+            torch.tensor(samples, device=order.device)
+        )
+        sample = torch.repeat_interleave(widths)
+        place = torch.arange(sample.shape[0], device=order.device) - (widths.cumsum(0) - widths)[sample]
+        real = place < lengths[order][sample]
+        events = offsets[order][sample] + place * real
+        cells = torch.empty(int(lengths.sum()), dtype=torch.int64, device=order.device)
+        cells[events[real]] = real.nonzero()[:, 0]
+        return Grids(sizes, events, cells, own)
+
+    def split(self, values: Tensor) -> Sequence[Tensor]:
+        """``values`` [c, ...] by grid."""
+        return values.split([samples * width for samples, width in self.sizes])
+
+
+def _rounded(lengths: Tensor) -> Tensor:
+    """``lengths`` up to the next of ``_STEPS`` widths between two powers of two."""
+    power = torch.log2(lengths.float()).floor().long()
+    step = torch.bitwise_left_shift(torch.ones_like(lengths), power) // _STEPS
+    step = step.clamp(min=_SHORTEST)
+    return (lengths + step - 1) // step * step

@@ -1,21 +1,114 @@
-"""Parts that most rankers share: the MLP, the layer that gives the logit, and initial values drawn from a seed."""
+"""Normalisation of hidden layers: by sample, or by global batch with statistics of all ranks."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.models.layers.norms import CENTRED, normalised
 from pipeline.native import Head, StepsLibrary
 
 if TYPE_CHECKING:
     from pipeline.models.settings import RankerConfig
+
+MOMENTUM = 0.1
+EPS = 1e-5
+
+
+class BatchNorm(nn.Module):
+    """forward(values [B, width]) -> [B, width], by mean and variance over the rows of the global batch.
+
+    Ioffe and Szegedy (2015, arXiv 1502.03167), algorithm 2 in evaluation. ``combine`` adds up the sums of all ranks,
+    differentiably. ``rows`` [B, 1] is 1 for real rows and 0 for padding (None: all are real): without it the few rows
+    of an epoch's last batch would drown in copies of one. ``mean`` and ``variance`` are parameters without a gradient,
+    so that checkpoints have them; a batch that is padded in part moves them by that much less.
+    """
+
+    def __init__(self, width: int, combine: Callable[[Tensor], Tensor] = lambda sums: sums) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.mean = nn.Parameter(torch.zeros(width), requires_grad=False)
+        self.variance = nn.Parameter(torch.ones(width), requires_grad=False)
+        self.combine = combine
+        self.rows: Tensor | None = None
+
+    def forward(self, values: Tensor) -> Tensor:
+        exact = values.to(self.weight.dtype)
+        mean, variance = self._statistics(exact) if self.training else (self.mean, self.variance)
+        scale = self.weight * torch.rsqrt(variance + EPS)
+        return ((exact - mean) * scale + self.bias).to(values.dtype)
+
+    def _statistics(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance over all ranks' rows; the running ones follow them."""
+        rows = torch.ones_like(values[:, :1]) if self.rows is None else self.rows.to(values.dtype)
+        start = self.mean.detach().clone()  # sums about the running mean, or a variance beside a large mean is lost
+        apart = (values - start) * rows
+        counts = torch.stack([rows.sum(), torch.ones_like(rows).sum()])
+        width = values.shape[1]
+        sums = self.combine(torch.cat([apart.sum(0), apart.square().sum(0), counts]))
+        count = sums[-2]
+        shift = sums[:width] / count
+        variance = (sums[width : 2 * width] / count - shift.square()).clamp(min=0)
+        with torch.no_grad():
+            pace = MOMENTUM * count / sums[-1]
+            self.mean.add_(pace * shift)
+            self.variance.add_(pace * (variance * count / (count - 1).clamp(min=1) - self.variance))
+        return start + shift, variance
+
+
+def batch_norms(module: nn.Module) -> list[BatchNorm]:
+    """The batch normalisations of ``module``."""
+    return [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
+
+
+_NORMS: dict[str, Callable[[int], list[nn.Module]]] = {
+    "none": lambda width: [],
+    "batch": lambda width: [BatchNorm(width)],
+    "layer": lambda width: [nn.LayerNorm(width)],
+}
+
+# Those that take a layer's bias out again. Its gradient would be rounding noise, which Adam makes steps of: running
+# means lag behind these, and evaluation drifts from training.
+CENTRED = ("batch",)
+
+
+def normalised(norm: str, width: int) -> list[nn.Module]:
+    """The layers that normalise ``width`` values as setting ``model.norm`` says."""
+    return _NORMS[norm](width)
+
+
+class MaxNorm(nn.Module):
+    """forward(dense [B, n]) -> [B, n]: ``columns`` normalised, the others as they are; NaN is a missing value.
+
+    ``largest`` is a parameter without a gradient, so that checkpoints have it; it grows in training only. ``combine``
+    reduces the maxima of all ranks to one.
+    """
+
+    columns: Tensor
+
+    def __init__(self, columns: Sequence[int], combine: Callable[[Tensor], Tensor] = lambda values: values) -> None:
+        super().__init__()
+        self.register_buffer("columns", torch.tensor(list(columns), dtype=torch.int64), persistent=False)
+        self.largest = nn.Parameter(torch.zeros(len(columns)), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(len(columns)))
+        self.combine = combine
+
+    def forward(self, dense: Tensor) -> Tensor:
+        picked = dense[:, self.columns]
+        present = ~torch.isnan(picked)
+        values = torch.where(present, picked, 0.0)
+        if self.training:
+            with torch.no_grad():
+                seen = values.abs().amax(0) if len(values) else torch.zeros_like(self.largest)
+                self.largest.copy_(torch.maximum(self.largest, self.combine(seen)))
+        scaled = values / self.largest.clamp(min=torch.finfo(torch.float32).tiny)
+        return dense.index_copy(1, self.columns, torch.where(present, scaled + self.bias, 0.0))
+
 
 R = TypeVar("R", bound=nn.Module)
 
@@ -175,3 +268,45 @@ def initialise(module: R, seed: int) -> R:
                 if layer.bias is not None:
                     layer.bias.copy_(torch.randn(layer.bias.shape, generator=generator) / math.sqrt(outputs))
     return module
+
+
+class FeatureGate(nn.Module):
+    """forward(inputs [B, w], context [B, c]) -> inputs * 2 sigmoid(MLP(context)) (FinalMLP, section 3.2).
+
+    With ``context`` 0 the gate is learnt alone, the same for all samples: what the paper's MLP of a learnt constant
+    amounts to.
+    """
+
+    def __init__(self, width: int, context: int, hidden: int) -> None:
+        super().__init__()
+        self.gate = mlp([context, hidden, width], last_activation=False) if context else Constant(width)
+
+    def forward(self, inputs: Tensor, context: Tensor) -> Tensor:
+        return inputs * (2 * torch.sigmoid(self.gate(context)))
+
+
+class Constant(nn.Module):
+    """forward(anything) -> ``width`` learnt values, at first 0."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.zeros(width))
+
+    def forward(self, anything: Tensor) -> Tensor:
+        return self.values
+
+
+class MaskBlock(nn.Module):
+    """forward(values [B, w], whole [B, v]) -> ReLU(LN(W (mask * values))), mask = W2 ReLU(W1 whole): MaskNet, 3.2-3.4.
+
+    ``whole``: the embeddings of all features, flattened, which guide the mask.
+    """
+
+    def __init__(self, width: int, whole: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.mask = mlp([whole, hidden, width], last_activation=False)
+        self.linear = nn.Linear(width, outputs, bias=False)
+        self.norm = nn.LayerNorm(outputs)
+
+    def forward(self, values: Tensor, whole: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.linear(self.mask(whole) * values)))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers import DotInteraction, HeadedRanker, Logit, SelfAttention, VectorLinear, Vectors, top_mlp
-from pipeline.models.layers.cross import LowRankCross
+from pipeline.models.layers.interaction import LowRankCross
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.dhen import DhenConfig
+    from pipeline.models.settings import DhenConfig
 
 
 class Dot(nn.Module):

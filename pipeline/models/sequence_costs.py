@@ -70,7 +70,7 @@ def _shared(total: int, parts: int) -> list[int]:
 
 
 def _counted(model: ModelConfig, schema: DatasetSchema, lengths: Mapping[str, list[int]]) -> dict[str, BlockCosts]:
-    from pipeline.models.sequences.build import build_sequences
+    from pipeline.models.sequence_encoders import build_sequences
 
     modules = build_sequences(model, schema, 0)
     return {

@@ -1,0 +1,193 @@
+"""The torch modules of sequence blocks, and those of a model's sequences, drawn from a seed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.config import ModelConfig
+from pipeline.config.sequences import AGE, event_feature
+from pipeline.models.layers import EventWeights, Jagged, SequenceVector, initialise, mlp, wide
+from pipeline.models.layers.jagged import SiluWeights, SoftmaxWeights, causal, newest
+from pipeline.records import DatasetSchema, SequenceGroup
+from pipeline.specs import BlockInputs
+
+
+class TargetAttention(nn.Module):
+    """forward(events [n, D], their places, target [B, D]) -> [B, D]: the events' sum, weighed by an MLP.
+
+    It takes event, target, their difference and their product (DIN, section 4.3). ``softmax``: the weights of a sample
+    add up to one.
+    """
+
+    def __init__(self, dim: int, hidden: Sequence[int], *, softmax: bool) -> None:
+        super().__init__()
+        self.weigh = mlp([4 * dim, *hidden, 1], last_activation=False)
+        self.softmax, self.seen = softmax, EventWeights()
+
+    def forward(self, events: Tensor, jagged: Jagged, target: Tensor | None) -> Tensor:
+        assert target is not None
+        own = jagged.of_samples(target)
+        scores = self.weigh(torch.cat([events, own, events - own, events * own], dim=1)).to(events.dtype)
+        weights = self.seen(jagged.softmax(scores) if self.softmax else scores)
+        return jagged.sum(events * weights)
+
+
+class HstuLayer(nn.Module):
+    """forward(values [n, D], their places, ages [n, w] or None) -> [n, D], or [B, D] of the newest events (``last``).
+
+    U, V, Q, K = SiLU(W1 norm(X)); Y = W2 (norm(A V) * U) + X (arXiv 2402.17152, section 3.2). ``heads`` divides D;
+    ``longest``: events of a sample at most. ``ages``: width w of the ages' embeddings, by which keys have a bias; or 0.
+    """
+
+    def __init__(self, dim: int, heads: int, longest: int, ages: int = 0) -> None:
+        super().__init__()
+        self.heads, self.longest = heads, longest
+        self.asking, self.pair = nn.Linear(dim, 2 * dim), nn.Linear(dim, 2 * dim)
+        self.output = nn.Linear(dim, dim)
+        self.norm, self.seen_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.weights = SiluWeights(heads, longest)
+        self.age = nn.Linear(ages, heads, bias=False) if ages else None
+
+    def forward(self, values: Tensor, jagged: Jagged, ages: Tensor | None = None, *, last: bool) -> Tensor:
+        """New ``values`` [n, D]; with ``last`` only those of each sample's newest event, [B, D]."""
+        normed = self.norm(values)
+        key, value = (self._by_head(part) for part in self._silu(self.pair(normed)))
+        gate, query = self._silu(self.asking(jagged.newest(normed) if last else normed))
+        query = self._by_head(query)
+        if self.age is not None and ages is not None:  # one more column of the keys, which every query takes as it is
+            key = torch.cat([key, wide(self.age(ages))[:, :, None]], dim=2)
+            query = torch.cat([query, torch.ones_like(query[:, :, :1])], dim=2)
+        if last:
+            seen = newest(query, key, value, jagged, self.weights)
+        else:
+            seen = causal(query, key, value, jagged, self.weights, self.longest)
+        own = jagged.newest(values) if last else values
+        result: Tensor = own + wide(self.output(self.seen_norm(seen.flatten(1)) * gate))
+        return result
+
+    def _silu(self, values: Tensor) -> tuple[Tensor, ...]:
+        return nn.functional.silu(wide(values)).chunk(2, dim=1)
+
+    def _by_head(self, values: Tensor) -> Tensor:
+        return values.unflatten(1, (self.heads, -1))
+
+
+class Hstu(nn.Module):
+    """forward(events [n, D], their places, target [B, D], ages [n, ``ages``] or None) -> [B, D]."""
+
+    def __init__(self, dim: int, layers: int, heads: int, max_length: int, ages: int = 0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(HstuLayer(dim, heads, max_length + 1, ages) for _ in range(layers))
+
+    def forward(self, events: Tensor, jagged: Jagged, target: Tensor | None, ages: Tensor | None = None) -> Tensor:
+        assert target is not None
+        if ages is not None:  # the target has none: its time is the row's
+            ages, _ = jagged.followed_by(ages, ages.new_zeros(target.shape[0], ages.shape[1]))
+        events, jagged = jagged.followed_by(events, target)
+        for number, layer in enumerate(self.layers, start=1):
+            events = layer(events, jagged, ages, last=number == len(self.layers))
+        return events
+
+
+class EventSum(nn.Module):
+    """forward(events [n, D], their places, target) -> [B, D]."""
+
+    def forward(self, events: Tensor, jagged: Jagged, target: Tensor | None) -> Tensor:
+        return jagged.sum(events)
+
+
+class TransformerLayer(nn.Module):
+    """forward(values [n, D], their places) -> [n, D], or [B, D] of the newest events alone (``last``).
+
+    Attention and an MLP, each behind a norm and beside its input (SASRec, arXiv 1808.09781, section 3.2). ``heads``
+    divides D; ``longest``: events of a sample at most.
+    """
+
+    def __init__(self, dim: int, heads: int, longest: int) -> None:
+        super().__init__()
+        self.heads, self.longest = heads, longest
+        self.query, self.pair = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.output = nn.Linear(dim, dim)
+        self.first_norm, self.second_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.forward_part = mlp([dim, 4 * dim, dim], last_activation=False)
+        self.weights = SoftmaxWeights(dim // heads)
+
+    def forward(self, values: Tensor, jagged: Jagged, *, last: bool) -> Tensor:
+        normed = self.first_norm(values)
+        key, value = (self._by_head(part) for part in wide(self.pair(normed)).chunk(2, dim=1))
+        asking = jagged.newest(normed) if last else normed
+        query = self._by_head(wide(self.query(asking)))
+        if last:
+            seen = newest(query, key, value, jagged, self.weights)
+        else:
+            seen = causal(query, key, value, jagged, self.weights, self.longest)
+        own = (jagged.newest(values) if last else values) + wide(self.output(seen.flatten(1)))
+        result: Tensor = own + wide(self.forward_part(self.second_norm(own)))
+        return result
+
+    def _by_head(self, values: Tensor) -> Tensor:
+        return values.unflatten(1, (self.heads, -1))
+
+
+class Transformer(nn.Module):
+    """forward(events [n, D], their places, target [B, D] or None) -> [B, D].
+
+    ``targeted``: the target is the last of the events (BST, arXiv 1905.06874), else the newest event speaks for all.
+    """
+
+    def __init__(self, dim: int, layers: int, heads: int, max_length: int, *, targeted: bool) -> None:
+        super().__init__()
+        longest = max_length + targeted
+        self.layers = nn.ModuleList(TransformerLayer(dim, heads, longest) for _ in range(layers))
+        self.norm, self.targeted = nn.LayerNorm(dim), targeted
+
+    def forward(self, events: Tensor, jagged: Jagged, target: Tensor | None) -> Tensor:
+        if self.targeted:
+            assert target is not None
+            events, jagged = jagged.followed_by(events, target)
+        for number, layer in enumerate(self.layers, start=1):
+            events = layer(events, jagged, last=number == len(self.layers))
+        vectors: Tensor = self.norm(events)
+        return vectors
+
+
+def build_sequences(model: ModelConfig, schema: DatasetSchema, seed: int) -> nn.ModuleDict:
+    """A ``SequenceVector`` for each sequence of ``schema``, by name.
+
+    Initial weights depend on ``seed`` and the name alone. The global random state stays as it is.
+    """
+    vectors = nn.ModuleDict()
+    for sequence in schema.sequences:
+        settings = model.sequence(sequence.name)
+        spec = settings.block_at(f"model.sequences.{sequence.name}")
+        widths = [model.dim_of(column.owner) for column in sequence.columns]
+        age = _age_of(sequence) if spec.ages else None
+        ages = 0 if age is None else widths[age]
+        with torch.random.fork_rng(devices=()):
+            block = spec.build(BlockInputs(dim=model.embedding_dim, max_length=sequence.max_length, ages=ages))
+            vector = SequenceVector(
+                widths,
+                model.embedding_dim,
+                sequence.max_length,
+                block,
+                targeted=spec.targeted,
+                places=settings.places,
+                age=age,
+            )
+        digest = hashlib.blake2b(f"{seed}|{sequence.name}".encode(), digest_size=8).digest()
+        own = int.from_bytes(digest, "little") >> 1
+        initialise(vector, own)
+        vector.start(own)
+        vectors[sequence.name] = vector
+    return vectors
+
+
+def _age_of(sequence: SequenceGroup) -> int | None:
+    """The column of the events' ages, by its place; None without."""
+    names = [column.name for column in sequence.columns]
+    age = event_feature(sequence.name, AGE)
+    return names.index(age) if age in names else None
