@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from pipeline.config import ModelConfig
-from pipeline.models.settings import DCNV2, DEEPFM, DHEN, DLRM, FINALMLP, MASKNET, MLP, WIDE_DEEP, WUKONG
+from pipeline.models.rankers import DCNV2, DEEPFM, DHEN, DLRM, FINALMLP, MASKNET, MLP, WIDE_DEEP, WUKONG
 from pipeline.specs import MODELS, ModelInputs, all_tasks
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
 def _of_tasks(ranker: Ranker, config: ModelConfig, inputs: ModelInputs) -> Ranker:
     """``ranker`` with the layers of several tasks in the place of its last one; ConfigError where it has no such."""
     from pipeline.models.layers import initialise
-    from pipeline.models.layers.tasks import MultiTaskRanker, TaskHeads
+    from pipeline.models.layers.multi_task import MultiTaskRanker, TaskHeads
 
     heads = config.task_architecture.build(ranker.drop_head(), all_tasks(inputs.tasks))
     return MultiTaskRanker(ranker, cast(TaskHeads, initialise(heads, inputs.seed + 1)))

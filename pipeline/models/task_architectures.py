@@ -22,7 +22,7 @@ class SharedBottom(TaskArchitecture):
 
     def build(self, width: int, tasks: Sequence[TaskInput]) -> nn.Module:
         """See ``TaskArchitecture.build``."""
-        from pipeline.models.layers.tasks import TaskHeads
+        from pipeline.models.layers.multi_task import TaskHeads
 
         return TaskHeads(width, len(tasks), self.task_mlp)
 
@@ -42,7 +42,7 @@ class Mmoe(TaskArchitecture):
 
     def build(self, width: int, tasks: Sequence[TaskInput]) -> nn.Module:
         """See ``TaskArchitecture.build``."""
-        from pipeline.models.layers.tasks import MixtureOfExperts, TaskHeads
+        from pipeline.models.layers.multi_task import MixtureOfExperts, TaskHeads
 
         mix = MixtureOfExperts(width, len(tasks), self.experts, self.expert_mlp)
         return TaskHeads(mix.width, len(tasks), self.task_mlp, mix)
@@ -65,7 +65,7 @@ class Ple(TaskArchitecture):
 
     def build(self, width: int, tasks: Sequence[TaskInput]) -> nn.Module:
         """See ``TaskArchitecture.build``."""
-        from pipeline.models.layers.tasks import Extraction, TaskHeads
+        from pipeline.models.layers.multi_task import Extraction, TaskHeads
 
         mix = Extraction(width, len(tasks), self.levels, self.experts, self.own_experts, self.expert_mlp)
         return TaskHeads(mix.width, len(tasks), self.task_mlp, mix)
@@ -84,7 +84,7 @@ class Esmm(TaskArchitecture):
 
     def build(self, width: int, tasks: Sequence[TaskInput]) -> nn.Module:
         """See ``TaskArchitecture.build``."""
-        from pipeline.models.layers.tasks import ChainedHeads
+        from pipeline.models.layers.multi_task import ChainedHeads
 
         return ChainedHeads(width, tasks, self.task_mlp)
 

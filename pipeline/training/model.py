@@ -29,7 +29,7 @@ from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm, Ranker, batch_norms
-from pipeline.models.layers.tasks import MultiTaskRanker
+from pipeline.models.layers.multi_task import MultiTaskRanker
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.specs import ModelInputs, task_inputs
 from pipeline.towers import TowerLayout, layout_of

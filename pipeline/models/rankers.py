@@ -92,8 +92,8 @@ class DlrmModel:
 
     def build(self, config: DlrmConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
+        from pipeline.models.dlrm import Dlrm
         from pipeline.models.layers import initialise
-        from pipeline.models.rankers.dlrm import Dlrm
 
         return initialise(Dlrm(config, inputs), inputs.seed)
 
@@ -129,8 +129,8 @@ class DcnV2Model:
 
     def build(self, config: DcnV2Config, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
+        from pipeline.models.dcnv2 import DcnV2
         from pipeline.models.layers import initialise
-        from pipeline.models.rankers.dcnv2 import DcnV2
 
         return initialise(DcnV2(config, inputs), inputs.seed)
 
@@ -153,8 +153,8 @@ class DeepFmModel:
 
     def build(self, config: DeepFmConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
+        from pipeline.models.deepfm import DeepFm
         from pipeline.models.layers import initialise
-        from pipeline.models.rankers.deepfm import DeepFm
 
         return initialise(DeepFm(config, inputs), inputs.seed)
 
@@ -195,7 +195,7 @@ class WideDeepModel:
     def build(self, config: WideDeepConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
         from pipeline.models.layers import initialise
-        from pipeline.models.rankers.wide_deep import WideDeep
+        from pipeline.models.wide_deep import WideDeep
 
         return initialise(WideDeep(config, inputs), inputs.seed)
 
@@ -243,8 +243,8 @@ class FinalMlpModel:
 
     def build(self, config: FinalMlpConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
+        from pipeline.models.finalmlp import FinalMlp
         from pipeline.models.layers import initialise
-        from pipeline.models.rankers.finalmlp import FinalMlp
 
         return initialise(FinalMlp(config, inputs), inputs.seed)
 
@@ -276,7 +276,7 @@ class MaskNetModel:
     def build(self, config: MaskNetConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
         from pipeline.models.layers import initialise
-        from pipeline.models.rankers.masknet import MaskNet
+        from pipeline.models.masknet import MaskNet
 
         return initialise(MaskNet(config, inputs), inputs.seed)
 
@@ -330,8 +330,8 @@ class DhenModel:
 
     def build(self, config: DhenConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
+        from pipeline.models.dhen import Dhen
         from pipeline.models.layers import initialise
-        from pipeline.models.rankers.dhen import Dhen
 
         return initialise(Dhen(config, inputs), inputs.seed)
 
@@ -366,7 +366,7 @@ class WukongModel:
     def build(self, config: WukongConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
         from pipeline.models.layers import initialise
-        from pipeline.models.rankers.wukong import Wukong
+        from pipeline.models.wukong import Wukong
 
         return initialise(Wukong(config, inputs), inputs.seed)
 
@@ -390,7 +390,7 @@ class MlpModel:
     def build(self, config: MlpConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
         from pipeline.models.layers import initialise
-        from pipeline.models.rankers.mlp import MlpRanker
+        from pipeline.models.mlp import MlpRanker
 
         return initialise(MlpRanker(config, inputs), inputs.seed)
 

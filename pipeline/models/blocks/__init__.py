@@ -1,1 +1,0 @@
-"""Torch modules of the blocks that make a vector of a sample's events. Importing them loads torch."""
