@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from benchmarks.common import finish
 from pipeline.compose import compose
 from pipeline.evaluation import evaluate
-from pipeline.evaluation.calibrators.apply import applied, shifts_of
-from pipeline.evaluation.calibrators.fit import fit_curve
+from pipeline.evaluation.calibration_curves import applied, fit_curve, shifts_of
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.records import LABEL
 from pipeline.specs import CALIBRATORS

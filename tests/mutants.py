@@ -129,8 +129,8 @@ MODULES = {
     "ids": Module(
         (
             *("ingest/ids.py", "ingest/hashing.py", "ingest/vocabulary.py", "ingest/crosses.py"),
-            *("ingest/mappings/vocab.py", "ingest/mappings/hashed.py", "ingest/mappings/double_hash.py"),
-            *("ingest/mappings/learned.py", "ingest/mappings/bins.py"),
+            *("ingest/id_mappings.py", "ingest/id_mappings.py", "ingest/id_mappings.py"),
+            *("ingest/id_mappings.py", "ingest/id_mappings.py"),
         ),
         (
             (

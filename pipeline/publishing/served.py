@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.errors import ArtifactError, OtherCodeError
-from pipeline.evaluation.calibrators.apply import calibrated
+from pipeline.evaluation.calibration_curves import calibrated
 from pipeline.publishing.dense import CONFIG, read_dense
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.publishing.rowcache import TableReader, shares

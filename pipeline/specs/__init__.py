@@ -74,16 +74,16 @@ MODELS: Registry[Model[Any]] = Registry(
     "model", setting="model.name", home="pipeline.models", group="nightjar.models", problem=model_problem
 )
 TABLE_OPTIMIZERS: Registry[TableOptimizer] = Registry(
-    "table optimizer", setting="train.sparse_optimizer", home="pipeline.embeddings.optimizers"
+    "table optimizer", setting="train.sparse_optimizer", home="pipeline.embeddings.table_optimizers"
 )
 DENSE_OPTIMIZERS: Registry[DenseOptimizer] = Registry(
-    "dense optimizer", setting="train.dense_optimizer", home="pipeline.training.optimizers"
+    "dense optimizer", setting="train.dense_optimizer", home="pipeline.training.dense_optimizers"
 )
 ID_MAPPINGS: Registry[IdMapping] = Registry(
-    "id mapping", setting="data.sparse_defaults.mapping", home="pipeline.ingest.mappings"
+    "id mapping", setting="data.sparse_defaults.mapping", home="pipeline.ingest.id_mappings"
 )
 LABEL_KINDS: Registry[LabelKind] = Registry(
-    "label kind", setting="data.tasks.<name>.kind", home="pipeline.ingest.labels"
+    "label kind", setting="data.tasks.<name>.kind", home="pipeline.ingest.label_kinds"
 )
 TASK_ARCHITECTURES: Registry[TaskArchitecture] = Registry(
     "task architecture", setting="model.tasks", home="pipeline.models.task_architectures"

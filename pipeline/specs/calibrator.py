@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Calibrator(ABC):
-    """A kind of calibrator, one file in ``evaluation/calibrators/``, which imports NumPy inside its methods.
+    """A kind of calibrator, of ``evaluation/calibrators.py``, which imports NumPy inside its methods.
 
     Its curve goes in straight lines through knots and on beyond them, in logits on both axes. It rises strictly, so it
     changes no order of rows. ``least_clicks``: rows of each class that a fit needs.

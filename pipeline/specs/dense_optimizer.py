@@ -29,7 +29,7 @@ class DenseGroup:
 
 
 class DenseOptimizer(Protocol):
-    """An optimizer of the dense parameters, one file in ``training/optimizers/``.
+    """An optimizer of the dense parameters, of ``training/dense_optimizers.py``.
 
     A spec is a frozen dataclass, whose fields are the settings of ``train.dense_options`` that it uses.
 

@@ -1,6 +1,6 @@
 """What an id mapping is: how the ids of a sparse feature get rows of its embedding table.
 
-An ``IdMapping`` is one file of ``pipeline/ingest/mappings``. Ingestion asks it in this order: ``counts`` collects what
+``pipeline/ingest/id_mappings.py`` has the built-in mappings. Ingestion asks it in this order: ``counts`` collects what
 pass 1 sees, ``fit`` turns that (and the fit of the day before) into a ``FittedMapping``, ``rows`` maps ids by it, and
 ``record``, ``files`` and ``read`` store it in the dataset. Nothing here imports polars until a method needs it.
 """
@@ -273,7 +273,7 @@ class FittingDay:
 
 @dataclass(frozen=True, kw_only=True)
 class IdMapping(ABC):
-    """One way to map ids to rows; a subclass and its instance are a file of ``pipeline/ingest/mappings``.
+    """One way to map ids to rows; a subclass and its instance are in ``pipeline/ingest/id_mappings.py``.
 
     ``name``: in the configuration. ``doc``: one sentence. ``settings``: the settings of a feature that it reads besides
     ``rows``. ``rows_per_id``: rows that a lookup sums. ``vocabulary``: the dataset lists which id has which row.

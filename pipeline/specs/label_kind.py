@@ -40,7 +40,7 @@ class TaskSums(NamedTuple):
 
 
 class LabelKind(ABC):
-    """A kind of label, one file in ``ingest/labels/``, which imports torch, numpy and polars inside its methods.
+    """A kind of label, of ``ingest/label_kinds.py``, which imports torch, numpy and polars inside its methods.
 
     A model gives a number without bounds for each task, its logit; the kind's link makes the prediction of it.
     ``classes``: whether a label is 0 or 1 and a prediction the probability of 1. ``title``: of ``progress``.

@@ -30,7 +30,7 @@ class Decision:
 
 
 class SearchPart(ABC):
-    """A choice of ``search.parts``, one object in one file. The file must not import torch at its top.
+    """A choice of ``search.parts``, of ``search/parts.py`` or a package. Its file must not import torch at its top.
 
     The cost needs no code of a part: the planner prices the configuration that ``apply`` makes of each choice.
     """

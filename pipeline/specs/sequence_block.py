@@ -27,7 +27,7 @@ class BlockInputs:
 
 
 class SequenceBlock(Protocol):
-    """A block, one file in ``models/sequences/``.
+    """A block, of ``models/sequences.py``.
 
     ``doc``: one sentence. ``targeted``: it compares the events with the sequence's target. ``ages``: it wants the
     embeddings of the events' ages beside the events.

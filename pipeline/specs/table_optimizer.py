@@ -36,7 +36,7 @@ class CompiledStep:
 
 
 class TableOptimizer(Protocol):
-    """How tables learn from the gradients of their lookups; one file each in ``embeddings/optimizers/``.
+    """How tables learn from the gradients of their lookups: ``embeddings/table_optimizers.py``.
 
     A spec is a frozen dataclass, whose fields are the settings of ``train.sparse_options`` that it uses.
 

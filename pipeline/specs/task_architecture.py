@@ -37,7 +37,7 @@ def task_inputs(columns: Sequence[TaskColumn]) -> tuple[TaskInput, ...]:
 
 
 class TaskArchitecture(Protocol):
-    """An architecture, one file in ``models/tasks/``.
+    """An architecture, of ``models/task_architectures.py``.
 
     ``chained``: it needs tasks that are ``given`` others.
     """

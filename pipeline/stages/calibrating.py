@@ -47,8 +47,7 @@ def calibrator_of(
     ``codes``: rows of the table of the slices' feature. None where none is asked for. A further task has no curve where
     the rows to fit on are of one class; DataError where they are so for the main one.
     """
-    from pipeline.evaluation.calibrators.apply import calibrated
-    from pipeline.evaluation.calibrators.fit import fit_curve
+    from pipeline.evaluation.calibration_curves import calibrated, fit_curve
 
     settings, spec = config.publish.calibrator, config.publish.calibrator.spec
     if spec is None:

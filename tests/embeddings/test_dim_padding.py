@@ -9,8 +9,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
+from pipeline.embeddings import table_optimizers
 from pipeline.embeddings.dim_padding import any_width
-from pipeline.embeddings.optimizers import rowwise_adagrad
 
 ROWS, WIDTHS, LR = 6, (1, 3, 8, 2), 0.1
 SPECS = [(ROWS, width, EmbeddingLocation.HOST, ComputeDevice.CPU) for width in WIDTHS]
@@ -30,7 +30,7 @@ def test_narrow_tables_learn_by_the_formula() -> None:
     for own, values in zip(bags.split_embedding_weights(), tables, strict=True):
         own.copy_(values)
     states = [{"sum": torch.zeros(ROWS)} for _ in WIDTHS]
-    (column,) = rowwise_adagrad.SPEC.columns
+    (column,) = table_optimizers.ROWWISE_ADAGRAD.columns
     for step in range(1, 3):
         ids = torch.randint(0, ROWS, (len(WIDTHS), 5))
         expected = torch.cat([table[row] for table, row in zip(tables, ids, strict=True)], dim=1)
@@ -40,7 +40,7 @@ def test_narrow_tables_learn_by_the_formula() -> None:
         (found * slopes).sum().backward()
         for table, state, row, slope in zip(tables, states, ids, slopes.split(WIDTHS, dim=1), strict=True):
             gradient = torch.zeros_like(table).index_add_(0, row, slope)
-            rowwise_adagrad.SPEC.update(table, gradient, {column.name: state["sum"]}, LR, step)
+            table_optimizers.ROWWISE_ADAGRAD.update(table, gradient, {column.name: state["sum"]}, LR, step)
     for own, values in zip(bags.split_embedding_weights(), tables, strict=True):
         assert torch.allclose(own, values, atol=1e-5)
 

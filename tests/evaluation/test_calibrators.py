@@ -8,8 +8,7 @@ import pytest
 from pipeline.config.publish import CalibratorConfig, CalibratorOptions
 from pipeline.errors import ConfigError, DataError
 from pipeline.evaluation import evaluate
-from pipeline.evaluation.calibrators.apply import applied, calibrated, shifts_of
-from pipeline.evaluation.calibrators.fit import fit_curve
+from pipeline.evaluation.calibration_curves import applied, calibrated, fit_curve, shifts_of
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.records import CalibrationCurve, CalibratorRecord
 from pipeline.specs import CALIBRATORS

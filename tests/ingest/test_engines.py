@@ -16,7 +16,7 @@ from pipeline.config import RayConfig, SparseFeature
 from pipeline.errors import ConfigError
 from pipeline.ingest.engines import LocalEngine, in_order
 from pipeline.ingest.file_source import file_sources
-from pipeline.ingest.mappings.vocab import VocabMapping
+from pipeline.ingest.id_mappings import VocabMapping
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.stage import engine_of

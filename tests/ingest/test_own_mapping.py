@@ -9,7 +9,7 @@ import pytest
 from pipeline.cli import main
 from pipeline.compose import compose, from_yaml, to_yaml
 from pipeline.errors import ConfigError
-from pipeline.ingest import mappings
+from pipeline.ingest import id_mappings
 from pipeline.ingest.vocab_counts import VocabCounts
 from pipeline.records import RESERVED_ROWS
 from pipeline.specs import ID_MAPPINGS, id_mapping_names
@@ -49,7 +49,7 @@ OWN = FrequencyHash(
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setattr(mappings, "SPECS", (*mappings.SPECS, OWN))
+    monkeypatch.setattr(id_mappings, "SPECS", (*id_mappings.SPECS, OWN))
     monkeypatch.setattr(ID_MAPPINGS, "_specs", None)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.errors import ArtifactError
-from pipeline.evaluation.calibrators.apply import applied, shifts_of
+from pipeline.evaluation.calibration_curves import applied, shifts_of
 from pipeline.publishing.served import ServedModel
 from pipeline.records import CalibratorRecord, GateRecord, read
 from pipeline.store import Store

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.evaluation import evaluate
-from pipeline.evaluation.calibrators.apply import applied, shifts_of
+from pipeline.evaluation.calibration_curves import applied, shifts_of
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.publishing.served import ServedModel

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.evaluation import evaluate
-from pipeline.evaluation.calibrators.apply import applied
+from pipeline.evaluation.calibration_curves import applied
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.days import day_dataset
 from pipeline.ingest.record_transform import RecordTransform

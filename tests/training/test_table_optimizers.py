@@ -17,13 +17,12 @@ from pipeline.checkpoint.export import export
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig, TablePin
-from pipeline.embeddings import optimizers
+from pipeline.embeddings import table_optimizers
 from pipeline.embeddings.fused_optimizer import set_table_steps
-from pipeline.embeddings.optimizers.ftrl import Ftrl
-from pipeline.embeddings.optimizers.rowwise_adagrad import RowwiseAdagrad
 from pipeline.embeddings.sharding import _check_optimizer
 from pipeline.embeddings.sparse_optimizer import new_state
 from pipeline.embeddings.table_optimizer_config import TableRules
+from pipeline.embeddings.table_optimizers import Ftrl, RowwiseAdagrad
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.choices import tables_of
@@ -68,13 +67,13 @@ MINE = (Momentum(), Gentle(eps=0.1))
 
 def register():
     """What the one line in the registry's home does."""
-    optimizers.SPECS = (*optimizers.SPECS, *MINE)
+    table_optimizers.SPECS = (*table_optimizers.SPECS, *MINE)
     TABLE_OPTIMIZERS._specs = None
 
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setattr(optimizers, "SPECS", (*optimizers.SPECS, *MINE))
+    monkeypatch.setattr(table_optimizers, "SPECS", (*table_optimizers.SPECS, *MINE))
     monkeypatch.setattr(TABLE_OPTIMIZERS, "_specs", None)
 
 

@@ -1,5 +1,5 @@
 /* The passes over one table for one instruction set; rowsteps.c includes this file with NAMED defined. The formulas are
-   those of pipeline/embeddings/optimizers/, with their operations in the same order. */
+   those of pipeline/embeddings/table_optimizers.py, with their operations in the same order. */
 
 /* `body` for each i of a row: whole vectors first. */
 #define EACH(body)                                       \

@@ -1,0 +1,226 @@
+"""The optimizers of tables: ``train.sparse_optimizer``. A new one is a class here and an entry in ``SPECS``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.specs.table_optimizer import CompiledStep, StateColumn, TableOptimizer
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+ROW_SUM = "adagrad_sum"
+
+
+@dataclass(frozen=True)
+class RowwiseAdagrad(TableOptimizer):
+    """sum += mean(g^2) over the row; row -= lr * g / (sqrt(sum) + eps)."""
+
+    eps: float = 1e-8
+    name = "rowwise_adagrad"
+    devices = ("cpu", "cuda")
+    columns = (StateColumn(ROW_SUM),)
+    heat = ROW_SUM
+    compiled = "adagrad"
+    replica_passes = 6
+
+    def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+        """See ``TableOptimizer.fused``."""
+        from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+        return RowWiseAdagrad, {"eps": self.eps}
+
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
+        """See ``TableOptimizer.update``."""
+        sums = state[ROW_SUM].add_(gradient.square().mean(dim=1))
+        scale = sums.sqrt().add_(self.eps).reciprocal_().mul_(lr)
+        weights.addcmul_(gradient, scale[:, None], value=-1.0)
+
+
+ROWWISE_ADAGRAD = RowwiseAdagrad()
+
+
+@dataclass(frozen=True)
+class Sgd(TableOptimizer):
+    """row -= lr * g."""
+
+    name = "sgd"
+    devices = ("cpu", "cuda")
+    replica_passes = 5
+
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
+        """See ``TableOptimizer.update``."""
+        weights.add_(gradient, alpha=-lr)
+
+
+SGD = Sgd()
+
+
+SQUARES = "squares"
+
+
+@dataclass(frozen=True)
+class Adagrad(TableOptimizer):
+    """sum += g^2; row -= lr * g / (sqrt(sum) + eps), for each weight of the row."""
+
+    eps: float = 1e-8
+    name = "adagrad"
+    devices = ("cpu", "cuda")
+    columns = (StateColumn(SQUARES, per_value=True),)
+    heat = SQUARES
+    replica_passes = 7
+
+    def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+        """See ``TableOptimizer.fused``."""
+        from torch.optim import Adagrad as Kernel
+
+        return Kernel, {"eps": self.eps}
+
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
+        return CompiledStep("adagrad", (self.eps, -lr))
+
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
+        """See ``TableOptimizer.update``."""
+        sums = state[SQUARES].addcmul_(gradient, gradient)
+        weights.addcdiv_(gradient, sums.sqrt().add_(self.eps), value=-lr)
+
+
+ADAGRAD = Adagrad()
+
+
+MEAN, SQUARE = "adam_mean", "adam_square"
+
+
+@dataclass(frozen=True)
+class LazyAdam(TableOptimizer):
+    """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; row -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
+
+    That is PyTorch's SparseAdam. FBGEMM's kernel adds eps to the corrected sqrt(v).
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    name = "lazy_adam"
+    devices = ("cuda",)
+    columns = (StateColumn(MEAN, per_value=True), StateColumn(SQUARE, per_value=True))
+    lazy = True
+    replica_passes = 9
+
+    def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+        """See ``TableOptimizer.fused``."""
+        from torch.optim import Adam
+
+        return Adam, {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
+
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
+        new1, new2 = 1.0 - self.beta1, 1.0 - self.beta2
+        return CompiledStep("lazy_adam", (new1, self.beta2, new2, self.eps, -lr * self._correction(step)))
+
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
+        """See ``TableOptimizer.update``."""
+        mean, square = state[MEAN], state[SQUARE]
+        mean.lerp_(gradient, 1.0 - self.beta1)
+        square.mul_(self.beta2).addcmul_(gradient, gradient, value=1.0 - self.beta2)
+        weights.addcdiv_(mean, square.sqrt().add_(self.eps), value=-lr * self._correction(step))
+
+    def _correction(self, step: int) -> float:
+        return float((1.0 - self.beta2**step) ** 0.5) / (1.0 - self.beta1**step)
+
+
+LAZY_ADAM = LazyAdam()
+
+
+ROW_MEAN, ROW_SQUARE = "adam_mean", "adam_row_square"
+
+
+@dataclass(frozen=True)
+class PartialRowwiseAdam(TableOptimizer):
+    """As ``LazyAdam`` with v = b2 v + (1 - b2) mean(g^2) over the row."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    name = "partial_rowwise_adam"
+    devices = ("cuda",)
+    columns = (StateColumn(ROW_MEAN, per_value=True), StateColumn(ROW_SQUARE))
+    lazy = True
+    replica_passes = 8
+
+    def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+        """See ``TableOptimizer.fused``."""
+        from torchrec.optim import PartialRowWiseAdam
+
+        return PartialRowWiseAdam, {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
+
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
+        new1, new2, unbiased = 1.0 - self.beta1, 1.0 - self.beta2, 1.0 - self.beta2**step
+        return CompiledStep("partial_rowwise_adam", (new1, new2, unbiased, self.eps, -lr / (1.0 - self.beta1**step)))
+
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
+        """See ``TableOptimizer.update``."""
+        mean, square = state[ROW_MEAN], state[ROW_SQUARE]
+        mean.lerp_(gradient, 1.0 - self.beta1)
+        square.lerp_(gradient.square().mean(dim=1), 1.0 - self.beta2)
+        spread = square.div(1.0 - self.beta2**step).sqrt_().add_(self.eps)
+        weights.addcdiv_(mean, spread[:, None], value=-lr / (1.0 - self.beta1**step))
+
+
+PARTIAL_ROWWISE_ADAM = PartialRowwiseAdam()
+
+
+Z, N = "ftrl_z", "ftrl_n"
+
+
+@dataclass(frozen=True)
+class Ftrl(TableOptimizer):
+    """z += g - w (sqrt(n + g^2) - sqrt(n)) / lr; n += g^2; w = -(z - sign(z) l1) / ((beta + sqrt(n)) / lr + l2).
+
+    w is 0 where abs(z) <= l1. ``l1``, ``l2``, ``beta`` are on the scale of the gradient of the mean loss of a batch.
+    """
+
+    l1: float = 0.0
+    l2: float = 0.0
+    beta: float = 1e-8
+    name = "ftrl"
+    columns = (StateColumn(Z, per_value=True), StateColumn(N, per_value=True))
+    heat = N
+    lazy = True
+    replica_passes = 10
+
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
+        return CompiledStep("ftrl", (lr, self.l1, self.l2, self.beta, -1.0 / lr)) if lr else None
+
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
+        """See ``TableOptimizer.update``. At a rate of 0 nothing moves."""
+        if lr == 0.0:
+            return
+        z, n = state[Z], state[N]
+        before = n.sqrt()
+        n.addcmul_(gradient, gradient)
+        after = n.sqrt()
+        curvature = (before + self.beta).div_(lr).add_(self.l2)
+        implied = weights.mul(curvature).add_(weights.sign(), alpha=self.l1).neg_()
+        z.copy_(implied.where(weights != 0, z))
+        z.add_(gradient).addcmul_(weights, after - before, value=-1.0 / lr)
+        shrunk = z.sign().mul_((z.abs() - self.l1).clamp_(min=0.0))
+        weights.copy_(shrunk.div_((after + self.beta).div_(lr).add_(self.l2)).neg_())
+
+
+FTRL = Ftrl()
+
+
+SPECS: tuple[TableOptimizer, ...] = (
+    ROWWISE_ADAGRAD,
+    SGD,
+    ADAGRAD,
+    LAZY_ADAM,
+    PARTIAL_ROWWISE_ADAM,
+    FTRL,
+)

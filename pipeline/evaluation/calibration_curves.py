@@ -1,0 +1,344 @@
+"""Curves from logits to calibrated logits: how they are fitted to rows, by slice, and applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import DataError
+from pipeline.evaluation.metrics import sigmoid
+from pipeline.records import CalibrationCurve, CalibratorRecord
+from pipeline.specs import MAIN_TASK
+from pipeline.specs.calibrator import Calibrator
+
+Floats = NDArray[np.float64]
+_STEPS, _LONGEST = 100, 4.0
+_TINY = float(np.finfo(np.float64).tiny ** 0.25)
+
+
+@dataclass(frozen=True)
+class CalibrationRows:
+    """``logits``, ``clicked`` (0 or 1) and ``weights``, float64 [n] each, by rising logit."""
+
+    logits: Floats
+    clicked: Floats
+    weights: Floats
+
+    @staticmethod
+    def of(
+        logits: NDArray[np.floating], labels: NDArray[np.floating], weights: NDArray[np.floating] | None
+    ) -> CalibrationRows:
+        """Sorted rows with a weight above 0; DataError unless there are some of both classes."""
+        own = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
+        kept = own > 0
+        values, clicked, own = logits[kept].astype(np.float64), (labels[kept] == 1).astype(np.float64), own[kept]
+        order = np.lexsort((own, clicked, values))
+        rows = CalibrationRows(values[order], clicked[order], own[order])
+        if not rows.least:
+            raise DataError(
+                f"the calibrator has {len(values):,} rows, {int(clicked.sum()):,} of them with a click, expected "
+                "both classes",
+                hint="publish.calibrator.share=<a larger share>, or publish.calibrator.method=null",
+            )
+        return rows
+
+    @property
+    def clicks(self) -> int:
+        """Rows with a click."""
+        return int(self.clicked.sum())
+
+    @property
+    def least(self) -> int:
+        """Rows of the rarer class."""
+        return min(self.clicks, len(self.clicked) - self.clicks)
+
+
+def total(*factors: Floats) -> float:
+    """The sum of the product of arrays [n]; unlike a BLAS product, the same bits for any number of threads."""
+    product = factors[0]
+    for each in factors[1:]:
+        product = product * each
+    return float(product.sum())
+
+
+def matching_shift(rows: CalibrationRows, logits: Floats) -> float:
+    """What ``logits`` [n] need on top so that their mean prediction is the rows' click rate.
+
+    Newton's method on the logit of the mean prediction, whose derivative lies in (0, 1].
+    """
+    weight, clicks = total(rows.weights), total(rows.weights, rows.clicked)
+    target, shift = np.log(clicks) - np.log(weight - clicks), 0.0
+    for _ in range(_STEPS):
+        predicted = sigmoid(logits + shift)
+        rest = 1 - predicted
+        if not rest.any():  # a model that takes every row for a click
+            rest = sigmoid(-logits - shift)
+        expected, others = (max(total(rows.weights, each), _TINY) for each in (predicted, rest))
+        rise = max(total(rows.weights, predicted, rest) * weight / (expected * others), _TINY)
+        step = float(np.clip((target - np.log(expected) + np.log(others)) / rise, -_LONGEST, _LONGEST))
+        shift += step
+        if abs(step) < 1e-12:
+            break
+    return shift
+
+
+def calibrated(
+    record: CalibratorRecord, tasks: Iterable[str] | None, logits: NDArray[np.float32], ids: Mapping[str, Any]
+) -> NDArray[np.float32]:
+    """``logits`` [n], or [n, T] of the main task and the further ``tasks``, calibrated where a task has a curve.
+
+    ``ids``: by feature; of the slices' feature the row [n] of its table, or lists of these.
+    """
+    codes = None if record.slices is None else first_ids(ids[record.slices])
+    if logits.ndim == 1:
+        return _calibrated(record, MAIN_TASK, logits, codes)
+    columns = [
+        _calibrated(record, name, logits[:, place], codes) for place, name in enumerate((MAIN_TASK, *(tasks or ())))
+    ]
+    return np.stack(columns, axis=1)
+
+
+def first_ids(ids: Any) -> NDArray[np.integer]:
+    """A number for each row to slice by: its row in the table, of several the first."""
+    return np.asarray(ids.values[ids.offsets[:-1]] if hasattr(ids, "offsets") else ids)
+
+
+def applied(curve: CalibrationCurve, logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Calibrated logits [n] of ``logits`` [n]: straight lines through the knots, and on beyond the outer ones."""
+    values, x, y = logits.astype(np.float64), np.array(curve.x), np.array(curve.y)
+    inside = np.interp(values, x, y)
+    beyond = np.minimum(values - x[0], 0.0) + np.maximum(values - x[-1], 0.0)
+    return np.asarray(inside + curve.slope * beyond)
+
+
+def shifts_of(curve: CalibrationCurve, codes: NDArray[np.integer]) -> NDArray[np.float64]:
+    """What the slices of rows with these ``codes`` [n] add to their logits; 0 for one without a shift of its own."""
+    if not curve.shifts:
+        return np.zeros(len(codes))
+    known = np.array(sorted((int(code), shift) for code, shift in curve.shifts.items()))
+    at = np.minimum(np.searchsorted(known[:, 0], codes), len(known) - 1)
+    return np.where(known[at, 0] == codes, known[at, 1], 0.0)
+
+
+def _calibrated(
+    record: CalibratorRecord, task: str, logits: NDArray[np.float32], codes: NDArray[np.integer] | None
+) -> NDArray[np.float32]:
+    curve = record.curves.get(task)
+    if curve is None:
+        return logits
+    values = applied(curve, logits)
+    return (values if codes is None else values + shifts_of(curve, codes)).astype(np.float32)
+
+
+LEAST_SLOPE = 0.05  # a curve must rise, and steeply enough for float32 to tell two logits apart
+_NEWTON_STEPS = 100
+
+
+def fitted_line(rows: CalibrationRows) -> tuple[float, float]:
+    """Slope and value at logit 0 of the line that fits ``rows`` best, by Newton's method with halved steps.
+
+    The targets are Platt's, a little inside of 0 and 1, so that rows which a threshold separates have a finite line.
+    A model that ranks clicks below other rows gets the smallest slope.
+    """
+    clicks, others = rows.clicks, len(rows.clicked) - rows.clicks
+    targets = np.where(rows.clicked == 1, (clicks + 1) / (clicks + 2), 1 / (others + 2))
+    line = np.array([1.0, 0.0])
+    loss = _loss(rows, targets, line)
+    for _ in range(_NEWTON_STEPS):
+        predicted = sigmoid(line[0] * rows.logits + line[1])
+        off, spread = rows.weights * (targets - predicted), rows.weights * predicted * (1 - predicted)
+        first = np.array([total(off, rows.logits), total(off)])
+        mixed = total(spread, rows.logits)
+        second = np.array([[total(spread, rows.logits, rows.logits), mixed], [mixed, total(spread)]])
+        step = np.linalg.lstsq(second, first, rcond=None)[0]
+        while (now := _loss(rows, targets, line + step)) > loss and np.abs(step).max() > 1e-12:
+            step = step / 2
+        line, loss = line + step, now
+        if np.abs(step).max() < 1e-10:
+            break
+    slope = max(float(line[0]), LEAST_SLOPE)
+    return slope, matching_shift(rows, slope * rows.logits)
+
+
+def _loss(rows: CalibrationRows, targets: np.ndarray, line: np.ndarray) -> float:
+    values = line[0] * rows.logits + line[1]
+    return total(rows.weights, np.logaddexp(0, values) - targets * values)
+
+
+def cells_of(rows: CalibrationRows, least: int) -> NDArray[np.int64]:
+    """Where the cells of ``rows`` begin, each with at least ``least`` rows of each class; one where there are too few.
+
+    Equal logits share a cell.
+    """
+    last = np.append(np.flatnonzero(np.diff(rows.logits)), len(rows.logits) - 1)  # of each run of equal logits
+    clicks = np.cumsum(rows.clicked)[last]
+    others = last + 1 - clicks
+    starts, run = [0], 0
+    while True:
+        before = (clicks[run - 1], others[run - 1]) if run else (0.0, 0.0)
+        run = 1 + max(
+            int(np.searchsorted(sums, seen + least)) for sums, seen in zip((clicks, others), before, strict=True)
+        )
+        if run >= len(last):
+            break
+        starts.append(int(last[run - 1]) + 1)
+    if run > len(last) and len(starts) > 1:  # the rest is too small to be a cell
+        starts.pop()
+    return np.array(starts)
+
+
+def curve_of(rows: CalibrationRows, starts: NDArray[np.int64]) -> CalibrationCurve:
+    """The curve through the cells that begin at ``starts``, joined where the rate does not rise.
+
+    A knot lies at the logit of a block's mean prediction, where a curve that only shifts logits would meet its rate.
+    Beyond the outer knots the curve goes on with the slope of Platt's line. The mean prediction is the click rate.
+    """
+    slope, _ = fitted_line(rows)
+    x, y = _knots(rows, starts)
+    for knot in range(1, len(x)):
+        y[knot] = max(y[knot], y[knot - 1] + LEAST_SLOPE * (x[knot] - x[knot - 1]))
+    curve = CalibrationCurve(x=x.tolist(), y=y.tolist(), slope=slope)
+    return curve.shifted(matching_shift(rows, applied(curve, rows.logits)))
+
+
+def _knots(rows: CalibrationRows, starts: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Logits of mean prediction and of click rate of every block."""
+    weights = np.add.reduceat(rows.weights, starts)
+    clicks = np.add.reduceat(rows.weights * rows.clicked, starts)
+    predicted = np.add.reduceat(rows.weights * sigmoid(rows.logits), starts)
+    predicted, clicks, weights = np.array(_pooled(predicted, clicks, weights)).T
+    x, y = _logit(predicted / weights), _logit(clicks / weights)
+    apart = np.append(True, np.diff(x) > 0)  # predictions that saturate at 0 or 1
+    return x[apart], y[apart]
+
+
+def _pooled(predicted: Floats, clicks: Floats, weights: Floats) -> list[tuple[float, float, float]]:
+    """Sums of neighbours joined until the click rate rises from block to block: pool adjacent violators."""
+    blocks: list[tuple[float, float, float]] = []
+    for cell in zip(predicted.tolist(), clicks.tolist(), weights.tolist(), strict=True):
+        blocks.append(cell)
+        while len(blocks) > 1 and blocks[-2][1] * blocks[-1][2] >= blocks[-1][1] * blocks[-2][2]:
+            above, below = blocks.pop(), blocks.pop()
+            blocks.append((below[0] + above[0], below[1] + above[1], below[2] + above[2]))
+    return blocks
+
+
+def _logit(rate: Floats) -> Floats:
+    inside = np.clip(rate, 1e-300, 1 - 2.0**-53)
+    return np.asarray(np.log(inside) - np.log1p(-inside))
+
+
+_ROUNDS, _SLICE_STEPS = 5, 50
+
+
+def slice_shifts(
+    logits: Floats, clicked: Floats, weights: Floats, codes: NDArray[np.integer], most: int
+) -> dict[int, float]:
+    """By code, the shift of the logit of its rows; of the ``most`` codes with the most rows.
+
+    ``logits`` are calibrated on the whole. The shifts are drawn from a normal distribution around 0 whose variance is
+    estimated from the slices (DerSimonian and Laird 1986); each is then its most probable value. So a slice of few
+    clicks stays with the whole, and without differences between slices there are no shifts at all. The same for any
+    order of the rows.
+    """
+    order = np.lexsort((weights, clicked, logits, codes))
+    logits, clicked, weights, codes = logits[order], clicked[order], weights[order], codes[order]
+    values, starts, counts = np.unique(codes, return_index=True, return_counts=True)
+    kept = np.sort(np.argsort(-counts, kind="stable")[:most])
+    inside = np.repeat(np.isin(np.arange(len(values)), kept), counts)
+    logits, clicked, weights = logits[inside], clicked[inside], weights[inside]
+    counts = counts[kept]
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    shifts, variance = np.zeros(len(kept)), np.inf
+    for _ in range(_ROUNDS):
+        score, information, noise = _sums(logits, clicked, weights, shifts, starts, counts)
+        estimates = shifts + score / information
+        variance = _variance(estimates, information**2 / noise)
+        if not variance:
+            return {}
+        shifts = _most_probable(logits, clicked, weights, starts, counts, variance)
+    return {int(value): float(shift) for value, shift in zip(values[kept], shifts, strict=True)}
+
+
+def _sums(
+    logits: Floats,
+    clicked: Floats,
+    weights: Floats,
+    shifts: Floats,
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> tuple[Floats, Floats, Floats]:
+    """By slice the log likelihood's first derivative by its shift, minus the second, and the first's variance."""
+    predicted = sigmoid(logits + np.repeat(shifts, counts))
+    spread = predicted * (1 - predicted)
+    parts = (weights * (clicked - predicted), weights * spread, weights**2 * spread)
+    score, information, noise = (np.add.reduceat(part, starts) for part in parts)
+    tiny = np.finfo(np.float64).tiny ** 0.25
+    return score, np.maximum(information, tiny), np.maximum(noise, tiny)
+
+
+def _variance(estimates: Floats, precision: Floats) -> float:
+    """Of the true shifts, from ``estimates`` with known ``precision``: the method of moments."""
+    total = precision.sum()
+    spread = float(precision @ (estimates - precision @ estimates / total) ** 2)
+    return max(0.0, (spread - (len(estimates) - 1)) / (total - float(precision @ precision) / total or np.inf))
+
+
+def _most_probable(
+    logits: Floats,
+    clicked: Floats,
+    weights: Floats,
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    variance: float,
+) -> Floats:
+    """The shifts at the largest posterior probability, all slices at once: Newton's method with bounded steps."""
+    shifts = np.zeros(len(counts))
+    for _ in range(_SLICE_STEPS):
+        score, information, _ = _sums(logits, clicked, weights, shifts, starts, counts)
+        step = np.clip((score - shifts / variance) / (information + 1 / variance), -1.0, 1.0)
+        shifts = shifts + step
+        if np.abs(step).max() < 1e-10:
+            break
+    return shifts
+
+
+def fit_curve(
+    method: Calibrator,
+    labels: NDArray[np.floating],
+    logits: NDArray[np.floating],
+    weights: NDArray[np.floating] | None = None,
+    codes: NDArray[np.integer] | None = None,
+    most_slices: int = 1000,
+) -> CalibrationCurve:
+    """The curve that ``method`` fits to ``logits`` [n] with ``labels`` [n] of 0 and 1; ``weights`` [n] of rows.
+
+    ``codes`` [n]: the slice of each row; then the curve has shifts for the ``most_slices`` largest. float64, and the
+    same bits for any order of the rows. Raises DataError for rows of one class, or without any.
+    """
+    own = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
+    rows = CalibrationRows.of(logits, labels, own)
+    curve = replace(method.fit(rows), rows=len(rows.logits), clicks=rows.clicks)
+    if codes is None:
+        return curve
+    kept = own > 0
+    whole, clicked = applied(curve, logits[kept]), (labels[kept] == 1).astype(np.float64)
+    curve = replace(curve, shifts=slice_shifts_by_name(whole, clicked, own[kept], codes[kept], most_slices) or None)
+    order = np.lexsort((own[kept], labels[kept], codes[kept], logits[kept]))
+    shifted = (whole + shifts_of(curve, codes[kept]))[order]
+    return curve.shifted(matching_shift(CalibrationRows(shifted, clicked[order], own[kept][order]), shifted))
+
+
+def slice_shifts_by_name(
+    logits: NDArray[np.float64],
+    clicked: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    codes: NDArray[np.integer],
+    most: int,
+) -> dict[str, float]:
+    """As ``slice_shifts``, with the codes as JSON has them."""
+    return {str(code): shift for code, shift in slice_shifts(logits, clicked, weights, codes, most).items()}

@@ -1,0 +1,165 @@
+"""The optimizers of the dense part: ``train.dense_optimizer``. A new one is a class here and an entry in ``SPECS``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.specs.dense_optimizer import DenseGroup, DenseOptimizer
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Adam(DenseOptimizer):
+    """Two moments for each parameter; weight decay is decoupled from the gradient."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    name = "adam"
+    classes = ("Adam", "AdamW")
+    state_values = 2.0
+
+    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+        """See ``DenseOptimizer.build``."""
+        import torch
+
+        kind = torch.optim.AdamW if any(group.weight_decay for group in groups) else torch.optim.Adam
+        betas = (self.beta1, self.beta2)
+        return kind([group.settings() for group in groups], betas=betas, eps=self.eps, fused=True)
+
+
+ADAM = Adam()
+
+
+@dataclass(frozen=True)
+class DenseAdagrad(DenseOptimizer):
+    """A sum of squared gradients for each parameter; weight decay is added to the gradient."""
+
+    eps: float = 1e-10
+    name = "adagrad"
+    classes = ("Adagrad",)
+    state_values = 1.0
+
+    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+        """See ``DenseOptimizer.build``. PyTorch's fused kernel exists for the CPU only."""
+        import torch
+
+        fused = all(parameter.device.type == "cpu" for group in groups for parameter in group.parameters)
+        return torch.optim.Adagrad([group.settings() for group in groups], eps=self.eps, fused=fused)
+
+
+ADAGRAD = DenseAdagrad()
+
+
+@dataclass(frozen=True)
+class AdamW(DenseOptimizer):
+    """Adam with a weight decay that is decoupled from the gradient."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    name = "adamw"
+    classes = ("AdamW",)
+    state_values = 2.0
+
+    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+        """See ``DenseOptimizer.build``."""
+        import torch
+
+        settings = [group.settings() for group in groups]
+        return torch.optim.AdamW(settings, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+
+
+ADAMW = AdamW()
+
+
+@dataclass(frozen=True)
+class DenseSgd(DenseOptimizer):
+    """A velocity for each parameter; weight decay is added to the gradient. ``nesterov``: looks a step ahead."""
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    name = "sgd"
+    classes = ("SGD",)
+    state_values = 1.0
+
+    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+        """See ``DenseOptimizer.build``."""
+        import torch
+
+        settings = [group.settings() for group in groups]
+        nesterov = self.nesterov and self.momentum > 0
+        return torch.optim.SGD(settings, momentum=self.momentum, nesterov=nesterov, fused=True)
+
+
+SGD = DenseSgd()
+
+
+@dataclass(frozen=True)
+class Lamb(DenseOptimizer):
+    """For large batches: every layer moves by the same share of its norm. Weight decay is part of the step."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    name = "lamb"
+    classes = ("LambSteps",)
+    state_values = 2.0
+
+    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+        """See ``DenseOptimizer.build``."""
+        from pipeline.training.lamb_steps import LambSteps
+
+        return LambSteps([group.settings() for group in groups], (self.beta1, self.beta2), self.eps)
+
+
+LAMB = Lamb()
+
+
+@dataclass(frozen=True)
+class Shampoo(DenseOptimizer):
+    """L^-1/4 G R^-1/4 by blocks of each layer, as long as Adagrad's or Adam's step of the block; decoupled decay.
+
+    ``shampoo_blocks`` has the formulas, ``shampoo_steps`` the ranks' parts. ``beta2`` 1: L and R are sums over all
+    steps; below, means of recent ones.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 1.0
+    eps: float = 1e-6
+    block_size: int = 64
+    factor_every: int = 4
+    root_every: int = 100
+    start_step: int = 20
+    grafting: str = "adagrad"
+    name = "shampoo"
+    classes = ("ShampooSteps",)
+    # Of square blocks: two factors in float64 and their roots, a mean of gradients and a sum of their squares.
+    state_values = 8.0
+    lock_free = False
+
+    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+        """See ``DenseOptimizer.build``."""
+        from pipeline.training.shampoo_blocks import Formula
+        from pipeline.training.shampoo_steps import ShampooSteps
+
+        formula = Formula(
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            factor_every=self.factor_every,
+            root_every=self.root_every,
+            start_step=self.start_step,
+            grafting=self.grafting,
+        )
+        return ShampooSteps([group.settings() for group in groups], formula, self.block_size, own)
+
+
+SHAMPOO = Shampoo()
+
+
+SPECS: tuple[DenseOptimizer, ...] = (ADAM, ADAGRAD, ADAMW, SGD, LAMB, SHAMPOO)
