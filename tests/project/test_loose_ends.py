@@ -18,6 +18,7 @@ CALLED_FROM_OUTSIDE = {
     "metrics",
     "page",
     "_repr_html_",  # what notebooks use of pipeline.api
+    "adagrad",  # of the compiled steps: by the name that a table optimizer has (TableOptimizer.compiled)
     "emit",
     "enqueue",
     "forward",
