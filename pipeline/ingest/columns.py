@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,8 @@ BINS = 32
 EARLIEST = 0.01  # share of the times, below which one that is missing may be written as 0
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _TIME_NAMES = re.compile(r"time|date|stamp|created|(^|_)(ts|at|day|dt)$", re.I)
+_UNITS = (1, 1e3, 1e6, 1e9)  # of a second: how numbers count the time since 1970
+_EARLIEST, _LATEST = 9e8, 4.2e9  # seconds, 1998 to 2103: other numbers are no times of a log
 _ISO = r"^\d{4}-\d\d-\d\d([ T]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?$"
 _OTHER_DATES = r"^(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})(\D|$)"
 _HOURS = ("%H:%M", "%H:%M:%S", "%H:%M:%S%.f", "%I:%M %p", "%I:%M:%S %p")
@@ -115,11 +117,22 @@ def shorten(text: str) -> str:
 
 def without_broken_times(column: SampleColumn) -> SampleColumn:
     """``column``; of one whose values are times but for a few, these are missing, as the rows will be."""
-    if column.kind != pl.String or not len(column.present):
+    if not len(column.present) or column.kind.is_temporal():
         return column
-    good = column.text.str.contains(_ISO)
-    share = float(good.mean() or 0)  # type: ignore[arg-type]
-    return SampleColumn(column.text.set(~good, None), ()) if NUMERIC_SHARE <= share < 1 else column
+    for good in _masks_of_times(column):
+        share = float(good.fill_null(False).mean() or 0)  # type: ignore[arg-type]
+        if NUMERIC_SHARE <= share < 1:
+            return SampleColumn(column.text.set(~good.fill_null(False), None), ())
+    return column
+
+
+def _masks_of_times(column: SampleColumn) -> Iterator[pl.Series]:
+    """Which values are times, for each way to write them: as text, or as seconds or parts of them since 1970."""
+    if column.kind == pl.String:
+        yield column.text.str.contains(_ISO)
+    if column.is_numeric and _TIME_NAMES.search(column.name):
+        for unit in _UNITS:
+            yield column.numbers.is_between(_EARLIEST * unit, _LATEST * unit, closed="left")
 
 
 def without_broken_classes(column: SampleColumn) -> SampleColumn:
@@ -146,8 +159,7 @@ def is_time(column: SampleColumn) -> bool:
     if (column.present.str.len_bytes() == 8).all():
         return not column.present.str.to_date("%Y%m%d", strict=False).has_nulls()
     low, high = (float(bound) for bound in (column.numbers.min() or 0, column.numbers.max() or 0))  # type: ignore[arg-type]
-    scale = next((unit for unit in (1, 1e3, 1e6, 1e9) if 9e8 * unit <= low and high < 4.2e9 * unit), None)
-    return scale is not None
+    return any(_EARLIEST * unit <= low and high < _LATEST * unit for unit in _UNITS)
 
 
 def form_of(column: SampleColumn) -> tuple[str, str] | None:

@@ -228,6 +228,19 @@ def test_a_few_broken_values_hide_neither_the_label_nor_the_time(work, run_inges
     assert [entry["line"] for entry in dataset.quarantine] == [52, 72, 92]
 
 
+@pytest.mark.parametrize("unit", [1, 1_000, 1_000_000])
+@pytest.mark.parametrize("broken", [["yesterday", "", "-5"], ["-5", "0", "99999999999999999999"], ["-5", "7", "8"]])
+def test_a_few_broken_values_do_not_make_a_feature_of_the_clock(work, unit, broken):
+    log = clicks().drop("paid", "event")
+    times = [str((1_767_398_400 + 20 * row) * unit) for row in range(log.height)]
+    times[50], times[70], times[90] = broken
+    log.with_columns(pl.Series("time", times)).write_csv("log.csv")
+    schema = guessed("log.csv")
+    assert schema.time is not None and schema.time.column == "time"
+    assert "time" not in [guess.column for guess in schema.features]
+    assert schema.days == ("2026-01-03", "2026-01-03")
+
+
 def test_a_row_id_of_a_log_with_repeated_rows_is_told_as_the_key_of_events(work):
     log = clicks().drop("paid")
     pl.concat([log, log[:300]]).write_csv("log.csv")
