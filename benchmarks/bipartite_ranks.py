@@ -19,7 +19,7 @@ from benchmarks.checkpoint_model import DENSE, ZipfIds
 from benchmarks.network.ranks import serve
 from pipeline.compose import compose
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
-from pipeline.models.rankers import WideDeepConfig
+from pipeline.models.settings import WideDeepConfig
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.bipartite import sample_bytes
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn

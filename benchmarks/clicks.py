@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, TrainConfig
 from pipeline.ingest.footers import rows_writer
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 from pipeline.store import Artifact, Store
 

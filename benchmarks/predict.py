@@ -21,7 +21,7 @@ from pipeline.calibration.measure import calibrate
 from pipeline.calibration.ranks import run_ranks
 from pipeline.calibration.trial import Trial, make_dataset, measure_training
 from pipeline.config import Config, DataConfig, HardwareConfig
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.predict import predict
 from pipeline.store import Store

@@ -32,7 +32,7 @@ from benchmarks.common import finish
 from benchmarks.sequences_speed import BLOCKS, uneven_lengths
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.config.sequences import SequenceModel, SequenceOptions
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, Plan, SequenceColumn, SequenceGroup, ShardPlan, SparseColumn, TablePlan
 from pipeline.store import Artifact, Store
 from pipeline.training.data import Batch, BatchReader

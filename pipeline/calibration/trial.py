@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, TrainConfig
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 from pipeline.store import Artifact, Store
 

@@ -11,7 +11,7 @@ from pipeline.models.layers import CrossNet, HeadedRanker, Logit, concat_vectors
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.rankers import DcnV2Config
+    from pipeline.models.settings import DcnV2Config
 
 
 class DcnV2(HeadedRanker):

@@ -11,7 +11,7 @@ from pipeline.models.layers import HeadedRanker, Logit, Vectors, pair_products, 
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.rankers import DeepFmConfig
+    from pipeline.models.settings import DeepFmConfig
 
 
 class DeepFm(HeadedRanker):

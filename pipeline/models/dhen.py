@@ -13,7 +13,7 @@ from pipeline.models.layers.interaction import LowRankCross
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.rankers import DhenConfig
+    from pipeline.models.settings import DhenConfig
 
 
 class Dot(nn.Module):

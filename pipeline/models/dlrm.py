@@ -13,7 +13,7 @@ from pipeline.models.layers import DotInteraction, HeadedRanker, Logit, compute_
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.rankers import DlrmConfig
+    from pipeline.models.settings import DlrmConfig
 
 
 def numbered_pairs(pairs: Sequence[Sequence[str]], vectors: Sequence[str], shift: int) -> set[tuple[int, int]]:

@@ -13,7 +13,7 @@ from pipeline.models.layers import BilinearLogit, FeatureGate, Ranker, concat_ve
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.rankers import FinalMlpConfig
+    from pipeline.models.settings import FinalMlpConfig
 
 
 class FinalMlp(Ranker):

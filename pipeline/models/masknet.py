@@ -11,7 +11,7 @@ from pipeline.models.layers import HeadedRanker, Logit, MaskBlock, Vectors, top_
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.rankers import MaskNetConfig
+    from pipeline.models.settings import MaskNetConfig
 
 
 class MaskNet(HeadedRanker):

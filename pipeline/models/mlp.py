@@ -10,7 +10,7 @@ from pipeline.models.layers import HeadedRanker, Logit, concat_vectors, top_mlp
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.rankers import MlpConfig
+    from pipeline.models.settings import MlpConfig
 
 
 class MlpRanker(HeadedRanker):

@@ -12,7 +12,7 @@ from pipeline.models.layers import HeadedRanker, Logit, MaxNorm, concat_vectors,
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.rankers import WideDeepConfig
+    from pipeline.models.settings import WideDeepConfig
 
 
 class SparseLinear(nn.Module):

@@ -11,7 +11,7 @@ from pipeline.models.layers import HeadedRanker, Logit, VectorLinear, Vectors, m
 from pipeline.specs import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.rankers import WukongConfig
+    from pipeline.models.settings import WukongConfig
 
 
 class FactorBlock(nn.Module):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pipeline.config import Config
-    from pipeline.models.rankers import DlrmConfig
+    from pipeline.models.settings import DlrmConfig
     from pipeline.records import DatasetSchema
     from pipeline.search.choices import Gates
     from pipeline.search.supernet import SuperNet

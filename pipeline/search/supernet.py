@@ -12,7 +12,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema
 from pipeline.search.choices import Gates
 

@@ -14,7 +14,7 @@ from pipeline.checkpoint.state import TrainState
 from pipeline.config import Config, DataConfig, SparseFeature, TrainConfig
 from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.tables import TableSpec
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.store import Store
 
 ROWS = {"a": 50, "b/c": 37, "long": 900}

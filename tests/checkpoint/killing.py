@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.config import CheckpointConfig, Config, DataConfig, HardwareConfig, TrainConfig
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training.loop import train

@@ -13,7 +13,7 @@ from pipeline.embeddings.fused_optimizer import clip_table_gradients, replica_op
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.tables import dense_parameters
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.specs import TABLE_OPTIMIZERS
 from tests.embeddings.ranks import DIM, ROWS, plan_for, schema
 

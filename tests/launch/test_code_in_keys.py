@@ -16,7 +16,7 @@ from pipeline.stages.steps import steps
 from pipeline.store import Store
 from tests.commands import nightjar
 
-OWN = "from pipeline.models.rankers import DlrmConfig, DlrmModel\n"
+OWN = "from pipeline.models.rankers import DlrmModel\nfrom pipeline.models.settings import DlrmConfig\n"
 OWN += "import dataclasses\n@dataclasses.dataclass(kw_only=True)\nclass OwnConfig(DlrmConfig):\n    name: str = 'own'\n"
 OWN += "class Own(DlrmModel):\n    name = 'own'\n    config = OwnConfig\nSPEC = Own()\n"
 AFTER_THE_MODEL = ["plan", "partition", "train", "evaluate"]

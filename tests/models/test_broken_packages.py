@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.commands.doctor import choices
 from pipeline.errors import ConfigError
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.specs import MODELS, Registry
 from pipeline.specs.model import model_problem
 
-OTHERS = "from pipeline.models.rankers import DlrmConfig, DlrmModel\n"
+OTHERS = "from pipeline.models.rankers import DlrmModel\nfrom pipeline.models.settings import DlrmConfig\n"
 CASES = {
     "raises": ("raise RuntimeError('no GPU')", "cannot be imported: RuntimeError: no GPU"),
     "unparsable": ("def (", "cannot be imported: SyntaxError"),

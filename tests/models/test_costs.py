@@ -16,7 +16,7 @@ from pipeline.config import ModelConfig
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.models.costs import model_costs
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs
 from pipeline.planning.cost import FLOAT, dense_costs
 from pipeline.planning.reservations import PER_PARAMETER, dense_bytes

@@ -8,7 +8,7 @@ import torch
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.models.layers import DotInteraction, log_odds
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.native import library
 from pipeline.specs import ModelInputs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.config import ModelConfig
 from pipeline.models import build_model
 from pipeline.models.layers import Ranker
-from pipeline.models.rankers import (
+from pipeline.models.settings import (
     DcnV2Config,
     DeepFmConfig,
     DhenConfig,

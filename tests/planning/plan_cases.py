@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.compose import compose
 from pipeline.config import Config, HardwareConfig
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 
 ROOT = Path(__file__).parents[2]

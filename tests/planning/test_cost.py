@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs
 from pipeline.planning.cost import ShardLoad, dense_ms, fixed_ms, shard_ms, step_ms
 from pipeline.planning.reservations import dense_bytes, host_bytes

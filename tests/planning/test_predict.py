@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, TablePin, TrainConfig
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.choices import PlannedTable
 from pipeline.planning.cost import fixed_ms

@@ -149,9 +149,6 @@ FOR_ANNOTATIONS = {
     ("pipeline.specs.tracker", "pipeline.config"),
     ("pipeline.specs.search_part", "pipeline.config"),
 }
-# A model's module takes its settings: that name alone too, and the settings' file builds the module.
-RANKERS = "pipeline.models.rankers"
-FOR_ANNOTATIONS |= {(module, RANKERS) for module in MODULES if module.startswith("pipeline.models.")}
 
 
 def imports_of(module: str, *, inside_functions: bool) -> set[str]:

@@ -12,7 +12,7 @@ import torch
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.compose import to_yaml
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.publishing.dense import CONFIG, probe, write_dense
 from pipeline.publishing.program import PROGRAM, Program, read_program, write_program
 from pipeline.publishing.served import SERVING, Description

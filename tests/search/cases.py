@@ -1,7 +1,7 @@
 """A small dataset's schema and space for tests of the search."""
 
 from pipeline.config import Config, HardwareConfig, SearchConfig, TrainConfig
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SparseColumn
 
 SCHEMA = DatasetSchema(

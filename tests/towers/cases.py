@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from pipeline.config import Config, DataConfig, HardwareConfig, PartitionConfig, TrainConfig
 from pipeline.embeddings.ssd import SsdStore
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
 from pipeline.store import Store
 from pipeline.training.data import BatchReader

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from pipeline.config import ModelConfig
-from pipeline.models.rankers import FinalMlpConfig
+from pipeline.models.settings import FinalMlpConfig
 from pipeline.records import TowerModuleSpec
 from pipeline.store import Store
 from pipeline.training.loop import train

@@ -6,7 +6,7 @@ import torch
 
 from pipeline.config.sequences import SequenceModel, SequenceOptions
 from pipeline.models.layers import Jagged
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SequenceColumn, SequenceGroup, SparseColumn
 from pipeline.training.attention import MOST_EVENTS, watching
 from pipeline.training.histories import Taken, histories_of

@@ -12,7 +12,7 @@ from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import ModelInputs
 from pipeline.store import Store

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pipeline.config import CheckpointConfig
 from pipeline.config.sequences import SequenceModel, SequenceOptions
 from pipeline.evaluation import evaluate
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.records import Member, SequenceColumn, SequenceGroup, TowerModuleSpec
 from pipeline.store import Store
 from pipeline.training import predict as predicting

@@ -9,7 +9,7 @@ import torch
 import torch.multiprocessing as mp
 
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader

@@ -11,7 +11,7 @@ from pipeline.config import CheckpointConfig, ClipConfig
 from pipeline.config.hogwild import HogwildConfig
 from pipeline.config.validate import ValidateConfig
 from pipeline.errors import ConfigError, GuardError
-from pipeline.models.rankers import WideDeepConfig
+from pipeline.models.settings import WideDeepConfig
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training import hogwild, loop

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipeline.models.costs import model_costs
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.specs import ModelInputs
 from pipeline.training.roofline import Product, Speed, step_products
 

@@ -23,7 +23,7 @@ from pipeline.config import (
     TrainConfig,
 )
 from pipeline.errors import NightjarError
-from pipeline.models.rankers import DlrmConfig
+from pipeline.models.settings import DlrmConfig
 from pipeline.native import layers
 from pipeline.records import PHASES, SparseColumn
 from pipeline.store import Store

@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError
 from pipeline.native import Head, StepsLibrary
 
 if TYPE_CHECKING:
-    from pipeline.models.rankers import RankerConfig
+    from pipeline.models.settings import RankerConfig
 
 MOMENTUM = 0.1
 EPS = 1e-5
