@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from pipeline.errors import ArtifactError, ConfigError, UnreachableError
-from pipeline.publishing.promotion import CURRENT, Current, read_current
+from pipeline.publishing.promotion import CURRENT, Current, Training, read_current, withdrawal, withdrawal_text
 from pipeline.publishing.versions import NAME, find_version, model_lock, model_path, models, version_path
 from pipeline.records import CARD, ListedModel, ListedVersion, ModelCard, RemovedVersion, ShownVersion, read
 from pipeline.store import MANIFEST, Artifact, Store
@@ -26,11 +26,12 @@ def list_versions(store: Store, model: str) -> ListedModel:
     current = read_current(store, model)
     named = {current.version} if current.version else set()
     names = sorted(named.union(filter(NAME.fullmatch, store.names(model_path(model)))))
-    versions = tuple(_listed(store, model, name, current) for name in names)
+    trainings: dict[str, Training | None] = {}
+    versions = tuple(_listed(store, model, name, current, trainings) for name in names)
     return ListedModel(model=model, serving=current.version, versions=versions)
 
 
-def _listed(store: Store, model: str, name: str, current: Current) -> ListedVersion:
+def _listed(store: Store, model: str, name: str, current: Current, known: dict[str, Training | None]) -> ListedVersion:
     artifact: Artifact | None = None
     problem = f"it has no manifest, but {CURRENT} names it" if name == current.version else UNFINISHED
     try:
@@ -44,11 +45,20 @@ def _listed(store: Store, model: str, name: str, current: Current) -> ListedVers
         return replace(entry, problem=problem, damaged=problem != UNFINISHED)
     return replace(
         entry,
+        withdrawn=_withdrawn(store, current, artifact, name, known),
         created=artifact.created,
         bytes=sum(file.bytes for file in artifact.files.values()),
         summary=artifact.summary,
         age_seconds=time.time() - artifact.created,
     )
+
+
+def _withdrawn(
+    store: Store, current: Current, version: Artifact, name: str, known: dict[str, Training | None]
+) -> str | None:
+    known[name] = training = Training.of(version)
+    undone = None if name == current.version else withdrawal(store, current, name, training, known)
+    return None if undone is None else withdrawal_text(undone, name)
 
 
 def show(store: Store, model: str, version: str | None) -> ShownVersion:
@@ -65,6 +75,7 @@ def show(store: Store, model: str, version: str | None) -> ShownVersion:
         card=read(ModelCard, store, f"{path}/{CARD}"),
         files={file: entry.bytes for file, entry in artifact.files.items()},
         log=tuple(entry for entry in current.log if entry.version == name),
+        withdrawn=_withdrawn(store, current, artifact, name, {}),
     )
 
 

@@ -147,7 +147,13 @@ def _checkpoint(path: str) -> str:
     return f"{directory.rpartition('/')[2].partition('.')[0]}/{step}"
 
 
-def withdrawal(store: Store, current: Current, version: str, training: Training) -> Promotion | None:
+def withdrawal(
+    store: Store,
+    current: Current,
+    version: str,
+    training: Training,
+    read: dict[str, Training | None] | None = None,
+) -> Promotion | None:
     """Return what took ``version``, or another version of the same training, out of service.
 
     Args:
@@ -155,6 +161,7 @@ def withdrawal(store: Store, current: Current, version: str, training: Training)
         current: What serves, with the log of changes.
         version: The version that a stage wants to promote.
         training: What it was made from.
+        read: The trainings of versions whose manifests were read, to which those read here are added.
 
     Returns:
         The latest rollback, or promotion of an earlier version by hand, that ended the service of one of them. None if
@@ -164,10 +171,14 @@ def withdrawal(store: Store, current: Current, version: str, training: Training)
         entry.version: Training(entry.training, entry.weights, entry.content) for entry in current.log if entry.training
     }
 
+    read = {} if read is None else read
+
     def is_of_it(other: str) -> bool:
         known = trained.get(other)
         if known is None or known.weights is None or known.content is None:  # the log of an earlier release
-            known = _training_of(store, current.model, other) or known
+            if other not in read:
+                read[other] = _training_of(store, current.model, other)
+            known = read[other] or known
         return known is not None and known.is_same(training)
 
     for entry in reversed(current.log):
@@ -181,6 +192,15 @@ def withdrawal(store: Store, current: Current, version: str, training: Training)
         if is_of_it(entry.version):
             return None
     return None
+
+
+def withdrawal_text(undone: Promotion, version: str) -> str:
+    """How the training of ``version`` was taken out of service, of ``withdrawal``."""
+    served = "it" if undone.instead_of == version else f"{undone.instead_of}, of the same training,"
+    how = "was rolled back" if undone.by == "rollback" else f"was replaced by {undone.version}"
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(undone.at))
+    why = f" ({undone.reason})" if undone.reason else ""
+    return f"{served} served and {how} on {when}{why}"
 
 
 def _goes_back(entry: Promotion, former: str) -> bool:

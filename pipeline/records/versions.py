@@ -34,6 +34,7 @@ class ListedVersion(Record):
     """A version in ``nightjar models ls``. ``previous``: a rollback restores it. ``summary``: of its manifest.
 
     ``problem``: why the version cannot be used, or "". It is ``damaged`` unless it may still be in the making.
+    ``withdrawn``: how its training was taken out of service; no stage lets it serve again.
     """
 
     version: str
@@ -44,6 +45,7 @@ class ListedVersion(Record):
     summary: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
     damaged: bool = False
+    withdrawn: str | None = absent()
     age_seconds: float | None = None
 
 
@@ -58,10 +60,11 @@ class ListedModel(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ShownVersion(Record):
-    """A version: its card, bytes by file, and its entries in the log."""
+    """A version: its card, bytes by file, and its entries in the log. ``withdrawn``: as of a ``ListedVersion``."""
 
     path: str
     serves: bool
     card: ModelCard
     files: dict[str, int]
     log: tuple[Promotion, ...]
+    withdrawn: str | None = absent()

@@ -31,6 +31,7 @@ def _version(each: ListedVersion) -> str:
     return (
         f"{mark} {each.version:<18} {units.duration(each.age_seconds):>12} {units.size(each.bytes):>9} "
         f"{gate:<6} {units.decimal(summary.get('ne'), 5):>8} {units.decimal(summary.get('calibration')):>11}"
+        + (f"\n    withdrawn: {each.withdrawn}" if each.withdrawn else "")
     )
 
 
@@ -40,6 +41,7 @@ def details(shown: ShownVersion) -> str:
     lines = [f"{card.model} {card.version}" + (" (serves)" if shown.serves else ""), f"  at {shown.path}"]
     lines.append(f"  made {_when(card.created)}")
     lines += [f"  gate {card.gate.verdict}", *(f"    {reason}" for reason in card.gate.reasons)]
+    lines += [f"  withdrawn: {shown.withdrawn}"] if shown.withdrawn else []
     for name, (point, low, high) in card.figures.items():
         lines.append(f"  {name} {point:.5f} [{low:.5f}, {high:.5f}]")
     if card.calibrator is not None:

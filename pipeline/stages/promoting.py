@@ -120,13 +120,8 @@ def _require_not_withdrawn(store: Store, model: str, training: promotion.Trainin
     undone = promotion.withdrawal(store, promotion.read_current(store, model), record.version, training)
     if undone is None:
         return
-    served = "it" if undone.instead_of == record.version else f"{undone.instead_of}, of the same training,"
-    how = "was rolled back" if undone.by == "rollback" else f"was replaced by {undone.version}"
-    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(undone.at))
-    why = f" ({undone.reason})" if undone.reason else ""
-    raise _WithdrawnError(
-        f"{served} served and {how} on {when}{why}; only nightjar models promote lets this training serve again"
-    )
+    text = promotion.withdrawal_text(undone, record.version)
+    raise _WithdrawnError(f"{text}; only nightjar models promote lets this training serve again")
 
 
 def _require_same_incumbent(config: Config, store: Store, train_key: str, record: GateRecord) -> None:

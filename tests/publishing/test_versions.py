@@ -16,6 +16,7 @@ from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.publishing import commands, promotion, versions
+from pipeline.report.models import listing
 from pipeline.stages import promoting
 from pipeline.stages.promoting import _require_same_incumbent, publish
 from pipeline.store import Store
@@ -297,6 +298,12 @@ def test_a_training_stays_rolled_back_under_another_plan(
     again = plain(store, V5, train="u", checkpoint=f"runs/y/checkpoints/0123456789{forced}/step-00000012")
     undone = promotion.withdrawal(store, current, V5, promotion.Training.of(again))
     assert (undone is not None) is not (removed and earlier), "an earlier release kept the key of the plan alone"
+    listed = {each.version: each.withdrawn for each in commands.list_versions(store, "m").versions}
+    assert listed[A] is listed[B] is None and (listed[V5] is None) is (undone is None)
+    if undone:
+        assert f"{V4}, of the same training, served and was rolled back on" in str(listed[V5])
+        assert removed or str(listed[V4]).startswith("it served and was rolled back on")
+        assert str(listed[V5]) in listing([commands.list_versions(store, "m")])
     longer = promotion.Training("u", "0123456789/step-00000024")
     assert promotion.withdrawal(store, current, V5, longer) is None, "trained on"
 
