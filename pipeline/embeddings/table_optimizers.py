@@ -16,7 +16,10 @@ ROW_SUM = "adagrad_sum"
 
 @dataclass(frozen=True)
 class RowwiseAdagrad(TableOptimizer):
-    """sum += mean(g^2) over the row; row -= lr * g / (sqrt(sum) + eps)."""
+    """Row-wise Adagrad: one sum of squared gradients a row (Duchi et al., JMLR'11; Gupta et al., 2014).
+
+    sum += mean(g^2) over the row; row -= lr * g / (sqrt(sum) + eps).
+    """
 
     eps: float = 1e-8
     name = "rowwise_adagrad"
@@ -44,7 +47,10 @@ ROWWISE_ADAGRAD = RowwiseAdagrad()
 
 @dataclass(frozen=True)
 class Sgd(TableOptimizer):
-    """row -= lr * g."""
+    """Plain gradient descent: no state.
+
+    row -= lr * g.
+    """
 
     name = "sgd"
     devices = ("cpu", "cuda")
@@ -63,7 +69,10 @@ SQUARES = "squares"
 
 @dataclass(frozen=True)
 class Adagrad(TableOptimizer):
-    """sum += g^2; row -= lr * g / (sqrt(sum) + eps), for each weight of the row."""
+    """Adagrad: a sum of squared gradients for each weight (Duchi et al., JMLR'11).
+
+    sum += g^2; row -= lr * g / (sqrt(sum) + eps), for each weight of the row.
+    """
 
     eps: float = 1e-8
     name = "adagrad"
@@ -96,7 +105,12 @@ MEAN, SQUARE = "adam_mean", "adam_square"
 
 @dataclass(frozen=True)
 class LazyAdam(TableOptimizer):
-    """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; row -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
+    """Adam (Kingma and Ba, ICLR'15) of which only the rows of a batch take a step, as in TensorFlow's LazyAdam.
+
+    The moments of other rows stay as they are. The bias is corrected by the number of all steps. FBGEMM has it on GPUs
+    only.
+
+    m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; row -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
 
     That is PyTorch's SparseAdam. FBGEMM's kernel adds eps to the corrected sqrt(v).
     """
@@ -140,7 +154,12 @@ ROW_MEAN, ROW_SQUARE = "adam_mean", "adam_row_square"
 
 @dataclass(frozen=True)
 class PartialRowwiseAdam(TableOptimizer):
-    """As ``LazyAdam`` with v = b2 v + (1 - b2) mean(g^2) over the row."""
+    """Adam's first moment for each weight, and one second moment a row (FBGEMM's, on GPUs only).
+
+    Like lazy Adam it moves only the rows of a batch, and corrects the bias by the number of all steps.
+
+    As ``LazyAdam`` with v = b2 v + (1 - b2) mean(g^2) over the row.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -179,7 +198,14 @@ Z, N = "ftrl_z", "ftrl_n"
 
 @dataclass(frozen=True)
 class Ftrl(TableOptimizer):
-    """z += g - w (sqrt(n + g^2) - sqrt(n)) / lr; n += g^2; w = -(z - sign(z) l1) / ((beta + sqrt(n)) / lr + l2).
+    """FTRL-proximal: Adagrad's rates, and weights of exactly 0 by L1 (McMahan et al., KDD'13, algorithm 1).
+
+    The paper computes a weight from its state z and n at the rate alpha. Here the rate follows a schedule, and a weight
+    starts from an initial value, so the weight itself is part of the state: z is what gives the weight at this step's
+    rate, and its column counts only where the weight is 0. At a constant rate, from weights 0, that is the paper's
+    algorithm.
+
+    z += g - w (sqrt(n + g^2) - sqrt(n)) / lr; n += g^2; w = -(z - sign(z) l1) / ((beta + sqrt(n)) / lr + l2).
 
     w is 0 where abs(z) <= l1. ``l1``, ``l2``, ``beta`` are on the scale of the gradient of the mean loss of a batch.
     """

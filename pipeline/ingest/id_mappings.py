@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class VocabMapping(IdMapping):
-    """Rows by a vocabulary that the dataset lists."""
+    """``vocab``: every frequent id has a row of its own, which it keeps from day to day.
+
+    Rows by a vocabulary that the dataset lists.
+    """
 
     def counts(self, feature: MappedFeature, vocabularies: int) -> VocabCounts:
         """Exact counts by id: a share of eight million ids in memory, the rest on disk."""
@@ -64,7 +67,10 @@ VOCAB = VocabMapping(
 
 
 class HashMapping(IdMapping):
-    """Rows computed from the id's hash alone: one for each of ``ways``."""
+    """``hash``: an id's row is its hash modulo the table's rows; nothing is fitted.
+
+    Rows computed from the id's hash alone: one for each of ``ways``.
+    """
 
     @property
     def ways(self) -> tuple[Callable[[pl.Series, int], pl.Series], ...]:
@@ -92,6 +98,8 @@ HASH = HashMapping(name="hash", doc="xxhash64 modulo the rows.")
 
 
 class _DoubleHash(HashMapping):
+    """``double_hash``: an id looks up two rows of two hashes, summed; ids that share one rarely share the other."""
+
     @property
     def ways(self) -> tuple[Callable[[pl.Series, int], pl.Series], ...]:
         """Two hashes that are as good as independent."""
@@ -104,6 +112,8 @@ DOUBLE_HASH = _DoubleHash(name="double_hash", doc="the sum of two such rows.", r
 
 
 class _Learned(VocabMapping):
+    """``learned``: rare ids share rows with ids that behave alike (Learning to Collide, arXiv 2203.15837)."""
+
     def fit(
         self, feature: MappedFeature, counts: VocabCounts, before: FittedMapping | None, day: FittingDay
     ) -> FittedMapping:
@@ -137,6 +147,8 @@ LEARNED = _Learned(
 
 
 class _Bins(IdMapping):
+    """Features with ``bins``: numbers are cut into bins of the train rows, one row for each bin."""
+
     def counts(self, feature: MappedFeature, vocabularies: int) -> BinCounts:
         """A quantile sketch: at most 65,536 buckets."""
         from pipeline.ingest.counts import BinCounts

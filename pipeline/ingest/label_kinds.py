@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Binary(LabelKind):
-    """A logit is the log odds of the positive class."""
+    """Labels of two classes: log loss, and the figures of a click.
+
+    A logit is the log odds of the positive class.
+    """
 
     name = "binary"
     doc = "two classes, log loss, a probability."
@@ -84,7 +87,10 @@ BINARY = Binary()
 
 
 class NumberKind(LabelKind):
-    """A label that is a number."""
+    """What counts and values have in common: their columns are numbers, their figures are of errors.
+
+    A label that is a number.
+    """
 
     title = "RMSE"
 
@@ -111,7 +117,10 @@ LARGEST_LOGIT = 30.0  # exp of more is no count, and its loss not finite in floa
 
 
 class Count(NumberKind):
-    """A logit is the logarithm of the expected count."""
+    """Labels that count: Poisson loss.
+
+    A logit is the logarithm of the expected count.
+    """
 
     name = "count"
     doc = "a whole number from 0 on, Poisson loss, the expected count."
@@ -152,7 +161,10 @@ COUNT = Count()
 
 
 class Value(NumberKind):
-    """A logit is the expected value."""
+    """Labels that are any number: squared error.
+
+    A logit is the expected value.
+    """
 
     name = "value"
     doc = "a number, squared loss, the expected value."

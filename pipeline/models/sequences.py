@@ -24,7 +24,13 @@ def check_heads(block: str, heads: int, inputs: BlockInputs) -> None:
 
 @dataclass(frozen=True)
 class Din(SequenceBlock):
-    """``hidden``: widths of the MLP that weighs an event."""
+    """DIN (Zhou et al., KDD'18, arXiv 1706.06978): each event weighs as much as it has to do with the target.
+
+    Section 4.3: an MLP looks at event and target; the weights are not normalised, so that their sum tells how strong
+    the interest is. With ``softmax`` they are shares of one, so that one event can take all of the weight.
+
+    ``hidden``: widths of the MLP that weighs an event.
+    """
 
     hidden: Sequence[int] = (32, 16)
     softmax: bool = False
@@ -44,7 +50,12 @@ DIN = Din()
 
 @dataclass(frozen=True)
 class TransformerBlock(SequenceBlock):
-    """``layers``: causal transformer layers of ``heads`` heads."""
+    """SASRec (Kang and McAuley, ICDM'18, arXiv 1808.09781): a transformer whose newest event speaks for the history.
+
+    Vectors of places, which the paper adds, come with every block (``places``).
+
+    ``layers``: causal transformer layers of ``heads`` heads.
+    """
 
     layers: int = 1
     heads: int = 2
@@ -62,7 +73,10 @@ class TransformerBlock(SequenceBlock):
 
 @dataclass(frozen=True)
 class TargetTransformerBlock(TransformerBlock):
-    """The same with the target as the last event."""
+    """BST (Chen et al. 2019, arXiv 1905.06874): a transformer with the target behind the history.
+
+    The same with the target as the last event.
+    """
 
     name = "bst"
     doc = "a causal transformer with the target as the last event."
@@ -74,7 +88,13 @@ SASREC, BST = TransformerBlock(), TargetTransformerBlock()
 
 @dataclass(frozen=True)
 class HstuBlock(SequenceBlock):
-    """``layers`` units of ``heads`` heads. ``ages``: with a bias by the events' ages."""
+    """HSTU (Zhai et al., ICML'24, arXiv 2402.17152): pointwise attention with gates, the target as the last event.
+
+    The paper's bias is by place and time. Here the one by time is of an event's age: its time before the row's, which
+    is the target's. It is a product with the age's embedding, and so a number for each bin and head.
+
+    ``layers`` units of ``heads`` heads. ``ages``: with a bias by the events' ages.
+    """
 
     layers: int = 1
     heads: int = 2
@@ -96,7 +116,10 @@ HSTU = HstuBlock()
 
 @dataclass(frozen=True)
 class Pooled(SequenceBlock):
-    """No options."""
+    """The sum of the events' vectors: what any other block is compared with.
+
+    No options.
+    """
 
     name = "sum"
     doc = "the sum of the events."

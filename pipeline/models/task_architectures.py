@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedBottom(TaskArchitecture):
-    """``task_mlp``: hidden widths of each task's MLP, between the shared layers and its logit."""
+    """Shared bottom (Caruana 1997): the tasks share the ranker's hidden layers, and each has an MLP of its own.
+
+    ``task_mlp``: hidden widths of each task's MLP, between the shared layers and its logit.
+    """
 
     task_mlp: Sequence[int] = (64,)
     name = "shared_bottom"
@@ -32,7 +35,10 @@ SHARED_BOTTOM = SharedBottom()
 
 @dataclass(frozen=True)
 class Mmoe(TaskArchitecture):
-    """``experts`` MLPs of hidden widths ``expert_mlp``; ``task_mlp`` as in ``shared_bottom``."""
+    """MMoE (Ma et al., KDD'18): experts that all tasks share, mixed by a gate of each task.
+
+    ``experts`` MLPs of hidden widths ``expert_mlp``; ``task_mlp`` as in ``shared_bottom``.
+    """
 
     experts: int = 4
     expert_mlp: Sequence[int] = (128,)
@@ -53,7 +59,10 @@ MMOE = Mmoe()
 
 @dataclass(frozen=True)
 class Ple(TaskArchitecture):
-    """``levels`` of ``experts`` shared ones and ``own_experts`` of each task; one level is CGC, of the same paper."""
+    """PLE (Tang et al., RecSys'20): levels of experts, of which each task has some and all share others.
+
+    ``levels`` of ``experts`` shared ones and ``own_experts`` of each task; one level is CGC, of the same paper.
+    """
 
     levels: int = 2
     experts: int = 2
@@ -76,7 +85,13 @@ PLE = Ple()
 
 @dataclass(frozen=True)
 class Esmm(TaskArchitecture):
-    """``shared_bottom`` whose tasks multiply the probability of the task that they are ``given``."""
+    """ESMM (Ma et al., SIGIR'18, arXiv 1804.07931): P(click and conversion) = P(click) * P(conversion | click).
+
+    Both factors are trained on all rows, by the labels click and click-and-conversion; the conditional probability has
+    no loss of its own, so it does not learn from clicked rows alone.
+
+    ``shared_bottom`` whose tasks multiply the probability of the task that they are ``given``.
+    """
 
     task_mlp: Sequence[int] = (64,)
     name = "esmm"

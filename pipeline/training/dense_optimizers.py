@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adam(DenseOptimizer):
-    """Two moments for each parameter; weight decay is decoupled from the gradient."""
+    """Adam (Kingma and Ba, ICLR'15); AdamW (Loshchilov and Hutter, ICLR'19) where weight decay is asked for.
+
+    Two moments for each parameter; weight decay is decoupled from the gradient.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -37,7 +40,10 @@ ADAM = Adam()
 
 @dataclass(frozen=True)
 class DenseAdagrad(DenseOptimizer):
-    """A sum of squared gradients for each parameter; weight decay is added to the gradient."""
+    """Adagrad (Duchi et al., JMLR'11).
+
+    A sum of squared gradients for each parameter; weight decay is added to the gradient.
+    """
 
     eps: float = 1e-10
     name = "adagrad"
@@ -57,7 +63,10 @@ ADAGRAD = DenseAdagrad()
 
 @dataclass(frozen=True)
 class AdamW(DenseOptimizer):
-    """Adam with a weight decay that is decoupled from the gradient."""
+    """AdamW (Loshchilov and Hutter, ICLR'19), whatever the weight decay.
+
+    Adam with a weight decay that is decoupled from the gradient.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -79,7 +88,10 @@ ADAMW = AdamW()
 
 @dataclass(frozen=True)
 class DenseSgd(DenseOptimizer):
-    """A velocity for each parameter; weight decay is added to the gradient. ``nesterov``: looks a step ahead."""
+    """Gradient descent with momentum (Sutskever et al., ICML'13).
+
+    A velocity for each parameter; weight decay is added to the gradient. ``nesterov``: looks a step ahead.
+    """
 
     momentum: float = 0.9
     nesterov: bool = False
@@ -101,7 +113,10 @@ SGD = DenseSgd()
 
 @dataclass(frozen=True)
 class Lamb(DenseOptimizer):
-    """For large batches: every layer moves by the same share of its norm. Weight decay is part of the step."""
+    """LAMB: Adam's step, scaled layer by layer to the norm of the weights (You et al., ICLR'20, algorithm 2).
+
+    For large batches: every layer moves by the same share of its norm. Weight decay is part of the step.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -122,7 +137,9 @@ LAMB = Lamb()
 
 @dataclass(frozen=True)
 class Shampoo(DenseOptimizer):
-    """L^-1/4 G R^-1/4 by blocks of each layer, as long as Adagrad's or Adam's step of the block; decoupled decay.
+    """Distributed Shampoo (Gupta et al., ICML'18; Shi et al., arXiv 2309.06497): gradients preconditioned by matrices.
+
+    L^-1/4 G R^-1/4 by blocks of each layer, as long as Adagrad's or Adam's step of the block; decoupled decay.
 
     ``shampoo_blocks`` has the formulas, ``shampoo_steps`` the ranks' parts. ``beta2`` 1: L and R are sums over all
     steps; below, means of recent ones.

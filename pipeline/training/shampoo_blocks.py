@@ -1,4 +1,20 @@
-"""Shampoo (Gupta et al., ICML'18) of blocks of parameters: its formula, and stacks of blocks of one shape."""
+"""Shampoo's formulas for blocks of layers, and how parameters are cut into blocks and stacked.
+
+Factors and their roots are computed in float64. With G the gradient of a block [m, n], of step t (Shi et al., arXiv
+2309.06497, algorithm 1):
+
+    M = beta1 M + (1 - beta1) G              its mean, corrected by 1 - beta1^t
+    L += G G^T, R += G^T G                   or means with beta2 below 1
+    S = (L + eps max(L) I)^-1/4 M (R + eps max(R) I)^-1/4     max: the largest eigenvalue
+    direction = S |A| / |S|                  A: the step of Adagrad or Adam for M (grafting)
+
+L and R take in every ``factor_every``th gradient, from the first on. A block gets its roots in ``start_step`` and then
+every ``root_every`` steps, the blocks of a layer four by four: no step computes all of them, and the ranks, which get
+blocks in turns, compute them at the same time. Before ``start_step``, and for vectors, the direction is A.
+
+Blocks of the same shape are computed together, [k, m, n]: one product of many small matrices costs less than many. On a
+CPU the compiled steps of ``native`` do all but the roots, where they are installed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Shampoo's directions and moves of blocks: by PyTorch on any device, or by the compiled steps on a CPU."""
+"""Distributed Shampoo as a PyTorch optimizer: blocks are dealt to the ranks, which exchange their directions.
+
+Gradients are equal on all ranks, so one rank keeps the state of a block and computes its direction, and an all-gather
+gives all ranks all directions (Shi et al., arXiv 2309.06497, section 4). Blocks depend on the layer's shape and
+``block_size`` alone: a checkpoint goes on with any number of ranks.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,10 @@ from pipeline.native import Interact, StepsLibrary
 
 
 def pair_products(vectors: Tensor) -> Tensor:
-    """The sum of the dot products of all pairs of vectors [B, m, D]: [B], by the square of the sum (lemma 3.1)."""
+    """The sum of the dot products of all pairs of vectors [B, m, D]: [B], by the square of the sum.
+
+    It is the second-order term of a factorisation machine (Rendle 2010, lemma 3.1).
+    """
     return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
 
 
@@ -27,7 +30,9 @@ def with_own_weights(embeddings: Tensor, count: int = 1) -> tuple[Tensor, Tensor
 
 
 class BilinearLogit(nn.Module):
-    """forward(a [B, m], b [B, k]) -> logits [B] in float32: bias + w1 a + w2 b + sum over heads of a_h^T W_h b_h.
+    """The fusion of two streams by a bilinear form of several heads (FinalMLP, arXiv 2304.00902, section 3.3).
+
+    forward(a [B, m], b [B, k]) -> logits [B] in float32: bias + w1 a + w2 b + sum over heads of a_h^T W_h b_h.
 
     ``heads`` divides both widths.
     """
@@ -100,7 +105,10 @@ CROSSES: dict[str, Callable[[int, int, int], nn.Module]] = {
 
 
 class CrossNet(nn.Module):
-    """forward(x0 [B, w]) -> [B, w]: ``layers`` cross layers of one ``kind`` (a key of ``CROSSES``)."""
+    """Cross layers (DCN-V2, Wang et al. 2021, arXiv 2008.13535, section 3): x <- x0 * f(x) + x, element by element.
+
+    forward(x0 [B, w]) -> [B, w]: ``layers`` cross layers of one ``kind`` (a key of ``CROSSES``).
+    """
 
     def __init__(self, kind: str, layers: int, width: int, rank: int, experts: int) -> None:
         super().__init__()

@@ -1,4 +1,11 @@
-"""Values of events of which every sample has its own number, one after the other: no padding."""
+"""Values of events of which every sample has its own number, one after the other: no padding.
+
+Attention among the events of each sample: products of events with weights are over all events at once. Products of
+events with events are quadratic in a sample's length: samples of like length are taken together and filled up to the
+longest of them (``Grids``), so that what is padded is bounded by the step between two lengths, whatever the longest
+sample is. Where only the newest event asks, as in the last layer of a model that wants one vector a sample, the work is
+linear and nothing is padded.
+"""
 
 from __future__ import annotations
 
@@ -321,7 +328,9 @@ class SequenceVector(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """forward(vectors [B, m, D]) -> [B, m, D]: a layer of a transformer's encoder; ``heads`` divides D.
+    """Self-attention between the vectors of a sample (Vaswani et al. 2017, arXiv 1706.03762, section 3).
+
+    forward(vectors [B, m, D]) -> [B, m, D]: a layer of a transformer's encoder; ``heads`` divides D.
 
     Written as plain products, which the planner counts alike on every device.
     """

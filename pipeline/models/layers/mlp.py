@@ -1,4 +1,7 @@
-"""Normalisation of hidden layers: by sample, or by global batch with statistics of all ranks."""
+"""MLPs and what belongs to their layers: the base of rankers, logits, normalisation, and gates.
+
+Normalisation is by sample, or by global batch with the statistics of all ranks.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,11 @@ def normalised(norm: str, width: int) -> list[nn.Module]:
 
 
 class MaxNorm(nn.Module):
-    """forward(dense [B, n]) -> [B, n]: ``columns`` normalised, the others as they are; NaN is a missing value.
+    """Online max-normalisation with a trainable bias, as in Twitter's sparse linear layer (2020).
+
+    norm(V_i) = V_i / running max |V_i| + b_i, and 0 for a missing value, so that b_i separates it from a zero.
+
+    forward(dense [B, n]) -> [B, n]: ``columns`` normalised, the others as they are; NaN is a missing value.
 
     ``largest`` is a parameter without a gradient, so that checkpoints have it; it grows in training only. ``combine``
     reduces the maxima of all ranks to one.
