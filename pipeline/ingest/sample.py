@@ -225,10 +225,10 @@ def _text(files: LogFiles, chosen: list[int]) -> LogSample:
             lines = block.split(b"\n")[:-1]
             good = list(object_lines(lines, 0))
             data = b"".join(lines[number] + b"\n" for number in good)
-            frame, others = of_usual_kinds(data)
+            frame, data = of_usual_kinds(data)
             frame = frame.with_columns(with_ones(values, data) for values in frame.select(pl.col(pl.String)))
             frames.append(_with_partitions(with_maps(frame), path))
-            bad += len(lines) - len(good) + others
+            bad += len(lines) - frame.height
             continue
         form = form or text_format(block)
         if form.header:

@@ -127,6 +127,16 @@ def test_a_few_lines_with_values_of_another_kind_change_no_guess(work, others):
     ]
 
 
+def test_lines_that_are_left_out_do_not_shift_the_booleans_of_others(work):
+    """A column of words and booleans is text, and each of its values is looked up in its own line."""
+    lines = [{"clicked": bool(at % 3) if at % 2 else "true", "t": ["a"]} for at in range(1000)]
+    expected = [str(int(bool(at % 3))) if at % 2 else "true" for at in range(1, 1000)]
+    lines[0]["t"] = {"a": 1}
+    Path("log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sample = read_sample("log.jsonl")
+    assert sample.bad == 1 and sample.frame["clicked"].to_list() == expected
+
+
 def test_a_column_of_text_and_lists_is_read_as_it_is(work):
     lines = [{"clicked": at % 2, "c": f"u{at % 9}", "t": ["a", "b"] if at % 3 else "a"} for at in range(600)]
     Path("log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -201,16 +201,17 @@ def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
     return pl.read_ndjson(io.BytesIO(data), schema=schema, infer_schema_length=None)
 
 
-def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, int]:
-    """The objects of ``data``, all keys as polars types them, and how many were left out for a value of another kind.
+def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, bytes]:
+    """The objects of ``data``, all keys as polars types them, and their lines.
 
-    A list in a column of objects, or text in one of lists, leaves polars without a type, or with text for the column.
+    Those with a value of another kind than nearly all lines have are left out: a list in a column of objects, or text
+    in one of lists, leaves polars without a type, or with text for the column.
     """
     try:
         frame = json_frame(data, None)
         texts = frame.select(pl.col(pl.String).str.contains(r"^[\[{]").any())
         if not any(texts.row(0)):
-            return frame, 0
+            return frame, data
     except pl.exceptions.PolarsError:
         frame = None
     lines = data.split(b"\n")[:-1]
@@ -219,8 +220,9 @@ def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, int]:
     usual = {name: kind for (name, kind), _ in reversed(counts.most_common())}
     good = [line for line, each in zip(lines, kinds, strict=True) if all(usual[name] == each[name] for name in each)]
     if frame is not None and len(good) < USUAL * len(lines):
-        return frame, 0  # a column that is meant to have both
-    return json_frame(b"".join(line + b"\n" for line in good), None), len(lines) - len(good)
+        return frame, data  # a column that is meant to have both
+    data = b"".join(line + b"\n" for line in good)
+    return json_frame(data, None), data
 
 
 def _kinds(line: bytes) -> dict[str, type]:
