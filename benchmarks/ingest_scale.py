@@ -215,9 +215,9 @@ def _started(workers: int) -> tuple[list[int], list[float]]:
         return told, ended
     import ray
 
-    from pipeline.ingest.ray_engine import LOCAL, RayEngine, init_options
+    from pipeline.ingest.ray_engine import RayEngine, start_local_ray
 
-    ray.init(**LOCAL, num_cpus=workers, **init_options())
+    start_local_ray(ray, num_cpus=workers)
     get = RayEngine._get
 
     def counted(self: RayEngine, refs: Any) -> Any:

@@ -35,13 +35,18 @@ from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store import Draft
 
 CALL_SECONDS = 10
-# A Ray of this machine alone listens on its loopback: whoever reaches the ports of a Ray runs commands in it.
-LOCAL = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+LOOPBACK = "127.0.0.1"
 AHEAD = 3  # parts for each core that are under way at a time
 # Each range of hashes is merged by a process of its own. To start one takes a second of a core; what four cores count
 # keeps it busy for a quarter of the time.
 CORES_PER_RANGE = 4
 MOST_RANGES = 64
+# Quiet, and one thread of Polars on each core, for there is a task on each.
+INIT_OPTIONS: dict[str, Any] = {
+    "log_to_driver": False,
+    "logging_level": "ERROR",
+    "runtime_env": {"env_vars": {"POLARS_MAX_THREADS": "1"}},
+}
 
 
 class RayEngine(IngestEngine):
@@ -371,9 +376,11 @@ def _sampled(parts: list[Any], first_test_day: int) -> Iterator[pl.DataFrame]:
 def _connect(ray: Any, address: str | None) -> None:
     """Start a Ray of this machine, or join the one at ``address``; ConfigError where nothing answers there."""
     try:
-        if address is not None:
-            _call(address)
-        ray.init(**({"address": address} if address else LOCAL), **init_options())
+        if address is None:
+            start_local_ray(ray)
+            return
+        _call(address)
+        ray.init(address=address, **INIT_OPTIONS)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError(
             f"no Ray answers at ingest.ray.address={address}: {error}",
@@ -381,10 +388,35 @@ def _connect(ray: Any, address: str | None) -> None:
         ) from None
 
 
-def init_options() -> dict[str, Any]:
-    """How to start or join a Ray: quiet, and one thread of Polars on each core, for there is a task on each."""
-    environment = {"env_vars": {"POLARS_MAX_THREADS": "1"}}
-    return {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": environment}
+def start_local_ray(ray: Any, **options: Any) -> None:
+    """Start a Ray of this machine that listens on its loopback alone.
+
+    Whoever reaches the ports of a Ray runs commands in it.
+
+    Args:
+        ray: The module.
+        options: More arguments of ``ray.init``.
+
+    Raises:
+        ConfigError: This Ray listens on other addresses, too; it has been stopped.
+    """
+    from ray._private import ray_constants
+
+    # Newer versions put the machine's address in place of the loopback's unless clusters are switched off, as they are
+    # on macOS. The switch is an environment variable that Ray reads when it is imported, which may have happened.
+    clusters, ray_constants.ENABLE_RAY_CLUSTER = getattr(ray_constants, "ENABLE_RAY_CLUSTER", True), False
+    try:
+        ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **INIT_OPTIONS, **options)
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+    address = ray.util.get_node_ip_address()
+    if address != LOOPBACK:
+        ray.shutdown()
+        raise ConfigError(
+            f"Ray {ray.__version__} listens on {address}, not on {LOOPBACK} alone",
+            hint="ingest.engine=local, another version of Ray (2.40 to 2.60 are known to work), or ingest.ray.address="
+            "<host>:<port> of a Ray that you guard yourself",
+        )
 
 
 def _call(address: str) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import pipeline
-from pipeline.config import RayConfig, SparseFeature
+from pipeline.config import IngestConfig, RayConfig, SparseFeature
 from pipeline.errors import ConfigError
 from pipeline.ingest.engines import LocalEngine, in_order
 from pipeline.ingest.file_source import file_sources
@@ -105,6 +105,16 @@ def test_a_ray_of_this_machine_listens_on_its_loopback_alone(tmp_path):
     with engine_of(config.ingest):
         addresses = listening(psutil.Process())
     assert addresses == {"127.0.0.1"}
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_ray_that_listens_elsewhere_is_stopped_and_refused(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr("ray._private.services.resolve_ip_for_localhost", lambda host: "127.0.0.2")
+    with pytest.raises(ConfigError, match=r"listens on 127\.0\.0\.2"), engine_of(IngestConfig(engine="ray")):
+        pass
+    assert not ray.is_initialized()
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ dist.destroy_process_group()
 
 
 def listening(process: psutil.Process) -> set[str]:
-    """The addresses on which ``process`` and its children listen."""
+    """The addresses on which ``process`` and its children listen; ``::ffff:127.0.0.1`` is IPv4 in a socket of IPv6."""
     return {
-        connection.laddr.ip
+        connection.laddr.ip.removeprefix("::ffff:")
         for each in (process, *process.children(recursive=True))
         for connection in each.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
