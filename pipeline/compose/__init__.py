@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -233,10 +234,20 @@ def from_yaml(text: str) -> Config:
                 "the configuration is not a mapping of settings",
                 hint="use runs/<run>/config.yaml, which nightjar run writes",
             )
-        tree = OmegaConf.merge(schema_for(recorded), with_new_names(cast(dict[str, Any], recorded)))
+        plain = cast(dict[str, Any], _without_interpolations(recorded))
+        tree = OmegaConf.merge(schema_for(plain), with_new_names(plain))
         config = OmegaConf.to_object(tree)
     except complaints.config_errors() as error:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)
     check(config)
     return config
+
+
+def _without_interpolations(value: Any) -> Any:
+    """``value`` whose texts mean themselves: a file may come from elsewhere, and must not ask for our environment."""
+    if isinstance(value, dict):
+        return {key: _without_interpolations(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_interpolations(each) for each in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

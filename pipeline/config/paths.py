@@ -128,7 +128,8 @@ def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
         return f"{parent}.{near[0]}" if parent else near[0]
     everything = [each.path for each in places() if "*" not in each.path and (not each.group or each.has_entries)]
     same_name = [path for path in everything if path.rpartition(".")[2] == name]
-    return next(iter(same_name or difflib.get_close_matches(key, everything, n=1, cutoff=0.8)), None)
+    cutoff = 0.0 if same_name else 0.8
+    return next(iter(difflib.get_close_matches(key, same_name or everything, n=1, cutoff=cutoff)), None)
 
 
 def describe(kind: Any) -> str:

@@ -206,7 +206,8 @@ def _longest(name: str, now: dict[str, Any], then: dict[str, Any]) -> int | None
     if today is not None and (other is None or today < other):
         raise NotComparableError(
             f"feature {name!r} has at most {today} ids per row in the dataset, where the model takes "
-            f"{'all of them' if other is None else other}"
+            f"{'all of them' if other is None else other}; "
+            f"data.sparse.{name}.max_ids={'null' if other is None else other} keeps them"
         )
     return None if today == other or other is None else other * ID_MAPPINGS.get(then["mapping"]).rows_per_id
 

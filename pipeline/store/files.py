@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -120,7 +121,12 @@ def _stream(full: str, url: str, option: str) -> IO[bytes]:
     """
     found = _OPEN_FILE.fullmatch(full)
     if found is None:
-        return Path(full).open("wb")
+        try:
+            return Path(full).open("wb")
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            raise ConfigError(f"{option} {url} is a socket, expected a file", hint=f"{option} <a file>") from None
     number = {"out": 1, "err": 2}[found["std"]] if found["std"] else int(found["dev"] or found["proc"])
     try:
         return os.fdopen(os.dup(number), "wb")

@@ -67,6 +67,7 @@ MISTAKES = [
     ("train.lrr=1", "train.lrr is unknown; did you mean train.lr?", "train.lr=1"),
     ("modell=dlrm", "modell is unknown; did you mean model?", "model=dlrm"),
     ("train.seed=7", "train.seed is unknown; did you mean seed?", "seed=7"),
+    ("data.rows=7", "data.rows is unknown; did you mean data.synthetic.rows?", "data.synthetic.rows=7"),
     (
         "data.label=click",
         "data.label is 'click', expected one of its settings: data.label.c",
@@ -209,6 +210,13 @@ def test_the_run_name_depends_on_what_is_computed_only() -> None:
     assert first.run == f"synthetic-{config_hash(first)[:8]}"
     assert first.run != compose(["train.lr=0.5"]).run
     assert compose(["run=mine"]).run == "mine"
+
+
+@pytest.mark.parametrize("text", ["${oc.env:HOME}", "a${seed}b", r"\${seed}", r"\\${seed}", "$seed"])
+def test_texts_of_a_recorded_configuration_mean_themselves(text: str) -> None:
+    config = compose([])
+    config.data.path = text
+    assert from_yaml(to_yaml(config)).data.path == text
 
 
 def test_the_resolved_yaml_comes_back_equal_and_is_checked() -> None:

@@ -1,6 +1,7 @@
 """Files that a user names: whole or not there, never mixed; links, pipes and devices stay what they are."""
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -141,3 +142,12 @@ def test_a_link_keeps_pointing_to_its_file_which_keeps_its_mode(tmp_path: Path) 
 def test_a_folder_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--out .* is a folder, expected a file"):
         write(tmp_path, "rows")
+
+
+def test_a_socket_is_refused(tmp_path):
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        with pytest.raises(ConfigError, match="is a socket"), whole_file(str(path), "--out"):
+            pass
+    assert path.is_socket()
