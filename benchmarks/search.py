@@ -4,8 +4,8 @@ The planted log has 12 features of 24 ids. Half of them have one hidden value fo
 the others have 16. 22 of the 66 pairs of features interact by the product of their hidden vectors, each feature with
 two wide ones at least. The model to begin with is the default DLRM, whose tables all have width 16. A seed draws
 another log. Original and found model train with the same settings, by the ordinary stages, in this process: two passes
-over a million rows. In more passes over fewer rows the original learns them by heart (docs/measurements.md). The search
-takes one pass.
+over a million rows. In more passes over fewer rows the original learns them by heart (docs/measurements/models.md). The
+search takes one pass.
 
 ``ratio``: predicted step of the model found over that of the original, each with a plan of its own. ``widths``: share
 of the tables whose width is within a factor of two of the planted one. ``interactions``: share of the planted pairs

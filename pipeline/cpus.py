@@ -13,7 +13,7 @@ from pathlib import Path
 
 _ROOT = Path("/")
 # How often a thread of an OpenMP team polls at a barrier before it sleeps. GNU's default, 300,000, takes milliseconds,
-# in which waiting threads hold the cores that the others need. Measured in docs/measurements.md; GNU itself uses 100 to
+# in which waiting threads hold the cores that the others need (docs/measurements/first-runs.md); GNU itself uses 100 to
 # 1,000 if it knows of more threads than cores.
 _SPINS = 1000
 

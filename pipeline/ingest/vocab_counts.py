@@ -247,7 +247,7 @@ def _copied(piece: pl.DataFrame) -> pl.DataFrame:
     """The same in memory of its own.
 
     What a block leaves behind lies between the pieces that are freed with the block, and keeps them from being used
-    again: after 128 blocks some 7 % of the peak (docs/measurements.md).
+    again: after 128 blocks some 7 % of the peak (docs/measurements/ingestion.md).
     """
     half = piece.height // 2
     return pl.concat([piece.head(half), piece.slice(half)], rechunk=True)

@@ -1,8 +1,9 @@
 """The level of a model that was trained without most rows without a click, set at the end by the clicks of train rows.
 
 Rows that are left out are steps that are not taken. The last steps of a short training leave the mean prediction a few
-percent above or below the clicks, by the rows that happened to come last (docs/measurements.md). A shift of the logit
-takes that out, and leaves the order of predictions as it is. Only what is published has it: training goes on without.
+percent above or below the clicks, by the rows that happened to come last (docs/measurements/training.md). A shift of
+the logit takes that out, and leaves the order of predictions as it is. Only what is published has it: training goes on
+without.
 """
 
 from __future__ import annotations

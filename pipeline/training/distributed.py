@@ -87,7 +87,7 @@ def _keep_freed_memory() -> None:
     """Have glibc keep the memory that a step frees, for the tensors of the next step.
 
     By default it gives large pieces back to the kernel, which clears every page again on its first use: up to half of
-    the time of a step of large batches (docs/measurements.md). The peak stays, since steps need the same tensors.
+    the time of a step of large batches (docs/measurements/planning.md). The peak stays: steps need the same tensors.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

@@ -1,7 +1,8 @@
 """Linear layers of a ranking model on a CPU: the compiled library's where the CPU has AVX-512, else oneDNN's products.
 
 PyTorch multiplies float32 by MKL, which reaches half of an AMD CPU's speed. oneDNN's kernels reach the peak of CPUs
-with AVX2 or AVX-512 (docs/measurements.md). Sums are in another order than MKL's, so results agree up to rounding.
+with AVX2 or AVX-512 (docs/measurements/engine.md). Sums are in another order than MKL's, so results agree up to
+rounding.
 """
 
 from __future__ import annotations

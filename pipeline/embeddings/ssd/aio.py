@@ -1,7 +1,7 @@
 """Many reads of a disk at once, past the page cache, into one piece of memory that is reused.
 
 A read costs 4 to 5 us of processor time that way, whichever of io_uring and Linux AIO the kernel allows; threads took
-17 (docs/measurements.md).
+17 (docs/measurements/ssd.md).
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class RowLog:
         """The closed segments, ``EMPTIED`` at most, that give most room for the least copying, best first.
 
         By (1 - u)^2 / u x age, u the share of live records: that of the LFS (section 3.6), with the room squared, which
-        writes 2 to 6 % less on rows of unlike frequency (docs/measurements.md).
+        writes 2 to 6 % less on rows of unlike frequency (docs/measurements/ssd.md).
         """
         closed = np.flatnonzero(self._closed & (self._live < self.per_segment))
         live = self._live[closed] / self.per_segment

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 T = TypeVar("T")
 # The thread uses the cores that the dense part leaves, and gives the interpreter back at once: a step of training waits
 # for it some hundred times. On two cores a step took 116 ms with Python's 5 ms and 94 with 0.2; with a faster dense
-# part and a log that is cleaned, 130 with 0.2 and 75 with 0.05: lookups waited 54 and 2 (docs/measurements.md).
+# part and a log that is cleaned, 130 with 0.2 and 75 with 0.05: lookups waited 54 and 2 (docs/measurements/ssd.md).
 _NICE = 10
 _SWITCH_SECONDS = 0.00005
 
