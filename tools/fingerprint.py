@@ -205,7 +205,8 @@ RUNS = {
     "tasks": ReferenceRun(
         (
             "run experiment=demo run=tasks {small} {all} {here} {clicks} {eight} data.synthetic.conversion_rate=0.2 "
-            "'+data.tasks.conversion={{given: click}}' model.tasks=mmoe +gate.tasks.conversion.max_ne=2",
+            "'+data.tasks.conversion={{given: click}}' model.tasks=mmoe +gate.tasks.conversion.max_ne=2 "
+            "train.schedule=cosine train.average.kind=ema",
         )
     ),
     "nights": ReferenceRun(tuple(NIGHT.format(day=day) for day in ("01", "02", "03"))),
