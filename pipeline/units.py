@@ -1,10 +1,11 @@
-"""Units, and numbers as text. A value that is absent or not finite is shown as ``-``."""
+"""Units, and numbers and tables as text. A value that is absent or not finite is shown as ``-``."""
 
 from __future__ import annotations
 
 import html
 import math
 import re
+from collections.abc import Sequence
 from typing import TypeGuard
 
 ABSENT = "-"
@@ -110,3 +111,16 @@ def _trim(value: float, step: float) -> str:
     if abs(step * 10**digits - round(step * 10**digits)) > 1e-6:
         digits += 1
     return f"{value:,.{digits}f}"
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns. A heading that ends with ``*`` marks a column of numbers, aligned to the right."""
+    names = [name.removesuffix("*") for name in head]
+    widths = [max(len(row[i]) for row in [names, *rows]) for i in range(len(names))]
+    right = [name.endswith("*") for name in head]
+
+    def line(cells: Sequence[str]) -> str:
+        parts = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True)]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(names), *(line(row) for row in rows)])

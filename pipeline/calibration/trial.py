@@ -106,7 +106,7 @@ def _zipf_ids(rng: np.random.Generator, rows: int, exponent: float, count: int) 
 
 
 def _profile(ids: np.ndarray, rows: int) -> FeatureProfile:
-    from pipeline.specs.access import access_histogram
+    from pipeline.specs.id_mapping import access_histogram
 
     counts = np.bincount(ids, minlength=rows)
     hot_rows, hot_share = access_histogram(counts)

@@ -17,9 +17,8 @@ from pipeline.checkpoint.id_compatibility import ALLOW, DEFAULTS, READ_EVERYWHER
 from pipeline.config import CheckpointConfig, DataConfig
 from pipeline.config.checkpoint import is_allowed
 from pipeline.config.fields import default_of, setting_of
-from pipeline.config.recorded import config_changes
-from pipeline.config.renamed import with_new_names
-from pipeline.config.tables import TableConfig
+from pipeline.config.model import TableConfig
+from pipeline.config.renamed import config_changes, with_new_names
 from pipeline.errors import ConfigError
 from pipeline.specs import ID_MAPPINGS, MODELS
 from pipeline.store import Artifact

@@ -71,7 +71,7 @@ def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.compose import compose
     from pipeline.launch.kubernetes.network import run_policy
     from pipeline.launch.kubernetes.render import require_cluster, stage_objects
-    from pipeline.records.step import run_directory
+    from pipeline.records.runs import run_directory
     from pipeline.stages.steps import steps, with_possible_stages
     from pipeline.store import Store
 

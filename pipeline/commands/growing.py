@@ -33,8 +33,7 @@ def what_if_nights(options: argparse.Namespace) -> int:
     """Plan the next ``options.nights`` for every combination; 4 where none has a plan for all of them."""
     from pipeline.compose import sweep
     from pipeline.planning.whatif import varying
-    from pipeline.report.outlook import outlooks_text
-    from pipeline.report.outlook_page import outlook_page
+    from pipeline.report.outlook import outlook_page, outlooks_text
 
     jobs = sweep([text for text in options.overrides if not text.startswith(LEFT_OUT)])
     records = [_outlook(job, options, settings) for job, settings in zip(jobs, varying(jobs), strict=True)]

@@ -196,7 +196,7 @@ def _gc(options: argparse.Namespace) -> int:
     model = _model(options, store)
     gone = commands.collect(store, model, options.keep, 60 * options.min_age, dry_run=options.dry_run)
     result = RemovedVersions(model=model, dry_run=options.dry_run, removed=tuple(gone))
-    tell(options.json, result, text.collected)
+    tell(options.json, result, text.removed_versions)
     return 0
 
 

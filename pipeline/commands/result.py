@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _show(options: argparse.Namespace) -> int:
     from pipeline.errors import ArtifactError
     from pipeline.records import Result, read
-    from pipeline.records.step import run_directory
+    from pipeline.records.runs import run_directory
     from pipeline.report import Reporter
     from pipeline.store import Store
 

@@ -19,7 +19,7 @@ from pipeline.specs import STAGES
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.records.step import Step
+    from pipeline.records.runs import Step
     from pipeline.report import Reporter
     from pipeline.specs.stage import StageIO
     from pipeline.store import Store
@@ -223,7 +223,7 @@ def _track(config: Config, store: Store, steps: Sequence[Step]) -> None:
     """Tell TorchX's trackers what ``result.json`` says."""
     from pipeline.launch.tracker import record
     from pipeline.records.record import read
-    from pipeline.records.step import run_directory
+    from pipeline.records.runs import run_directory
 
     with contextlib.suppress(NightjarError, OSError):
         record(config, store, steps, read(Result, store, f"{run_directory(str(config.run))}/result.json"))

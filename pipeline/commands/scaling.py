@@ -110,8 +110,7 @@ def _rate(text: str) -> float:
 
 
 def _scale(options: argparse.Namespace) -> int:
-    from pipeline.report.scale import scale_text
-    from pipeline.report.scale_page import scale_page
+    from pipeline.report.scale import scale_page, scale_text
 
     config, inputs = planned_for(_without_run(options.overrides), options.config_dir, timed=True)
     record = _predicted(config, inputs, options)

@@ -63,12 +63,12 @@ def amount(text: str) -> float:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    from pipeline.report import stores as text
+    from pipeline.report import models as text
     from pipeline.schedule.prune import collect
 
     store = store_of(options)
     result = collect(store, options.keep_days, options.grace_hours, dry_run=options.dry_run)
-    tell(options.json, result, text.collected)
+    tell(options.json, result, text.removed_from_store)
     return 0
 
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.config.data import ChecksConfig, DataConfig, DriftLimits, SplitConfig, WatermarkConfig
-from pipeline.config.debug import DebugConfig
-from pipeline.config.evaluate import EvaluateConfig
 from pipeline.config.features import (
     BINNINGS,
     MDL,
@@ -24,24 +22,20 @@ from pipeline.config.features import (
     TableFigures,
 )
 from pipeline.config.fields import AUTO, setting
-from pipeline.config.gate import GateConfig
+from pipeline.config.gate import EvaluateConfig, GateConfig
 from pipeline.config.hardware import HardwareConfig
-from pipeline.config.ingest import IngestConfig, RayConfig
-from pipeline.config.launch import LaunchConfig
+from pipeline.config.ingest import DedupeConfig, IngestConfig, RayConfig, SamplingConfig
+from pipeline.config.launch import LaunchConfig, PodConfig, PodResources, PodVolume, Toleration
 from pipeline.config.model import ModelConfig
-from pipeline.config.nightly import NightlyConfig
+from pipeline.config.nightly import NightlyConfig, ScheduleConfig
 from pipeline.config.partition import PartitionConfig
 from pipeline.config.plan import SHARDING_TYPES, TIERS, PlanConfig, TablePin
-from pipeline.config.pods import PodConfig, PodResources, PodVolume, Toleration
 from pipeline.config.publish import PublishConfig
-from pipeline.config.rows import DedupeConfig, SamplingConfig
-from pipeline.config.schedule import ScheduleConfig
-from pipeline.config.search import SearchConfig
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, TaskLimits, TaskOptions, TaskTraining
 from pipeline.config.track import MlflowConfig, OpenTelemetryConfig, PrometheusConfig, TrackConfig
-from pipeline.config.train import ClipConfig, GuardConfig, TrainConfig
-from pipeline.config.tune import TuneConfig
+from pipeline.config.train import ClipConfig, DebugConfig, GuardConfig, TrainConfig
+from pipeline.config.tuning import SearchConfig, TuneConfig
 from pipeline.specs import STAGES, default_stages
 
 __all__ = [

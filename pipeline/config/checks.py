@@ -9,8 +9,7 @@ from pipeline.config import CheckpointConfig, Config, DataConfig, GateConfig, Tr
 from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.model import COLUMN_STEP
 from pipeline.config.renamed import RENAMED
-from pipeline.config.snapshots import RESET
-from pipeline.config.validate import ValidateConfig
+from pipeline.config.train import RESET, ValidateConfig
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
 from pipeline.specs import (

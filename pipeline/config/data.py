@@ -20,7 +20,7 @@ from pipeline.config.features import (
     TableFigures,
 )
 from pipeline.config.fields import setting
-from pipeline.config.rows import DedupeConfig, SamplingConfig
+from pipeline.config.ingest import DedupeConfig, SamplingConfig
 from pipeline.config.sequences import AGE, SequenceConfig, check_sequences, event_feature
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names

@@ -1,4 +1,4 @@
-"""The ``gate`` group: what a model must satisfy to be published; docs/gate.md explains each question."""
+"""The ``evaluate`` and ``gate`` groups: figures on held-out rows, and what a model must satisfy to be published."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from pipeline.config.fields import setting
 from pipeline.config.tasks import TaskLimits
 from pipeline.errors import ConfigError
+
+
+@dataclass(kw_only=True)
+class EvaluateConfig:
+    """Evaluation on the held-out rows."""
+
+    global_batch: int = setting(16_384, low=1, doc="Samples per evaluation step, over all ranks.")
+
 
 _SHORTEST_REASON = 5  # characters
 

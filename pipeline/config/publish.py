@@ -8,7 +8,7 @@ from pipeline.config.fields import setting
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
 from pipeline.specs import CALIBRATORS, Calibrator, calibrator_docs
-from pipeline.specs.options import with_options
+from pipeline.specs.registry import with_options
 
 
 @dataclass(kw_only=True)

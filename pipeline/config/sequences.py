@@ -10,7 +10,7 @@ from pipeline.config.features import MOST_ROWS, TAKEN_NAMES, SparseFeature
 from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
 from pipeline.specs import SEQUENCE_BLOCKS, SequenceBlock, mapping_of
-from pipeline.specs.options import with_options
+from pipeline.specs.registry import with_options
 
 AGE = "age"  # the column of a sequence that its times give
 EVENT_TIME = "time"  # the field of the times of events that are built from the log

@@ -1,18 +1,203 @@
-"""The ``train`` group: the training loop and the guards that stop it."""
+"""The ``train`` and ``debug`` groups: the training loop, its optimizers, what stops it, and help for finding faults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from pipeline.config.fields import AUTO, setting
-from pipeline.config.hogwild import HogwildConfig
-from pipeline.config.optimizers import AverageConfig, DenseGroup, DenseOptions, SparseOptions
-from pipeline.config.snapshots import SnapshotConfig
 from pipeline.config.tasks import TaskTraining
-from pipeline.config.validate import ValidateConfig
 from pipeline.errors import ConfigError
 from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
-from pipeline.specs.options import with_options
+from pipeline.specs.registry import with_options
+
+
+@dataclass(kw_only=True)
+class SparseOptions:
+    """Options of `train.sparse_optimizer`; null: the optimizer's own value. An option that it lacks is refused."""
+
+    eps: float | None = setting(None, low=0.0, doc="What is added to the divisor. Adagrad and Adam use it.")
+    beta1: float | None = setting(None, low=0.0, high=0.999999, doc="Decay of Adam's first moment.")
+    beta2: float | None = setting(None, low=0.0, high=0.999999, doc="Decay of Adam's second moment.")
+    l1: float | None = setting(None, low=0.0, doc="ftrl sets weights to 0 whose gradients stay within this.")
+    l2: float | None = setting(None, low=0.0, doc="ftrl draws weights to 0 with this strength.")
+    beta: float | None = setting(None, low=0.0, doc="ftrl adds this to the root of the sum of squared gradients.")
+
+
+@dataclass(kw_only=True)
+class DenseOptions:
+    """Options of `train.dense_optimizer`; null: the optimizer's own value. An option that it lacks is refused."""
+
+    eps: float | None = setting(
+        None, low=0.0, doc="What is added to the divisor; shampoo adds this share of the largest eigenvalue."
+    )
+    beta1: float | None = setting(None, low=0.0, high=0.999999, doc="Decay of the mean of gradients.")
+    beta2: float | None = setting(
+        None, low=0.0, high=1.0, doc="Decay of the mean of squared gradients; of shampoo, 1 adds them up."
+    )
+    momentum: float | None = setting(None, low=0.0, high=0.999999, doc="Decay of sgd's velocity.")
+    nesterov: bool | None = setting(None, doc="sgd's velocity looks one step ahead.")
+    block_size: int | None = setting(
+        None, low=1, high=8192, doc="shampoo cuts layers into blocks of at most this many rows and columns."
+    )
+    factor_every: int | None = setting(None, low=1, doc="shampoo's factors take in a gradient every so many steps.")
+    root_every: int | None = setting(None, low=1, doc="shampoo computes roots after this many steps each.")
+    start_step: int | None = setting(None, low=1, doc="shampoo uses its roots from this step on.")
+    grafting: str | None = setting(
+        None, choices=("adagrad", "adam"), doc="shampoo's steps are as long as this optimizer's."
+    )
+
+
+@dataclass(kw_only=True)
+class DenseGroup:
+    """Rates of some dense parameters; null: those of all others."""
+
+    lr: float | None = setting(None, low=0.0, doc="These parameters train with this learning rate after the warm-up.")
+    weight_decay: float | None = setting(None, low=0.0, doc="These parameters decay with this coefficient.")
+
+
+@dataclass(kw_only=True)
+class AverageConfig:
+    """An average of the dense weights over the steps, beside the weights that train."""
+
+    kind: str = setting(
+        "none",
+        choices=("none", "ema", "swa"),
+        doc="ema: a moving average of the dense weights; swa: their plain mean (stochastic weight averaging).",
+    )
+    decay: float = setting(0.999, low=0.0, high=0.999999, doc="Of ema: what a step leaves of the average so far.")
+    start: float = setting(0.5, low=0.0, high=1.0, doc="The average starts after this share of the planned steps.")
+    every: int = setting(1, low=1, doc="The average takes in the weights after this many steps each.")
+    use: bool = setting(
+        True, doc="The training ends with the averaged weights, which are evaluated and published; else it keeps both."
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether there is an average."""
+        return self.kind != "none"
+
+    def check(self, path: str) -> None:
+        """Settings of an average need one."""
+        plain = AverageConfig()
+        for name in ("decay", "start", "every", "use"):
+            if not self.active and getattr(self, name) != getattr(plain, name):
+                raise ConfigError(
+                    f"{path}.{name} is {getattr(self, name)}, but {path}.kind is none: there is no average",
+                    hint=f"{path}.kind=ema, or {path}.kind=swa",
+                )
+
+
+@dataclass(kw_only=True)
+class ValidateConfig:
+    """Looks at the validation rows of `data.split`. Without such rows they must be at their defaults.
+
+    A plateau is `patience` looks in a row that are no better than the best one.
+    """
+
+    every_steps: int | str = setting(
+        AUTO,
+        low=1,
+        auto=True,
+        doc="Steps between two looks at the validation rows; auto: four looks an epoch. The last step has one, too.",
+    )
+    monitor: str = setting(
+        "ne", choices=("ne", "auc"), doc="Figure of the validation rows that says which look is best."
+    )
+    min_delta: float = setting(0.0, low=0.0, doc="A look is better only if its figure is better by more than this.")
+    patience: int | None = setting(
+        8, low=1, doc="Looks without a better one that make a plateau; null: no number does, training takes all steps."
+    )
+    cycle_epochs: int | None = setting(
+        1,
+        low=1,
+        doc="Epochs after which the learning rates' schedule begins anew, so that a look at its end sees weights that "
+        "have settled, whatever the number of epochs; null: the schedule spans the training.",
+    )
+    lr_drops: int = setting(
+        1,
+        low=0,
+        doc="Plateaus at which training goes back to its best weights with lower learning rates; the next one ends it.",
+    )
+    lr_factor: float = setting(
+        0.1, low=1e-6, high=1.0, doc="What both learning rates are multiplied with at such a plateau."
+    )
+
+
+PERTURB, RESET = "perturb", "reset"  # the kinds that other code asks for
+
+
+@dataclass(kw_only=True)
+class SnapshotConfig:
+    """Several models from one training, which are published as one version that averages their logits.
+
+    The steps are cut into `count` equal cycles; each ends with a snapshot, and the learning rates' schedule begins anew
+    behind it. The members of the version are chosen by the validation rows.
+    """
+
+    count: int = setting(1, low=1, high=64, doc="Snapshots that a training makes, one per cycle; 1: an ordinary one.")
+    keep: int = setting(4, low=2, doc="Most snapshots that become members of the version.")
+    kind: str = setting(
+        RESET,
+        choices=("cyclic", PERTURB, RESET),
+        doc="What a cycle begins with. cyclic: the weights as they are. perturb: dense weights moved in the direction "
+        "of their last steps. reset: the training begins anew, with other initial values.",
+    )
+    perturbation: float = setting(
+        0.1, low=1e-6, high=10.0, doc="Of kind perturb: the length of the move, as a share of each parameter's norm."
+    )
+    choose: str = setting(
+        "diverse",
+        choices=("diverse", "last"),
+        doc="How members are chosen. diverse: one after the other, each the one with which NE of the validation rows "
+        "is smallest, which counts how good it is and how it differs from the others. last: the newest ones.",
+    )
+    weights: str = setting(
+        "fitted",
+        choices=("fitted", "equal"),
+        doc="Weights of the members' logits. fitted: to the validation rows, drawn towards equal ones.",
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether the training makes an ensemble."""
+        return self.count > 1
+
+    def check(self, path: str) -> None:
+        """Settings of an ensemble need one."""
+        plain = SnapshotConfig()
+        for name in ("keep", "kind", "perturbation", "choose", "weights"):
+            if not self.active and getattr(self, name) != getattr(plain, name):
+                raise ConfigError(
+                    f"{path}.{name} is {getattr(self, name)}, but {path}.count is 1: there are no snapshots",
+                    hint=f"{path}.count=4",
+                )
+        if self.kind != PERTURB and self.perturbation != plain.perturbation:
+            raise ConfigError(
+                f"{path}.perturbation is {self.perturbation:g}, but {path}.kind={self.kind} perturbs nothing",
+                hint=f"{path}.kind={PERTURB}",
+            )
+
+
+@dataclass(kw_only=True)
+class HogwildConfig:
+    """Threads of one process that update the same weights without locks, for `train.mode=hogwild`."""
+
+    threads: int | str = setting(
+        AUTO, low=1, auto=True, doc="Threads, each with a batch of its own; auto: as many as there are usable CPUs."
+    )
+
+
+# Row groups that lie across the end of a lane are decoded for both: an eighth of the groups, at most.
+GROUPS_A_LANE = 8
+
+
+def fitting_lanes(lanes: int, global_batch: int, groups: int) -> int:
+    """The largest divisor of ``lanes`` that divides the global batch and leaves each lane eight of the row groups.
+
+    One lane, where a dataset has fewer than sixteen row ``groups``. Ranks and hardware do not matter.
+    """
+    most = min(lanes, groups // GROUPS_A_LANE)
+    return max((n for n in range(1, most + 1) if lanes % n == 0 and global_batch % n == 0), default=1)
 
 
 @dataclass(kw_only=True)
@@ -273,3 +458,11 @@ class TrainConfig:
                 f"{path}.decay_ratio is {self.decay_ratio:g}, but {path}.schedule=constant never falls",
                 hint=f"{path}.schedule=linear",
             )
+
+
+@dataclass(kw_only=True)
+class DebugConfig:
+    """Help for finding faults."""
+
+    anomaly: bool = setting(False, doc="Stop training at the first gradient that is NaN and name its operation; slow.")
+    profile_steps: int = setting(0, low=0, doc="Steps of every rank that a torch profiler trace covers; 0: no trace.")

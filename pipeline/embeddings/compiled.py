@@ -22,7 +22,7 @@ from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.embeddings.tables import Kernel, kernels
 from pipeline.errors import GuardError
 from pipeline.native import StepsLibrary, Tables, library
-from pipeline.specs.table_optimizer import TableOptimizer
+from pipeline.specs.optimizers import TableOptimizer
 
 _MOST = 1 << 31  # rows of a table, and ids of a lookup: the library sorts them as int32
 

@@ -37,7 +37,7 @@ from pipeline.embeddings.threaded_lookup import divide_tables
 from pipeline.embeddings.workers import SHARDINGS, Workers, WorkersWrapper
 from pipeline.errors import PlanError
 from pipeline.records import Plan, TablePlan
-from pipeline.specs.table_optimizer import FLOAT, TableOptimizer
+from pipeline.specs.optimizers import FLOAT, TableOptimizer
 
 HBM_CACHED = "hbm_cached"
 _REPLAN = "nightjar plan force=true rebuilds the plan"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows
 from pipeline.embeddings.tables import TableSpec
-from pipeline.specs.table_optimizer import StateColumn
+from pipeline.specs.optimizers import StateColumn
 
 Places = slice | Tensor
 

@@ -22,7 +22,7 @@ from pipeline.embeddings.huge_pages import large_pages
 from pipeline.embeddings.ssd.kernel import sparse_memory, storage_of
 from pipeline.embeddings.state import TableState, keep_state
 from pipeline.embeddings.tables import Kernel
-from pipeline.specs.table_optimizer import CompiledStep, StateColumn, TableOptimizer
+from pipeline.specs.optimizers import CompiledStep, StateColumn, TableOptimizer
 
 
 @dataclass(frozen=True)

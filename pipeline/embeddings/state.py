@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pipeline.embeddings.tables import Kernel
-from pipeline.specs.table_optimizer import StateColumn
+from pipeline.specs.optimizers import StateColumn
 
 TableState = dict[str, Tensor]
 

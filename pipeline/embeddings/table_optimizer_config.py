@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config import ModelConfig, TrainConfig
 from pipeline.specs import TABLE_OPTIMIZERS
-from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
+from pipeline.specs.optimizers import StateColumn, TableOptimizer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.specs.table_optimizer import CompiledStep, StateColumn, TableOptimizer
+from pipeline.specs.optimizers import CompiledStep, StateColumn, TableOptimizer
 
 if TYPE_CHECKING:
     import torch

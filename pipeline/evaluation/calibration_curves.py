@@ -13,7 +13,7 @@ from pipeline.errors import DataError
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.records import CalibrationCurve, CalibratorRecord
 from pipeline.specs import MAIN_TASK
-from pipeline.specs.calibrator import Calibrator
+from pipeline.specs.model import Calibrator
 
 Floats = NDArray[np.float64]
 _STEPS, _LONGEST = 100, 4.0

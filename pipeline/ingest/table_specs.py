@@ -13,7 +13,7 @@ from pipeline.config import DataConfig, TableFigures
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn, TaskColumn
-from pipeline.specs.access import curve_points
+from pipeline.specs.id_mapping import curve_points
 from pipeline.store import Draft
 
 VERSION = "tables-1"  # part of the dataset's key: raise it where the same configuration gives another profile

@@ -37,7 +37,7 @@ from pipeline.launch.shrink import NoRoomError, with_fewer_hosts
 from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.status import Report, clear_report, read_report
 from pipeline.records import Grown, Result, Shrunk, StageAttempt
-from pipeline.records.step import Step, run_directory
+from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.store import Artifact, Store
 from pipeline.store.removal import remove

@@ -16,7 +16,7 @@ from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.launch.protocol import Room, StageRunner
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 
 LOOK_SECONDS = 2.0  # between two looks at the room and the checkpoints
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from pipeline.launch.logs import never_met
 from pipeline.launch.protocol import StageJob
 from pipeline.launch.signals import Interrupted, handled
 from pipeline.launch.status import read_report
-from pipeline.records.step import Step, run_directory
+from pipeline.records.runs import Step, run_directory
 from pipeline.store import Store
 
 

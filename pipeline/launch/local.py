@@ -21,7 +21,7 @@ from pipeline.launch.appdefs import (
 from pipeline.launch.forked import ForkedJob, ForkServer
 from pipeline.launch.protocol import Room, StageJob
 from pipeline.launch.runner import LocalRunner
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs import STAGES
 
 

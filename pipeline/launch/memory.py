@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.errors import GuardError
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.store import Artifact, Store
 from pipeline.units import GIB
 

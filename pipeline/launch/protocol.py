@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pipeline.config import Config
 from pipeline.errors import LaunchError
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 
 
 class GivenUpError(LaunchError):

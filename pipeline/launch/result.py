@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import NightjarError, exit_code_of
 from pipeline.records import ErrorPart, Grown, Result, Shrunk, StageAttempt, StageOutcome
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.specs import STAGES
 from pipeline.store import Artifact, Store
 

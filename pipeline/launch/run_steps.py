@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.errors import ArtifactError
-from pipeline.records.step import Step, run_directory, steps_of, steps_record
+from pipeline.records.runs import Step, run_directory, steps_of, steps_record
 from pipeline.store import Store
 
 

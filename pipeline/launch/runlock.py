@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from pipeline.clock import CLOCK, Clock
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.store import Store
 from pipeline.store.errors import taken
 from pipeline.store.lease import Lease

@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from pipeline.errors import NightjarError, exit_code_of
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.store import Store
 
 MARK = "nightjar-report: "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.records import Result
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.store import Store
 
 if TYPE_CHECKING:

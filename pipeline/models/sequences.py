@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.errors import ConfigError
-from pipeline.specs.sequence_block import BlockInputs, SequenceBlock
+from pipeline.specs.model import BlockInputs, SequenceBlock
 
 if TYPE_CHECKING:
     from torch import nn

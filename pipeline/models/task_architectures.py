@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.specs.task_architecture import TaskArchitecture, TaskInput
+from pipeline.specs.model import TaskArchitecture, TaskInput
 
 if TYPE_CHECKING:
     from torch import nn

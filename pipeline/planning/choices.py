@@ -19,7 +19,7 @@ from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve
 from pipeline.planning.inputs import PlanInputs
 from pipeline.specs import ID_MAPPINGS
-from pipeline.specs.table_optimizer import TableOptimizer
+from pipeline.specs.optimizers import TableOptimizer
 
 DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE = SHARDING_TYPES
 COLUMN_TYPES = (COLUMN_WISE, TABLE_COLUMN_WISE)

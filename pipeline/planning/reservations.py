@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.config.lanes import fitting_lanes
+from pipeline.config.train import fitting_lanes
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch, vector_costs

@@ -37,7 +37,7 @@ from pipeline.planning.choices import Choice, PlannedTable, tiers_of
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT
 from pipeline.planning.hardware import Capacity, kernel_of
 from pipeline.planning.shard_workload import ShardBlock
-from pipeline.specs.table_optimizer import TableOptimizer
+from pipeline.specs.optimizers import TableOptimizer
 
 
 class RowWiseAnywhereSharder(EmbeddingBagCollectionSharder):

@@ -15,7 +15,7 @@ from pipeline.config.model import COLUMN_STEP
 from pipeline.config.paths import override_key
 from pipeline.errors import ConfigError
 from pipeline.planning.inputs import PlanInputs
-from pipeline.specs.table_optimizer import FLOAT
+from pipeline.specs.optimizers import FLOAT
 
 _HALVINGS = 40
 _STEEPEST = 4.0  # exponent at which all tables but the most frequent one have the least width

@@ -3,8 +3,6 @@
 Pure data: nothing here reads a store or imports torch.
 """
 
-from pipeline.records.calibrator import CALIBRATOR, CalibrationCurve, CalibratorRecord
-from pipeline.records.card import CARD, CardPlan, Lineage, ModelCard, Verdict
 from pipeline.records.checkpoint import (
     CheckpointDiff,
     Compacted,
@@ -21,7 +19,6 @@ from pipeline.records.checkpoint import (
     TableSize,
     Verified,
 )
-from pipeline.records.compared import MovedTable, PlanDiff, PlannedCase, PlanSide, TierBytes
 from pipeline.records.dataset import (
     BY_LOGIT,
     BY_WEIGHTS,
@@ -79,6 +76,20 @@ from pipeline.records.gate import (
     Slice,
     TaskComparison,
 )
+from pipeline.records.model_version import (
+    CALIBRATOR,
+    CARD,
+    CalibrationCurve,
+    CalibratorRecord,
+    CardPlan,
+    Lineage,
+    ListedModel,
+    ListedVersion,
+    ModelCard,
+    Promotion,
+    ShownVersion,
+    Verdict,
+)
 from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord
 from pipeline.records.plan import (
     BESIDE_TRAINING,
@@ -86,12 +97,16 @@ from pipeline.records.plan import (
     MARK_BYTES,
     PHASES,
     PLAN_VERSION,
+    MovedTable,
     Plan,
+    PlanDiff,
+    PlannedCase,
+    PlanSide,
     ShardPlan,
     TablePlan,
+    TierBytes,
 )
 from pipeline.records.record import Record, absent, plain, read, rest, rest_field
-from pipeline.records.removed import Removed, RemovedFromStore, RemovedVersion, RemovedVersions
 from pipeline.records.result import (
     Budget,
     Bytes,
@@ -117,12 +132,20 @@ from pipeline.records.result import (
     TrainPart,
     ValidationPart,
 )
-from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice
+from pipeline.records.runs import (
+    Removed,
+    RemovedFromStore,
+    RemovedVersion,
+    RemovedVersions,
+    RunChange,
+    RunLine,
+    RunsComparison,
+    RunSlice,
+)
 from pipeline.records.scratch import place_bytes
 from pipeline.records.search import DecisionRecord, Price, SearchPoint, SearchRecord, search_directory
 from pipeline.records.serving import DENSE, SERVING, WEIGHTS, DenseRecord, Description, TableLayout
 from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Towers
-from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
 
 __all__ = [
     "BESIDE_TRAINING",

@@ -1,12 +1,46 @@
-"""What ``nightjar runs ls`` and ``nightjar compare`` answer."""
+"""The runs of a store: the steps of one, how several compare, and what is removed with them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.records.gate import Figures
 from pipeline.records.record import Record, absent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A stage of a run. Paths are relative to the store.
+
+    ``inputs``: the input stages' names and their artifacts' paths; ``config``: what of the configuration the key
+    covers; ``input_keys``: the inputs' keys; ``scratch``: other paths that belong to the artifact and go with it when
+    it is made again (a training step's checkpoints).
+    """
+
+    name: str
+    key: str
+    path: str
+    inputs: dict[str, str] = field(default_factory=dict)
+    input_keys: dict[str, str] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
+    scratch: tuple[str, ...] = ()
+
+
+def run_directory(run: str) -> str:
+    """Where a run's records lie, relative to the store."""
+    return f"runs/{run}"
+
+
+def steps_record(steps: Sequence[Step]) -> dict[str, Any]:
+    """The content of ``steps.json``."""
+    return {"version": 1, "steps": [asdict(step) for step in steps]}
+
+
+def steps_of(record: Mapping[str, Any]) -> list[Step]:
+    """The steps in the content of ``steps.json``; KeyError or TypeError where it holds something else."""
+    return [Step(**{**step, "scratch": tuple(step["scratch"])}) for step in record["steps"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +106,51 @@ class RunsComparison(Record):
     settings: dict[str, list[Any]]
     changes: tuple[RunChange, ...]
     confidence: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removed(Record):
+    """Something that is removed or kept, and why. ``kind``: dataset | plan | towers | run | study |
+    search | unfinished search | remains.
+    """
+
+    path: str
+    kind: str
+    bytes: int | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedFromStore(Record):
+    """``removed``, with its ``bytes``, and ``kept``. ``versions``: their number. ``noticed``: kept against expectation.
+
+    With ``dry_run``, nothing was removed.
+    """
+
+    store: str
+    dry_run: bool
+    keep_days: float
+    grace_hours: float
+    bytes: int
+    versions: int
+    removed: tuple[Removed, ...]
+    kept: tuple[Removed, ...]
+    noticed: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedVersion(Record):
+    """A version of a model that is removed, and why."""
+
+    version: str
+    bytes: int | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedVersions(Record):
+    """The versions of ``model`` that are removed."""
+
+    model: str
+    dry_run: bool
+    removed: tuple[RemovedVersion, ...]

@@ -36,7 +36,7 @@ class World(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure(Record):
+class ScaleFigure(Record):
     """A ``value`` that predictions rest on, its ``unit``, and where it comes from: ``source``."""
 
     value: float
@@ -63,8 +63,8 @@ class Scale(Record):
     model: str
     worlds: tuple[World, ...]
     wall: Wall | None
-    measured: dict[str, Figure] = field(default_factory=dict)
-    assumed: dict[str, Figure] = field(default_factory=dict)
+    measured: dict[str, ScaleFigure] = field(default_factory=dict)
+    assumed: dict[str, ScaleFigure] = field(default_factory=dict)
     rules: tuple[str, ...] = ()
 
 

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from pipeline.records.calibrator import CalibratorRecord
-from pipeline.records.card import ModelCard
 from pipeline.records.checkpoint import Index
 from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.gate import Curve, GateRecord
+from pipeline.records.model_version import CalibratorRecord, ModelCard
 from pipeline.records.night import NightRecord
 from pipeline.records.plan import Plan
 from pipeline.records.record import Record, hints_of, required, rest_field

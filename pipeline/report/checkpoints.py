@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.config.recorded import leaves
+from pipeline.config.renamed import leaves
 from pipeline.records import CheckpointDiff, Compacted, Exported, ListedCheckpoint, ShownCheckpoint, TableSize, Verified
-from pipeline.report.text_table import text_table
+from pipeline.units import text_table
 
 _MOST_CHANGES = 40
 

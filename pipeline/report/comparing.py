@@ -11,7 +11,7 @@ from pipeline.records import Figures, Interval, RunChange, RunLine, RunsComparis
 from pipeline.report.charts import STEPS
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template, pill, with_swatch
 from pipeline.report.svg import Axis, PlotCurve, series_plot
-from pipeline.report.text_table import text_table
+from pipeline.units import text_table
 
 MOST_SETTINGS = 40
 CURVES = (

@@ -22,15 +22,27 @@ from pipeline.records import (
     read,
 )
 from pipeline.report.charts import run_figures
-from pipeline.report.data import MOST_REASONS, QUALITY, data_words, features_table, quarantine_table, read_data
 from pipeline.report.gate import GATE_PAGE
 from pipeline.report.page import from_template, pill
-from pipeline.report.phases import phases_table
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
 from pipeline.report.sequences import sequence_figures
 from pipeline.report.summary import doubts, error_text, hosts_lines, reachable_gain
-from pipeline.report.tables import config_excerpt, plan_table, plan_words, stages_bar, stages_table, tasks_table
+from pipeline.report.tables import (
+    MOST_REASONS,
+    QUALITY,
+    config_excerpt,
+    data_words,
+    features_table,
+    phases_table,
+    plan_table,
+    plan_words,
+    quarantine_table,
+    read_data,
+    stages_bar,
+    stages_table,
+    tasks_table,
+)
 from pipeline.report.towers import TOWERS_PAGE
 from pipeline.specs import STAGES
 from pipeline.store import Store

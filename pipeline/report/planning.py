@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline import units
 from pipeline.records import MovedTable, PlanDiff, PlannedCase, PlanSide
-from pipeline.report.text_table import text_table
+from pipeline.units import text_table
 
 WIDTH = 80
 TIERS = ("hbm", "ddr", "ssd")

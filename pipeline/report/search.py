@@ -10,7 +10,7 @@ from pipeline import units
 from pipeline.records import DecisionRecord, SearchRecord
 from pipeline.report.page import Figure, PageTable, from_template, with_meter
 from pipeline.report.svg import Axis, PlotCurve, Point, series_plot
-from pipeline.report.text_table import text_table
+from pipeline.units import text_table
 
 STEPS = Axis(title="step", whole=True)
 PROBABILITY = Axis(title="probability", from_zero=True)

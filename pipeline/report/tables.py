@@ -1,15 +1,27 @@
-"""Tables of a run's page (stages and plan), and the excerpt of its configuration."""
+"""Tables of a run's page and sentences beside them: stages, plan, data, phases, tasks, configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from markupsafe import Markup
 
 from pipeline import units
-from pipeline.records import Evaluation, Plan, PlanPart, StageOutcome, TablePlace, TablePlan
+from pipeline.records import (
+    Evaluation,
+    IngestPart,
+    Milliseconds,
+    Plan,
+    PlanPart,
+    StageOutcome,
+    TablePlace,
+    TablePlan,
+    TrainPart,
+)
 from pipeline.report.page import COLOURS, PageTable, pill, with_meter, with_swatch, words
 from pipeline.report.svg import tag
+from pipeline.store import Artifact, Store
 
 MOST_TABLES = 200
 # Parts of the configuration worth a glance. Of data, whose feature list is long, only plain values are shown.
@@ -151,3 +163,124 @@ def tasks_table(scores: Evaluation) -> PageTable:
         for name, each in (scores.tasks or {}).items()
     ]
     return PageTable(head, rows)
+
+
+QUALITY, PROFILE = "quality.json", "profile.json"
+MOST_FEATURES, MOST_REASONS = 200, 8
+FULL_METER = 0.5  # PSI at which the meter is full
+
+
+def read_data(store: Store, dataset: Artifact | None) -> dict[str, Any]:
+    """Quality, profile and bytes of ``dataset``; empty if it has no ``quality.json``."""
+    if dataset is None or QUALITY not in dataset.files:
+        return {}
+    files = {name: store.read_json(f"{dataset.path}/{name}") for name in (QUALITY, PROFILE) if name in dataset.files}
+    return {**files, "bytes": sum(entry.bytes for entry in dataset.files.values())}
+
+
+def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
+    """A line about a run's dataset. ``data``: from ``read_data``."""
+    against = data[QUALITY]["checks"]["against"]
+    parts = [
+        f"{units.count(part.rows_train)} train{_looked_at(part)} and {units.count(part.rows_test)} test rows, "
+        f"{units.size(data['bytes'])} written",
+        f"test rows from {part.split_time['test_from']} UTC on" if part.split_time else "",
+        f"{units.count(part.rows_gap)} rows left out before them" if part.rows_gap else "",
+        f"day {part.day}" if part.day else "",
+        f"replaces {part.replaces}" if part.replaces else "",
+        *(f"{units.count(rows)} rows kept for {day}" for day, rows in (part.rows_late or {}).items()),
+        *(f"{units.count(rows)} rows of {name} freed" for name, rows in (part.rows_freed or {}).items()),
+        *(f"{units.count(rows)} of them replaced in {name}" for name, rows in (part.rows_replaced or {}).items()),
+        "split by file and row number" if part.split_by_place else "",
+        f"compared with {against}" if against else "no previous day to compare with",
+    ]
+    return "; ".join(text for text in parts if text) + "."
+
+
+def _looked_at(part: IngestPart) -> str:
+    return "" if part.rows_validation is None else f", {units.count(part.rows_validation)} validation"
+
+
+def quarantine_table(quarantine: Mapping[str, Any]) -> PageTable:
+    """Reasons and their rows, the most common first."""
+    reasons = list(quarantine["reasons"].items())
+    rows = [(reason, units.count(n), units.percent(n / quarantine["rows"])) for reason, n in reasons[:MOST_REASONS]]
+    return PageTable(("Quarantine reason~", "Rows*", "Share*"), rows)
+
+
+def features_table(data: Mapping[str, Any]) -> PageTable:
+    """One row per feature, the largest change first."""
+    profile, drift = data.get(PROFILE, {}), data[QUALITY]["checks"]["drift"]
+    kinds = {name: kind for kind in ("dense", "sparse") for name in profile.get(kind, {})}
+    order = sorted(kinds, key=lambda name: -drift.get(name, {}).get("psi", 0.0))[:MOST_FEATURES]
+    rows = [_feature(name, kinds[name], profile[kinds[name]][name], data) for name in order]
+    return PageTable(("Feature", "Kind", "Missing*", "Mean*", "Distinct*", "Table rows*", "Drift (PSI)*"), rows)
+
+
+def _feature(name: str, kind: str, profile: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, ...]:
+    moved = data[QUALITY]["checks"]["drift"].get(name, {}).get("psi")
+    shown = units.decimal(moved, 3)
+    distinct = data[QUALITY]["distribution"]["features"].get(name, {}).get("distinct")
+    return (
+        name,
+        kind,
+        units.percent(profile["missing_share"]),
+        units.short(profile.get("mean")) if kind == "dense" else units.ABSENT,
+        # Numbers are counted in buckets of a sketch, which are fewer than the values.
+        units.count(distinct if kind != "dense" else None),
+        units.count(profile.get("rows")),
+        with_meter(shown, moved / FULL_METER, least=0.0) if moved is not None else shown,
+    )
+
+
+def phase_lines(train: TrainPart) -> list[str]:
+    """Lines for the end of a run: step, phases and memory, as ``measured (predicted)``."""
+    lines = []
+    if train.step is not None:
+        lines.append(f"step {_ms(train.step, ' predicted')}")
+    if train.phases:
+        lines.append("of it " + ", ".join(f"{words(name)} {_ms(part)}" for name, part in train.phases.items()))
+    if memory := train.memory:
+        predicted = memory.predicted_bytes
+        beside = f" ({units.size(predicted)} predicted)" if units.known(predicted) else ""
+        lines.append(f"memory for training {units.size(memory.measured_bytes)} on the fullest rank{beside}")
+    return lines
+
+
+def phases_table(train: TrainPart) -> PageTable:
+    """The phases of a step, then the whole step and the memory; no rows if nothing was measured."""
+    phases = train.phases or {}
+    longest = max((max(part.measured_ms, part.predicted_ms or 0.0) for part in phases.values()), default=0.0)
+    rows = [_row(words(name), part, longest) for name, part in phases.items()]
+    if train.step is not None:
+        rows.append(_row("whole step, slowest rank", train.step, 0.0))
+    if memory := train.memory:
+        predicted, measured = memory.predicted_bytes, memory.measured_bytes
+        sizes = (units.size(predicted), units.size(measured))
+        rows.append(("memory of the fullest rank", *sizes, _ratio(measured, predicted)))
+    return PageTable(("Phase", "Predicted*", "Measured*", "Measured / predicted*"), rows)
+
+
+def _row(name: str, part: Milliseconds, longest: float) -> tuple[str, str, str, str]:
+    """A phase. Its bars are full at ``longest`` ms; 0: no bars."""
+    predicted, measured = part.predicted_ms, part.measured_ms
+    return name, _cell(predicted, longest), _cell(measured, longest), _ratio(measured, predicted)
+
+
+def _cell(ms: object, longest: float) -> str:
+    if not units.known(ms):
+        return units.ABSENT
+    text = f"{units.decimal(ms, 3)} ms"
+    return with_meter(text, ms / longest) if longest else text
+
+
+def _ms(part: Milliseconds, word: str = "") -> str:
+    predicted = part.predicted_ms
+    beside = f" ({units.decimal(predicted, 2)}{word})" if units.known(predicted) else ""
+    return f"{units.decimal(part.measured_ms, 2)} ms{beside}"
+
+
+def _ratio(measured: object, predicted: object) -> str:
+    if not units.known(measured) or not units.known(predicted) or not predicted:
+        return units.ABSENT
+    return units.decimal(measured / predicted, 2)

@@ -10,7 +10,7 @@ from pipeline.calibration.hardware_cache import find_kept
 from pipeline.config import Config
 from pipeline.planning import PlanInputs
 from pipeline.planning.hardware import figures as hardware_figures
-from pipeline.records.scale import Figure, Scale, World
+from pipeline.records.scale import Scale, ScaleFigure, World
 from pipeline.scaling.worlds import Rates, wall_of, worlds
 from pipeline.training.share import decoded_share
 
@@ -34,7 +34,7 @@ def predicted(
     config: Config,
     inputs: PlanInputs,
     rates: Rates,
-    figures: Mapping[str, Figure],
+    figures: Mapping[str, ScaleFigure],
     ranks: Sequence[int],
     *,
     per_rank: int | None = None,
@@ -49,7 +49,7 @@ def predicted(
     found = worlds(inputs, rates, config.checkpoint, ranks, per_rank, progress)
     measured, assumed = speeds(config)
     if served:
-        assumed["store of all ranks"] = Figure(value=served, unit="GB/s", source="--store-gb-per-s")
+        assumed["store of all ranks"] = ScaleFigure(value=served, unit="GB/s", source="--store-gb-per-s")
     return Scale(
         hardware=config.hardware.name,
         data=config.data.name,
@@ -62,19 +62,19 @@ def predicted(
     )
 
 
-def speeds(config: Config) -> tuple[dict[str, Figure], dict[str, Figure]]:
+def speeds(config: Config) -> tuple[dict[str, ScaleFigure], dict[str, ScaleFigure]]:
     """The hardware's speeds by name: those that calibration measured on this machine, and those that settings say."""
     kept = find_kept(config) if config.hardware.measured else None
     known = set(kept.figures) & set(config.hardware.measured) if kept is not None and kept.day else set()
     names = {MEMORY[config.hardware.device]: "GB/s", **SPEEDS}
     values = hardware_figures(config.hardware)
-    measured, assumed = dict[str, Figure](), dict[str, Figure]()
+    measured, assumed = dict[str, ScaleFigure](), dict[str, ScaleFigure]()
     for name, unit in names.items():
         if name in known and kept is not None:
-            measured[name] = Figure(value=values[name], unit=unit, source=f"calibration of {kept.day}")
+            measured[name] = ScaleFigure(value=values[name], unit=unit, source=f"calibration of {kept.day}")
         else:
             source = f"hardware.{name}, a default or setting of hardware={config.hardware.name}"
-            assumed[name] = Figure(value=values[name], unit=unit, source=source)
+            assumed[name] = ScaleFigure(value=values[name], unit=unit, source=source)
     return measured, assumed
 
 

@@ -16,7 +16,7 @@ from pipeline.config import Config
 from pipeline.planning import PlanInputs
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.reservations import row_bytes
-from pipeline.records.scale import Figure
+from pipeline.records.scale import ScaleFigure
 from pipeline.scaling.worlds import Rates
 from pipeline.store import Artifact, Store
 from pipeline.store.removal import remove
@@ -35,7 +35,7 @@ GB = 1e9
 
 def measured_rates(
     config: Config, inputs: PlanInputs, store: Store, dataset: Artifact
-) -> tuple[Rates, dict[str, Figure]]:
+) -> tuple[Rates, dict[str, ScaleFigure]]:
     """The rates of one rank of ``config`` on this machine, and the figures as they are shown.
 
     The reader decodes the dataset, or drawn rows where that has none. A checkpoint is written into the store, in a
@@ -52,10 +52,14 @@ def measured_rates(
     written = _checkpoint_gb_per_s(config, store)
     rates = Rates(rows_per_s=rows_per_s, row_bytes=size, read_gb_per_s=read, checkpoint_gb_per_s=written)
     figures = {
-        "reader": Figure(value=round(rows_per_s), unit="rows/s", source=how),
-        "row": Figure(value=round(size, 1), unit="bytes", source="in the store" if known else "by the tables' lookups"),
-        "store": Figure(value=round(read, 3), unit="GB/s", source="read by one rank, caches of this machine included"),
-        "checkpoint": Figure(
+        "reader": ScaleFigure(value=round(rows_per_s), unit="rows/s", source=how),
+        "row": ScaleFigure(
+            value=round(size, 1), unit="bytes", source="in the store" if known else "by the tables' lookups"
+        ),
+        "store": ScaleFigure(
+            value=round(read, 3), unit="GB/s", source="read by one rank, caches of this machine included"
+        ),
+        "checkpoint": ScaleFigure(
             value=round(written, 3), unit="GB/s", source="float32 rows with their state, written by one rank"
         ),
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.errors import ArtifactError
 from pipeline.records import EVENTS, HISTORIES, NIGHT, NightRecord
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.records.study import TRYING, TrialRecord
 from pipeline.store import MANIFEST, Artifact, Store, reachable
 from pipeline.store.references import read_record, unknown

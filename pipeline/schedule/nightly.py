@@ -22,7 +22,7 @@ from pipeline.errors import SIGNALLED, GateHeldError, LaunchError, NightjarError
 from pipeline.ingest.days import delivered_mark
 from pipeline.launch.signals import Interrupted
 from pipeline.records import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord, read
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.schedule.base import find_base, night_config, run_name
 from pipeline.schedule.summary import finished_record, line_of, write_summary
 from pipeline.schedule.watermark import wait_for

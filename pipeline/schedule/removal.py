@@ -12,7 +12,7 @@ from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.errors import LaunchError
 from pipeline.launch.runlock import run_lock
 from pipeline.publishing import versions
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.schedule.inventory import RUN
 from pipeline.schedule.lock import night_lock
 from pipeline.store import Store, removal

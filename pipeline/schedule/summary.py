@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipeline.config.recorded import config_changes
+from pipeline.config.renamed import config_changes
 from pipeline.errors import ArtifactError, NightjarError
 from pipeline.records import GATE, HELD, Base, GateRecord, IngestPart, NightRecord, Plan, Result, read
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.report.night import NIGHT_PAGE, NIGHT_TEXT, night_markdown, night_page
 from pipeline.report.summary import hosts_lines
 from pipeline.store import Store

@@ -20,7 +20,7 @@ from pipeline.search.rows import SearchBatch
 from pipeline.search.state import SearchState
 from pipeline.search.supernet import SuperNet
 from pipeline.search.tables import SearchTables
-from pipeline.specs.dense_optimizer import DenseGroup
+from pipeline.specs.optimizers import ParameterGroup
 from pipeline.training.model import compute_dtype
 from pipeline.training.schedule import lr_factor
 
@@ -38,7 +38,7 @@ class Learner:
         self.net = initialise(SuperNet(config.model, schema, config.seed, dtype), config.seed)  # type: ignore[arg-type]
         self.net.start_at(start)
         self.tables = SearchTables(schema, config.model, table_rules(config.model, train), config.seed)
-        group = DenseGroup(list(self.net.parameters()), train.lr, train.weight_decay)
+        group = ParameterGroup(list(self.net.parameters()), train.lr, train.weight_decay)
         self.dense = train.dense_spec.build([group])
         self.architecture = torch.optim.Adam(choices.parameters(), lr=search.lr, betas=(0.9, 0.99))
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pipeline.specs.calibrator import Calibrator
 from pipeline.specs.connector import Connector, Delivery, Excerpt, Snapshot
-from pipeline.specs.dense_optimizer import ORDINARY_STATE, DenseOptimizer
 from pipeline.specs.id_mapping import BINS, IdMapping
 from pipeline.specs.label_kind import MAIN_TASK, LabelKind, TaskSpec, TaskSums
-from pipeline.specs.model import Model, ModelCosts, ModelInputs, model_problem
+from pipeline.specs.model import (
+    BlockInputs,
+    Calibrator,
+    Model,
+    ModelCosts,
+    ModelInputs,
+    SequenceBlock,
+    TaskArchitecture,
+    TaskInput,
+    all_tasks,
+    model_problem,
+    task_inputs,
+)
+from pipeline.specs.optimizers import ORDINARY_STATE, DenseOptimizer, TableOptimizer
 from pipeline.specs.registry import Registry
 from pipeline.specs.search_part import Decision, SearchPart
-from pipeline.specs.sequence_block import BlockInputs, SequenceBlock
 from pipeline.specs.stage import Stage, Use, values_at
-from pipeline.specs.table_optimizer import TableOptimizer
-from pipeline.specs.task_architecture import TaskArchitecture, TaskInput, all_tasks, task_inputs
 from pipeline.specs.tracker import Tracker
 
 __all__ = [

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+import numpy as np
+
 from pipeline.errors import ConfigError
-from pipeline.records import MISSING_ROW, UNSEEN_ROW
+from pipeline.records import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
 
 if TYPE_CHECKING:
-    import numpy as np
     import polars as pl
 
     from pipeline.native.columns import HashTable
@@ -159,7 +160,7 @@ class HeldCounts(Counts):
 
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
         """See ``Counts``."""
-        from pipeline.specs.access import access_histogram
+        pass
 
         return access_histogram(self.per_row(fitted, missing))
 
@@ -373,3 +374,20 @@ class IdMapping(ABC):
                     f"{then[name]!r}: every id would get another row",
                     hint=f"data.sparse.{feature.name}.{name}={then[name]}, or data.mapping_from=null for new mappings",
                 )
+
+
+POINTS_PER_DECADE = 4
+
+
+def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:
+    """Log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve."""
+    ks = curve_points(max(len(counts), RESERVED_ROWS))
+    served = np.cumsum(np.sort(counts)[::-1])
+    total = max(int(served[-1]), 1)
+    return ks.tolist(), (served[ks - 1] / total).tolist()
+
+
+def curve_points(rows: int) -> np.ndarray:
+    """Log-spaced k from 1 to ``rows``, int64."""
+    points = int(np.ceil(np.log10(rows) * POINTS_PER_DECADE)) + 1
+    return np.unique(np.geomspace(1, rows, points).round().astype(np.int64))

@@ -1,14 +1,87 @@
-"""The protocol of a ranking model: its settings, its checks, and how it is built."""
+"""The protocols of a ranking model and its parts: blocks for sequences, architectures for tasks, calibrators."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pipeline.specs.task_architecture import TaskInput
+from pipeline.records import TaskColumn
+from pipeline.specs.label_kind import MAIN_TASK
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from pipeline.records import CalibrationCurve
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskInput:
+    """A task of a model: its ``name``, and the task ``given`` without which it cannot happen."""
+
+    name: str
+    given: str | None = None
+
+
+def all_tasks(further: Sequence[TaskInput]) -> tuple[TaskInput, ...]:
+    """The tasks of a model: the main one, then the ``further`` ones."""
+    return (TaskInput(name=MAIN_TASK), *further)
+
+
+def task_inputs(columns: Sequence[TaskColumn]) -> tuple[TaskInput, ...]:
+    """The further tasks of a dataset's schema as a model's inputs name them."""
+    return tuple(TaskInput(name=column.name, given=column.given) for column in columns)
+
+
+class TaskArchitecture(Protocol):
+    """An architecture, of ``models/task_architectures.py``.
+
+    ``chained``: it needs tasks that are ``given`` others.
+    """
+
+    name: str
+    chained: bool
+
+    @abstractmethod
+    def build(self, width: int, tasks: Sequence[TaskInput]) -> nn.Module:
+        """The layers behind ``hidden`` [B, width]: a ``layers.TaskHeads`` for ``tasks``, the main one first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockInputs:
+    """``dim``: width of the events' vectors, and of what comes out. ``max_length``: events of a sample at most.
+
+    ``ages``: width of the embeddings of the events' ages; 0 where times are not known.
+    """
+
+    dim: int
+    max_length: int
+    ages: int = 0
+
+
+class SequenceBlock(Protocol):
+    """A block, of ``models/sequences.py``.
+
+    ``doc``: one sentence. ``targeted``: it compares the events with the sequence's target. ``ages``: it wants the
+    embeddings of the events' ages beside the events.
+    """
+
+    name: str
+    doc: str
+    targeted: bool
+    ages: bool = False
+
+    @abstractmethod
+    def build(self, inputs: BlockInputs) -> nn.Module:
+        """The module: forward(events [n, D], ``layers.Jagged``, target [B, D] or None) -> vectors [B, D].
+
+        With ``ages`` it takes one more tensor: [n, ``inputs.ages``].
+
+        Its values are float32 or, in products under autocast, bf16. It must run under ``torch.export``, where
+        ``Jagged`` has the places of a padded grid. What goes through a ``layers.EventWeights`` of it, the report shows.
+        """
+
 
 C = TypeVar("C", contravariant=True)  # a subclass of ``ModelConfig``
 
@@ -83,3 +156,22 @@ def model_problem(spec: Any) -> str:
     if defaults["name"] != spec.name:  # else model=<name> would compose, and train, the model of that other name
         return f"whose config {config.__name__} has the default name {defaults['name']!r}, expected {spec.name!r}"
     return "" if callable(getattr(spec, "build", None)) else "which has no method build"
+
+
+class Calibrator(ABC):
+    """A kind of calibrator, of ``evaluation/calibrators.py``, which imports NumPy inside its methods.
+
+    Its curve goes in straight lines through knots and on beyond them, in logits on both axes. It rises strictly, so it
+    changes no order of rows. ``least_clicks``: rows of each class that a fit needs.
+    """
+
+    name: str
+    doc: str
+    least_clicks = 1
+
+    @abstractmethod
+    def fit(self, rows: Any) -> CalibrationCurve:
+        """The curve of ``rows`` (``evaluation.calibrators.rows.Rows``), which are sorted and of both classes.
+
+        float64, the same for equal rows.
+        """

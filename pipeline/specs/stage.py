@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pipeline.records import Result
-from pipeline.records.step import Step, run_directory
+from pipeline.records.runs import Step, run_directory
 
 if TYPE_CHECKING:
     from pipeline.config import Config

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from pipeline.config import Config
-from pipeline.config.optimizers import DenseOptions, SparseOptions
+from pipeline.config.train import DenseOptions, SparseOptions
 from pipeline.specs.stage import Use, always, use
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.store import Store
 from pipeline.store.references import pins
 from pipeline.store.removal import remove

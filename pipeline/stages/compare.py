@@ -21,7 +21,7 @@ from pipeline.records import (
     RunSlice,
     read,
 )
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.stages.judging import LOGITS
 from pipeline.store import Artifact, Store
 

@@ -9,7 +9,7 @@ from pipeline import units
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
 from pipeline.records import Evaluation, Result, TaskFigures, members_of
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
 

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.records import IngestPart, Result, SequenceProfile, dataset_path
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store

@@ -8,7 +8,7 @@ from pipeline.config import Config
 from pipeline.config.secrets import recorded
 from pipeline.errors import ArtifactError, ConfigError, NightjarError
 from pipeline.launch.run_steps import read_steps
-from pipeline.records.step import Step, run_directory
+from pipeline.records.runs import Step, run_directory
 from pipeline.store import Artifact, Store
 
 INIT_FROM = "checkpoint.init_from="  # as it is typed

@@ -29,7 +29,7 @@ from pipeline.records import (
     Towers,
     read,
 )
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.stages.calibrating import calibrator_of
 from pipeline.store import Artifact, Draft, Store
 from pipeline.units import MIB

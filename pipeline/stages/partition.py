@@ -10,7 +10,7 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.records import PlanPart, Result, Towers, TowersPart
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.stages.artifact_keys import optimizer_options
 from pipeline.store import Artifact, Store

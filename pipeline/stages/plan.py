@@ -9,7 +9,7 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.records import PlanPart, Result
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs import ORDINARY_STATE
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store

@@ -37,7 +37,7 @@ from pipeline.records import (
     members_of,
     read,
 )
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs import MODELS
 from pipeline.stages.judging import WrittenModel, judged
 from pipeline.store import Artifact, Draft, Store

@@ -9,7 +9,7 @@ from pipeline.config import Config
 from pipeline.config.checkpoint import DATA, is_allowed
 from pipeline.errors import GateHeldError
 from pipeline.records import HOLD, GatePart, ModelPart, Record, Result
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
 

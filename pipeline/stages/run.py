@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config import Config
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs import STAGES
 from pipeline.specs.stage import StageIO
 from pipeline.stages.batch import with_batch, with_former_batch

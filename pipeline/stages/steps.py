@@ -11,7 +11,7 @@ from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
 from pipeline.errors import DataError
 from pipeline.launch.run_steps import write_steps
-from pipeline.records.step import Step, run_directory
+from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES, code_of
 from pipeline.specs.stage import Stage
 from pipeline.stages.batch import with_former_batch

@@ -15,7 +15,7 @@ from pipeline import units
 from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
 from pipeline.records import CheckpointPart, EnsemblePart, LinkShare, Record, Result, SsdPart, TrainPart, ValidationPart
-from pipeline.records.step import Step, run_directory
+from pipeline.records.runs import Step, run_directory
 from pipeline.specs import code_of
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
 from pipeline.stages.artifact_keys import optimizer_options
@@ -271,7 +271,7 @@ def _ensemble_lines(part: EnsemblePart | None) -> list[str]:
 
 
 def _train_lines(part: TrainPart) -> list[str]:
-    from pipeline.report.phases import phase_lines
+    from pipeline.report.tables import phase_lines
 
     wait = f"{units.percent(part.data_wait_share)} of the time waiting for data"
     return [

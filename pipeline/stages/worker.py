@@ -25,7 +25,7 @@ from pipeline.launch.memory import hold, is_held, plan_of
 from pipeline.launch.roles import place_of_role
 from pipeline.launch.run_steps import read_steps
 from pipeline.launch.status import Report, write_report
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.specs import STAGES
 from pipeline.specs.stage import StageIO
 from pipeline.stages.run import run_stage

@@ -16,7 +16,7 @@ from pipeline.config import Config, TrackConfig
 from pipeline.config.secrets import recorded
 from pipeline.errors import LostLeaseError
 from pipeline.records import NightRecord, Result, read
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.report.records import NORMS, read_records
 from pipeline.specs import TRACKERS
 from pipeline.specs.tracker import RunTracking, Served, ServedVersion, Tracker

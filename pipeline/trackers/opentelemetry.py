@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.records import NIGHT, RUNNING, ErrorPart, NightRecord, StageOutcome, read
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.specs.tracker import RunTracking, Tracker
 from pipeline.trackers.figures import final_figures
 

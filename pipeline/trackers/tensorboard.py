@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.specs.tracker import RunTracking, Tracker
 from pipeline.trackers.figures import curve_figures, final_figures, grouped
 

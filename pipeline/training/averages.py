@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pipeline.config.optimizers import AverageConfig
+from pipeline.config.train import AverageConfig
 
 AVERAGE, COUNT = "average", "averaged"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.specs.dense_optimizer import DenseGroup, DenseOptimizer
+from pipeline.specs.optimizers import DenseOptimizer, ParameterGroup
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ class Adam(DenseOptimizer):
     classes = ("Adam", "AdamW")
     state_values = 2.0
 
-    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+    def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""
         import torch
 
@@ -50,7 +50,7 @@ class DenseAdagrad(DenseOptimizer):
     classes = ("Adagrad",)
     state_values = 1.0
 
-    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+    def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``. PyTorch's fused kernel exists for the CPU only."""
         import torch
 
@@ -75,7 +75,7 @@ class AdamW(DenseOptimizer):
     classes = ("AdamW",)
     state_values = 2.0
 
-    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+    def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""
         import torch
 
@@ -99,7 +99,7 @@ class DenseSgd(DenseOptimizer):
     classes = ("SGD",)
     state_values = 1.0
 
-    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+    def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""
         import torch
 
@@ -125,7 +125,7 @@ class Lamb(DenseOptimizer):
     classes = ("LambSteps",)
     state_values = 2.0
 
-    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+    def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""
         from pipeline.training.lamb_steps import LambSteps
 
@@ -159,7 +159,7 @@ class Shampoo(DenseOptimizer):
     state_values = 8.0
     lock_free = False
 
-    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+    def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""
         from pipeline.training.shampoo_blocks import Formula
         from pipeline.training.shampoo_steps import ShampooSteps

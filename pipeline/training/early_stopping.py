@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from pipeline.config.validate import ValidateConfig
+from pipeline.config.train import ValidateConfig
 
 LOOKS_PER_EPOCH = 4  # of train.validate.every_steps=auto
 

@@ -10,12 +10,12 @@ from torch import nn
 
 from pipeline.config import TrainConfig
 from pipeline.errors import ConfigError
-from pipeline.specs.dense_optimizer import DenseGroup
+from pipeline.specs.optimizers import ParameterGroup
 
 _SHOWN = 12
 
 
-def dense_groups(dense: Mapping[str, nn.Parameter], train: TrainConfig) -> list[DenseGroup]:
+def dense_groups(dense: Mapping[str, nn.Parameter], train: TrainConfig) -> list[ParameterGroup]:
     """The groups of the parameters ``dense``, by name: those of no pattern first, then by pattern in their order.
 
     The first pattern that matches a name counts. ConfigError for a pattern that is left without a parameter.
@@ -23,14 +23,14 @@ def dense_groups(dense: Mapping[str, nn.Parameter], train: TrainConfig) -> list[
     members: dict[str, list[nn.Parameter]] = {"": [], **{pattern: [] for pattern in train.dense_groups}}
     for name, parameter in dense.items():
         members[next((p for p in train.dense_groups if fnmatchcase(name, p)), "")].append(parameter)
-    groups = [DenseGroup(members.pop(""), train.lr, train.weight_decay)]
+    groups = [ParameterGroup(members.pop(""), train.lr, train.weight_decay)]
     for pattern, parameters in members.items():
         if not parameters:
             raise _unmatched(pattern, list(dense), list(train.dense_groups))
         own = train.dense_groups[pattern]
         lr = train.lr if own.lr is None else own.lr
         decay = train.weight_decay if own.weight_decay is None else own.weight_decay
-        groups.append(DenseGroup(parameters, lr, decay))
+        groups.append(ParameterGroup(parameters, lr, decay))
     return [group for group in groups if group.parameters]
 
 

@@ -24,7 +24,7 @@ from pipeline.embeddings.tables import dense_parameters
 from pipeline.errors import ConfigError
 from pipeline.models.layers import batch_norms
 from pipeline.records import DatasetSchema, Plan
-from pipeline.specs.dense_optimizer import DenseGroup
+from pipeline.specs.optimizers import ParameterGroup
 from pipeline.training.clipping import DenseClip
 from pipeline.training.data import Batch
 from pipeline.training.grouping import dense_groups
@@ -200,7 +200,7 @@ def threads_of(config: TrainConfig) -> int:
     return available_cpus() if threads == AUTO else int(threads)
 
 
-def _mirrored(group: DenseGroup, mirror: dict[int, nn.Parameter]) -> DenseGroup:
+def _mirrored(group: ParameterGroup, mirror: dict[int, nn.Parameter]) -> ParameterGroup:
     return replace(group, parameters=[mirror[id(parameter)] for parameter in group.parameters])
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from pipeline.config.lanes import fitting_lanes
+from pipeline.config.train import fitting_lanes
 from pipeline.store import Artifact
 from pipeline.training.parquet import RowGroup
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config import TrainConfig
-from pipeline.config.lanes import fitting_lanes
+from pipeline.config.train import fitting_lanes
 
 
 def decoded_share(train: TrainConfig, world_size: int, groups: int) -> float:

@@ -21,7 +21,7 @@ from pipeline.errors import ArtifactError, LaunchError, NightjarError
 from pipeline.launch.run_steps import read_steps
 from pipeline.launch.signals import Interrupted
 from pipeline.records import DatasetSchema, Result, read
-from pipeline.records.step import run_directory
+from pipeline.records.runs import run_directory
 from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING, Dimension, Look, TrialRecord
 from pipeline.report import read_records
 from pipeline.specs import STAGES

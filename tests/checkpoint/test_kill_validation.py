@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.checkpoint.fault_points import FaultPoint
-from pipeline.config.validate import ValidateConfig
+from pipeline.config.train import ValidateConfig
 from tests.checkpoint.killing import DIRECTORY, Kill, attempt, complete, make_dataset
 
 # 7 steps an epoch, looks after 2, 4, 6, 7, 9, .. steps. The model learns the few rows by heart, so the looks get worse

@@ -3,8 +3,7 @@
 import pytest
 
 from pipeline.compose import compose
-from pipeline.config.aliases import MEANT, meant_by
-from pipeline.config.paths import field_type
+from pipeline.config.paths import MEANT, field_type, meant_by
 from pipeline.errors import ConfigError
 
 

@@ -9,8 +9,7 @@ import yaml
 from pipeline.checkpoint import config_compatibility
 from pipeline.compose import compose, config_hash, from_yaml, to_yaml
 from pipeline.config.paths import field_type
-from pipeline.config.recorded import config_changes
-from pipeline.config.renamed import RENAMED, with_first_names, with_new_names
+from pipeline.config.renamed import RENAMED, config_changes, with_first_names, with_new_names
 from pipeline.errors import ConfigError
 from pipeline.stages.worker import load
 from pipeline.store import Artifact, Store

@@ -15,7 +15,7 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.ingest import delivered
 from pipeline.ingest.rawfiles import tells_content
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs import STAGES
 from pipeline.specs.stage import StageIO
 from pipeline.stages.steps import steps

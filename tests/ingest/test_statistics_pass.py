@@ -20,7 +20,7 @@ from pipeline.ingest.schema import data_spec
 from pipeline.ingest.statistics_pass import hash_split
 from pipeline.ingest.values import number_of
 from pipeline.ingest.vocab_counts import VocabCounts
-from pipeline.specs.access import access_histogram
+from pipeline.specs.id_mapping import access_histogram
 
 from .conftest import csv_config
 

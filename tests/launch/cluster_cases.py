@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.launch.kubernetes.render import as_yaml, stage_objects
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.schedule.manifests import schedule_objects
 from pipeline.specs import STAGES
 

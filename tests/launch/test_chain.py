@@ -14,7 +14,7 @@ from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.signals import Interrupted, deadline
 from pipeline.launch.status import Report, write_report
 from pipeline.records import Result
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs import default_stages
 from pipeline.store import Artifact, Store
 from tests.keys import INPUTS

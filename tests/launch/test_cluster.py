@@ -25,7 +25,7 @@ from pipeline.launch.kubernetes.lease import held
 from pipeline.launch.kubernetes.rbac import allowed, check_rights, granted
 from pipeline.launch.kubernetes.render import stage_objects
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.schedule.cluster import apply, collection, delete, status, suspend
 from pipeline.schedule.manifests import cron_job, schedule_config, schedule_objects
 from pipeline.store import Store

@@ -10,7 +10,7 @@ import pytest
 from pipeline.calibration import hardware_cache
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs import MODELS, STAGES
 from pipeline.stages.steps import steps
 from pipeline.store import Store

@@ -9,7 +9,7 @@ import pytest
 from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.retention import clear
 from pipeline.errors import DamagedError
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.stages.cleanup import current_directory, discard
 from pipeline.store import Store
 from pipeline.store.references import pins

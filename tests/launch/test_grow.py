@@ -15,7 +15,7 @@ from pipeline.launch.grow import Growth, MoreRoomError, with_more_hosts
 from pipeline.launch.kubernetes.batch import IndexedRunner
 from pipeline.launch.kubernetes.capacity_probe import WAITING, as_room, room_of
 from pipeline.records import Grown, Shrunk
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.report.summary import hosts_lines
 from pipeline.store import Artifact, Store
 from tests.launch.cluster_cases import CLUSTER, rendered

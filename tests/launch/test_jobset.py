@@ -13,7 +13,7 @@ from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.diagnosis import job_problem
 from pipeline.launch.kubernetes.jobset import JobSetRunner, phase_of
 from pipeline.launch.kubernetes.names import job_name
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from tests.launch.cluster_cases import CLUSTER, config_for, rendered
 from tests.launch.test_cluster import INGEST, wait_for
 

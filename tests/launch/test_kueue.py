@@ -18,7 +18,7 @@ from pipeline.errors import LaunchError
 from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.kubernetes.jobset import JobSetRunner
 from pipeline.launch.shrink import NoRoomError
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.store import Store
 from tests.cluster_kit import JOBS, PODS, TestCluster, wait_for
 from tests.conftest import ROOT

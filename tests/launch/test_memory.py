@@ -11,7 +11,7 @@ from pipeline.config import Config, HardwareConfig
 from pipeline.launch import memory
 from pipeline.launch.memory import MemoryCgroup, exceeded, hold, is_held, release
 from pipeline.models.settings import DlrmConfig
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.store import Artifact, Store
 from tests.waits import PATIENCE, until
 

@@ -12,7 +12,7 @@ from pipeline.launch.kubernetes.manifest import indexed_job
 from pipeline.launch.kubernetes.names import job_labels
 from pipeline.launch.kubernetes.network import among, closed, on_host_network, opens, run_policy, selects
 from pipeline.launch.kubernetes.rbac import NETWORK, granted, rights
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.schedule.manifests import network_policy
 from tests.launch.cluster_cases import config_for
 from tests.logged import listen

@@ -23,7 +23,7 @@ from pipeline.launch.kubernetes.podlogs import _LogFollower
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
 from pipeline.launch.signals import Interrupted
 from pipeline.records import StageAttempt
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.store import Store
 from tests.launch.cluster_cases import config_for
 from tests.logged import listen

@@ -10,7 +10,7 @@ from pipeline import cli
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs import STAGES
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.stages.keys import keys_of

@@ -19,7 +19,7 @@ from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.kubernetes.jobs import ClusterJob, ClusterRunner
 from pipeline.launch.shrink import NoRoomError, patience, with_fewer_hosts
 from pipeline.records import Shrunk
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.report.summary import hosts_lines
 from pipeline.specs.stage import StageIO
 from pipeline.stages.run import run_stage

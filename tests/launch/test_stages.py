@@ -8,7 +8,7 @@ from pipeline.compose import compose, from_yaml
 from pipeline.errors import ArtifactError, DataError
 from pipeline.launch.run_steps import read_steps
 from pipeline.publishing import promotion, versions
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.specs import STAGES, default_stages
 from pipeline.specs.stage import StageIO
 from pipeline.stages.run import run_stage

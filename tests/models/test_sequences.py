@@ -10,7 +10,7 @@ from pipeline.models.layers import Jagged, SequenceVector
 from pipeline.models.layers.jagged import EVEN_ROWS, fillers
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
-from pipeline.specs.options import with_options
+from pipeline.specs.registry import with_options
 
 DIM, LENGTHS = 8, [3, 1, 5, 2]
 BLOCKS = [

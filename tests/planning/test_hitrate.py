@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.planning.hitrate import HitCurve
 from pipeline.records import FeatureProfile
-from pipeline.specs.access import access_histogram
+from pipeline.specs.id_mapping import access_histogram
 
 ROWS, LOOKUPS = 200_000, 2_000_000
 SIZES = (0.001, 0.01, 0.05, 0.2)

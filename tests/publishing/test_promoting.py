@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.config.tables import TableConfig
+from pipeline.config.model import TableConfig
 from pipeline.publishing import promotion
 from pipeline.publishing.versions import version_path
 from pipeline.records import GATE, ModelFigures, TableLayout
 from pipeline.records.gate import TaskComparison
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.stages.promoting import _card_figures, _description, _mappings, publish
 from pipeline.store import Store
 from tests.publishing.made import SCHEMA, config

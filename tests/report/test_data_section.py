@@ -4,8 +4,8 @@ from made_up_run import make_result, result_of
 from test_html_report import checked
 
 from pipeline.report import summary
-from pipeline.report.data import PROFILE, QUALITY
 from pipeline.report.html import ReportData, render
+from pipeline.report.tables import PROFILE, QUALITY
 
 PART = {
     "rows": 1000,

@@ -27,15 +27,15 @@ from pipeline.records import (
     Towers,
 )
 from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook
-from pipeline.records.scale import Figure, Scale, Wall, World
+from pipeline.records.scale import Scale, ScaleFigure, Wall, World
 from pipeline.report.comparing import comparison_page, comparison_text
 from pipeline.report.gate import gate_page
 from pipeline.report.html import ReportData, render
 from pipeline.report.night import night_markdown, night_page
-from pipeline.report.outlook_page import outlook_page
+from pipeline.report.outlook import outlook_page
 from pipeline.report.page import wrapping
 from pipeline.report.plans import plan_page
-from pipeline.report.scale_page import scale_page
+from pipeline.report.scale import scale_page
 from pipeline.report.search import search_page
 from pipeline.report.study import study_page
 from pipeline.report.towers import towers_page
@@ -102,7 +102,7 @@ def scaled() -> str:
     world = {"fits": True, "bound": "compute", "setting": "train.global_batch", "parts": {"compute": 2.0}}
     more = {"samples_per_s": 1e5, "step_ms": 2.0, "efficiency": 1.0, "memory": 2**30, "filled": 0.5}
     worlds = tuple(World(ranks=ranks, hosts=1, batch=4096, **world, **more) for ranks in (2, 4))
-    figure = {"link": Figure(value=10.0, unit="GB/s", source="hardware")}
+    figure = {"link": ScaleFigure(value=10.0, unit="GB/s", source="hardware")}
     wall = Wall(ranks=4, bound="compute", setting="train.global_batch")
     return scale_page(
         Scale(hardware="laptop", data="criteo", model="dlrm", worlds=worlds, wall=wall, measured=figure, assumed=figure)

@@ -11,7 +11,7 @@ from pipeline.launch.kubernetes.batch import IndexedRunner
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
 from pipeline.launch.signals import SIGNALLED
 from pipeline.records import FAILED, RUNNING
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.schedule.nightjob import end_leftovers, night_job
 from pipeline.schedule.nightly import read_record, run_night
 from pipeline.store import Store

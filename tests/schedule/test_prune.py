@@ -17,9 +17,9 @@ from pipeline.errors import ArtifactError
 from pipeline.launch.run_steps import read_steps, write_steps
 from pipeline.launch.runlock import run_lock
 from pipeline.publishing import commands, promotion, versions
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 from pipeline.records.study import DONE, TRYING, TrialRecord, trial_path
-from pipeline.report import stores
+from pipeline.report import models
 from pipeline.schedule import prune
 from pipeline.schedule.backfill import last_night
 from pipeline.schedule.base import find_base, run_name
@@ -481,7 +481,7 @@ def test_trials_that_a_study_goes_on_with_stay_and_so_do_its_records_and_what_se
     assert gone <= removed(result) and not any(store.exists(path) for path in gone)
     assert {"searching/x", "searching/x/search.state.partial"} & removed(result)
     assert store.exists("studies/s/study.json") and store.find("searches/found") is not None
-    said = stores.collected(prune.collect(store, 30.0, 24.0, dry_run=True))
+    said = models.removed_from_store(prune.collect(store, 30.0, 24.0, dry_run=True))
     assert "1 study, 1 search" in said
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipeline.config import Config
-from pipeline.config.tables import TableConfig
+from pipeline.config.model import TableConfig
 from pipeline.models import build_model
 from pipeline.search.choices import Choices
 from pipeline.search.parts import SPECS

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from pipeline.config.model import TableConfig
 from pipeline.config.sequences import SequenceModel, SequenceOptions
-from pipeline.config.tables import TableConfig
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.records import SequenceColumn, SequenceGroup, ShardPlan, SparseColumn
 from pipeline.training.settings import ModelSettings

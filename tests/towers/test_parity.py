@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.config import ClipConfig
-from pipeline.config.optimizers import AverageConfig
+from pipeline.config.train import AverageConfig
 from pipeline.records import TowerModuleSpec
 from tests.embeddings.ranks import spawn
 from tests.tiers import Together, with_slow

@@ -5,8 +5,7 @@ import pytest
 import torch.distributed as dist
 
 from pipeline.config import CheckpointConfig
-from pipeline.config.optimizers import AverageConfig
-from pipeline.config.snapshots import SnapshotConfig
+from pipeline.config.train import AverageConfig, SnapshotConfig
 from pipeline.records import DatasetSchema, SparseColumn, TaskColumn
 from pipeline.store import Store
 from pipeline.training import bias_correction

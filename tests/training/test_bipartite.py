@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.config import ClipConfig, HardwareConfig, PartitionConfig
-from pipeline.config.validate import ValidateConfig
+from pipeline.config.train import ValidateConfig
 from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn, TaskColumn
 from pipeline.store import Store

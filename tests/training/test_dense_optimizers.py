@@ -11,11 +11,11 @@ from torch import nn
 from pipeline.checkpoint.state import flatten_optimizer, load_optimizer
 from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, TrainConfig
-from pipeline.config.optimizers import AverageConfig, DenseGroup, DenseOptions, SparseOptions
+from pipeline.config.train import AverageConfig, DenseGroup, DenseOptions, SparseOptions
 from pipeline.errors import ConfigError
 from pipeline.models.layers import BatchNorm
 from pipeline.specs import DENSE_OPTIMIZERS
-from pipeline.specs.dense_optimizer import DenseGroup as Group
+from pipeline.specs.optimizers import ParameterGroup as Group
 from pipeline.training import native
 from pipeline.training.averages import Average
 from pipeline.training.grouping import dense_groups

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.config.validate import ValidateConfig
+from pipeline.config.train import ValidateConfig
 from pipeline.training.early_stopping import Stopping, StoppingDecision, ValidationResult, is_due, looks_after
 
 BETTER, WORSE, LOWER, STOP = (

@@ -7,7 +7,7 @@ import torch
 from pipeline.config.sequences import SequenceOptions
 from pipeline.models.layers import SequenceVector, initialise
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
-from pipeline.specs.options import with_options
+from pipeline.specs.registry import with_options
 from pipeline.training.event_parts import in_parts, parts_of
 
 DIM, LENGTHS = 8, [3, 1, 9, 2, 2, 1, 7, 4]

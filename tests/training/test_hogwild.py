@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import CheckpointConfig, ClipConfig
-from pipeline.config.hogwild import HogwildConfig
-from pipeline.config.validate import ValidateConfig
+from pipeline.config.train import HogwildConfig, ValidateConfig
 from pipeline.errors import ConfigError, GuardError
 from pipeline.models.settings import WideDeepConfig
 from pipeline.records import SparseColumn

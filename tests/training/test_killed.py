@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.config import CheckpointConfig, Config, DataConfig, GuardConfig, HardwareConfig, TrainConfig
-from pipeline.config.optimizers import AverageConfig, DenseOptions
+from pipeline.config.train import AverageConfig, DenseOptions
 from pipeline.records import SparseColumn
 from pipeline.specs import DENSE_OPTIMIZERS, MODELS, TABLE_OPTIMIZERS
 from pipeline.store import Store

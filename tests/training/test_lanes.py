@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.config.lanes import fitting_lanes
+from pipeline.config.train import fitting_lanes
 from pipeline.records import SequenceColumn, SequenceGroup, SparseColumn
 from pipeline.store import Store
 from pipeline.training.data import BatchReader

@@ -7,8 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from pipeline.config import CheckpointConfig
-from pipeline.config.optimizers import AverageConfig
-from pipeline.config.validate import ValidateConfig
+from pipeline.config.train import AverageConfig, ValidateConfig
 from pipeline.errors import DataError
 from pipeline.records import SparseColumn
 from pipeline.store import Store

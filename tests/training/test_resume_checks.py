@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import CheckpointConfig, TrainConfig
-from pipeline.config.optimizers import AverageConfig
+from pipeline.config.train import AverageConfig
 from pipeline.errors import ConfigError
 from pipeline.training.resume_checks import (
     check_average,

@@ -6,9 +6,7 @@ import shutil
 import pytest
 
 from pipeline.config import CheckpointConfig
-from pipeline.config.optimizers import AverageConfig
-from pipeline.config.snapshots import SnapshotConfig
-from pipeline.config.validate import ValidateConfig
+from pipeline.config.train import AverageConfig, SnapshotConfig, ValidateConfig
 from pipeline.errors import ConfigError
 from pipeline.records import SparseColumn
 from pipeline.store import Store

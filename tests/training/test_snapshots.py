@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.config import CheckpointConfig
-from pipeline.config.snapshots import SnapshotConfig
+from pipeline.config.train import SnapshotConfig
 from pipeline.store import Store
 from pipeline.training.snapshots import perturb
 from tests.embeddings.ranks import spawn

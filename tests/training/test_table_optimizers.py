@@ -27,7 +27,7 @@ from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.choices import tables_of
 from pipeline.specs import TABLE_OPTIMIZERS
-from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
+from pipeline.specs.optimizers import StateColumn, TableOptimizer
 from pipeline.store import Store
 from pipeline.training.loop import train as train_loop
 from pipeline.training.settings import TrainingSettings

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from pipeline.compiled import checked, open_installed
-from pipeline.specs.table_optimizer import CompiledStep
+from pipeline.specs.optimizers import CompiledStep
 
 _VERSION = 1  # of the functions below, as rowsteps.c has it
 _ALL = 2  # all instruction sets may be used

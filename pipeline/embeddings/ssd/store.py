@@ -35,7 +35,7 @@ from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.embeddings.tables import TableSpec, kernels
 from pipeline.records import Plan, ShardPlan
 from pipeline.records.scratch import LOG_SPARE
-from pipeline.specs.table_optimizer import FLOAT, StateColumn
+from pipeline.specs.optimizers import FLOAT, StateColumn
 
 SSD = "ssd"
 # Of the rows kept in memory, the share of those that are there because they were used last: rows that become popular in

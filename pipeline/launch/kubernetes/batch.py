@@ -8,7 +8,7 @@ from pipeline.launch.kubernetes.jobs import ClusterRunner
 from pipeline.launch.kubernetes.manifest import indexed_job, pod_service
 from pipeline.launch.kubernetes.names import ATTEMPT_LABEL
 from pipeline.launch.kubernetes.pods import Object
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 
 
 class IndexedRunner(ClusterRunner):

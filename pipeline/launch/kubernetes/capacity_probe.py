@@ -17,7 +17,7 @@ from pipeline.launch.kubernetes.api import Api
 from pipeline.launch.kubernetes.names import STAGE_LABEL
 from pipeline.launch.kubernetes.patch import CONTAINER
 from pipeline.launch.kubernetes.pods import Object
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 
 HOLD_SECONDS = 3600
 WAITING = ["python", "-c", f"import time; time.sleep({HOLD_SECONDS})"]

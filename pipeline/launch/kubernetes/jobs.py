@@ -21,7 +21,7 @@ from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, RUN_LABEL, job_name,
 from pipeline.launch.kubernetes.podlogs import PodLogs
 from pipeline.launch.protocol import GivenUpError
 from pipeline.launch.shrink import NoRoomError, fewest_hosts, patience
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 
 MOST_ATTEMPTS = 999
 SUBMISSION = "nightjar/submission"  # annotation: which request made the job, should its answer be lost

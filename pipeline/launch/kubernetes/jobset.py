@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.launch.kubernetes.jobs import ClusterRunner
 from pipeline.launch.kubernetes.manifest import job_set
 from pipeline.launch.kubernetes.pods import Object
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 
 
 class JobSetRunner(ClusterRunner):

@@ -12,7 +12,7 @@ from pipeline.config import Config
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, roles_of, seconds_to_end
 from pipeline.launch.kubernetes.names import job_labels
 from pipeline.launch.kubernetes.pods import Object, pod_template
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 
 VOLCANO = "batch.volcano.sh/v1alpha1"
 JOBSET = "jobset.x-k8s.io/v1alpha2"

@@ -7,7 +7,7 @@ import re
 
 from pipeline.config import Config
 from pipeline.launch.appdefs import roles_of
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 
 LONGEST = 63  # of a DNS label, which a pod's host name is
 OURS = {"app.kubernetes.io/name": "nightjar", "app.kubernetes.io/managed-by": "nightjar"}  # labels of all pods

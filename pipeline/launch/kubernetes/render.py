@@ -10,7 +10,7 @@ from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, pods
 from pipeline.launch.kubernetes.manifest import indexed_job, job_set, pod_service, volcano_job
 from pipeline.launch.kubernetes.names import job_name
 from pipeline.launch.kubernetes.pods import Object
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 
 
 def require_cluster(config: Config) -> None:

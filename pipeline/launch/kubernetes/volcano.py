@@ -7,7 +7,7 @@ from pipeline.launch.kubernetes.jobs import ClusterRunner
 from pipeline.launch.kubernetes.manifest import volcano_job
 from pipeline.launch.kubernetes.pods import Object
 from pipeline.launch.runner import rendered_for_volcano
-from pipeline.records.step import Step
+from pipeline.records.runs import Step
 
 ENDED = {"Completed": "succeeded", "Failed": "failed", "Terminated": "failed", "Aborted": "cancelled"}
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers.mlp import Logit, Ranker, mlp
-from pipeline.specs.task_architecture import TaskInput
+from pipeline.specs.model import TaskInput
 
 
 class TaskHeads(nn.Module):

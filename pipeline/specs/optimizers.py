@@ -1,8 +1,9 @@
-"""The protocol of a table optimizer: its formula, its state, where FBGEMM has it, its columns in checkpoints."""
+"""The protocols of the optimizers of tables and of the dense part."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -103,3 +104,45 @@ class TableOptimizer(Protocol):
     def state_bytes(self, width: int) -> int:
         """Bytes of state of a row of ``width`` weights."""
         return self.row_bytes + width * self.value_bytes
+
+
+# float32 values of state for each parameter that a plan has room for at least: a plan is the same for all optimizers
+# that keep no more.
+ORDINARY_STATE = 2.0
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that share a learning rate and a weight decay."""
+
+    parameters: Sequence[torch.nn.Parameter]
+    lr: float
+    weight_decay: float
+
+    def settings(self) -> dict[str, Any]:
+        """The parameter group of a PyTorch optimizer."""
+        return {"params": list(self.parameters), "lr": self.lr, "weight_decay": self.weight_decay}
+
+
+class DenseOptimizer(Protocol):
+    """An optimizer of the dense parameters, of ``training/dense_optimizers.py``.
+
+    A spec is a frozen dataclass, whose fields are the settings of ``train.dense_options`` that it uses.
+
+    ``classes``: names of the PyTorch classes that ``build`` may return; checkpoints record them with the state.
+    ``state_values``: float32 values of state per parameter. ``lock_free``: threads may update the same parameters and
+    state at once, each with an optimizer of its own.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    state_values: float
+    lock_free: bool = True
+
+    @abstractmethod
+    def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+        """The optimizer of ``groups``; the schedule sets the learning rates before each step.
+
+        ``own``: parameters whose gradients only some ranks have (towers' modules). All others have equal gradients on
+        all ranks, so an optimizer may deal its work on them to the ranks. Its parameter groups are ``groups`` in order.
+        """
