@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.compose import overrides as complaints
 from pipeline.compose.hardware import with_machine
 from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
-from pipeline.compose.trees import compose_kept, compose_lines
+from pipeline.compose.trees import compose_cached, compose_lines
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
 from pipeline.config.renamed import with_first_names, with_new_names
@@ -122,7 +122,7 @@ def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = 
     try:
         if (places := search_places(known)) is None:
             return compose_lines(hydra, ROOT, [*extra, *mended])
-        return compose_kept(hydra, ROOT, extra, lines, group_options(known), places)
+        return compose_cached(hydra, ROOT, extra, lines, group_options(known), places)
     except complaints.config_errors() as error:
         raise complaints.translate(error, parsed) from None
 

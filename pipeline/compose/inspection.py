@@ -1,4 +1,7 @@
-"""Hydra's help, in parts: the groups with one line for each, or every setting of one of them with its sentence."""
+"""Show the configuration instead of running it: ``--help``, ``--cfg`` and ``--info``, as Hydra prints them.
+
+The help comes in parts: the groups with one line for each, or every setting of one of them with its sentence.
+"""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from omegaconf import DictConfig, open_dict
 
 from pipeline.specs.registry import Registry
 
-KEPT = 16  # trees of a process; one takes about a megabyte
-_kept: OrderedDict[tuple[object, ...], DictConfig] = OrderedDict()
+CACHED_TREES = 16  # trees of a process; one takes about a megabyte
+_cache: OrderedDict[tuple[object, ...], DictConfig] = OrderedDict()
 
 
 def compose_lines(hydra: Hydra, root: str, lines: Sequence[str]) -> DictConfig:
@@ -32,7 +32,7 @@ def compose_lines(hydra: Hydra, root: str, lines: Sequence[str]) -> DictConfig:
     return tree
 
 
-def compose_kept(
+def compose_cached(
     hydra: Hydra,
     root: str,
     extra: Sequence[str],
@@ -47,12 +47,12 @@ def compose_kept(
     values = [override for override in parsed if _sets_value(override, groups)]
     lines = [*extra, *(each.input_line or "" for each in parsed if not _sets_value(each, groups))]
     key = (root, *lines, Registry.state, *_files(places, groups))
-    if key not in _kept:
-        _kept[key] = compose_lines(hydra, root, lines)
-    _kept.move_to_end(key)
-    while len(_kept) > KEPT:
-        _kept.popitem(last=False)
-    tree = copy.deepcopy(_kept[key])
+    if key not in _cache:
+        _cache[key] = compose_lines(hydra, root, lines)
+    _cache.move_to_end(key)
+    while len(_cache) > CACHED_TREES:
+        _cache.popitem(last=False)
+    tree = copy.deepcopy(_cache[key])
     ConfigLoaderImpl._apply_overrides_to_config(values, tree)
     return tree
 

@@ -1,4 +1,4 @@
-"""The configuration schema: one module and one keyword-only dataclass per Hydra group.
+"""The configuration schema: one keyword-only dataclass per Hydra group; small groups share a module.
 
 Hydra composes the YAML of ``conf/`` over these dataclasses, so an unknown key or a wrong type is an error before
 anything starts. ``checks.check`` then checks the values. Nothing here imports torch.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.checkpoint import CheckpointConfig
-from pipeline.config.data import ChecksConfig, DataConfig, DriftLimits, SplitConfig, WatermarkConfig
+from pipeline.config.data import DataConfig
 from pipeline.config.features import (
     BINNINGS,
     MDL,
@@ -24,7 +24,16 @@ from pipeline.config.features import (
 from pipeline.config.fields import AUTO, setting
 from pipeline.config.gate import EvaluateConfig, GateConfig
 from pipeline.config.hardware import HardwareConfig
-from pipeline.config.ingest import DedupeConfig, IngestConfig, RayConfig, SamplingConfig
+from pipeline.config.ingest import (
+    ChecksConfig,
+    DedupeConfig,
+    DriftLimits,
+    IngestConfig,
+    RayConfig,
+    SamplingConfig,
+    SplitConfig,
+    WatermarkConfig,
+)
 from pipeline.config.launch import LaunchConfig, PodConfig, PodResources, PodVolume, Toleration
 from pipeline.config.model import ModelConfig
 from pipeline.config.nightly import NightlyConfig, ScheduleConfig
@@ -36,7 +45,7 @@ from pipeline.config.tasks import TaskLabel, TaskLimits, TaskOptions, TaskTraini
 from pipeline.config.track import MlflowConfig, OpenTelemetryConfig, PrometheusConfig, TrackConfig
 from pipeline.config.train import ClipConfig, DebugConfig, GuardConfig, TrainConfig
 from pipeline.config.tuning import SearchConfig, TuneConfig
-from pipeline.specs import STAGES, default_stages
+from pipeline.specs.registries import STAGES, default_stages
 
 __all__ = [
     "AUTO",

@@ -1,4 +1,7 @@
-"""The ``ingest`` group, and the parts of group ``data`` that say which rows of a log count, and for how many."""
+"""The ``ingest`` group, and the parts of group ``data`` about rows.
+
+These say which rows of a log count and for how many, how they are split, and when a day's rows are complete and sound.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,159 @@ from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
 
 LOGIT, WEIGHTS = "logit", "weights"
+
+
+@dataclass(kw_only=True)
+class SplitConfig:
+    """How rows fall into train and test."""
+
+    by: str = setting(
+        "hash",
+        choices=("hash", "day", "hours", "time"),
+        doc="hash: by the content of a row. time: the last rows by time are the test set. day: the last days are. "
+        "hours: the last hours of `data.day` (for a range, of its last day) are; this needs `data.timestamp`.",
+    )
+    test_share: float = setting(
+        0.2, low=0.0, high=0.9, doc="With `by=hash` or `by=time`, the share of rows in the test set."
+    )
+    test_days: int = setting(1, low=1, doc="With `by=day`, the number of last days in the test set.")
+    test_hours: int = setting(2, low=1, high=23, doc="With `by=hours`, the number of last hours in the test set.")
+    validation_share: float = setting(
+        0.0,
+        low=0.0,
+        high=0.9,
+        quiet=True,
+        doc="Share of the train rows that training looks at instead of learning from them, chosen by a hash of the "
+        "row; `train.validate` says how often. 0: none.",
+    )
+    validation_hours: int = setting(
+        0,
+        low=0,
+        high=22,
+        quiet=True,
+        doc="With `by=hours`, the hours before the test hours whose rows are looked at in this way; 0: none.",
+    )
+    gap_hours: float = setting(
+        0.0,
+        low=0.0,
+        quiet=True,
+        doc="With `by=time`, the hours before the first test row whose rows are left out, so that nothing in training "
+        "is as close to the test rows as what a model sees before it serves.",
+    )
+
+    @property
+    def validates(self) -> bool:
+        """Whether some of the train rows are a validation set."""
+        return self.validation_share > 0 or self.validation_hours > 0
+
+    def check(self, path: str) -> None:
+        """Validation rows are a share or some hours, and hours are for both sets or for none; a gap is one in time."""
+        if self.gap_hours and self.by != "time":
+            raise ConfigError(
+                f"{path}.gap_hours is {self.gap_hours:g}, but {path}.by={self.by} does not split by time",
+                hint=f"{path}.by=time, or {path}.gap_hours=0",
+            )
+        if self.by == "time" and not self.test_share:
+            raise ConfigError(
+                f"{path}.by is 'time', but {path}.test_share=0 leaves no rows to test on",
+                hint=f"{path}.test_share=0.2, or {path}.by=hash for training on all rows",
+            )
+        if not self.validation_hours:
+            return
+        if self.validation_share:
+            raise ConfigError(
+                f"{path}.validation_share is {self.validation_share:g} and {path}.validation_hours is "
+                f"{self.validation_hours}, expected one of them",
+                hint=f"{path}.validation_share=0, or {path}.validation_hours=0",
+            )
+        if self.by != "hours":
+            raise ConfigError(
+                f"{path}.validation_hours is {self.validation_hours}, but {path}.by={self.by} does not split by hours",
+                hint=f"{path}.validation_share=0.1, or {path}.by=hours",
+            )
+        if self.validation_hours + self.test_hours > 23:
+            raise ConfigError(
+                f"{path}.validation_hours={self.validation_hours} and {path}.test_hours={self.test_hours} leave no "
+                "hour of the day for training",
+                hint=f"{path}.validation_hours={max(1, 23 - self.test_hours) if self.test_hours < 23 else 0}",
+            )
+
+
+@dataclass(kw_only=True)
+class WatermarkConfig:
+    """When the logs of ``data.day`` are complete: there are files, and every condition below holds."""
+
+    success: str | None = setting(
+        None, doc="Name of a file that each folder with logs must hold, in which {day} stands for the day; null: none."
+    )
+    partitions: list[str] = setting(
+        factory=list,
+        doc='Folders below `data.path` that must each hold a file: [hour=00, hour=01], or ["hour={00..23}"] for all '
+        "24 hours.",
+    )
+    min_partitions: int | None = setting(None, low=1, doc="Smallest number of folders with files; null: any number.")
+    min_rows: int = setting(
+        1,
+        low=1,
+        doc="Smallest number of rows of a day as they are delivered: repeated rows, rows that go to quarantine and "
+        "rows that `data.sampling` leaves out count too.",
+    )
+    max_age_hours: float | None = setting(
+        None,
+        low=0.0,
+        doc="Hours after the end of the day (in `data.time_zone`, else UTC) from which on logs count as complete even "
+        "without `success` and folders; null: never.",
+    )
+    later_rows: bool = setting(
+        False, quiet=True, doc="Whether a table must hold rows of a later day; `max_age_hours` ends the wait."
+    )
+
+    def check(self, path: str) -> None:
+        """Partitions must be plain folder names."""
+        for name in self.partitions:
+            if not name.strip("/") or ".." in name.split("/") or set(name) & set("*?["):
+                raise ConfigError(
+                    f"{path}.partitions has {name!r}, expected names of folders below data.path, without wildcards",
+                    hint=f'{path}.partitions=[hour=00,hour=01], or ["hour={{00..23}}"] for all 24',
+                )
+
+
+@dataclass(kw_only=True)
+class DriftLimits:
+    """How far the train rows may differ from the previous day's; null: no limit."""
+
+    label_rate: float | None = setting(
+        None, low=0.0, doc="Largest change of the label rate, relative to the previous day's."
+    )
+    missing_share: float | None = setting(
+        None, low=0.0, doc="Largest change of the share of missing values of a feature, absolute."
+    )
+    distinct: float | None = setting(
+        None, low=0.0, doc="Largest change of the number of distinct ids of a feature, relative to the previous day's."
+    )
+    psi: float | None = setting(None, low=0.0, doc="Largest population stability index of a feature.")
+
+
+@dataclass(kw_only=True)
+class ChecksConfig:
+    """Which drift of a dataset is reported and which stops the stage.
+
+    The label rate stops nothing by default: the gate judges such a day against the serving model.
+    """
+
+    warn: DriftLimits = setting(
+        factory=lambda: DriftLimits(label_rate=0.2, missing_share=0.1, distinct=0.5, psi=0.25),
+        doc="Report drift beyond these limits.",
+    )
+    hold: DriftLimits = setting(
+        factory=lambda: DriftLimits(missing_share=0.5), doc="Stop the stage at drift beyond these limits."
+    )
+    leak: str = setting(
+        "hold",
+        choices=("hold", "warn", "off"),
+        doc="What to do when one feature alone predicts the label too well: hold stops the stage, warn reports it.",
+    )
+    leak_auc: float = setting(0.99, low=0.5, high=1.0, doc="AUC of a single feature above which it leaks the label.")
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ from omegaconf import MISSING
 
 from pipeline.config.fields import setting
 from pipeline.logs import FORMATS as LOG_FORMATS
-from pipeline.specs import STAGES, inline_stages
+from pipeline.specs.registries import STAGES, inline_stages
 
 
 @dataclass(kw_only=True)

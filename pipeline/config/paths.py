@@ -1,4 +1,4 @@
-"""What other tools call a setting."""
+"""Settings by dotted path: their types and defaults, and what a key that is no setting is likely to mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Any
 from pipeline.config import Config, ModelConfig
 from pipeline.specs import MODELS
 
-# Settings, and their names in other tools. Of several settings, the one in the typed group counts, else the first.
+# Settings, and their names in other tools, which newcomers type first. Of several settings, the one in the typed group
+# counts, else the first.
 _NAMES = {
     "train.lr": "learning_rate lr dense_lr",
     "train.sparse_lr": "embedding_lr embedding_learning_rate sparse_learning_rate",
@@ -47,15 +48,15 @@ _NAMES = {
     "store": "output_dir",
     "run": "run_name",
 }
-MEANT: dict[str, tuple[str, ...]] = {
+ALIASES: dict[str, tuple[str, ...]] = {
     name: tuple(settings.split()) for settings, names in _NAMES.items() for name in names.split()
 }
 
 
-def meant_by(key: str) -> str | None:
+def setting_for_alias(key: str) -> str | None:
     """The setting that ``key`` means in another tool; None if it is not a name there."""
     parent, _, name = key.rpartition(".")
-    paths = MEANT.get(name.lower().replace("-", "_"), ())
+    paths = ALIASES.get(name.lower().replace("-", "_"), ())
     beside = [path for path in paths if path.rpartition(".")[0] == parent]
     return next(iter([*beside, *paths]), None)
 
@@ -161,8 +162,8 @@ def children(path: str) -> list[str]:
 
 def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
     """The setting that ``key`` means or resembles most: first below the same parent, then anywhere."""
-    if meant := meant_by(key):
-        return meant
+    if setting := setting_for_alias(key):
+        return setting
     parent, _, name = key.rpartition(".")
     if parent and name in children("") and not dataclasses.is_dataclass(strip_none(field_type(name))):
         return name  # train.seed: the setting is at the top

@@ -1,4 +1,4 @@
-"""Settings that have been renamed.
+"""Settings that have been renamed, and recorded configurations as plain data, of which some have the former names.
 
 Artifact keys and run names use the first name of a setting, so their bytes stay. Recorded configurations are read with
 either name. An old name on the command line is an error.

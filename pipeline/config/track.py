@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
-from pipeline.specs import TRACKERS
+from pipeline.specs.registries import TRACKERS
 
 
 @dataclass(kw_only=True)

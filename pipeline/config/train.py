@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pipeline.config.fields import AUTO, setting
 from pipeline.config.tasks import TaskTraining
 from pipeline.errors import ConfigError
-from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
+from pipeline.specs.optimizers import DenseOptimizer, TableOptimizer
+from pipeline.specs.registries import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
 from pipeline.specs.registry import with_options
 
 
@@ -185,19 +186,6 @@ class HogwildConfig:
     threads: int | str = setting(
         AUTO, low=1, auto=True, doc="Threads, each with a batch of its own; auto: as many as there are usable CPUs."
     )
-
-
-# Row groups that lie across the end of a lane are decoded for both: an eighth of the groups, at most.
-GROUPS_A_LANE = 8
-
-
-def fitting_lanes(lanes: int, global_batch: int, groups: int) -> int:
-    """The largest divisor of ``lanes`` that divides the global batch and leaves each lane eight of the row groups.
-
-    One lane, where a dataset has fewer than sixteen row ``groups``. Ranks and hardware do not matter.
-    """
-    most = min(lanes, groups // GROUPS_A_LANE)
-    return max((n for n in range(1, most + 1) if lanes % n == 0 and global_batch % n == 0), default=1)
 
 
 @dataclass(kw_only=True)
@@ -466,3 +454,16 @@ class DebugConfig:
 
     anomaly: bool = setting(False, doc="Stop training at the first gradient that is NaN and name its operation; slow.")
     profile_steps: int = setting(0, low=0, doc="Steps of every rank that a torch profiler trace covers; 0: no trace.")
+
+
+# Row groups that lie across the end of a lane are decoded for both: an eighth of the groups, at most.
+GROUPS_A_LANE = 8
+
+
+def fitting_lanes(lanes: int, global_batch: int, groups: int) -> int:
+    """The largest divisor of ``lanes`` that divides the global batch and leaves each lane eight of the row groups.
+
+    One lane, where a dataset has fewer than sixteen row ``groups``. Ranks and hardware do not matter.
+    """
+    most = min(lanes, groups // GROUPS_A_LANE)
+    return max((n for n in range(1, most + 1) if lanes % n == 0 and global_batch % n == 0), default=1)

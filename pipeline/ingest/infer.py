@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from pipeline.config.data import ChecksConfig
+from pipeline.config import ChecksConfig
 from pipeline.config.features import MOST_ROWS, TAKEN_NAMES
 from pipeline.errors import DataError
 from pipeline.evaluation.metrics import grouped_auc

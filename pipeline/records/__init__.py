@@ -1,4 +1,4 @@
-"""Typed records: the JSON files that a stage promises to its readers, one module per record.
+"""Typed records: the JSON files that a stage promises to its readers, and what commands answer.
 
 Pure data: nothing here reads a store or imports torch.
 """
@@ -87,6 +87,8 @@ from pipeline.records.model_version import (
     ListedVersion,
     ModelCard,
     Promotion,
+    RemovedVersion,
+    RemovedVersions,
     ShownVersion,
     Verdict,
 )
@@ -135,8 +137,6 @@ from pipeline.records.result import (
 from pipeline.records.runs import (
     Removed,
     RemovedFromStore,
-    RemovedVersion,
-    RemovedVersions,
     RunChange,
     RunLine,
     RunsComparison,

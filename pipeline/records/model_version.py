@@ -10,7 +10,7 @@ from pipeline.records.record import Record, absent
 from pipeline.records.result import Evaluation
 from pipeline.records.serving import TableLayout
 
-CALIBRATOR = "calibrator.json"
+CARD, CALIBRATOR = "card.json", "calibrator.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,6 @@ class CalibratorRecord(Record):
     share: float
     slices: str | None = absent()
     curves: dict[str, CalibrationCurve] = field(default_factory=dict)
-
-
-CARD = "card.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,3 +169,21 @@ class ShownVersion(Record):
     files: dict[str, int]
     log: tuple[Promotion, ...]
     withdrawn: str | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedVersion(Record):
+    """A version of a model that is removed, and why."""
+
+    version: str
+    bytes: int | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedVersions(Record):
+    """The answer of ``nightjar models gc``: the versions of ``model`` that are removed."""
+
+    model: str
+    dry_run: bool
+    removed: tuple[RemovedVersion, ...]

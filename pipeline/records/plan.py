@@ -1,4 +1,7 @@
-"""``plan.json``: where every table goes; planning writes it, embeddings and training read it."""
+"""``plan.json``: where every table goes; planning writes it, embeddings and training read it.
+
+Behind it, what ``nightjar what-if`` and ``nightjar plan-diff`` answer about several plans.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +184,7 @@ class Plan(Record):
         return taken
 
 
-Pair = list[float]
+Pair = list[float]  # of the first plan and of the second
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The runs of a store: the steps of one, how several compare, and what is removed with them."""
+"""Runs: the steps of one (``steps.json``), and what ``nightjar runs ls``, ``compare`` and ``store gc`` answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.records.record import Record, absent
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A stage of a run. Paths are relative to the store.
+    """A stage of a run with its key and what it reads and writes. Paths are relative to the store.
 
     ``inputs``: the input stages' names and their artifacts' paths; ``config``: what of the configuration the key
     covers; ``input_keys``: the inputs' keys; ``scratch``: other paths that belong to the artifact and go with it when
@@ -45,7 +45,7 @@ def steps_of(record: Mapping[str, Any]) -> list[Step]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunLine(Record):
-    """A run in few figures; a figure that the run does not have is absent.
+    """A run in few figures, as ``nightjar runs ls`` lists it; a figure that the run does not have is absent.
 
     ``dataset``: its name and key. ``finished``: when the record of the run was written, seconds since 1970.
     ``seconds``: of the stages that ran, ``stages`` by name. ``table_bytes``: weights and optimizer state as planned.
@@ -97,9 +97,10 @@ class RunChange(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunsComparison(Record):
-    """Runs beside each other. ``settings``: those that differ, a value for each run (None: the run does not have it).
+    """The answer of ``nightjar compare``: runs beside each other.
 
-    ``confidence``: of the intervals in ``changes``.
+    ``settings``: those that differ, a value for each run (None: the run does not have it). ``confidence``: of the
+    intervals in ``changes``.
     """
 
     runs: tuple[RunLine, ...]
@@ -122,9 +123,9 @@ class Removed(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RemovedFromStore(Record):
-    """``removed``, with its ``bytes``, and ``kept``. ``versions``: their number. ``noticed``: kept against expectation.
+    """The answer of ``nightjar store gc``: what is ``removed``, with its ``bytes``, and what is ``kept``.
 
-    With ``dry_run``, nothing was removed.
+    ``versions``: their number. ``noticed``: kept against expectation. With ``dry_run``, nothing was removed.
     """
 
     store: str
@@ -136,21 +137,3 @@ class RemovedFromStore(Record):
     removed: tuple[Removed, ...]
     kept: tuple[Removed, ...]
     noticed: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemovedVersion(Record):
-    """A version of a model that is removed, and why."""
-
-    version: str
-    bytes: int | None
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemovedVersions(Record):
-    """The versions of ``model`` that are removed."""
-
-    model: str
-    dry_run: bool
-    removed: tuple[RemovedVersion, ...]

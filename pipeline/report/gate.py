@@ -1,4 +1,4 @@
-"""Plots of the gate's page: calibration and predictions of both models, and the change of NE by slice."""
+"""The page of a verdict as HTML, with its plots, and as Markdown, from ``gate.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nightjar what-if --nights`` as text."""
+"""``nightjar what-if --nights`` as text, and as a page: how tables grow and how memory fills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nightjar scale`` and ``nightjar dry-run`` as text."""
+"""The answers of ``nightjar scale`` and ``nightjar dry-run`` as text, and the page of ``nightjar scale --html``."""
 
 from __future__ import annotations
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-import numpy as np
-
 from pipeline.errors import ConfigError
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
 
     from pipeline.native.columns import HashTable
@@ -381,6 +380,8 @@ POINTS_PER_DECADE = 4
 
 def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:
     """Log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve."""
+    import numpy as np
+
     ks = curve_points(max(len(counts), RESERVED_ROWS))
     served = np.cumsum(np.sort(counts)[::-1])
     total = max(int(served[-1]), 1)
@@ -389,5 +390,7 @@ def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:
 
 def curve_points(rows: int) -> np.ndarray:
     """Log-spaced k from 1 to ``rows``, int64."""
+    import numpy as np
+
     points = int(np.ceil(np.log10(rows) * POINTS_PER_DECADE)) + 1
     return np.unique(np.geomspace(1, rows, points).round().astype(np.int64))

@@ -1,4 +1,7 @@
-"""The protocols of a ranking model and its parts: blocks for sequences, architectures for tasks, calibrators."""
+"""The protocols of a ranking model and its parts: blocks for sequences, architectures for tasks, calibrators.
+
+A module that defines one of them must not import torch at its top.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ def task_inputs(columns: Sequence[TaskColumn]) -> tuple[TaskInput, ...]:
 
 
 class TaskArchitecture(Protocol):
-    """An architecture, of ``models/task_architectures.py``.
+    """What several tasks share behind a ranking model's last hidden layer, of ``models/task_architectures.py``.
+
+    A spec is a frozen dataclass, whose fields are the options of ``model.task_options`` that it uses.
 
     ``chained``: it needs tasks that are ``given`` others.
     """
@@ -61,7 +66,9 @@ class BlockInputs:
 
 
 class SequenceBlock(Protocol):
-    """A block, of ``models/sequences.py``.
+    """What makes one vector a sample of its events, of ``models/sequences.py``.
+
+    A spec is a frozen dataclass, whose fields are the options of ``model.sequences.<name>.options`` that it uses.
 
     ``doc``: one sentence. ``targeted``: it compares the events with the sequence's target. ``ages``: it wants the
     embeddings of the events' ages beside the events.
@@ -159,10 +166,10 @@ def model_problem(spec: Any) -> str:
 
 
 class Calibrator(ABC):
-    """A kind of calibrator, of ``evaluation/calibrators.py``, which imports NumPy inside its methods.
+    """How a curve from a model's logits to calibrated ones is fitted on held-out rows: ``evaluation/calibrators.py``.
 
     Its curve goes in straight lines through knots and on beyond them, in logits on both axes. It rises strictly, so it
-    changes no order of rows. ``least_clicks``: rows of each class that a fit needs.
+    changes no order of rows. ``least_clicks``: rows of each class that a fit needs. Methods import NumPy inside.
     """
 
     name: str
@@ -171,7 +178,7 @@ class Calibrator(ABC):
 
     @abstractmethod
     def fit(self, rows: Any) -> CalibrationCurve:
-        """The curve of ``rows`` (``evaluation.calibrators.rows.Rows``), which are sorted and of both classes.
+        """The curve of ``rows`` (``evaluation.calibration_curves.CalibrationRows``), sorted and of both classes.
 
         float64, the same for equal rows.
         """

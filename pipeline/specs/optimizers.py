@@ -1,4 +1,4 @@
-"""The protocols of the optimizers of tables and of the dense part."""
+"""The protocols of the optimizers of tables and of the dense part: formula, state in memory and in checkpoints."""
 
 from __future__ import annotations
 

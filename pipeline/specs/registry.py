@@ -1,7 +1,7 @@
 """Registries of choices: built-in ones, and those that installed packages add as entry points.
 
 A registry imports the module with its built-in choices on first use. That imports no torch, so that a configuration can
-be checked against the names.
+be checked against the names. The options of a choice are fields of its spec, which settings replace (``with_options``).
 """
 
 from __future__ import annotations

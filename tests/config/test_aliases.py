@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.compose import compose
-from pipeline.config.paths import MEANT, field_type, meant_by
+from pipeline.config.paths import ALIASES, field_type, setting_for_alias
 from pipeline.errors import ConfigError
 
 
@@ -36,13 +36,13 @@ def test_a_name_of_the_field_is_answered_with_the_setting_it_means(typed: str, m
 
 
 def test_every_word_means_settings_that_exist_and_is_none_of_them_itself() -> None:
-    unknown = [(name, path) for name, paths in MEANT.items() for path in paths if field_type(path) is None]
+    unknown = [(name, path) for name, paths in ALIASES.items() for path in paths if field_type(path) is None]
     assert unknown == []
-    assert [name for name in MEANT if field_type(name) is not None] == []
-    assert {name: meant_by(name.upper().replace("_", "-")) for name in MEANT} == {
-        name: paths[0] for name, paths in MEANT.items()
+    assert [name for name in ALIASES if field_type(name) is not None] == []
+    assert {name: setting_for_alias(name.upper().replace("_", "-")) for name in ALIASES} == {
+        name: paths[0] for name, paths in ALIASES.items()
     }
 
 
 def test_what_is_no_word_of_the_field_is_left_to_its_spelling() -> None:
-    assert meant_by("train.frobnicate") is None
+    assert setting_for_alias("train.frobnicate") is None

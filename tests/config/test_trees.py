@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from pipeline.compose import ROOT, _resolve, compose, from_yaml, hydra_session, to_yaml, trees
 from pipeline.compose import overrides as complaints
-from pipeline.compose.trees import _files, _kept, compose_lines
+from pipeline.compose.trees import _cache, _files, compose_lines
 from pipeline.errors import ConfigError
 from pipeline.specs import MODELS, SEARCH_PARTS
 
@@ -113,8 +113,8 @@ def test_a_wrong_value_is_told_as_before() -> None:
 
 
 def test_trees_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(_kept) <= trees.KEPT <= 16
-    monkeypatch.setattr(trees, "KEPT", 2)
+    assert len(_cache) <= trees.CACHED_TREES <= 16
+    monkeypatch.setattr(trees, "CACHED_TREES", 2)
     for hidden in range(3):
         compose([f"hydra.job.name=n{hidden}"])
-        assert len(_kept) == 2
+        assert len(_cache) == 2

@@ -143,12 +143,6 @@ def test_imports_point_down_the_table_of_rooms() -> None:
 
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
-# Protocols whose methods take a configuration: the name alone, for annotations.
-FOR_ANNOTATIONS = {
-    ("pipeline.specs.stage", "pipeline.config"),
-    ("pipeline.specs.tracker", "pipeline.config"),
-    ("pipeline.specs.search_part", "pipeline.config"),
-}
 
 
 def imports_of(module: str, *, inside_functions: bool) -> set[str]:
@@ -168,7 +162,7 @@ def imports_of(module: str, *, inside_functions: bool) -> set[str]:
                 visit(child)
 
     visit(tree_of(MODULES[module]))
-    return {each for each in found & set(MODULES) - {module} if (module, each) not in FOR_ANNOTATIONS}
+    return found & set(MODULES) - {module}
 
 
 @pytest.mark.parametrize("where", ["at the top of modules", "inside functions too"])
