@@ -33,7 +33,7 @@ from benchmarks.checkpoint_share import measure_coding, measure_share
 from benchmarks.common import finish
 from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.index import BASELINE, committed
-from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.touched import TouchedRows, _Marker
 from pipeline.records import DatasetSchema

@@ -25,7 +25,7 @@ from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
 from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.quantise import bits_for_restores
-from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.evaluation.metrics import evaluate

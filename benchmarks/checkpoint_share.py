@@ -13,7 +13,7 @@ import torch
 from pipeline.checkpoint import native
 from pipeline.checkpoint.checkpointer import Checkpointer
 from pipeline.checkpoint.quantise import choose_coding, encode
-from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.train_state import TrainState
 from pipeline.embeddings.touched import _Marker
 
 

@@ -24,9 +24,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 
 from benchmarks.clicks import config_of
 from benchmarks.common import finish
-from pipeline.embeddings.compiled import CompiledTables
+from pipeline.embeddings.compiled_tables import CompiledTables
 from pipeline.embeddings.huge_pages import use_large_pages
-from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.row_access import LocalShard
 from pipeline.embeddings.tables import Kernel
 from pipeline.native import library
 from pipeline.specs import TABLE_OPTIMIZERS

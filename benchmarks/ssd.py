@@ -35,8 +35,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import finish
 from benchmarks.ssd_memory import STATE_BYTES, Tables, cache_rows
-from pipeline.embeddings.ssd.aio import DiskQueue
-from pipeline.embeddings.ssd.engines import DEPTH, Aio, Uring
+from pipeline.embeddings.ssd.aio import DEPTH, Aio, DiskQueue, Uring
 from pipeline.launch.memory import MemoryCgroup
 
 GIB = 2**30

@@ -127,8 +127,8 @@ class TurnedClock(Clock):
 @contextmanager
 def no_waits() -> Iterator[None]:
     """As many tries as ever, and no pauses, of stores and of ranks."""
-    from pipeline.checkpoint import ranks
+    from pipeline.checkpoint import collectives
 
-    none = tuple(0.0 for _ in ranks.PAUSES)
-    with mock.patch.object(retrying, "FIRST_SECONDS", 0.0), mock.patch.object(ranks, "PAUSES", none):
+    none = tuple(0.0 for _ in collectives.PAUSES)
+    with mock.patch.object(retrying, "FIRST_SECONDS", 0.0), mock.patch.object(collectives, "PAUSES", none):
         yield

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint.async_save import Flight, Limits
+from pipeline.checkpoint.async_save import AsyncSave, Limits, WriteOutcome
 from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.codings import Codings
+from pipeline.checkpoint.collectives import once, patiently, this_rank, together
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import (
@@ -25,20 +26,18 @@ from pipeline.checkpoint.index import (
     entry_of,
     name_of,
     newest_chain,
+    parents,
     step_of,
+    wants_baseline,
 )
-from pipeline.checkpoint.policy import parents, wants_baseline
-from pipeline.checkpoint.prune import Pruner, sweep
 from pipeline.checkpoint.quarantine import set_aside, spared
-from pipeline.checkpoint.ranks import once, patiently, this_rank, together
 from pipeline.checkpoint.reader import RestoreTarget, restore_newest
-from pipeline.checkpoint.retention import HELD, pinned_names
+from pipeline.checkpoint.retention import HELD, Pruner, pinned_names, remove_uncommitted
 from pipeline.checkpoint.save import Job
 from pipeline.checkpoint.snapshot import SnapshotBuffers, full_bytes, full_values, take_snapshot
-from pipeline.checkpoint.state import TrainState, dense_part
-from pipeline.checkpoint.writer import WriteOutcome
+from pipeline.checkpoint.train_state import TrainState, dense_part
 from pipeline.config import CheckpointConfig
-from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.row_access import RowAccess
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError, DamagedError, PassingError
 from pipeline.records import TableSize
@@ -100,7 +99,7 @@ class Checkpointer:
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        self._flight = Flight(self.store, self.on_point, self.limits)
+        self._flight = AsyncSave(self.store, self.on_point, self.limits)
         self._pruner = self._new_pruner()
         # Takes the disk's space of tables on SSD too.
         self._buffers, values = SnapshotBuffers(), full_values(self.model.rows)
@@ -150,7 +149,7 @@ class Checkpointer:
                 "old checkpoints are kept, because a manifest that may name them cannot be read: %s", error.message
             )
             return
-        for line in sweep(self.store, self.directory, pins, spared(self.store, self.directory)):
+        for line in remove_uncommitted(self.store, self.directory, pins, spared(self.store, self.directory)):
             log.info("%s", line)
 
     def save(

@@ -107,8 +107,8 @@ def _record(artifact: Artifact) -> dict[str, Any]:
 
 def show(store: Store, name: str) -> ShownCheckpoint:
     """Everything about one checkpoint: record, position, tables (rows stored, bytes, codings), dense part, settings."""
+    from pipeline.checkpoint.integrity import read_verified
     from pipeline.checkpoint.reader import read_index, read_state
-    from pipeline.checkpoint.verified import read_verified
 
     artifact = find_checkpoint(store, name)
     index = read_index(store, artifact)
@@ -158,7 +158,7 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> Checkpoin
 
     A table: rows changed (any weight differs), largest and mean absolute difference over all its weights.
     """
-    from pipeline.checkpoint.rows import ChainReader
+    from pipeline.checkpoint.reader import ChainReader
 
     one, two = find_checkpoint(store, first), find_checkpoint(store, second)
     a, b = ChainReader(store, one), ChainReader(store, two)
@@ -205,7 +205,7 @@ def _diff_dense(store: Store, one: Artifact, two: Artifact) -> dict[str, DenseDi
 
 def _dense(store: Store, artifact: Artifact) -> dict[str, Any]:
     from pipeline.checkpoint.container import read_tensors
-    from pipeline.checkpoint.verified import read_verified
+    from pipeline.checkpoint.integrity import read_verified
 
     tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{artifact.path}/{DENSE}")
     return {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}

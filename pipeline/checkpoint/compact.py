@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from pipeline.checkpoint.chunks import Chunk, RowBlock, TableCoding, open_chunk, write_block, write_part
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import BASELINE, DENSE, INDEX, STATE, damage_hint, in_store, restore_order
+from pipeline.checkpoint.integrity import read_verified
 from pipeline.checkpoint.reader import read_index
-from pipeline.checkpoint.verified import read_verified
-from pipeline.embeddings.shards import columns_of
+from pipeline.embeddings.row_access import columns_of
 from pipeline.errors import ArtifactError, DamagedError
 from pipeline.records import Extent, Index
 from pipeline.store import MANIFEST, Artifact, Draft, Store

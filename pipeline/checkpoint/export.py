@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from pipeline.checkpoint.container import write_header
-from pipeline.checkpoint.rows import ChainReader
-from pipeline.embeddings.shards import LocalShard
+from pipeline.checkpoint.reader import ChainReader
+from pipeline.embeddings.row_access import LocalShard
 from pipeline.errors import ConfigError
 from pipeline.records import Exported, ExportedTable
 from pipeline.store import Artifact, Store

@@ -1,8 +1,4 @@
-"""The checkpoints of one training run: which are committed, what each rests on, which may be removed.
-
-A checkpoint is an artifact in ``<directory>/step-<8 digits or more>``; its summary names ``step``, ``type`` (baseline |
-difference, for a delta) and ``parents`` (names of the checkpoints it is restored on top of, baseline first).
-"""
+"""The checkpoints of one training run: which are committed, what each rests on, when the next one is a baseline."""
 
 from __future__ import annotations
 
@@ -11,10 +7,42 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.checkpoint.policy import CheckpointChain
 from pipeline.errors import DamagedError
 from pipeline.records import Record
 from pipeline.store import MANIFEST, Artifact, Store
+
+
+@dataclass(frozen=True)
+class CheckpointChain:
+    """The checkpoints since the newest baseline: its path and those of the deltas after it, oldest first.
+
+    ``shares``: bytes of each delta as a share of the baseline's.
+    """
+
+    paths: tuple[str, ...]
+    shares: tuple[float, ...] = ()
+
+
+def wants_baseline(policy: str, chain: CheckpointChain | None, longest: int) -> bool:
+    """Whether the next checkpoint is a baseline. ``longest``: deltas a chain may hold."""
+    if chain is None or policy == "full" or len(chain.paths) > longest:
+        return True
+    return policy == "intermittent" and rebase_pays(chain.shares)
+
+
+def rebase_pays(shares: tuple[float, ...]) -> bool:
+    """The paper's rule: with deltas S_1..S_i written, rebase when 1 + S_1 + ... + S_i <= (i + 1) * S_i.
+
+    The left side is what the last i + 1 checkpoints cost on average times i + 1 if the chain began anew; the right
+    side is what going on costs, because a one-shot delta never shrinks.
+    """
+    return bool(shares) and 1.0 + sum(shares) <= (len(shares) + 1) * shares[-1]
+
+
+def parents(policy: str, chain: CheckpointChain) -> tuple[str, ...]:
+    """What a delta after ``chain`` is restored on top of: the whole chain if consecutive, else the baseline."""
+    return chain.paths if policy == "consecutive" else chain.paths[:1]
+
 
 INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"  # its files, the rows apart
 NAME = re.compile(r"step-(\d{8,})")

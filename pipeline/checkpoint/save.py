@@ -1,13 +1,13 @@
-"""One checkpoint: encode a snapshot's rows, write them chunk by chunk, commit when all ranks are done.
-
-A chunk is encoded, written and forgotten before the next, so memory beyond the snapshot is one chunk.
-"""
+"""One checkpoint: encode a snapshot's rows, write them chunk by chunk, commit when all ranks are done."""
 
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,16 +17,54 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split_by_heat, write_block
+from pipeline.checkpoint.collectives import from_first, this_rank, to_first, together
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
-from pipeline.checkpoint.flushing import Flushing
 from pipeline.checkpoint.index import DENSE, INDEX, STATE, Entry
 from pipeline.checkpoint.quarantine import make_room
-from pipeline.checkpoint.ranks import from_first, this_rank, to_first, together
 from pipeline.errors import ArtifactError, NightjarError, PassingError
 from pipeline.records import Extent, Index, TableSize, plain
-from pipeline.store import MANIFEST, Artifact, Draft, FileEntry, Store
+from pipeline.store import MANIFEST, Artifact, Draft, FileEntry, Store, disk_errors
 from pipeline.store.retrying import TRIES, passes, retried
+
+# Files flushed at once (each flush waits for the disk's journal, together they wait once), and files written but not
+# on the disk yet.
+_FLUSHES, _UNFLUSHED = 8, 16
+
+
+class Flushing:
+    """Flushes files of ``draft`` to a local disk behind the writer; leaving it waits for all of them."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._pool = ThreadPoolExecutor(_FLUSHES, thread_name_prefix="nightjar-flush") if draft.store.is_local else None
+        self._waiting: deque[Future[None]] = deque()
+
+    def __enter__(self) -> Flushing:
+        return self
+
+    def add(self, name: str) -> None:
+        """Flush file ``name`` soon; waits while too many are not on the disk yet."""
+        if self._pool is not None:
+            self._waiting.append(self._pool.submit(self._flush, name))
+            if len(self._waiting) > _UNFLUSHED:
+                self._waiting.popleft().result()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+            for future in self._waiting if kind is None else ():
+                future.result()
+
+    def _flush(self, name: str) -> None:
+        path = self._draft.store.full(f"{self._draft.path}/{name}")
+        with disk_errors(f"{self._draft.path}/{name}"):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
 
 FORMAT = 2
 KIND = "checkpoint"

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
-from pipeline.embeddings.rows import RowAccess
-from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.row_access import LocalShard, RowAccess
 from pipeline.embeddings.touched import TouchedRows, shard_key
 from pipeline.errors import GuardError
 

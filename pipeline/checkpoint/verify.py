@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import BASELINE, DENSE, INDEX, STATE, readable
+from pipeline.checkpoint.integrity import read_verified
 from pipeline.checkpoint.reader import read_blocks, read_index
-from pipeline.checkpoint.state import parse_state
-from pipeline.checkpoint.verified import read_verified
+from pipeline.checkpoint.train_state import parse_state
 from pipeline.errors import DamagedError
 from pipeline.records import Damage, Extent
 from pipeline.store import MANIFEST, Artifact, FileEntry, Store

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
+from pipeline.checkpoint.collectives import patiently
 from pipeline.checkpoint.index import restore_order
-from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.reader import (
     OTHER_MODEL,
     RestoreTarget,

@@ -42,7 +42,7 @@ bags = torchrec.EmbeddingBagCollection(device=torch.device("cpu"), tables=[torch
 ids = torchrec.KeyedJaggedTensor(keys=["C1"], values=torch.tensor([0, 2]), lengths=torch.tensor([1, 1]))
 assert bags(ids).values().shape == (2, 4)
 if sys.argv[1]:
-    from pipeline.embeddings.ssd.support import examine
+    from pipeline.embeddings.ssd.diagnostics import examine
     print(json.dumps(examine(pathlib.Path(sys.argv[1]))))
 from pipeline import native
 from pipeline.native import layers
@@ -298,7 +298,7 @@ def not_imported(said: str) -> Finding:
 
 
 def tables_on_ssd(examined: str) -> list[Finding]:
-    """Findings of what ``PROBE`` printed of ``pipeline.embeddings.ssd.support.examine``."""
+    """Findings of what ``PROBE`` printed of ``pipeline.embeddings.ssd.diagnostics.examine``."""
     reading, refused = json.loads(examined)
     warnings = [Finding("warn", "ssd", what, advice) for what, advice in refused]
     return warnings or [Finding("ok", "ssd", f"{reading}, past the page cache, at the store")]

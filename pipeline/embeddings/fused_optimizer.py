@@ -16,9 +16,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.sparse_optimizer import RowOptimizer, new_state, update_rows
-from pipeline.embeddings.state import TableState, keep_state
 from pipeline.embeddings.table_optimizer_config import TableRules, as_rules
-from pipeline.embeddings.tables import Kernel, kernels, table_group
+from pipeline.embeddings.tables import Kernel, TableState, keep_state, kernels, table_group
 from pipeline.embeddings.threaded_lookup import separate_kernel
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.row_access import LocalShard
 
 LARGE_PAGE = 1 << 21
 _AT_ONCE = 32 * LARGE_PAGE  # a call of the kernel, which first waits for all CPUs

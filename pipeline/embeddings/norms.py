@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.row_access import RowAccess
 from pipeline.embeddings.tables import TableSpec
 
 MOST_ROWS = 2048  # of a table; they are evenly spaced, the same ones each time

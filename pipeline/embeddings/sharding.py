@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from fbgemm_gpu import split_table_batched_embeddings_ops_training as fbgemm
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
+from torchrec.distributed import batched_embedding_kernel as torchrec
 from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
@@ -26,8 +30,8 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.embeddings.compiled import compile_tables, compiled_on
-from pipeline.embeddings.dim_padding import any_width
+from pipeline.config import HardwareConfig
+from pipeline.embeddings.compiled_tables import compile_tables, compiled_on
 from pipeline.embeddings.fused_optimizer import ReplicaOptimizer, fuse_optimizer, learn_by_rows
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
@@ -36,8 +40,45 @@ from pipeline.embeddings.tables import kernels
 from pipeline.embeddings.threaded_lookup import divide_tables
 from pipeline.embeddings.workers import SHARDINGS, Workers, WorkersWrapper
 from pipeline.errors import PlanError
-from pipeline.records import Plan, TablePlan
+from pipeline.records import Plan, ShardPlan, TablePlan
 from pipeline.specs.optimizers import FLOAT, TableOptimizer
+from pipeline.units import GIB
+
+_STEP = 4
+
+
+@contextmanager
+def any_width(device: torch.device) -> Iterator[None]:
+    """Within: kernels of ``device`` are built for tables of any width, if it is a CPU, whose kernels take them all.
+
+    On a GPU ``config.checks`` refuses such a width before anything starts.
+    """
+    if device.type != "cpu":
+        yield
+        return
+    check, layout = torchrec._assert_local_cols_divisible_by_4, fbgemm.construct_split_state
+
+    def host_layout(specs: Sequence[Any], rowwise: bool, *others: Any, **named: Any) -> Any:
+        """Where the values of each table (``specs``: rows, width, ..) begin in one piece of host memory."""
+        if all(width % _STEP == 0 for _, width, *_ in specs):
+            return layout([*specs], rowwise, *others, **named)
+        sizes = [rows if rowwise else rows * width for rows, width, *_ in specs]
+        starts = [0, *accumulate(sizes)]
+        return fbgemm.SplitState(
+            dev_size=0,
+            host_size=starts[-1],
+            uvm_size=0,
+            placements=[EmbeddingLocation.HOST] * len(sizes),
+            offsets=starts[:-1],
+        )
+
+    torchrec._assert_local_cols_divisible_by_4 = lambda config: None
+    fbgemm.construct_split_state = host_layout
+    try:
+        yield
+    finally:
+        torchrec._assert_local_cols_divisible_by_4, fbgemm.construct_split_state = check, layout
+
 
 HBM_CACHED = "hbm_cached"
 _REPLAN = "nightjar plan force=true rebuilds the plan"
@@ -347,3 +388,38 @@ class _WorldWrapper(DefaultDataParallelWrapper):
         all_ranks = ShardingEnv(dist.get_world_size(), dist.get_rank())
         all_ranks.process_group = dist.group.WORLD
         super().wrap(dmp, all_ranks, device)
+
+
+_own: tuple[object, dist.ProcessGroup] | None = None  # the group of all ranks, and that of this one alone
+
+
+def whole_tables_pay(plan: Plan, hardware: HardwareConfig, rows: int) -> bool:
+    """Whether each rank should have all tables to score ``rows`` rows of its own.
+
+    They must fit into the host memory of a rank beside what the plan reserves, and have fewer values than are looked
+    up. CPUs alone: tables on SSD, GPUs and embedding hosts stay as they are planned.
+    """
+    tables = plan.tables.values()
+    if plan.device != "cpu" or hardware.embedding_hosts or any(table.tier != "ddr" for table in tables):
+        return False
+    reserved = max((sum(each.values()) for each in plan.reserved), default=0)
+    fit = reserved + sum(table.bytes for table in tables) <= hardware.ddr_gib * GIB
+    return fit and sum(table.rows * table.dim for table in tables) <= rows * sum(table.dim for table in tables)
+
+
+def whole_tables(plan: Plan) -> tuple[Plan, TableRanks]:
+    """``plan`` with all tables on this rank, and the group of this rank alone, of which a process makes one."""
+    global _own
+    rank, world = dist.get_rank(), dist.group.WORLD
+    if _own is None or _own[0] is not world:
+        _own = world, dist.new_group([rank], use_local_synchronization=True)
+    tables = {
+        name: replace(
+            table,
+            sharding="table_wise",
+            kernel="fused",
+            shards=(ShardPlan(rank=rank, row=0, rows=table.rows, column=0, columns=table.dim),),
+        )
+        for name, table in plan.tables.items()
+    }
+    return replace(plan, tables=tables), TableRanks((rank,), _own[1])

@@ -11,9 +11,9 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from pipeline.embeddings.compiled import CompiledTables
+from pipeline.embeddings.compiled_tables import CompiledTables
 from pipeline.embeddings.tables import sharded_collections
-from pipeline.embeddings.threaded_lookup import Together
+from pipeline.embeddings.threaded_lookup import ThreadedLookup
 
 # Those whose exchange between ranks changes nothing on one rank; the others split rows or columns.
 _WHOLE = {"table_wise", "data_parallel"}
@@ -34,12 +34,14 @@ def without_exchange(dmp: DistributedModelParallel) -> bool:
 
 
 def looked_up(dmp: DistributedModelParallel) -> list[nn.Module]:
-    """The modules that look up tables, one after the other: kernels, and ``Together`` of those that run at once."""
+    """The modules that look up tables, one after the other: kernels, and ``ThreadedLookup`` of those that run at once."""
     modules: list[nn.Module] = []
     for collection in sharded_collections(dmp).values():
         for lookup in getattr(collection.forward, "lookups", collection._lookups):
             inner = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
-            modules += [inner] if isinstance(inner, Together) else [each.emb_module for each in inner._emb_modules]
+            modules += (
+                [inner] if isinstance(inner, ThreadedLookup) else [each.emb_module for each in inner._emb_modules]
+            )
     return modules
 
 
@@ -55,7 +57,7 @@ def _on_threads(lookup: Any) -> Any:
         and all(hasattr(each, "fused_optimizer") for each in lookup._emb_modules)
         and not any(isinstance(each.emb_module.forward, CompiledTables) for each in lookup._emb_modules)
     ):
-        return Together(lookup._emb_modules, lookup._feature_splits)
+        return ThreadedLookup(lookup._emb_modules, lookup._feature_splits)
     return lookup
 
 

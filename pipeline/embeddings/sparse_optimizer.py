@@ -20,8 +20,7 @@ from torch import Tensor
 from pipeline.embeddings import native
 from pipeline.embeddings.huge_pages import large_pages
 from pipeline.embeddings.ssd.kernel import sparse_memory, storage_of
-from pipeline.embeddings.state import TableState, keep_state
-from pipeline.embeddings.tables import Kernel
+from pipeline.embeddings.tables import Kernel, TableState, keep_state
 from pipeline.specs.optimizers import CompiledStep, StateColumn, TableOptimizer
 
 

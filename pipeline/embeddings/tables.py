@@ -1,9 +1,9 @@
-"""Walks over the tables of a sharded model: TorchRec keeps kernels in plain lists, which ``modules()`` does not see."""
+"""Walks over the tables of a sharded model: its kernels, and where the state of their optimizer lies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from pipeline.specs.optimizers import StateColumn
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,31 @@ def dense_table_parameters(dmp: DistributedModelParallel) -> dict[str, Tensor]:
         for kernel in kernels(dmp)
         if not kernel.fused
     }
+
+
+TableState = dict[str, Tensor]
+
+
+def keep_state(module: Any, states: list[TableState]) -> None:
+    """Make ``states``, by table and column, those of the kernel ``module``."""
+    module.table_state = states
+
+
+def kept_state(module: Any) -> list[TableState] | None:
+    """What ``keep_state`` gave ``module``; None where FBGEMM's kernel has the state."""
+    states: list[TableState] | None = getattr(module, "table_state", None)
+    return states
+
+
+def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[TableState]:
+    """The optimizer's state in ``kernel``, by table and column: views [rows] or [rows, dim].
+
+    ``columns``: of its tables, where FBGEMM has the state.
+    """
+    kept = kept_state(kernel.module)
+    if kept is not None:
+        return kept
+    if not columns:
+        return [{} for _ in kernel.tables]
+    names = [column.name for column in columns]
+    return [dict(zip(names, each, strict=True)) for each in kernel.module.split_optimizer_states()]

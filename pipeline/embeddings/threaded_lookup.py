@@ -40,7 +40,7 @@ def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
         separate_kernel([parameter], f"part {number * parts // len(parameters)}")
 
 
-class Together(nn.Module):
+class ThreadedLookup(nn.Module):
     """forward(features) -> pooled embeddings [B, sum of widths] of ``kernels``, which run at once, a thread each.
 
     ``splits``: the number of features of each kernel.

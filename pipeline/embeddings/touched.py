@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from pipeline.embeddings.rows import LocalShard
+from pipeline.embeddings.row_access import LocalShard
 from pipeline.embeddings.tables import Kernel, kernels, table_group
 
 ShardKey = tuple[str, int, int]

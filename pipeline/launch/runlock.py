@@ -8,8 +8,7 @@ from pipeline.clock import CLOCK, Clock
 from pipeline.records.runs import run_directory
 from pipeline.store import Store
 from pipeline.store.errors import taken
-from pipeline.store.lease import Lease
-from pipeline.store.leasefile import LeaseFile
+from pipeline.store.lease import Lease, LeaseFile
 
 
 def run_lock(store: Store, run: str, seconds: float, clock: Clock = CLOCK) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.checkpoint.quantise import Coding, choose_coding, encode
-from pipeline.checkpoint.rows import WINDOW_BYTES, ChainReader
+from pipeline.checkpoint.reader import WINDOW_BYTES, ChainReader
 from pipeline.publishing.tables import FLOATS, record_bytes
 from pipeline.records import TableLayout
 from pipeline.store import Draft

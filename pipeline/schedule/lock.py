@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager
 
 from pipeline.clock import CLOCK, Clock
 from pipeline.store import Store
-from pipeline.store.lease import Lease
-from pipeline.store.leasefile import LeaseFile
+from pipeline.store.lease import Lease, LeaseFile
 
 
 def lease_path(model: str) -> str:

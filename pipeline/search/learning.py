@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.checkpoint.state import flatten_optimizer, load_optimizer
+from pipeline.checkpoint.train_state import flatten_optimizer, load_optimizer
 from pipeline.config import Config
 from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.models.layers import initialise

@@ -88,7 +88,7 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
 def _crossing(dim: int, schema: DatasetSchema, layout: TowerLayout, group: TowerHosts, profile: Profile) -> Crossing:
     """What a sample sends between these tower hosts and the others; ``dim``: width of an embedding."""
     from pipeline.planning.predict import Crossing
-    from pipeline.towers.costs import modules_costs
+    from pipeline.towers.assignment import modules_costs
 
     module, towers = layout.towers.module, layout.towers.towers
     away = schema.with_vectors([name for name in layout.features if name not in group.features])

@@ -209,7 +209,7 @@ def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], 
 
     One that is gone, damaged or cannot be scored is noted, and the next best is taken: no night fails by it.
     """
-    from pipeline.checkpoint.ranks import from_first
+    from pipeline.checkpoint.collectives import from_first
     from pipeline.serving.incumbent_features import NotComparableError
     from pipeline.stages.sharing import require_sound
 

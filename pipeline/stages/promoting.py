@@ -97,7 +97,7 @@ def version_of(config: Config, store: Store, step: Step, inputs: dict[str, Artif
 
     Collective: all ranks write and judge it. On rank 0; None elsewhere.
     """
-    from pipeline.checkpoint.ranks import from_first, once, this_rank
+    from pipeline.checkpoint.collectives import from_first, once, this_rank
 
     def there() -> list[str | None]:
         made = None if config.force else versions.made_by(store, config.model_name, step.key)
@@ -148,7 +148,7 @@ def write_report(draft: Draft, record: GateRecord) -> None:
 
 def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], name: str) -> Artifact | None:
     """A new version called ``name``, whole and judged, not promoted; on rank 0."""
-    from pipeline.checkpoint.ranks import once, world_size
+    from pipeline.checkpoint.collectives import once, world_size
     from pipeline.publishing.card import CARD_TEXT, card_text
     from pipeline.stages.sharing import shared_draft
 
@@ -187,8 +187,8 @@ def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact],
 
 def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft) -> WrittenModel:
     """Tables, dense program, transforms, id mappings, configuration: whole on every rank when it returns."""
-    from pipeline.checkpoint.ranks import from_first
-    from pipeline.checkpoint.rows import ChainReader
+    from pipeline.checkpoint.collectives import from_first
+    from pipeline.checkpoint.reader import ChainReader
     from pipeline.stages.sharing import write_tables
     from pipeline.training.parquet import SplitReader
 

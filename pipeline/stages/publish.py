@@ -53,7 +53,7 @@ class Publish(Stage):
         self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO
     ) -> Artifact | None:
         """Write, judge and promote a version, with all ranks; its gate report is the stage's artifact."""
-        from pipeline.checkpoint.ranks import this_rank
+        from pipeline.checkpoint.collectives import this_rank
         from pipeline.stages.promoting import publish, version_of
         from pipeline.stages.sharing import join_ranks
         from pipeline.training.distributed import shared_failure

@@ -18,8 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from pipeline.checkpoint.parcels import Parcel, from_all, to_first
-from pipeline.checkpoint.ranks import from_first, this_rank, together, world_size
+from pipeline.checkpoint.collectives import (
+    Parcel,
+    all_gather_parcels,
+    from_first,
+    gather_parcels,
+    this_rank,
+    together,
+    world_size,
+)
 from pipeline.config import Config
 from pipeline.publishing.served import ServedModel, fetch_version, local_version
 from pipeline.publishing.writing import WrittenTable, write_table
@@ -32,7 +39,7 @@ from pipeline.store import Draft, FileEntry, Store
 from pipeline.training.distributed import connect
 
 if TYPE_CHECKING:
-    from pipeline.checkpoint.rows import ChainReader
+    from pipeline.checkpoint.reader import ChainReader
     from pipeline.training.parquet import SplitReader
 
 
@@ -123,7 +130,7 @@ def write_tables(
     about = {name: [each.layout.to_json(), each.not_finite, each.trained is not None] for name, each in own.items()}
     trained = [each.trained for each in own.values() if each.trained is not None]
     found = dict[str, WrittenTable]()
-    for parcel in from_all(Parcel([files, about], trained)):
+    for parcel in all_gather_parcels(Parcel([files, about], trained)):
         theirs, bits = parcel.record, iter(parcel.arrays)
         draft.files.update({name: FileEntry(*entry) for name, entry in theirs[0].items()})
         for name, (layout, bad, known) in theirs[1].items():
@@ -199,7 +206,7 @@ def score_on_ranks(
     ranks, names = world_size(), [*models]
     own = score_dataset(split, models, trained, slices, split.groups[this_rank() :: ranks])
     columns = [*(own.logits[name] for name in names), *(own.codes[name] for name in slices)]
-    parcels = to_first(Parcel([own.lookups, own.served], [part for parts in columns for part in parts]))
+    parcels = gather_parcels(Parcel([own.lookups, own.served], [part for parts in columns for part in parts]))
     if not parcels:
         return None
     whole = DatasetScores({name: [] for name in names}, {name: [] for name in slices})
@@ -225,6 +232,6 @@ def importance_on_ranks(
     mine = {name: groups[name] for name in [*groups][this_rank() :: world_size()]}
     own = importance(split, model, mine, rows, seed)
     found = dict[str, Importance]()
-    for parcel in to_first(Parcel({name: each.to_json() for name, each in own.items()})):
+    for parcel in gather_parcels(Parcel({name: each.to_json() for name, each in own.items()})):
         found |= {name: Importance.from_json(each) for name, each in parcel.record.items()}
     return {name: found[name] for name in groups if name in found}

@@ -1,7 +1,4 @@
-"""From ``partition.*`` to towers: how many, on which hosts, the strided assignment, and checks. No torch here.
-
-``check_partition`` runs before anything else, so that a bad setting costs no ingestion.
-"""
+"""From ``partition.*`` to towers: how many, on which hosts, what their modules cost, and checks. No torch at import."""
 
 from __future__ import annotations
 
@@ -9,11 +6,13 @@ import difflib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from pipeline.config import PartitionConfig, PlanConfig
 from pipeline.errors import ConfigError
 from pipeline.records import Tower, TowerModuleSpec, Towers
+from pipeline.specs import ModelCosts
 from pipeline.towers.layout import WHOLE_WORLD, check_towers
 
 
@@ -220,3 +219,28 @@ def strided(
         tower = empty[0] if len(free) - turn <= len(empty) else turn % count
         home |= dict.fromkeys(unit, tower)
     return [[name for name in features if home[name] == tower] for tower in range(count)]
+
+
+def modules_costs(spec: TowerModuleSpec, features: Sequence[int], width: int) -> ModelCosts:
+    """The costs of a sample in the modules of towers with so many ``features`` each, of embeddings of ``width``."""
+    each = [_tower_costs(spec, count, width) for count in features]
+    return ModelCosts(
+        flop=sum(one.flop for one in each),
+        parameters=sum(one.parameters for one in each),
+        activations=sum(one.activations for one in each),
+    )
+
+
+@lru_cache(maxsize=256)
+def _tower_costs(spec: TowerModuleSpec, features: int, width: int) -> ModelCosts:
+    if spec.name == "pass_through":
+        return ModelCosts(flop=0.0, parameters=0, activations=0)
+    import torch
+
+    from pipeline.models.costs import SAMPLES, module_costs
+    from pipeline.towers.modules import tower_module
+
+    with torch.device("meta"):
+        module = tower_module(spec, features, width)
+        embeddings = torch.zeros(SAMPLES, features, width, requires_grad=True)
+    return module_costs(module, embeddings)

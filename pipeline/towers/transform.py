@@ -17,13 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.dist_data import KJTAllToAll, PooledEmbeddingsAllToAll
-from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
+from torchrec.distributed.types import Awaitable, CommOp, NoWait, QuantizedCommCodecs
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from pipeline.embeddings.collection import feature_vectors, reordered
-from pipeline.embeddings.penalty import penalised
+from pipeline.embeddings.collection import feature_vectors, penalised, reordered
 from pipeline.embeddings.sharding import TableRanks
+from pipeline.errors import ConfigError
+from pipeline.records import Plan
 from pipeline.towers.events import TowerEvents, by_key, by_sample, merge_kjts
 from pipeline.towers.layout import TowerLayout
 from pipeline.towers.modules import joined, projected_tower
@@ -244,3 +246,32 @@ class TowerEmbeddings(nn.Module):
         flat /= dist.get_world_size(self.groups.tower)
         for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))
+
+
+_FORWARD = {"fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
+# Collectives sum the embeddings of these sharding types on the way, which int8 cannot do.
+_SUMMED = ("row_wise", "table_row_wise", "grid_shard")
+
+
+def exchange_codecs(exchange: str) -> QuantizedCommCodecs | None:
+    """Codecs of an all-to-all of pooled embeddings for ``partition.exchange``; None: plain float32."""
+    if exchange == "fp32":
+        return None
+    return get_qcomm_codecs(QCommsConfig(forward_precision=_FORWARD[exchange], backward_precision=CommType.BF16))
+
+
+def flat_exchange_codecs(exchange: str, plan: Plan) -> dict[str, QuantizedCommCodecs] | None:
+    """Codecs of a flat model's collectives, by TorchRec's names; ConfigError names tables that cannot use them."""
+    if exchange == "fp32":
+        return None
+    summed = [name for name, table in plan.tables.items() if table.sharding in _SUMMED]
+    if exchange == "int8" and summed:
+        raise ConfigError(
+            f"partition.exchange is int8, but the row-wise tables {', '.join(summed)} need sums on the way, which int8 "
+            "cannot do",
+            hint="partition.exchange=bf16, or plan.sharding_types=[data_parallel,table_wise,column_wise]",
+        )
+    made = {CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name: exchange_codecs(exchange)}
+    if exchange != "int8":
+        made[CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name] = exchange_codecs(exchange)
+    return {name: codec for name, codec in made.items() if codec is not None}

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from pipeline.checkpoint.ranks import exchange
+from pipeline.checkpoint.collectives import exchange
 from pipeline.records import BY_LOGIT, LABEL, NEGATIVE_RATE, ROW_WEIGHT, DatasetSchema
 from pipeline.training.data import BatchReader
 from pipeline.training.parquet import SplitReader

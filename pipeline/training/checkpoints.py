@@ -12,17 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
+from pipeline.checkpoint.collectives import from_first
 from pipeline.checkpoint.config_compatibility import check_changes
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import name_of
-from pipeline.checkpoint.ranks import from_first
 from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.save import parsed_artifact
-from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.train_state import TrainState
 from pipeline.checkpoint.warm import warm_start
 from pipeline.config import PartitionConfig
 from pipeline.embeddings.fused_optimizer import set_table_steps
-from pipeline.embeddings.rows import reset_rows
+from pipeline.embeddings.row_access import reset_rows
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.records import dataset_path

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint.ranks import exchange
+from pipeline.checkpoint.collectives import exchange
 from pipeline.config.fields import AUTO
 from pipeline.errors import NightjarError
 from pipeline.machine import processor

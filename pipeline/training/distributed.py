@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint.ranks import exchange
+from pipeline.checkpoint.collectives import exchange
 from pipeline.config import HardwareConfig
 from pipeline.cpus import available_cpus
 from pipeline.embeddings.huge_pages import LARGE_PAGE

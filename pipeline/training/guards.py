@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.checkpoint.ranks import once
+from pipeline.checkpoint.collectives import once
 from pipeline.config import TrainConfig
 from pipeline.errors import GuardError
 from pipeline.training.distributed import add_up, first_fault

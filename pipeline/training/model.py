@@ -16,14 +16,12 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.config import DataConfig, ModelConfig, TrainConfig
-from pipeline.embeddings.collection import build_collection, event_collection, feature_vectors
-from pipeline.embeddings.penalty import penalised
-from pipeline.embeddings.rows import RowAccess
-from pipeline.embeddings.sharding import shard_model
+from pipeline.embeddings.collection import build_collection, event_collection, feature_vectors, penalised
+from pipeline.embeddings.row_access import RowAccess
+from pipeline.embeddings.sharding import shard_model, whole_tables
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.embeddings.tables import TableSpec
-from pipeline.embeddings.whole import whole_tables
 from pipeline.embeddings.widths import Projections, projections
 from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError
@@ -34,8 +32,7 @@ from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.specs import ModelInputs, task_inputs
 from pipeline.towers import TowerLayout, layout_of
 from pipeline.towers.events import TowerEvents
-from pipeline.towers.precision import codecs, flat_codecs
-from pipeline.towers.transform import TowerEmbeddings, make_groups
+from pipeline.towers.transform import TowerEmbeddings, exchange_codecs, flat_exchange_codecs, make_groups
 from pipeline.training.counted import RowCounts
 from pipeline.training.data import Batch
 from pipeline.training.distributed import workers_of
@@ -323,7 +320,7 @@ def build_towers(
         tables = event_collection(own, settings.model, torch.device("meta"), weighted=weighted)
         blocks = histories.of(own)
         events = TowerEvents(schema, own, blocks, histories.vectors, tables, groups.tower, weighted=weighted)
-    exchange = codecs(settings.partition.exchange)
+    exchange = exchange_codecs(settings.partition.exchange)
     towers = TowerEmbeddings(layout, groups, collection, widths, width, settings.seed, exchange, dtype, events)
     towers.penalty = settings.train.embedding_l2
     towers.tower.to(device)
@@ -417,7 +414,7 @@ def assemble(
         use_tf32(settings.train.precision, device)
     if towers is None or towers.is_flat:
         flat = build(settings, schema, device, trained=trained)
-        exchange = flat_codecs(settings.partition.exchange, plan)
+        exchange = flat_exchange_codecs(settings.partition.exchange, plan)
         prefetch = trained and settings.train.pipeline == "prefetch"
         tables = torch.device("cpu") if flat.head.workers is not None else device
         plan, among = whole_tables(plan) if whole else (plan, None)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint.ranks import exchange
+from pipeline.checkpoint.collectives import exchange
 from pipeline.checkpoint.reader import RestoreTarget, restore
+from pipeline.embeddings.sharding import whole_tables_pay
 from pipeline.embeddings.single_rank_lookup import without_exchange
 from pipeline.embeddings.tables import dense_parameters
-from pipeline.embeddings.whole import whole_tables_pay
 from pipeline.embeddings.workers import Workers
 from pipeline.evaluation.ensemble_members import ne_of, shares
 from pipeline.models.layers.jagged import EVEN_ROWS

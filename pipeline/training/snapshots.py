@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeline.checkpoint.collectives import exchange
 from pipeline.checkpoint.index import name_of
-from pipeline.checkpoint.ranks import exchange
 from pipeline.config import TrainConfig
 from pipeline.config.train import PERTURB, RESET
 from pipeline.embeddings.fused_optimizer import set_table_steps

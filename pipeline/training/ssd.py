@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipeline.checkpoint.collectives import exchange
 from pipeline.checkpoint.index import committed
-from pipeline.checkpoint.ranks import exchange
 from pipeline.config import HardwareConfig
 from pipeline.embeddings.ssd import FIGURES, SsdStore, named, pss_bytes, ssd_tables
 from pipeline.errors import GuardError

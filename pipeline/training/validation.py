@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from pipeline.checkpoint.ranks import exchange, together
+from pipeline.checkpoint.collectives import exchange, together
 from pipeline.config import TrainConfig
 from pipeline.errors import DataError, GuardError
 from pipeline.evaluation import evaluate

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.ssd import fio_reads
 from benchmarks.ssd_child import DriftingIds
 from benchmarks.ssd_memory import AHEAD, Tables, cache_rows, cold_rows
-from pipeline.embeddings.ssd.engines import DEPTH
+from pipeline.embeddings.ssd.aio import DEPTH
 from pipeline.planning.candidates import BATCHES_MOVING, NUMBER_BYTES, ROW_BYTES
 
 GIB = 2**30

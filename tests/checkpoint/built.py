@@ -10,9 +10,9 @@ from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.quantise import Coding
 from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.save import Job, write_checkpoint
-from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import Config, DataConfig, SparseFeature, TrainConfig
-from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.row_access import LocalShard
 from pipeline.embeddings.tables import TableSpec
 from pipeline.models.settings import DlrmConfig
 from pipeline.store import Store

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.fault_points import FaultPoint, ignore
-from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.touched import TouchedRows

@@ -10,8 +10,8 @@ from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.save import Job, write_checkpoint
 from pipeline.checkpoint.snapshot import SnapshotBuffers, take_snapshot
-from pipeline.checkpoint.state import TrainState, flatten_optimizer
-from pipeline.embeddings.shards import LocalShard
+from pipeline.checkpoint.train_state import TrainState, flatten_optimizer
+from pipeline.embeddings.row_access import LocalShard
 from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.specs import TABLE_OPTIMIZERS

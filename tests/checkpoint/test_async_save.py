@@ -13,12 +13,12 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from pipeline.checkpoint import writer
+from pipeline.checkpoint import async_save
 from pipeline.checkpoint.async_save import Limits
 from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.retention import pinned_names
-from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.train_state import TrainState
 from pipeline.errors import DamagedError
 from pipeline.store import Store
 from tests.checkpoint.chain_runs import checkpointer, resume
@@ -171,13 +171,13 @@ def test_training_goes_on_while_old_checkpoints_are_removed(tmp_path):
 def waited_for(folder):
     """Behind training the writer takes what others leave; once training waits for it, it no longer does."""
     begun, waited, seen = threading.Event(), threading.Event(), []
-    hurry = writer._hurry
+    hurry = async_save._hurry
 
     def hurried(thread):
         hurry(thread)
         waited.set()
 
-    writer._hurry = hurried
+    async_save._hurry = hurried
 
     def priority():
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

@@ -5,8 +5,8 @@ import pytest
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.index import committed, entry_of, kept
+from pipeline.checkpoint.reader import ChainReader
 from pipeline.checkpoint.retention import collect, sweep
-from pipeline.checkpoint.rows import ChainReader
 from pipeline.errors import ArtifactError
 from pipeline.store import Store
 from tests.checkpoint.built import CODINGS, DIM, DIRECTORY, FP32, new_store, put, restored, same

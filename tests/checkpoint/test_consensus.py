@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch.distributed as dist
 
-from pipeline.checkpoint import ranks
+from pipeline.checkpoint import collectives
 from pipeline.errors import DamagedError, NightjarError, PassingError
 from tests.checkpoint.chain_runs import checkpointer, write
 from tests.checkpoint.test_passing import changes, tree
@@ -24,7 +24,7 @@ HIDDEN = {
 
 def resume_with_two_views(folder, hidden, blind):
     """Resume on two ranks; rank ``blind`` reads a copy of the store in which ``hidden`` is missing."""
-    ranks.PAUSES = (0.0,)
+    collectives.PAUSES = (0.0,)
     place = folder
     if dist.get_rank() == blind:
         place = folder / "blind"

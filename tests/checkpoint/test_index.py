@@ -13,7 +13,7 @@ from pipeline.checkpoint.index import (
     newest_chain,
     restore_order,
 )
-from pipeline.checkpoint.prune import sweep
+from pipeline.checkpoint.retention import remove_uncommitted
 from pipeline.errors import ArtifactError
 from pipeline.store import MANIFEST, Store
 from pipeline.store.removal import remove
@@ -111,7 +111,7 @@ def test_a_sweep_says_what_it_removes_and_leaves_what_is_rested_on_or_pinned(tmp
         write(store, step, *parents)
     for step in (10, 30, 40):
         (tmp_path / "ck" / name_of(step) / "manifest.json").unlink()
-    lines = sweep(store, "ck", pinned=[name_of(30)])
+    lines = remove_uncommitted(store, "ck", pinned=[name_of(30)])
     assert store.names("ck") == [name_of(10), name_of(20), name_of(30)]
     assert [line.split()[0] for line in lines] == [f"ck/{name_of(10)}", f"ck/{name_of(30)}", "removed"]
     assert name_of(40) in lines[2]

@@ -15,11 +15,10 @@ from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.commands import gc, list_checkpoints
 from pipeline.checkpoint.container import require_memory
 from pipeline.checkpoint.index import committed
-from pipeline.checkpoint.prune import sweep
 from pipeline.checkpoint.quarantine import listed, set_aside
 from pipeline.checkpoint.reader import OTHER_MODEL, RestoreTarget, restore_newest
-from pipeline.checkpoint.retention import clear
-from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.retention import clear, remove_uncommitted
+from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.errors import ArtifactError, DamagedError, PassingError, UnreachableError
 from pipeline.store import Store
@@ -211,7 +210,7 @@ def test_on_an_object_store_files_stay_until_their_place_is_needed():
     before = set(store.fs.find(store.full(f"{place}/step-00000002")))
     set_aside(store, place, {"step-00000002": "a file is gone"})
     assert [each.summary["step"] for each in committed(store, place)] == [1]
-    assert sweep(store, place, aside=["step-00000002"]) == []
+    assert remove_uncommitted(store, place, aside=["step-00000002"]) == []
     there = set(store.fs.find(store.full(f"{place}/step-00000002")))
     assert {name.replace("former-manifest.json", "manifest.json") for name in there} == before
     told = gc(store, None, None, None, 0.0, dry_run=True)
@@ -278,7 +277,7 @@ def test_a_look_that_fails_is_no_proof_of_absence(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output"):
         patched.setattr(Path, "stat", look)
-        sweep(store, "c")
+        remove_uncommitted(store, "c")
     assert [each.summary["step"] for each in committed(store, "c")] == [1, 2]
     with pytest.raises(OSError, match="too long"):
         store.exists("x" * 5000)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.checkpoint.policy import CheckpointChain, parents, rebase_pays, wants_baseline
+from pipeline.checkpoint.index import CheckpointChain, parents, rebase_pays, wants_baseline
 
 
 def test_the_papers_rule() -> None:

@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from pipeline.checkpoint.ranks import from_first, to_first
+from pipeline.checkpoint.collectives import from_first, to_first
 from pipeline.errors import ArtifactError, NightjarError, PassingError
 from tests.embeddings.ranks import spawn
 

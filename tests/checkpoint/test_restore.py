@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer, latest
 from pipeline.checkpoint.reader import RestoreTarget, restore
-from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.touched import TouchedRows

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.checkpoint.rowids import decode_ids, encode_ids
+from pipeline.checkpoint.chunks import decode_ids, encode_ids
 from pipeline.errors import ArtifactError
 
 

@@ -6,12 +6,12 @@ import fsspec
 import pytest
 import torch
 
-from pipeline.checkpoint import ranks
+from pipeline.checkpoint import collectives
+from pipeline.checkpoint.collectives import patiently
 from pipeline.checkpoint.index import committed
-from pipeline.checkpoint.prune import sweep
 from pipeline.checkpoint.quarantine import in_place, listed, remove, set_aside
-from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.reader import RestoreTarget, restore_newest
+from pipeline.checkpoint.retention import remove_uncommitted
 from pipeline.errors import ArtifactError
 from pipeline.store import Store
 from tests.checkpoint.s3 import Fault
@@ -103,7 +103,7 @@ def test_a_write_that_keeps_failing_is_named_and_loses_nothing(store, endpoint, 
 )
 def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, monkeypatch, kind, part):
     """Falling back to older rows would throw away training that is safe: it stops and says where."""
-    monkeypatch.setattr(ranks, "PAUSES", (0.0,))
+    monkeypatch.setattr(collectives, "PAUSES", (0.0,))
     put(store, 1)
     put(store, 2)
     store.fs.invalidate_cache()
@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint_is_set_aside_without_a_rename_and_makes_room_later
     assert (found[1].step, list(damaged)) == (1, ["step-00000002"])
     patiently("setting aside", lambda: set_aside(store, "c", damaged))
     assert [each.path for each in committed(store, "c")] == [found[0].path]
-    assert sweep(store, "c", aside=in_place(store, "c")) == []
+    assert remove_uncommitted(store, "c", aside=in_place(store, "c")) == []
     files = set(written.files) - {lost} | {"former-manifest.json"}
     assert {name.rpartition("step-00000002/")[2] for name in store.fs.find(store.full("c/step-00000002"))} == files
     store.verify(put(store, 2))

@@ -11,7 +11,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from pipeline.embeddings.compiled import CompiledTables
+from pipeline.embeddings.compiled_tables import CompiledTables
 from pipeline.errors import GuardError
 from pipeline.native import library
 from pipeline.specs import TABLE_OPTIMIZERS

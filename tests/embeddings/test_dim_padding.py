@@ -10,7 +10,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from pipeline.embeddings import table_optimizers
-from pipeline.embeddings.dim_padding import any_width
+from pipeline.embeddings.sharding import any_width
 
 ROWS, WIDTHS, LR = 6, (1, 3, 8, 2), 0.1
 SPECS = [(ROWS, width, EmbeddingLocation.HOST, ComputeDevice.CPU) for width in WIDTHS]

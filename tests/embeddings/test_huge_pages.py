@@ -8,7 +8,7 @@ import torch
 
 from pipeline.embeddings import huge_pages
 from pipeline.embeddings.huge_pages import LARGE_PAGE, large_pages, use_large_pages
-from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.row_access import LocalShard
 
 PAGE = LARGE_PAGE
 

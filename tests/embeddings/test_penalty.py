@@ -2,7 +2,7 @@
 
 import torch
 
-from pipeline.embeddings.penalty import penalised
+from pipeline.embeddings.collection import penalised
 
 
 def test_the_gradient_is_that_of_half_the_squared_norms():

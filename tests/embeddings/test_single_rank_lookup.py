@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.embeddings.single_rank_lookup import looked_up, without_exchange
-from pipeline.embeddings.threaded_lookup import Together
+from pipeline.embeddings.threaded_lookup import ThreadedLookup
 from pipeline.embeddings.touched import TouchedRows
 from tests.embeddings.cases import make, shards_to_tensors, train
 from tests.embeddings.ranks import plan_for
@@ -48,8 +48,8 @@ def test_tables_outputs_and_marks_are_the_same_to_the_bit(kind, optimizer):
 
 def test_kernels_run_side_by_side_where_there_are_threads():
     kinds = {threads: looked_up(trained(threads=threads, exchange=False)[0]) for threads in (1, 2)}
-    assert [type(module) for module in kinds[2]] == [Together]
-    assert len(kinds[1]) == 1 and not isinstance(kinds[1][0], Together)
+    assert [type(module) for module in kinds[2]] == [ThreadedLookup]
+    assert len(kinds[1]) == 1 and not isinstance(kinds[1][0], ThreadedLookup)
 
 
 def test_an_error_of_a_kernel_reaches_the_caller(monkeypatch):

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from pipeline.embeddings.initial import initial_rows, rows_at
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.ssd import SsdStore
-from pipeline.embeddings.ssd.aio import DiskQueue
-from pipeline.embeddings.ssd.engines import ENGINES
+from pipeline.embeddings.ssd.aio import ENGINES, DiskQueue
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.shard import SsdShard
 from pipeline.embeddings.tables import TableSpec

@@ -14,10 +14,9 @@ from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.cached import CachedShard
-from pipeline.embeddings.ssd.fetch import Fetcher
+from pipeline.embeddings.ssd.fetch import Fetcher, WaitingParts, check_room
 from pipeline.embeddings.ssd.kernel import SlotKernel
 from pipeline.embeddings.ssd.slots import DeviceSlots, HostSlots
-from pipeline.embeddings.ssd.waiting import WaitingParts, check_room
 from pipeline.embeddings.tables import TableSpec, kernels
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import GuardError, PlanError

@@ -8,12 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline.embeddings.ssd.aio import DiskQueue
-from pipeline.embeddings.ssd.engines import ENGINES
-from pipeline.embeddings.ssd.files import ScratchFile
+from pipeline.embeddings.ssd.aio import ENGINES, DiskQueue
+from pipeline.embeddings.ssd.diagnostics import examine
 from pipeline.embeddings.ssd.log import MOST_ROWS, RowLog, place_type
+from pipeline.embeddings.ssd.scratch_files import ScratchFile
 from pipeline.embeddings.ssd.shard import SsdShard
-from pipeline.embeddings.ssd.support import examine
 from pipeline.errors import GuardError, PlanError
 from pipeline.records import ShardPlan
 from pipeline.records.scratch import MOST_SPARE, log_shape
@@ -111,7 +110,7 @@ assert torch.equal(kernel[part.slots[places]], initial_rows(1, table, 0, 9))
 print(*(what for what, advice in store.shortcomings()), sep="\\n")
 store.close()
 from pipeline.commands.doctor import tables_on_ssd
-from pipeline.embeddings.ssd.support import examine
+from pipeline.embeddings.ssd.diagnostics import examine
 print(*(finding.line() for finding in tables_on_ssd(json.dumps(examine(Path(sys.argv[1]))))), sep="\\n")
 """
 
@@ -167,8 +166,8 @@ refuse("io_uring_setup")
 import numpy as np
 from pathlib import Path
 from pipeline.embeddings.ssd.aio import DiskQueue
-from pipeline.embeddings.ssd.files import ScratchFile
-from pipeline.embeddings.ssd.support import examine
+from pipeline.embeddings.ssd.scratch_files import ScratchFile
+from pipeline.embeddings.ssd.diagnostics import examine
 file = ScratchFile(Path(sys.argv[1]), 8192, "a test")
 file.write(memoryview(np.repeat(np.arange(2, dtype=np.float32), 1024)).cast("B"), 0)
 queue, offsets = DiskQueue(), np.array([4096, 0])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.embeddings.ssd.middle import HostRows
+from pipeline.embeddings.ssd.cached import HostRows
 from pipeline.records import HOST_ROW_BYTES
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config import HardwareConfig
-from pipeline.embeddings.whole import whole_tables_pay
+from pipeline.embeddings.sharding import whole_tables_pay
 from pipeline.units import GIB
 from tests.embeddings.ranks import DIM, ROWS, on_tier, plan_for
 

@@ -12,7 +12,7 @@ from pipeline import cli, compose
 from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
 from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.reader import RestoreTarget, restore_newest
-from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.errors import NightjarError
 from pipeline.publishing import promotion

@@ -4,7 +4,7 @@ import contextlib
 from types import SimpleNamespace
 from unittest import mock
 
-from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.reader import ChainReader
 from pipeline.publishing import commands, promotion
 from pipeline.publishing.served import SERVING, Description, local_version
 from pipeline.publishing.writing import WrittenTable, write_table

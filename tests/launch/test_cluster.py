@@ -13,9 +13,9 @@ import torch
 
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import DENSE
+from pipeline.checkpoint.integrity import read_verified
+from pipeline.checkpoint.reader import ChainReader
 from pipeline.checkpoint.reference import find_checkpoint
-from pipeline.checkpoint.rows import ChainReader
-from pipeline.checkpoint.verified import read_verified
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import RefusedError

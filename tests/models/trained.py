@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.checkpoint.reader import read_dense
-from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.reader import ChainReader, read_dense
 from pipeline.config import Config, DataConfig, EvaluateConfig, GuardConfig, HardwareConfig, ModelConfig, TrainConfig
 from pipeline.publishing.dense import dense_part
 from pipeline.publishing.program import write_program

@@ -10,7 +10,7 @@ from plan_cases import check_plan, configure, cpu, criteo, dataset, preset
 
 from pipeline.compose import compose
 from pipeline.config import TablePin
-from pipeline.embeddings.ssd.spread import pieces
+from pipeline.embeddings.ssd.scratch_files import pieces
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan, render_plan
 from pipeline.planning.choices import tables_of

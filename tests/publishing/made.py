@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.reader import ChainReader
 from pipeline.compose import to_yaml
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature
 from pipeline.models.settings import DlrmConfig

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pipeline.checkpoint.index import name_of
-from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.reader import ChainReader
 from pipeline.publishing.dense import Ensemble, joined, places
 from pipeline.publishing.program import write_program
 from pipeline.publishing.served import SERVING, Description, ServedModel, local_version

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException
 
 from benchmarks.runs import run_config
-from pipeline.checkpoint.parcels import Parcel, from_all, to_first
-from pipeline.checkpoint.ranks import from_first, this_rank
+from pipeline.checkpoint.collectives import Parcel, all_gather_parcels, from_first, gather_parcels, this_rank
 from pipeline.compose import compose
 from pipeline.errors import NightjarError
 from pipeline.records import GateRecord
@@ -251,7 +250,7 @@ def test_a_rank_that_is_killed_leaves_nothing_published(trained, published, tmp_
 def parcels(folder: Path) -> None:
     rank = this_rank()
     own = Parcel({"rank": rank}, [np.arange(rank, dtype=np.int16), np.full((2, rank), rank, np.float32)])
-    every, first = from_all(own), to_first(own)
+    every, first = all_gather_parcels(own), gather_parcels(own)
     assert [each.record["rank"] for each in every] == [*range(dist.get_world_size())]
     assert len(first) == (dist.get_world_size() if rank == 0 else 0)
     for number, each in enumerate([*every, *first]):
@@ -265,7 +264,7 @@ def test_parcels_bring_arrays_of_any_shape_as_they_are(tmp_path: Path) -> None:
     spawn(parcels, 3, tmp_path)
     assert all((tmp_path / f"{rank}").exists() for rank in range(3))
     alone = Parcel("x", [np.zeros(2)])
-    assert from_all(alone) == to_first(alone) == [alone]
+    assert all_gather_parcels(alone) == gather_parcels(alone) == [alone]
 
 
 def test_one_rank_has_everything(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pipeline.checkpoint.quantise import Coding, decode, encode
-from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.reader import ChainReader
 from pipeline.errors import ArtifactError
 from pipeline.publishing.rowcache import RowCache, TableReader, shares
 from pipeline.publishing.tables import record_bytes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.reader import ChainReader
 from pipeline.compose import compose
 from pipeline.ingest.stage import ingest
 from pipeline.publishing.writing import WrittenTable, bits

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.records import TowerModuleSpec
-from pipeline.towers.precision import flat_codecs
+from pipeline.towers.transform import flat_exchange_codecs
 from tests.embeddings.ranks import plan_for, spawn
 from tests.towers.cases import BATCH, DIM, count_bytes
 
@@ -113,6 +113,6 @@ def test_a_smaller_exchange_is_smaller_and_close(sent, name):
 def test_int8_is_refused_where_embeddings_are_summed_on_their_way():
     plan = plan_for(["row_wise", "table_wise", "row_wise"], 2)
     with pytest.raises(ConfigError, match="int8, but the row-wise tables b, long need sums on the way") as caught:
-        flat_codecs("int8", plan)
+        flat_exchange_codecs("int8", plan)
     assert "plan.sharding_types=" in caught.value.hint
-    assert flat_codecs("fp32", plan) is None
+    assert flat_exchange_codecs("fp32", plan) is None

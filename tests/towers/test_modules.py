@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipeline.records import TowerModuleSpec
-from pipeline.towers.costs import modules_costs
+from pipeline.towers.assignment import modules_costs
 from pipeline.towers.modules import build_tower
 from pipeline.training.linear import use_cpu_kernels
 

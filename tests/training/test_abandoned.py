@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 from pipeline.checkpoint import save
-from pipeline.checkpoint.async_save import Flight
+from pipeline.checkpoint.async_save import AsyncSave
 from pipeline.cli import main
 from tests.alone import alone
 from tests.waits import PATIENCE
@@ -33,7 +33,7 @@ SETTINGS = [
 def test_a_guard_that_stops_a_training_waits_for_the_checkpoint_in_flight(tmp_path: Path) -> None:
     # It waits for ``grace_seconds`` at most, for a thread that takes what other programs leave of the cores: on a busy
     # machine that is long. The disk is slow until somebody waits for it: a training that ends finds it writing.
-    written, abandon, waits = save._write_dense, Flight.abandon, threading.Event()
+    written, abandon, waits = save._write_dense, AsyncSave.abandon, threading.Event()
 
     def slow(*arguments):
         assert waits.wait(PATIENCE)
@@ -43,7 +43,7 @@ def test_a_guard_that_stops_a_training_waits_for_the_checkpoint_in_flight(tmp_pa
         waits.set()
         abandon(flight, seconds)
 
-    save._write_dense, Flight.abandon = slow, abandoned  # of this process, which ends with the test
+    save._write_dense, AsyncSave.abandon = slow, abandoned  # of this process, which ends with the test
     assert main(["run", f"store={tmp_path}/store", *SETTINGS]) == 5
     assert "nightjar-checkpoint" not in {thread.name for thread in threading.enumerate()}
     assert list((tmp_path / "store/runs/e/checkpoints").glob("*/step-00000006/manifest.json"))

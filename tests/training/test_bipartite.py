@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.reader import ChainReader
 from pipeline.config import ClipConfig, HardwareConfig, PartitionConfig
 from pipeline.config.train import ValidateConfig
 from pipeline.errors import NightjarError

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.checkpoint.state import flatten_optimizer, load_optimizer
+from pipeline.checkpoint.train_state import flatten_optimizer, load_optimizer
 from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.config.train import AverageConfig, DenseGroup, DenseOptions, SparseOptions

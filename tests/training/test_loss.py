@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipeline.config import TaskTraining, TrainConfig
-from pipeline.embeddings.penalty import penalised
+from pipeline.embeddings.collection import penalised
 from pipeline.records import DatasetSchema, TaskColumn
 from pipeline.training.tasks import TaskLoss
 

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.config import CheckpointConfig, Config, SparseFeature, SplitConfig
 from pipeline.embeddings.initial import initial_rows
-from pipeline.embeddings.rows import reset_rows
+from pipeline.embeddings.row_access import reset_rows
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ArtifactError
 from pipeline.ingest.stage import ingest

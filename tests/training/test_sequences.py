@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 import torch
 
-from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.reader import ChainReader
 from pipeline.store import Store
 from tests.commands import nightjar_in_turn
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.reader import ChainReader
 from pipeline.store import Store
 from tests.commands import kill_nightjar, nightjar_in_turn
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pipeline.checkpoint.export import export
-from pipeline.checkpoint.rows import ChainReader
-from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.reader import ChainReader
+from pipeline.checkpoint.train_state import TrainState
 from pipeline.config import CheckpointConfig, TablePin
 from pipeline.embeddings import table_optimizers
 from pipeline.embeddings.fused_optimizer import set_table_steps

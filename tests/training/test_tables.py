@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.reader import ChainReader
 from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.tables import TableSpec
 from pipeline.store import Store

@@ -1,20 +1,273 @@
-"""Many reads of a disk at once, past the page cache, into one piece of memory that is reused.
-
-A read costs 4 to 5 us of processor time that way, whichever of io_uring and Linux AIO the kernel allows; threads took
-17 (docs/measurements/ssd.md).
-"""
+"""Many reads of a disk at once, past the page cache: by io_uring, by Linux AIO, or by threads that do one each."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
+import os
+import platform
+import queue
 from collections.abc import Iterator, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.embeddings.ssd.engines import DEPTH, ENGINES, I64, best_engine, failed
+I64 = NDArray[np.int64]
+DEPTH = 1024
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class IoEngine(Protocol):
+    """``memory``: where most reads go, if it is known; the constructor raises OSError where the machine refuses it."""
+
+    name: str
+
+    def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
+        """Ask for reads into ``addresses``, or writes from there; how many were taken, the first ones, at least one."""
+        ...
+
+    def wait(self, least: int) -> tuple[I64, I64]:
+        """Wait for ``least`` requests: the numbers of those done, and their bytes, or minus the errors' numbers."""
+        ...
+
+    def close(self) -> None:
+        """Return it to the kernel, once the requests under way are done."""
+        ...
+
+
+def _call(number: int, *arguments: Any) -> int:
+    return int(_LIBC.syscall(ctypes.c_long(number), *arguments))
+
+
+def failed(number: int) -> OSError:
+    """The OSError of error ``number``."""
+    return OSError(number, os.strerror(number))
+
+
+def _at(array: NDArray[Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+_SETUP, _ENTER, _REGISTER = 425, 426, 427  # on every machine
+_RING, _ENTRIES = 0, 0x10000000
+_PARAMETERS = np.dtype(
+    [
+        ("entries", "<u4"),
+        ("completions", "<u4"),
+        ("flags", "<u4"),
+        ("rest", "<u4", 7),
+        ("sq", "<u4", 10),
+        ("cq", "<u4", 10),
+    ]
+)
+_ENTRY = np.dtype(
+    [
+        ("what", "u1"),
+        ("flags", "u1"),
+        ("priority", "<u2"),
+        ("fd", "<i4"),
+        ("offset", "<u8"),
+        ("address", "<u8"),
+        ("bytes", "<u4"),
+        ("more", "<u4"),
+        ("data", "<u8"),
+        ("buffer", "<u2"),
+        ("rest", "<u2", 11),
+    ]
+)
+_DONE = np.dtype([("data", "<u8"), ("result", "<i4"), ("flags", "<u4")])
+_READ, _WRITE, _READ_FIXED = 22, 23, 4
+_BUFFERS, _GET_EVENTS = 0, 1  # of io_uring_register and io_uring_enter
+_COOPERATE, _SINGLE_MAP = 1 << 8, 1  # IORING_SETUP_COOP_TASKRUN, IORING_FEAT_SINGLE_MMAP
+
+
+class Uring:
+    """io_uring(7) with ``memory`` registered, so that the kernel need not find its pages for every read."""
+
+    name = "io_uring"
+
+    def __init__(self, memory: mmap.mmap | None = None) -> None:
+        given, self._fd = np.zeros(1, _PARAMETERS), -1
+        for flags in (_COOPERATE, 0):  # kernels before 5.19 know no flag that spares us interrupts
+            given["flags"] = flags
+            self._fd = _call(_SETUP, DEPTH, _at(given))
+            if self._fd >= 0 or ctypes.get_errno() != errno.EINVAL:
+                break
+        if self._fd < 0:
+            raise failed(ctypes.get_errno())
+        try:
+            self._map(given[0])
+        except OSError:
+            os.close(self._fd)
+            raise
+        self._read = _READ
+        if memory is not None:
+            whole = np.frombuffer(memory, np.uint8)
+            vector = np.array([whole.ctypes.data, len(whole)], np.uint64)
+            # Where it may not be locked in memory, reads into it cost a little more.
+            if _call(_REGISTER, self._fd, _BUFFERS, _at(vector), 1) == 0:
+                self._read = _READ_FIXED
+
+    def _map(self, given: Any) -> None:
+        if not given["rest"][2] & _SINGLE_MAP:
+            raise failed(errno.ENOSYS)  # kernels before 5.4
+        sq, cq = given["sq"], given["cq"]
+        size = max(int(sq[6] + given["entries"] * 4), int(cq[5] + given["completions"] * _DONE.itemsize))
+        ring = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED, offset=_RING)
+        entries = mmap.mmap(self._fd, int(given["entries"]) * _ENTRY.itemsize, flags=mmap.MAP_SHARED, offset=_ENTRIES)
+        self._entries = np.frombuffer(entries, _ENTRY)
+        words = np.frombuffer(ring, np.uint32, size // 4)
+        self._sq_tail, self._cq_head, self._cq_tail = (words[at // 4 : at // 4 + 1] for at in (sq[1], cq[0], cq[1]))
+        words[sq[6] // 4 : sq[6] // 4 + given["entries"]] = np.arange(given["entries"])
+        self._done = np.frombuffer(ring, _DONE, int(given["completions"]), offset=int(cq[5]))
+
+    def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
+        """See ``IoEngine``."""
+        tail = int(self._sq_tail[0])
+        at = (tail + np.arange(len(numbers))) % len(self._entries)
+        self._entries["what"][at] = _WRITE if write else self._read
+        self._entries["fd"][at], self._entries["offset"][at] = fds, offsets
+        self._entries["address"][at], self._entries["bytes"][at] = addresses, lengths
+        self._entries["data"][at] = numbers
+        self._sq_tail[0] = (tail + len(numbers)) % (1 << 32)
+        taken = self._enter(len(numbers), 0)
+        if taken < len(numbers):  # the rest is asked for again
+            self._sq_tail[0] = (tail + max(0, taken)) % (1 << 32)
+        if taken < 1:
+            raise failed(ctypes.get_errno())
+        return taken
+
+    def _enter(self, count: int, least: int) -> int:
+        return _call(_ENTER, self._fd, count, least, _GET_EVENTS if least else 0, None, ctypes.c_size_t(0))
+
+    def wait(self, least: int) -> tuple[I64, I64]:
+        """See ``IoEngine``."""
+        while True:
+            head = int(self._cq_head[0])
+            ready = (int(self._cq_tail[0]) - head) % (1 << 32)
+            if ready >= least:
+                done = self._done[(head + np.arange(ready)) % len(self._done)]
+                self._cq_head[0] = (head + ready) % (1 << 32)
+                return done["data"].astype(np.int64), done["result"].astype(np.int64)
+            if self._enter(0, least) < 0 and ctypes.get_errno() != errno.EINTR:
+                raise failed(ctypes.get_errno())
+
+    def close(self) -> None:
+        """See ``IoEngine``."""
+        os.close(self._fd)
+
+
+# io_setup, io_destroy, io_getevents, io_submit.
+_AIO = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
+_REQUEST = np.dtype(
+    [
+        ("data", "<u8"),
+        ("key", "<u4"),
+        ("flags", "<i4"),
+        ("what", "<u2"),
+        ("priority", "<i2"),
+        ("fd", "<u4"),
+        ("buffer", "<u8"),
+        ("bytes", "<u8"),
+        ("offset", "<i8"),
+        ("reserved", "<u8"),
+        ("more", "<u8"),
+    ]
+)
+_EVENT = np.dtype([("data", "<u8"), ("request", "<u8"), ("result", "<i8"), ("more", "<i8")])
+
+
+class Aio:
+    """Linux AIO (io_submit(2))."""
+
+    name = "Linux AIO"
+
+    def __init__(self, memory: mmap.mmap | None = None) -> None:
+        if platform.machine() not in _AIO:
+            raise OSError(errno.ENOSYS, f"not known for {platform.machine()}")
+        setup, self._destroy, self._get, self._ask = _AIO[platform.machine()]
+        self._context = ctypes.c_ulong(0)
+        if _call(setup, DEPTH, ctypes.byref(self._context)):
+            raise failed(ctypes.get_errno())
+        self._requests, self._events = np.zeros(DEPTH, _REQUEST), np.zeros(DEPTH, _EVENT)
+        self._pointers = self._requests.ctypes.data + _REQUEST.itemsize * np.arange(DEPTH, dtype=np.uint64)
+
+    def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
+        """See ``IoEngine``."""
+        part = self._requests
+        part["data"][numbers], part["fd"][numbers], part["what"][numbers] = numbers, fds, int(write)
+        part["buffer"][numbers], part["bytes"][numbers] = addresses, lengths
+        part["offset"][numbers] = offsets
+        pointers = self._pointers[numbers]
+        taken = _call(self._ask, self._context, ctypes.c_long(len(numbers)), _at(pointers))
+        if taken < 1:
+            raise failed(ctypes.get_errno())
+        return taken
+
+    def wait(self, least: int) -> tuple[I64, I64]:
+        """See ``IoEngine``."""
+        while True:
+            done = _call(self._get, self._context, ctypes.c_long(least), ctypes.c_long(DEPTH), _at(self._events), None)
+            if done >= least:
+                return self._events["data"][:done].astype(np.int64), self._events["result"][:done].copy()
+            if done < 0 and ctypes.get_errno() != errno.EINTR:
+                raise failed(ctypes.get_errno())
+
+    def close(self) -> None:
+        """See ``IoEngine``."""
+        _call(self._destroy, self._context)
+
+
+_THREADS = 32
+
+
+class Threads:
+    """pread(2) and pwrite(2) in threads: they work everywhere, and cost several times the processor time."""
+
+    name = "threads"
+
+    def __init__(self, memory: mmap.mmap | None = None) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="nightjar-read")
+        self._done: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+
+    def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
+        """See ``IoEngine``."""
+        call = _LIBC.pwrite if write else _LIBC.pread
+        for each in zip(*(array.tolist() for array in (numbers, fds, offsets, lengths, addresses)), strict=True):
+            self._pool.submit(self._act, call, *each)
+        return len(numbers)
+
+    def _act(self, call: Any, number: int, fd: int, offset: int, length: int, address: int) -> None:
+        done = call(fd, ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_longlong(offset))
+        self._done.put((number, done if done >= 0 else -ctypes.get_errno()))
+
+    def wait(self, least: int) -> tuple[I64, I64]:
+        """See ``IoEngine``."""
+        done = [self._done.get() for _ in range(max(least, self._done.qsize()))]
+        numbers, results = np.array(done, np.int64).reshape(-1, 2).T
+        return numbers, results
+
+    def close(self) -> None:
+        """See ``IoEngine``."""
+        self._pool.shutdown()
+
+
+ENGINES = (Uring, Aio, Threads)
+
+
+def best_engine(memory: mmap.mmap | None = None, among: Sequence[Any] = ENGINES) -> tuple[IoEngine, dict[str, str]]:
+    """The first engine that works here, and why those before it do not, by name."""
+    refused: dict[str, str] = {}
+    for kind in among:
+        try:
+            return kind(memory), refused
+        except OSError as error:
+            refused[kind.name] = error.strerror or str(error)
+    raise failed(errno.ENOSYS)
+
 
 _STAGING = 8 << 20
 

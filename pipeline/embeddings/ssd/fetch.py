@@ -1,9 +1,14 @@
-"""Reading rows of several shards together: the disk gets all of a batch's requests at once."""
+"""How rows come into slots: the thread of the tier, reads for several shards together, batches that wait for slots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -11,6 +16,100 @@ from pipeline.embeddings.ssd.aio import I64, DiskQueue
 from pipeline.embeddings.ssd.log import F32, LogReads
 from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
 from pipeline.errors import GuardError
+
+T = TypeVar("T")
+# The thread uses the cores that the dense part leaves, and gives the interpreter back at once: a step of training waits
+# for it some hundred times. On two cores a step took 116 ms with Python's 5 ms and 94 with 0.2; with a faster dense
+# part and a log that is cleaned, 130 with 0.2 and 75 with 0.05: lookups waited 54 and 2 (docs/measurements/ssd.md).
+_NICE = 10
+_SWITCH_SECONDS = 0.00005
+
+
+class SsdWorker:
+    """Runs tasks one after another, in their order. An error ends all of them; ``check`` and ``call`` raise it.
+
+    ``idle`` is called while there is no task, until it returns that nothing is left to do; the next task wakes it.
+    ``refused``: why the thread has the same priority as training, '' where it has a lower one.
+    """
+
+    def __init__(self, idle: Callable[[], bool] | None = None) -> None:
+        self._idle = idle
+        self._tasks: deque[Callable[[], object]] = deque()
+        self._change = threading.Condition()
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="nightjar-ssd", daemon=True)
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        self.refused = ""
+        self._began = threading.Event()
+        self._thread.start()
+        self._began.wait()
+
+    def submit(self, task: Callable[[], object], *, urgent: bool = False) -> None:
+        """Queue ``task``; ``urgent``: in front."""
+        with self._change:
+            (self._tasks.appendleft if urgent else self._tasks.append)(task)
+            self._change.notify_all()
+
+    def call(self, task: Callable[[], T]) -> T:
+        """Run ``task`` before all queued ones and return its result; raises its error."""
+        result: list[T] = []
+        done = threading.Event()
+
+        def run() -> None:
+            result.append(task())
+            done.set()
+
+        self.submit(run, urgent=True)
+        self.wait(done)
+        return cast(T, result[0])
+
+    def wait(self, event: threading.Event) -> None:
+        """Wait until a task sets ``event``; raises the error that ended the thread."""
+        while not event.wait(0.05):
+            if self._stopped and not event.is_set():
+                self.check()
+                raise RuntimeError("the SSD tier was closed while a lookup waited for its rows")
+
+    def check(self) -> None:
+        """Raise the error of a task."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End the thread after its current task; queued ones are dropped."""
+        with self._change:
+            self._stopped = True
+            self._change.notify_all()
+        self._thread.join()
+        sys.setswitchinterval(self._interval)
+
+    def _run(self) -> None:
+        try:
+            self._give_way()
+            self._began.set()
+            while True:
+                while self._idle is not None and not self._tasks and not self._stopped and self._idle():
+                    pass
+                with self._change:
+                    self._change.wait_for(lambda: self._tasks or self._stopped)
+                    if self._stopped:
+                        return
+                    task = self._tasks.popleft()
+                task()
+        except BaseException as error:  # raised where training looks
+            self._error = error
+            self._stopped = True
+            self._began.set()
+
+    def _give_way(self) -> None:
+        if sys.platform != "linux":  # elsewhere this changes the whole process
+            return
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        except OSError as error:
+            self.refused = error.strerror or str(error)
 
 
 @dataclass(frozen=True)
@@ -97,3 +196,58 @@ def _unreadable(error: OSError, shards: Sequence[SsdShard]) -> GuardError:
         f"the scratch files of the rows of {names} in {places} cannot be read: {error.strerror}",
         hint="hardware.ssd_paths=[/another/disk]; the same command continues from the last checkpoint",
     )
+
+
+Parts = list[tuple[SsdShard, ShardRequest]]
+LEFT_OUT = -2  # the ``era`` of a part that was let go before it had slots
+
+
+class WaitingParts:
+    """Parts of batches without slots. ``bring`` fetches the rows of parts, at most one of each shard."""
+
+    def __init__(self, bring: Callable[[Parts], None]) -> None:
+        self._bring = bring
+        self._parts: dict[SsdShard, deque[ShardRequest]] = {}
+
+    def join(self, parts: Parts) -> None:
+        """Bring the parts with free slots; the others wait. GuardError for a part larger than its shard's cache."""
+        now = []
+        for shard, part in parts:
+            if part.era == LEFT_OUT:
+                continue
+            if shard in self._parts or not shard.room(part):
+                self._parts.setdefault(shard, deque()).append(part)
+            else:
+                now.append((shard, part))
+        self._bring(now)
+
+    def release(self, parts: Parts) -> None:
+        """End ``parts``, trained or left out, and bring the waiting ones that now have free slots."""
+        for shard, part in parts:
+            if part.era >= 0:
+                shard.release(part)
+                continue
+            part.era = LEFT_OUT
+            if shard in self._parts and part in self._parts[shard]:
+                self._parts[shard].remove(part)
+        self._parts = {shard: line for shard, line in self._parts.items() if line}
+        while self._parts and (now := [(shard, line[0]) for shard, line in self._parts.items() if shard.room(line[0])]):
+            for shard, _ in now:
+                self._parts[shard].popleft()
+                if not self._parts[shard]:
+                    del self._parts[shard]
+            self._bring(now)
+
+    def leave(self, shard: SsdShard) -> None:
+        """Drop the parts that wait for slots of ``shard``."""
+        self._parts.pop(shard, None)
+
+
+def check_room(shard: SsdShard, part: ShardRequest) -> None:
+    """GuardError where batches under way leave too few slots for a batch that was not announced."""
+    if not shard.room(part):
+        raise GuardError(
+            f"the plan's cache_rows of table {shard.name!r} is too small: {len(part.rows):,} rows are needed beside "
+            "those of the batches read ahead",
+            hint=f"a larger +plan.tables.{shard.name}.cache_rows, or train.prefetch_batches=1",
+        )

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.embeddings.ssd.aio import I64
-from pipeline.embeddings.ssd.files import ScratchFile
+from pipeline.embeddings.ssd.scratch_files import ScratchFile
 from pipeline.records.scratch import EMPTIED, IN_MEMORY, KINDS, LOG_SPARE, PAGE, log_shape, place_bytes
 
 F32 = NDArray[np.float32]

@@ -23,8 +23,7 @@ from torch import Tensor
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows, rows_at
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.log import F32, I8, MOST_ROWS, LogReads, RowLog, WriteCounts, place_type
-from pipeline.embeddings.ssd.recency import Recency
-from pipeline.embeddings.ssd.slots import HostSlots, Slots
+from pipeline.embeddings.ssd.slots import HostSlots, Recency, Slots
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import PlanError
 from pipeline.records import ShardPlan

@@ -1,12 +1,9 @@
-"""The slots of a shard: in host memory through NumPy, or in tensors of a device.
-
-A slot is a row of the kernel's storage. One thread fills and empties slots and another one trains. On a CUDA device
-neither waits for the other: an event and a stream keep the order that both need (``DeviceSlots``).
-"""
+"""The slots of a shard, in host memory or in tensors of a device, and the order in which their rows leave."""
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -132,3 +129,51 @@ def looked_up(ids: Tensor) -> tuple[Tensor, NDArray[Any]]:
     """A copy of ``ids`` in host memory, and the array over it; waits for the device they come from."""
     copy = ids.to("cpu", copy=True)
     return copy, copy.numpy()
+
+
+_STALE = 4  # entries a slot before those of rows that were used since are dropped
+
+
+class Recency:
+    """A queue of slots, the longest unused first. A slot may be used again meanwhile: its old entry is passed over."""
+
+    def __init__(self, slots: int = 0) -> None:
+        self._queue: deque[tuple[I64, I64]] = deque()  # times and slots
+        self._queued = 0
+        self._time = np.full(slots, -1, np.int64)  # when a slot was last let go; -1: it has left since
+        self._now = 0
+
+    def grow(self, slots: int) -> None:
+        """There are ``slots`` more."""
+        self._time = np.concatenate([self._time, np.full(slots, -1, np.int64)])
+
+    def add(self, slots: I64, held: np.ndarray) -> None:
+        """``slots`` were let go; ``held``: how many batches hold each slot."""
+        self._now += 1
+        self._time[slots] = self._now
+        self._queue.append((self._time[slots], slots))
+        self._queued += len(slots)
+        if self._queued > _STALE * len(self._time):
+            self._compact(held)
+
+    def take(self, count: int, held: np.ndarray) -> I64:
+        """The ``count`` longest unused ones, which leave the queue; as many must be there."""
+        leaving = [np.empty(0, np.int64)]
+        while count:
+            times, slots = self._queue.popleft()
+            self._queued -= len(slots)
+            still = np.flatnonzero((self._time[slots] == times) & (held[slots] == 0))
+            leaving.append(slots[still[:count]])
+            if len(still) > count:
+                rest = still[count:]
+                self._queue.appendleft((times[rest], slots[rest]))
+                self._queued += len(rest)
+            count -= len(leaving[-1])
+        taken = np.concatenate(leaving)
+        self._time[taken] = -1
+        return taken
+
+    def _compact(self, held: np.ndarray) -> None:
+        slots = np.flatnonzero((self._time > 0) & (held == 0))
+        slots = slots[np.argsort(self._time[slots], kind="stable")]
+        self._queue, self._queued = deque([(self._time[slots], slots)]), len(slots)

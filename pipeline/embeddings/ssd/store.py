@@ -16,23 +16,18 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS
-from pipeline.embeddings.shards import LocalShard, Places
+from pipeline.embeddings.row_access import LocalShard, Places
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.cached import CachedShard
-from pipeline.embeddings.ssd.fetch import Fetcher
-from pipeline.embeddings.ssd.figures import SsdFigures
-from pipeline.embeddings.ssd.files import ScratchFile, check_paths
+from pipeline.embeddings.ssd.diagnostics import SsdFigures, shortcomings
+from pipeline.embeddings.ssd.fetch import Fetcher, SsdWorker, WaitingParts, check_room
 from pipeline.embeddings.ssd.kernel import KernelBuffers, give_buffers, mapped, sparse_memory, states_of, storage_of
 from pipeline.embeddings.ssd.log import F32
+from pipeline.embeddings.ssd.scratch_files import ScratchFile, check_paths, pieces, spread
 from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
 from pipeline.embeddings.ssd.slots import looked_up
-from pipeline.embeddings.ssd.spread import pieces, spread
-from pipeline.embeddings.ssd.support import shortcomings
-from pipeline.embeddings.ssd.waiting import WaitingParts, check_room
-from pipeline.embeddings.ssd.worker import SsdWorker
-from pipeline.embeddings.state import kept_state
 from pipeline.embeddings.table_optimizer_config import TableRules
-from pipeline.embeddings.tables import TableSpec, kernels
+from pipeline.embeddings.tables import TableSpec, kept_state, kernels
 from pipeline.records import Plan, ShardPlan
 from pipeline.records.scratch import LOG_SPARE
 from pipeline.specs.optimizers import FLOAT, StateColumn

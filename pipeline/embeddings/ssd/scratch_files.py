@@ -1,23 +1,21 @@
-"""Scratch files of the SSD tier: they have no names, so no other run can read them and none outlives its run.
-
-A file is opened without a name (``O_TMPFILE``), or unlinked at once where the file system does not support that. The
-kernel frees it when the process ends, in whatever way, so there are no stale files to remove. Its space is taken at the
-start: a disk that is too small fails before the first step, not in the middle of a run.
-"""
+"""Scratch files of the SSD tier, which have no names, and the disks on which they lie."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import heapq
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.errors import ConfigError, FullScratchError, GuardError
-from pipeline.records.scratch import PAGE
+from pipeline.records import Plan
+from pipeline.records.scratch import LOG_SPARE, PAGE, log_shape
 from pipeline.units import GIB
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -133,3 +131,38 @@ def _error(error: OSError, directory: Path, size: int, what: str) -> Exception:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.3g} GiB"
+
+
+class DiskUse(NamedTuple):
+    """Bytes on a disk: a shard's log, or the ``copy`` of its rows that a checkpoint takes."""
+
+    size: int
+    table: str
+    rank: int
+    copy: bool
+
+
+def pieces(plan: Plan, tables: Iterable[str], rank: int, spare: float = LOG_SPARE) -> list[DiskUse]:
+    """The pieces of ``tables`` of all ranks on the host of ``rank``, which share its disks."""
+    host, on_host = rank // plan.ranks_per_host, []
+    for name in tables:
+        for shard in plan.tables[name].shards:
+            if shard.rank // plan.ranks_per_host == host and shard.rows:
+                row = plan.tables[name].row_bytes(shard.columns)
+                on_host.append(DiskUse(log_shape(shard.rows, row, spare).bytes, name, shard.rank, copy=False))
+                on_host.append(DiskUse(shard.rows * row, name, shard.rank, copy=True))
+    return on_host
+
+
+def spread(on_host: Iterable[DiskUse], disks: int) -> dict[DiskUse, int]:
+    """The disk of each piece: the largest first, each to the disk with fewest bytes so far.
+
+    A function of its arguments alone, so every rank of the host gets the same answer without communication.
+    """
+    filled = [(0, disk) for disk in range(disks)]
+    placed = {}
+    for piece in sorted(on_host, reverse=True):
+        size, disk = heapq.heappop(filled)
+        placed[piece] = disk
+        heapq.heappush(filled, (size + piece.size, disk))
+    return placed

@@ -1,15 +1,18 @@
-"""The figures of the SSD tier: lookups with their row in memory, page faults, bytes read and written, memory."""
+"""What the SSD tier tells of itself: its figures, and features that the machine refuses."""
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.embeddings.ssd.aio import DiskQueue, Threads
+from pipeline.embeddings.ssd.fetch import SsdWorker
 from pipeline.embeddings.ssd.log import WriteCounts
+from pipeline.embeddings.ssd.scratch_files import PAGE, ScratchFile
 
 # Numbers that ``SsdFigures.take`` gives.
 FIGURES = 10
@@ -82,3 +85,44 @@ def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
         "ssd_written_bytes": written / steps,
         "ssd_write_amplification": logged / left if left else None,
     }
+
+
+def reading(queue: DiskQueue) -> str:
+    """What reads rows, and why nothing better does."""
+    why = "".join(f"; {name} is refused ({reason})" for name, reason in queue.refused.items())
+    return f"rows on SSD are read by {queue.engine}{why}"
+
+
+def shortcomings(queue: DiskQueue, worker: SsdWorker, files: Iterable[ScratchFile]) -> list[tuple[str, str]]:
+    """What was refused, why and what it costs; with each, what to change. Linux AIO is as good as io_uring."""
+    refused = {}
+    if queue.engine == Threads.name:
+        refused[f"{reading(queue)}: at several times the processor time"] = (
+            "allow io_uring_setup, io_uring_enter and io_uring_register, or io_setup, io_submit, io_getevents and "
+            "io_destroy, or raise fs.aio-max-nr"
+        )
+    if worker.refused:
+        refused[
+            f"setpriority is refused ({worker.refused}): the thread that reads rows from SSD ahead competes with "
+            "training for the cores"
+        ] = "allow setpriority"
+    for directory, why in {file.directory: file.cached for file in files if file.cached}.items():
+        refused[
+            f"{directory} refuses O_DIRECT ({why}): rows on SSD go through the page cache, which counts as memory"
+        ] = "hardware.ssd_paths=[/a/directory/on/ext4/or/xfs]"
+    return list(refused.items())
+
+
+def examine(directory: Path) -> tuple[str, list[tuple[str, str]]]:
+    """``reading`` and ``shortcomings`` of tables on SSD in ``directory``.
+
+    ConfigError and GuardError where no file can be made.
+    """
+    file = ScratchFile(directory, PAGE, "a trial of tables on SSD", direct=True)
+    queue, worker = DiskQueue(), SsdWorker()
+    try:
+        return reading(queue), shortcomings(queue, worker, [file])
+    finally:
+        worker.close()
+        queue.close()
+        file.close()

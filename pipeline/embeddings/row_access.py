@@ -1,0 +1,189 @@
+"""The rows of a sharded model, by table name and global row number, and the shards of them that a rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows, rows_at
+from pipeline.embeddings.table_optimizer_config import TableRules
+from pipeline.embeddings.tables import Kernel, TableSpec, kernel_states, kernels, sharded_collections, table_group
+from pipeline.specs.optimizers import StateColumn
+
+Places = slice | Tensor
+
+
+@dataclass(frozen=True)
+class LocalShard:
+    """Rows [row, row + rows) and columns [column, column + columns) of ``table`` on this rank.
+
+    ``weight`` [rows, columns] and ``state``, by name [rows] or [rows, columns], are float32 views of the live storage.
+    ``owner``: false on all ranks but one that hold a data-parallel replica. ``Places`` are row numbers relative to the
+    shard.
+    """
+
+    table: str
+    row: int
+    rows: int
+    column: int
+    columns: int
+    owner: bool
+    weight: Tensor
+    state: dict[str, Tensor]
+
+    def copy(self, places: Places, weight: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Copy the rows at ``places`` into ``weight`` [n, columns] and ``state`` by name [n] or [n, columns]."""
+        _copy(self.weight, places, weight)
+        for name, into in state.items():
+            _copy(self.state[name], places, into)
+
+    def scratch(self) -> Tensor | None:
+        """float32 on disk with room for a copy of all rows and states; None where copies go to memory.
+
+        GuardError where the disk has no room.
+        """
+        return None
+
+    def put(
+        self, places: Places, weight: Tensor, state: Mapping[str, Tensor], column: int = 0, *, add: bool = False
+    ) -> None:
+        """Overwrite the columns from ``column`` on of the rows at ``places``, each once, and the given states.
+
+        ``add``: add to the states of whole rows, [n], instead of overwriting them.
+        """
+        part = slice(column, column + weight.shape[1])
+        self.weight[places, part] = weight.to(self.weight)
+        for name, values in state.items():
+            kept = self.state[name]
+            if values.dim() > 1:
+                kept[places, part] = values.to(kept)
+            else:
+                kept[places] = kept[places] + values.to(kept) if add else values.to(kept)
+
+    def begin(self, table: TableSpec, seed: int) -> None:
+        """Give all rows their initial values, and zeros as state."""
+        for start in range(self.row, self.row + self.rows, INIT_BLOCK_ROWS):
+            stop = min(start + INIT_BLOCK_ROWS, self.row + self.rows)
+            values = initial_rows(seed, table, start, stop)[:, self.column : self.column + self.columns]
+            self.weight[start - self.row : stop - self.row].copy_(values)
+        self.zero_state()
+
+    @property
+    def device(self) -> torch.device:
+        """Where lookups read the rows."""
+        return self.weight.device
+
+    def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the states of ``rows`` rows by name: (rows,) or (rows, columns)."""
+        return {name: (rows, *values.shape[1:]) for name, values in self.state.items()}
+
+    def zero_state(self) -> None:
+        """Set the optimizer state of all rows to zero."""
+        for state in self.state.values():
+            state.zero_()
+
+
+def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]:
+    """``state`` by name, [n] or [n, k], cut to ``columns``; a state of whole rows [n] stays as it is."""
+    return {name: values[:, columns] if values.dim() > 1 else values for name, values in state.items()}
+
+
+def _copy(source: Tensor, places: Places, into: Tensor) -> None:
+    if isinstance(places, Tensor) and source.device.type == "cpu" and into.is_contiguous():
+        torch.index_select(source, 0, places, out=into)
+    else:
+        into.copy_(source[places])
+
+
+class ShardStore(Protocol):
+    """The shards of tables that no kernel keeps whole: those on tier ssd."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Those of which this rank has rows."""
+        ...
+
+    def local_shard(self, table: str, owner: bool, states: Sequence[StateColumn]) -> LocalShard:
+        """This rank's shard of ``table``, with its optimizer's ``states``."""
+        ...
+
+
+_AT_ONCE = 1 << 18
+
+
+class RowAccess:
+    """The rows of a sharded model on this rank, on any tier, and the ``rules`` by which its tables learn.
+
+    ``tables``: all tables of the model, on whichever ranks they are; None reads them from the collections, where every
+    rank has all of them.
+    """
+
+    def __init__(self, dmp: DistributedModelParallel, tables: Sequence[TableSpec] | None = None) -> None:
+        self._dmp = dmp
+        self.rules: TableRules = cast(Any, dmp).table_rules
+        self._ssd: ShardStore | None = getattr(dmp, "ssd", None)
+        configs = [c for ebc in sharded_collections(dmp).values() for c in ebc._embedding_bag_configs]
+        specs = tables or [TableSpec(c.name, c.num_embeddings, c.embedding_dim, c.weight_init_max) for c in configs]
+        self.tables = {spec.name: spec for spec in specs}
+
+    def local_shards(self) -> list[LocalShard]:
+        """Every non-empty shard of this rank, ordered by (table, row, column).
+
+        Views stay valid as long as the model. Of a table with a device cache they stay valid until its next lookup:
+        this call writes the cache back and empties it.
+        """
+        shards = [shard for kernel in kernels(self._dmp) for shard in self._shards_of(kernel)]
+        return sorted(shards, key=lambda shard: (shard.table, shard.row, shard.column))
+
+    def _shards_of(self, kernel: Kernel) -> list[LocalShard]:
+        if kernel.fused:
+            kernel.module.flush()
+            kernel.module.reset_cache_states()
+        states = kernel_states(kernel, self.rules.of(kernel.tables[0].name).columns)
+        order = {name: i for i, name in enumerate(self.tables)}
+        group = table_group(self._dmp)
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        shards: list[LocalShard] = []
+        for table, weight, state in zip(kernel.tables, kernel.module.split_embedding_weights(), states, strict=True):
+            place = table.local_metadata
+            row, column = place.shard_offsets if place is not None else (0, 0)
+            owner = place is not None or order[table.name] % ranks == rank
+            rows, columns = weight.shape
+            if self._ssd is not None and table.name in self._ssd.tables:
+                shards.append(self._ssd.local_shard(table.name, owner, self.rules.of(table.name).columns))
+            elif rows:
+                parts = {name: values.detach() for name, values in state.items()}
+                shards.append(LocalShard(table.name, row, rows, column, columns, owner, weight.detach(), parts))
+        return shards
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Fill every row from (seed, table, global row) and zero the optimizer state: the same on any sharding."""
+        for shard in self.local_shards():
+            shard.begin(self.tables[shard.table], seed)
+
+
+@torch.no_grad()
+def reset_rows(access: RowAccess, table: str, rows: np.ndarray, seed: int) -> None:
+    """Give the global ``rows`` (int64 [n], each once) of ``table`` their initial values and zero their optimizer state.
+
+    Writes the rows of this rank's shards and replicas alone: call it on every rank. ``seed``: of the training.
+    """
+    spec = access.tables[table]
+    for shard in access.local_shards():
+        if shard.table != table:
+            continue
+        own = rows[(rows >= shard.row) & (rows < shard.row + shard.rows)]
+        for start in range(0, len(own), _AT_ONCE):
+            part = own[start : start + _AT_ONCE].astype(np.int64)
+            values = rows_at(seed, spec, part)[:, shard.column : shard.column + shard.columns]
+            places = torch.from_numpy(part - shard.row).to(shard.device)
+            zeros = {name: torch.zeros(s, device=shard.device) for name, s in shard.state_shapes(len(part)).items()}
+            shard.put(places, torch.from_numpy(np.ascontiguousarray(values)).to(shard.device), zeros)
