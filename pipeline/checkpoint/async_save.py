@@ -1,4 +1,9 @@
-"""Writing behind training: a thread on every rank, and how all ranks agree how a checkpoint ended."""
+"""Writing behind training: a thread on every rank, and how all ranks agree how a checkpoint ended.
+
+Ranks write for different lengths of time, and one may not end at all. Each write has a time limit of its own; the
+writers' process group waits longer than that, so that the slow rank's word arrives. Where even that fails the group is
+of no more use: the ranks make another one, the checkpoint is lost and training goes on.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +80,8 @@ def _hurry(thread: threading.Thread) -> None:
 class Writer:
     """Writes one job at a time behind the caller. ``group``: a process group used by nothing else (None: one rank).
 
-    ``on_point`` is told where the writer stands.
+    With a group of their own the ranks meet without disturbing training's collectives. ``on_point`` is told where the
+    writer stands.
     """
 
     store: Store

@@ -272,7 +272,11 @@ _LONGEST = 9
 
 
 def encode_ids(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """LEB128 bytes of the first id and of the differences that follow; ``ids`` strictly rising, from 0 up."""
+    """LEB128 bytes (seven bits each) of the first id and of the differences that follow; ``ids`` rise, from 0 up.
+
+    A delta checkpoint names the rows it holds. Touched rows lie close together, since ids are ranked by frequency, so a
+    difference takes little more than one byte.
+    """
     if not len(ids):
         return np.empty(0, np.uint8)
     deltas = np.diff(ids, prepend=0)

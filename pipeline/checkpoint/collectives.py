@@ -19,6 +19,7 @@ from pipeline.errors import NightjarError, PassingError
 
 log = logging.getLogger(__name__)
 PAUSES = (0.5, 1.0, 2.0)  # seconds before each further try of what met a passing fault
+_AGAIN = "run the same command again; that rank's log says more"
 
 
 def this_rank() -> int:
@@ -107,9 +108,6 @@ def from_first(what: str, work: Callable[[], Any], group: dist.ProcessGroup | No
     return answer["value"]
 
 
-_AGAIN = "run the same command again; that rank's log says more"
-
-
 def together(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> list[Any]:
     """Run ``work`` on every rank and return all results (JSON data) in rank order. Collective over ``group``.
 
@@ -158,7 +156,7 @@ def patiently(what: str, work: Callable[[], Any], group: dist.ProcessGroup | Non
 
 @dataclass(frozen=True)
 class Parcel:
-    """``record`` (JSON data), and the ``arrays`` that belong to it."""
+    """``record`` (JSON data), and the ``arrays`` that belong to it, which travel as raw numbers."""
 
     record: Any
     arrays: Sequence[NDArray[Any]] = ()

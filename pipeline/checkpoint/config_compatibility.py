@@ -3,7 +3,7 @@
 Safe: how fast, where and on which machines training runs, and what data it sees. To be allowed by name: what makes
 the training another one (learning rates, batch, optimizer, what an input value means), and where ids are read, which
 may have another name by now. Refused: what makes the stored numbers mean something else. What a table's rows stand
-for is the matter of ``meaning``.
+for is the matter of ``id_compatibility``.
 """
 
 from __future__ import annotations

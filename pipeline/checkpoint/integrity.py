@@ -1,4 +1,10 @@
-"""Whether a checkpoint exists and its files are whole: proof of damage, for one rank and for all of them."""
+"""Whether a checkpoint exists and its files are whole: proof of damage, for one rank and for all of them.
+
+An error of the store is no proof. A file is damaged if two reads agree that it is gone or that its bytes are wrong; any
+other failure may pass. Nor is a file that is missing or wrong for one rank alone: hosts may see different things, by a
+cache of names and attributes (NFS), or another disk at the same path. So a checkpoint exists, or is damaged, only if
+all ranks agree.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +22,8 @@ from pipeline.store import MANIFEST, Artifact, FileEntry, Store, reachable
 
 _READS = 4  # of a file that is not what it should be: two in a row must agree
 _AGAIN = "run the same command again once the store answers; nothing was changed"
+_FILE = re.compile(r"(.+/step-\d{8,})/(.+)")
+_ALIKE = "use a store that all hosts see alike (a shared file system, an object store), then run the same command again"
 
 
 def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
@@ -82,10 +90,6 @@ def damage(store: Store, artifact: Artifact, message: str, file: str = "") -> Da
     return DamagedError(message, hint=damage_hint(store, artifact.path), file=file)
 
 
-_FILE = re.compile(r"(.+/step-\d{8,})/(.+)")
-_HINT = "use a store that all hosts see alike (a shared file system, an object store), then run the same command again"
-
-
 def listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
     """Names of the committed checkpoints, oldest first, and what is wrong with those whose manifest is damaged.
 
@@ -102,7 +106,7 @@ def listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
             raise PassingError(
                 f"the ranks do not see the same checkpoints in {where}: rank 0 {_described(views[0])}, rank {other} "
                 f"{_described(views[other])}",
-                hint=_HINT,
+                hint=_ALIKE,
             )
         time.sleep(pause)
     names, wrong = seen[0]
@@ -133,7 +137,7 @@ def require_seen_by_all(store: Store, error: DamagedError) -> None:
     seen = patiently(f"looking at {error.file} again", lambda: _problem(store, error.file))
     whole = [rank for rank, problem in enumerate(seen) if not problem]
     if whole:
-        raise PassingError(f"{error.message}; but rank {whole[0]} reads {error.file} intact", hint=_HINT)
+        raise PassingError(f"{error.message}; but rank {whole[0]} reads {error.file} intact", hint=_ALIKE)
 
 
 def _problem(store: Store, file: str) -> str:

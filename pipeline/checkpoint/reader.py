@@ -1,4 +1,9 @@
-"""Reading a checkpoint and what it rests on: into a model of any world size and sharding, or without a model."""
+"""Reading a checkpoint and what it rests on: into a model of any world size and sharding, or without a model.
+
+Rows are applied in the order of the chain, baseline first, each file verified as it is read. A damaged chain is
+never half applied and called good: the caller falls back to an older checkpoint (``restore_newest``). Only proven
+damage is a reason for that. What fails otherwise is tried again, and then stops the restore.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +35,8 @@ from pipeline.store import Artifact, Store, reachable
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
 _READERS = 2
+# float32 bytes of a window of rows.
+WINDOW_BYTES = 16 << 20
 log = logging.getLogger(__name__)
 
 
@@ -306,13 +313,10 @@ def restore_dense(store: Store, artifact: Artifact, target: RestoreTarget) -> Tr
     return TrainState(**record["train"], rng=tensors.get("rng"))
 
 
-# float32 bytes of a window of rows.
-WINDOW_BYTES = 16 << 20
-
-
 class ChainReader:
-    """Reads a checkpoint and what it rests on without a model. ``tables``: {name: {"rows", "dim"}}.
+    """Reads a checkpoint and what it rests on without a model: for export and comparison. ``tables``: by name.
 
+    Rows come table by table in their order, the chain applied.
     Chunks are verified as they are read (DamagedError). Held in memory: a window, and of each checkpoint of the chain
     the chunks that overlap it.
     """

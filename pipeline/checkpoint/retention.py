@@ -1,4 +1,9 @@
-"""What is removed: checkpoints outside retention, remains of killed writers. What is named stays."""
+"""What is removed: checkpoints outside retention, remains of killed writers. What is named stays.
+
+A manifest that names a checkpoint's path anywhere under its inputs or summary pins it: those of published models, and
+those of finished trainings (their ``final``). ``nightjar ckpt gc`` calls ``collect`` and ``sweep``; a training calls
+``remove_uncommitted`` before it starts and ``Pruner`` behind each checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One checkpoint: encode a snapshot's rows, write them chunk by chunk, commit when all ranks are done."""
+"""One checkpoint: encode a snapshot's rows, write them chunk by chunk, commit when all ranks are done.
+
+A chunk is encoded, written and forgotten before the next, so memory beyond the snapshot is one chunk.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,48 @@ from pipeline.records import Extent, Index, TableSize, plain
 from pipeline.store import MANIFEST, Artifact, Draft, FileEntry, Store, disk_errors
 from pipeline.store.retrying import TRIES, passes, retried
 
+FORMAT = 2
+KIND = "checkpoint"
+SLOW = "use a store that all ranks write to at a similar speed; the rows go into the next checkpoint"
 # Files flushed at once (each flush waits for the disk's journal, together they wait once), and files written but not
 # on the disk yet.
 _FLUSHES, _UNFLUSHED = 8, 16
 
 
+@dataclass(frozen=True)
+class Job:
+    """One checkpoint to write. ``blocks``: this rank's rows; ``dense``, ``state``, ``summary``: written by rank 0.
+
+    ``tables``: of the model, by name; ``coding``: how a block's table is stored, asked once a block,
+    behind the caller, for choosing takes time; ``chunk_bytes``: of rows before encoding.
+    ``compact``: done by rank 0 to what was committed (compaction), None: nothing. ``prune``: done by rank 0 last, to
+    the committed checkpoint: names of the checkpoints that stay and what went wrong. ``seconds`` a rank may write for,
+    by the clock ``now``. ``awaited``: training waits for it; others make way for training.
+    """
+
+    path: str
+    key: str
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    blocks: list[RowBlock]
+    coding: Callable[[RowBlock], TableCoding]
+    dense: dict[str, Tensor]
+    state: dict[str, Any]
+    tables: dict[str, TableSize]
+    summary: dict[str, Any]
+    chunk_bytes: int
+    compact: Callable[[Artifact], Artifact] | None = None
+    prune: Callable[[Entry], tuple[list[str], str]] | None = None
+    seconds: float = math.inf
+    now: Callable[[], float] = time.monotonic
+    awaited: bool = False
+
+
 class Flushing:
-    """Flushes files of ``draft`` to a local disk behind the writer; leaving it waits for all of them."""
+    """Flushes files of ``draft`` to a local disk behind the writer; leaving it waits for all of them.
+
+    The manifest is written last and must not outlive the files that it names, should the machine lose its power.
+    """
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
@@ -64,40 +102,6 @@ class Flushing:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-
-
-FORMAT = 2
-KIND = "checkpoint"
-SLOW = "use a store that all ranks write to at a similar speed; the rows go into the next checkpoint"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One checkpoint to write. ``blocks``: this rank's rows; ``dense``, ``state``, ``summary``: written by rank 0.
-
-    ``tables``: of the model, by name; ``coding``: how a block's table is stored, asked once a block,
-    behind the caller, for choosing takes time; ``chunk_bytes``: of rows before encoding.
-    ``compact``: done by rank 0 to what was committed (compaction), None: nothing. ``prune``: done by rank 0 last, to
-    the committed checkpoint: names of the checkpoints that stay and what went wrong. ``seconds`` a rank may write for,
-    by the clock ``now``. ``awaited``: training waits for it; others make way for training.
-    """
-
-    path: str
-    key: str
-    config: dict[str, Any]
-    inputs: dict[str, str]
-    blocks: list[RowBlock]
-    coding: Callable[[RowBlock], TableCoding]
-    dense: dict[str, Tensor]
-    state: dict[str, Any]
-    tables: dict[str, TableSize]
-    summary: dict[str, Any]
-    chunk_bytes: int
-    compact: Callable[[Artifact], Artifact] | None = None
-    prune: Callable[[Entry], tuple[list[str], str]] | None = None
-    seconds: float = math.inf
-    now: Callable[[], float] = time.monotonic
-    awaited: bool = False
 
 
 def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on_point: OnPoint = ignore) -> Artifact:

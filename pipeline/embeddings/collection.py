@@ -122,6 +122,8 @@ def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> T
 
 
 class _Penalised(torch.autograd.Function):
+    """L2 through the gradient, alike for every tier, sharding and optimizer."""
+
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, factors: Tensor) -> Tensor:
         ctx.save_for_backward(embeddings, factors)

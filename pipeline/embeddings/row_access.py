@@ -18,6 +18,7 @@ from pipeline.embeddings.tables import Kernel, TableSpec, kernel_states, kernels
 from pipeline.specs.optimizers import StateColumn
 
 Places = slice | Tensor
+_AT_ONCE = 1 << 18  # rows that are reset together
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,6 @@ class ShardStore(Protocol):
     def local_shard(self, table: str, owner: bool, states: Sequence[StateColumn]) -> LocalShard:
         """This rank's shard of ``table``, with its optimizer's ``states``."""
         ...
-
-
-_AT_ONCE = 1 << 18
 
 
 class RowAccess:

@@ -44,44 +44,10 @@ from pipeline.records import Plan, ShardPlan, TablePlan
 from pipeline.specs.optimizers import FLOAT, TableOptimizer
 from pipeline.units import GIB
 
-_STEP = 4
-
-
-@contextmanager
-def any_width(device: torch.device) -> Iterator[None]:
-    """Within: kernels of ``device`` are built for tables of any width, if it is a CPU, whose kernels take them all.
-
-    On a GPU ``config.checks`` refuses such a width before anything starts.
-    """
-    if device.type != "cpu":
-        yield
-        return
-    check, layout = torchrec._assert_local_cols_divisible_by_4, fbgemm.construct_split_state
-
-    def host_layout(specs: Sequence[Any], rowwise: bool, *others: Any, **named: Any) -> Any:
-        """Where the values of each table (``specs``: rows, width, ..) begin in one piece of host memory."""
-        if all(width % _STEP == 0 for _, width, *_ in specs):
-            return layout([*specs], rowwise, *others, **named)
-        sizes = [rows if rowwise else rows * width for rows, width, *_ in specs]
-        starts = [0, *accumulate(sizes)]
-        return fbgemm.SplitState(
-            dev_size=0,
-            host_size=starts[-1],
-            uvm_size=0,
-            placements=[EmbeddingLocation.HOST] * len(sizes),
-            offsets=starts[:-1],
-        )
-
-    torchrec._assert_local_cols_divisible_by_4 = lambda config: None
-    fbgemm.construct_split_state = host_layout
-    try:
-        yield
-    finally:
-        torchrec._assert_local_cols_divisible_by_4, fbgemm.construct_split_state = check, layout
-
-
 HBM_CACHED = "hbm_cached"
 _REPLAN = "nightjar plan force=true rebuilds the plan"
+_WIDTH_STEP = 4  # values that a CUDA kernel moves at once
+_group_of_one: tuple[object, dist.ProcessGroup] | None = None  # the group of all ranks, and that of this one alone
 
 
 @dataclass(frozen=True)
@@ -254,6 +220,40 @@ def _plans(
     return whole
 
 
+@contextmanager
+def any_width(device: torch.device) -> Iterator[None]:
+    """Within: kernels of ``device`` are built for tables of any width, if it is a CPU, whose kernels take them all.
+
+    TorchRec and FBGEMM refuse widths that CUDA kernels cannot move, on every device.
+    On a GPU ``config.checks`` refuses such a width before anything starts.
+    """
+    if device.type != "cpu":
+        yield
+        return
+    check, layout = torchrec._assert_local_cols_divisible_by_4, fbgemm.construct_split_state
+
+    def host_layout(specs: Sequence[Any], rowwise: bool, *others: Any, **named: Any) -> Any:
+        """Where the values of each table (``specs``: rows, width, ..) begin in one piece of host memory."""
+        if all(width % _WIDTH_STEP == 0 for _, width, *_ in specs):
+            return layout([*specs], rowwise, *others, **named)
+        sizes = [rows if rowwise else rows * width for rows, width, *_ in specs]
+        starts = [0, *accumulate(sizes)]
+        return fbgemm.SplitState(
+            dev_size=0,
+            host_size=starts[-1],
+            uvm_size=0,
+            placements=[EmbeddingLocation.HOST] * len(sizes),
+            offsets=starts[:-1],
+        )
+
+    torchrec._assert_local_cols_divisible_by_4 = lambda config: None
+    fbgemm.construct_split_state = host_layout
+    try:
+        yield
+    finally:
+        torchrec._assert_local_cols_divisible_by_4, fbgemm.construct_split_state = check, layout
+
+
 def shard_model(
     model: nn.Module,
     plan: Plan,
@@ -390,12 +390,10 @@ class _WorldWrapper(DefaultDataParallelWrapper):
         super().wrap(dmp, all_ranks, device)
 
 
-_own: tuple[object, dist.ProcessGroup] | None = None  # the group of all ranks, and that of this one alone
-
-
 def whole_tables_pay(plan: Plan, hardware: HardwareConfig, rows: int) -> bool:
-    """Whether each rank should have all tables to score ``rows`` rows of its own.
+    """Whether each rank should have all tables to score ``rows`` rows of its own, with a model that is not trained.
 
+    A row that a rank restores costs about what an embedding costs that it exchanges, and no batch waits for others.
     They must fit into the host memory of a rank beside what the plan reserves, and have fewer values than are looked
     up. CPUs alone: tables on SSD, GPUs and embedding hosts stay as they are planned.
     """
@@ -409,10 +407,10 @@ def whole_tables_pay(plan: Plan, hardware: HardwareConfig, rows: int) -> bool:
 
 def whole_tables(plan: Plan) -> tuple[Plan, TableRanks]:
     """``plan`` with all tables on this rank, and the group of this rank alone, of which a process makes one."""
-    global _own
+    global _group_of_one
     rank, world = dist.get_rank(), dist.group.WORLD
-    if _own is None or _own[0] is not world:
-        _own = world, dist.new_group([rank], use_local_synchronization=True)
+    if _group_of_one is None or _group_of_one[0] is not world:
+        _group_of_one = world, dist.new_group([rank], use_local_synchronization=True)
     tables = {
         name: replace(
             table,
@@ -422,4 +420,4 @@ def whole_tables(plan: Plan) -> tuple[Plan, TableRanks]:
         )
         for name, table in plan.tables.items()
     }
-    return replace(plan, tables=tables), TableRanks((rank,), _own[1])
+    return replace(plan, tables=tables), TableRanks((rank,), _group_of_one[1])

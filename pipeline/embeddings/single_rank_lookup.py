@@ -34,7 +34,7 @@ def without_exchange(dmp: DistributedModelParallel) -> bool:
 
 
 def looked_up(dmp: DistributedModelParallel) -> list[nn.Module]:
-    """The modules that look up tables, one after the other: kernels, and ``ThreadedLookup`` of those that run at once."""
+    """The modules that look up tables, one after the other: kernels, and ``ThreadedLookup``s of several."""
     modules: list[nn.Module] = []
     for collection in sharded_collections(dmp).values():
         for lookup in getattr(collection.forward, "lookups", collection._lookups):

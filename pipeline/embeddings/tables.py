@@ -1,4 +1,7 @@
-"""Walks over the tables of a sharded model: its kernels, and where the state of their optimizer lies."""
+"""Walks over the tables of a sharded model: its kernels, and where the state of their optimizer lies.
+
+TorchRec keeps kernels in plain lists, which ``modules()`` does not see.
+"""
 
 from __future__ import annotations
 
@@ -103,6 +106,7 @@ def kept_state(module: Any) -> list[TableState] | None:
 def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[TableState]:
     """The optimizer's state in ``kernel``, by table and column: views [rows] or [rows, dim].
 
+    It lies in FBGEMM's kernel, or where that has no such optimizer in tensors of ours beside it (``keep_state``).
     ``columns``: of its tables, where FBGEMM has the state.
     """
     kept = kept_state(kernel.module)

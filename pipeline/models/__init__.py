@@ -19,7 +19,7 @@ SPECS = (DLRM, DCNV2, DEEPFM, WIDE_DEEP, FINALMLP, MASKNET, DHEN, WUKONG, MLP)
 def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
     """The model that ``config`` (checked) names, for ``inputs``; ConfigError for an unknown name.
 
-    With ``inputs.tasks`` its logits are [B, T], the main task's first (``layers.tasks.MultiTaskRanker``).
+    With ``inputs.tasks`` its logits are [B, T], the main task's first (``layers.multi_task.MultiTaskRanker``).
 
     Its initial weights depend on ``inputs.seed`` alone. The CPU's global random state stays as it is.
     """

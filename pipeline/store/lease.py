@@ -1,4 +1,13 @@
-"""A lease: one process holds and renews it, and another takes it over once it is no longer renewed."""
+"""A lease: one process holds and renews it, and another takes it over once it is no longer renewed.
+
+No clocks of different machines are compared. A holder is alive if its record changes within the time that it promised,
+as in Kubernetes' leader election. A ``LeaseTarget`` stores the record: a file (``LeaseFile``) or an object of a
+cluster.
+
+A holder that cannot renew in time stands still before anybody may take its lease (``fencing.py``). When the place
+answers again, it goes on if the record is still its own, and ends if it is not: an outage that keeps everybody from
+the record ends nobody.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +37,9 @@ CHECKS = 6  # checks, and renewals, of the record per lease duration
 ACQUIRE_SECONDS = 2.0  # that a place may not answer when its lease is taken
 LEAST_SECONDS = 1.0  # for the answer to a renewal
 OUTAGE_SECONDS = 600.0  # that a holder stands still before it gives up
+SETTLE_SECONDS = 1.0  # without conditional writes, until two simultaneous writers see the same file
 CLOCKS_DIFFER = 5.0  # seconds beyond the time that a renewal takes to be seen
+_FIELDS = {"owner", "host", "pid", "doing", "renewed", "seconds"}  # of the record in a ``LeaseFile``
 log = logging.getLogger(__name__)
 
 
@@ -322,13 +333,12 @@ def watched(
             return there
 
 
-SETTLE_SECONDS = 1.0  # without conditional writes, until two simultaneous writers see the same file
-_FIELDS = {"owner", "host", "pid", "doing", "renewed", "seconds"}
-
-
 @dataclass
 class LeaseFile:
-    """A ``LeaseTarget``: the lease ``name`` at ``path``. ``doing``: the holder's work, shown to others."""
+    """A ``LeaseTarget``: the lease ``name`` as a small file at ``path``, with owner, host, process and renewal.
+
+    ``doing``: the holder's work, shown to others.
+    """
 
     store: Files
     path: str

@@ -1,4 +1,7 @@
-"""From ``partition.*`` to towers: how many, on which hosts, what their modules cost, and checks. No torch at import."""
+"""From ``partition.*`` to towers: how many, on which hosts, what their modules cost, and checks. No torch at import.
+
+``check_partition`` runs before anything else, so that a bad setting costs no ingestion.
+"""
 
 from __future__ import annotations
 
@@ -222,7 +225,10 @@ def strided(
 
 
 def modules_costs(spec: TowerModuleSpec, features: Sequence[int], width: int) -> ModelCosts:
-    """The costs of a sample in the modules of towers with so many ``features`` each, of embeddings of ``width``."""
+    """The costs of a sample in the modules of towers with so many ``features`` each, of embeddings of ``width``.
+
+    For the planner: counted on the built modules, as a ranking model's costs are.
+    """
     each = [_tower_costs(spec, count, width) for count in features]
     return ModelCosts(
         flop=sum(one.flop for one in each),

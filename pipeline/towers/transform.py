@@ -31,6 +31,9 @@ from pipeline.towers.layout import TowerLayout
 from pipeline.towers.modules import joined, projected_tower
 
 Sent: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
+_FORWARD = {"fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
+# Collectives sum the embeddings of these sharding types on the way, which int8 cannot do.
+_SUMMED = ("row_wise", "table_row_wise", "grid_shard")
 
 
 @dataclass(frozen=True)
@@ -248,13 +251,13 @@ class TowerEmbeddings(nn.Module):
             grad.copy_(part.view_as(grad))
 
 
-_FORWARD = {"fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
-# Collectives sum the embeddings of these sharding types on the way, which int8 cannot do.
-_SUMMED = ("row_wise", "table_row_wise", "grid_shard")
-
-
 def exchange_codecs(exchange: str) -> QuantizedCommCodecs | None:
-    """Codecs of an all-to-all of pooled embeddings for ``partition.exchange``; None: plain float32."""
+    """Codecs of an all-to-all of pooled embeddings for ``partition.exchange``; None: plain float32.
+
+    TorchRec's registry turns bf16 into fp16 on a CPU, with a line in the log. The codecs themselves work, so they are
+    built here without the registry. Gradients always travel in bf16: fp16 has no room for the small ones of a large
+    batch.
+    """
     if exchange == "fp32":
         return None
     return get_qcomm_codecs(QCommsConfig(forward_precision=_FORWARD[exchange], backward_precision=CommType.BF16))

@@ -1,4 +1,9 @@
-"""A shard with a fixed number of slots: a cache of its rows in a device's memory, and one in host memory behind it."""
+"""A shard with a fixed number of slots: a cache of its rows in a device's memory, and one in host memory behind it.
+
+Rows stay in their slots when their batch is done. The least recently used ones leave for host memory (``HostRows``),
+many at a time, when others need their slots, and from there for the log. Rows of a batch under way never leave: where
+they leave too few slots for the next batch, that one waits until a batch is done (``SsdStore``).
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,10 @@ _LOOK = 4096  # turns looked at together at least
 
 class HostRows:
     """At most ``count`` rows of ``values`` each, in places from 0 on; the one that came first leaves first.
+
+    A row that the device wants again leaves at once, so every row is in one place, and rows leave in the order in which
+    they came: together the slots and this memory hold the most recently used rows. All of it is arrays made at the
+    start: for each row that it has room for its values and ``HOST_ROW_BYTES``, never more.
 
     For one thread. Turns in line of rows that left before their time are passed over.
     """

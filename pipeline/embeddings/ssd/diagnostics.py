@@ -1,4 +1,7 @@
-"""What the SSD tier tells of itself: its figures, and features that the machine refuses."""
+"""What the SSD tier reports: its figures, and features that the machine refuses.
+
+A kernel, a container or a file system may refuse what makes the tier fast; it works without, and says so.
+"""
 
 from __future__ import annotations
 

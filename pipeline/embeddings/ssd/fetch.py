@@ -1,4 +1,7 @@
-"""How rows come into slots: the thread of the tier, reads for several shards together, batches that wait for slots."""
+"""How rows come into slots: the thread of the tier, reads for several shards together, batches that wait for slots.
+
+One thread alone (``SsdWorker``) touches the tier's maps, slots and files, so that these need no locks.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
 from pipeline.errors import GuardError
 
 T = TypeVar("T")
+Parts = list[tuple[SsdShard, ShardRequest]]
+LEFT_OUT = -2  # the ``era`` of a part that was let go before it had slots
 # The thread uses the cores that the dense part leaves, and gives the interpreter back at once: a step of training waits
 # for it some hundred times. On two cores a step took 116 ms with Python's 5 ms and 94 with 0.2; with a faster dense
 # part and a log that is cleaned, 130 with 0.2 and 75 with 0.05: lookups waited 54 and 2 (docs/measurements/ssd.md).
@@ -123,12 +128,12 @@ class _Want:
 
 
 class Fetcher:
-    """Fetches rows for the store's worker thread."""
+    """Reads rows of several shards together: the disk gets all of a batch's requests at once."""
 
     def __init__(self) -> None:
         self.queue = DiskQueue()
 
-    def fetch(self, parts: Sequence[tuple[SsdShard, ShardRequest]]) -> None:
+    def fetch(self, parts: Parts) -> None:
         """Bring the rows of ``parts``, all of one batch, into slots, and mark the parts as ready."""
         claims = [(shard, part, *shard.claim(part)) for shard, part in parts if len(part.rows)]
         wants = [
@@ -198,12 +203,12 @@ def _unreadable(error: OSError, shards: Sequence[SsdShard]) -> GuardError:
     )
 
 
-Parts = list[tuple[SsdShard, ShardRequest]]
-LEFT_OUT = -2  # the ``era`` of a part that was let go before it had slots
-
-
 class WaitingParts:
-    """Parts of batches without slots. ``bring`` fetches the rows of parts, at most one of each shard."""
+    """Parts of announced batches without slots. ``bring`` fetches the rows of parts, at most one of each shard.
+
+    There is a queue for each shard, since the kernels of a model look up their tables one after another: the next
+    batch's rows of one table may be needed while the former batch still holds rows of another.
+    """
 
     def __init__(self, bring: Callable[[Parts], None]) -> None:
         self._bring = bring

@@ -1,4 +1,10 @@
-"""Scratch files of the SSD tier, which have no names, and the disks on which they lie."""
+"""Scratch files of the SSD tier, which have no names, and the disks on which they lie.
+
+A file is opened without a name (``O_TMPFILE``), or unlinked at once where the file system does not support that, so no
+other run can read it. The kernel frees it when the process ends, in whatever way, so there are no stale files to
+remove. Its space is taken at the start: a disk that is too small fails before the first step, not in the middle of a
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The slots of a shard, in host memory or in tensors of a device, and the order in which their rows leave."""
+"""The slots of a shard, in host memory or in tensors of a device, and the order in which their rows leave.
+
+A slot is a row of the kernel's storage. One thread fills and empties slots and another one trains. On a CUDA device
+neither waits for the other: an event and a stream keep the order that both need (``DeviceSlots``).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ from torch import Tensor
 
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.log import F32
+
+_STALE = 4  # entries a slot before those of rows that were used since are dropped
 
 
 class HostSlots:
@@ -131,11 +137,11 @@ def looked_up(ids: Tensor) -> tuple[Tensor, NDArray[Any]]:
     return copy, copy.numpy()
 
 
-_STALE = 4  # entries a slot before those of rows that were used since are dropped
-
-
 class Recency:
-    """A queue of slots, the longest unused first. A slot may be used again meanwhile: its old entry is passed over."""
+    """A queue of the slots whose rows no batch holds, in the order in which their last batches let them go.
+
+    A slot may be used again meanwhile: its old entry is passed over.
+    """
 
     def __init__(self, slots: int = 0) -> None:
         self._queue: deque[tuple[I64, I64]] = deque()  # times and slots
