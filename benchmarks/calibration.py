@@ -34,8 +34,8 @@ from pipeline.records import LABEL
 from pipeline.specs import CALIBRATORS
 from pipeline.specs.stage import StageIO
 from pipeline.stages.calibrating import chosen_rows
+from pipeline.stages.execution import run_stage
 from pipeline.stages.judging import LOGITS
-from pipeline.stages.run import run_stage
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader

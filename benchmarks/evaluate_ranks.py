@@ -19,7 +19,7 @@ from benchmarks.runs import silent
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.specs.stage import StageIO
-from pipeline.stages.run import run_stage
+from pipeline.stages.execution import run_stage
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
 

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.specs.stage import StageIO
-from pipeline.stages.run import run_stage
+from pipeline.stages.execution import run_stage
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
 

@@ -40,8 +40,8 @@ from pipeline.records import SearchRecord
 from pipeline.search.export import best_experiment
 from pipeline.search.loop import search
 from pipeline.search.space import ArchitectureSpace
+from pipeline.stages.execution import with_resolved_batch
 from pipeline.stages.read import read_dataset
-from pipeline.stages.run import settled
 from pipeline.store import Artifact, Store
 
 FEATURES, WIDE, IDS, NUMBERS = 12, 16, 24, 2
@@ -137,7 +137,7 @@ def searched(overrides: list[str], dataset: Artifact, folder: Path, threads: int
     torch.set_num_threads(threads)
     config = compose([*overrides, "run=search"])
     store = Store(config.store)
-    space = ArchitectureSpace.of(settled(config, store, dataset), *read_dataset(store, dataset))
+    space = ArchitectureSpace.of(with_resolved_batch(config, store, dataset), *read_dataset(store, dataset))
     record = search(space, store, dataset)
     found = space.configured({name: each.chosen for name, each in record.decisions.items()})
     return record, config, best_experiment(record, space.config, found, overrides, None)

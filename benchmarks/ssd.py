@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from benchmarks.common import finish
 from benchmarks.ssd_memory import STATE_BYTES, Tables, cache_rows
 from pipeline.embeddings.ssd.aio import DEPTH, Aio, DiskQueue, Uring
-from pipeline.launch.memory import MemoryCgroup
+from pipeline.launch.memory_cgroup import MemoryCgroup
 
 GIB = 2**30
 PROBE_ROWS, PROBE_STEPS = 512, 12

@@ -21,7 +21,6 @@ from pipeline.commands import (
     nights,
     plans,
     published,
-    result,
     run,
     runs,
     scaling,
@@ -30,8 +29,7 @@ from pipeline.commands import (
     tune,
     worker,
 )
-from pipeline.commands.command import Command
-from pipeline.commands.console import complain
+from pipeline.commands.command import Command, complain
 from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, LostLeaseError, NightjarError, exit_code_of
 from pipeline.versions import missing_triple
@@ -102,7 +100,7 @@ def commands() -> list[Command]:
         nights,
         explain,
         doctor,
-        result,
+        runs,
         runs,
         search,
         tune,

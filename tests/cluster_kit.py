@@ -183,7 +183,7 @@ def running(assets: Path, folder: Path, home: Path) -> Iterator[TestCluster]:
     if "resourcequota" not in kit.CONTROLLERS:  # one that the kit leaves out: clusters that have become too small
         kit.CONTROLLERS = (*kit.CONTROLLERS, "resourcequota")
     kit.START_TIMEOUT = PATIENCE
-    from pipeline.launch.kubernetes.names import launcher_account
+    from pipeline.launch.kubernetes.pod_templates import launcher_account
     from pipeline.schedule.cluster import apply
     from pipeline.schedule.manifests import access
     from tests.launch.cluster_cases import config_for

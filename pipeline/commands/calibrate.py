@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.command import Command, add_config_dir
-from pipeline.commands.console import show
+from pipeline.commands.command import Command, add_config_dir, show
 from pipeline.config import Config, HardwareConfig
 from pipeline.errors import ConfigError
 from pipeline.logs import add_level

@@ -6,8 +6,7 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.command import Command, on_store
-from pipeline.commands.console import progress, tell
+from pipeline.commands.command import Command, on_store, progress, tell
 from pipeline.commands.stores import store_of
 from pipeline.errors import ArtifactError
 

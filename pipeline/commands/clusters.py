@@ -8,8 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.command import Command, add_config_dir
-from pipeline.commands.console import complain, show, tell
+from pipeline.commands.command import Command, add_config_dir, complain, show, tell
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,8 +68,8 @@ def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.compose import compose
+    from pipeline.launch.kubernetes.job_manifest import require_cluster, stage_objects
     from pipeline.launch.kubernetes.network import run_policy
-    from pipeline.launch.kubernetes.render import require_cluster, stage_objects
     from pipeline.records.runs import run_directory
     from pipeline.stages.steps import steps, with_possible_stages
     from pipeline.store import Store
@@ -88,7 +87,7 @@ def _render_schedule(options: argparse.Namespace) -> int:
 
 
 def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
-    from pipeline.launch.kubernetes.render import as_yaml
+    from pipeline.launch.kubernetes.job_manifest import as_yaml
 
     if out is None:
         show(as_yaml(objects).rstrip())
@@ -142,7 +141,7 @@ def _delete(options: argparse.Namespace) -> int:
 def _schedule_config(options: argparse.Namespace) -> Config:
     """What every night is composed of, its day apart; ConfigError for what no night of the CronJob would take."""
     from pipeline.config.kubernetes import cron_times
-    from pipeline.launch.kubernetes.render import require_cluster
+    from pipeline.launch.kubernetes.job_manifest import require_cluster
     from pipeline.schedule.dates import gap_of
     from pipeline.schedule.manifests import schedule_config
 
@@ -166,7 +165,7 @@ def _schedule_objects(config: Config, options: argparse.Namespace) -> list[dict[
 
 def _in_cluster(options: argparse.Namespace) -> tuple[Api, list[dict[str, Any]]]:
     """The cluster, and the schedule's objects in it, the CronJob last."""
-    from pipeline.launch.kubernetes.credentials import connect
+    from pipeline.launch.kubernetes.api import connect
 
     config = _schedule_config(options)
     return connect(config.launch.context), _schedule_objects(config, options)

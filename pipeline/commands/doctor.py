@@ -21,8 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pipeline.checkpoint import native as rowcodes
-from pipeline.commands.command import Command
-from pipeline.commands.console import show
+from pipeline.commands.command import Command, show
 from pipeline.cpus import available_cpus, cpu_quota
 from pipeline.embeddings import native as rowsteps
 from pipeline.errors import ConfigError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pipeline.commands.command import Command
-from pipeline.commands.console import tell
+from pipeline.commands.command import Command, tell
 
 EPILOG = """\
   nightjar explain                  all groups

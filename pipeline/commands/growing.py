@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands.console import progress, tell
+from pipeline.commands.command import progress, tell
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
     from pipeline.records import Profile, read
     from pipeline.schedule.base import night_config
     from pipeline.schedule.dates import ANY_DAY
-    from pipeline.stages.batch import with_batch, with_former_batch
+    from pipeline.stages.warm_start import with_batch, with_former_batch
     from pipeline.store import Store
 
     config = compose([*job, f"data.day={ANY_DAY}"], options.config_dir, night=True)

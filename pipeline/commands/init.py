@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import units
-from pipeline.commands.command import Command
-from pipeline.commands.console import show
+from pipeline.commands.command import Command, show
 from pipeline.config.data import connector_at
 from pipeline.errors import ConfigError
 from pipeline.specs import CONNECTORS

@@ -8,8 +8,7 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING
 
 from pipeline import logs
-from pipeline.commands.command import Command, add_config_dir
-from pipeline.commands.console import complain
+from pipeline.commands.command import Command, add_config_dir, complain
 from pipeline.commands.run import run_code
 from pipeline.errors import ConfigError, NightjarError
 from pipeline.logs import add_level
@@ -55,9 +54,9 @@ def _fill(
 
 
 def _nightly(options: argparse.Namespace) -> int:
-    from pipeline.schedule.dates import parse_date, taken
+    from pipeline.schedule.dates import parse_date, split_arguments
 
-    given, overrides = taken(options.overrides, ("date", "job"))
+    given, overrides = split_arguments(options.overrides, ("date", "job"))
 
     def days(zone: str, now: datetime | None) -> list[date]:
         return [parse_date("date", given.get("date", "yesterday"), zone, now)]
@@ -66,9 +65,9 @@ def _nightly(options: argparse.Namespace) -> int:
 
 
 def _backfill(options: argparse.Namespace) -> int:
-    from pipeline.schedule.dates import parse_date, span, taken
+    from pipeline.schedule.dates import parse_date, span, split_arguments
 
-    given, overrides = taken(options.overrides, ("from", "to"))
+    given, overrides = split_arguments(options.overrides, ("from", "to"))
     for name in ("from", "to"):
         if name not in given:
             raise ConfigError(f"{name}= is missing", hint="nightjar backfill from=2026-01-01 to=2026-01-31 <overrides>")
@@ -95,7 +94,7 @@ def _locked(
     from pipeline.compose import compose
     from pipeline.launch.signals import Interrupted, handled
     from pipeline.schedule.dates import ANY_DAY
-    from pipeline.schedule.refused import post_refusal
+    from pipeline.schedule.nightly import post_refusal
 
     def composed(day: date) -> Config:
         return compose([*overrides, f"data.day={day}"], options.config_dir, night=True)
@@ -121,11 +120,11 @@ def _nights(
     job: str | None,
 ) -> int:
     """As ``_locked``, for a configuration that composes."""
+    from pipeline.launch.locks import night_lock
     from pipeline.schedule.backfill import missed_nights, run_nights
+    from pipeline.schedule.cluster import end_leftovers, night_job
     from pipeline.schedule.dates import night_zone
-    from pipeline.schedule.lock import night_lock
-    from pipeline.schedule.nightjob import end_leftovers, night_job
-    from pipeline.schedule.refused import refusals_posted
+    from pipeline.schedule.nightly import refusals_posted
     from pipeline.store import Store
 
     settings, model, store = config.nightly, config.model_name, Store(config.store)

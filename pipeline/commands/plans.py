@@ -6,8 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, add_config_dir, on_store
-from pipeline.commands.console import progress, tell
+from pipeline.commands.command import Command, add_config_dir, on_store, progress, tell
 from pipeline.commands.growing import nights_ahead, what_if_nights
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 
@@ -141,8 +140,8 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
     from pipeline.calibration.hardware_cache import with_figures
     from pipeline.compose import compose
     from pipeline.planning import PlanInputs
-    from pipeline.stages.batch import with_batch, with_former_batch
     from pipeline.stages.read import planning_inputs
+    from pipeline.stages.warm_start import with_batch, with_former_batch
     from pipeline.store import Store
 
     config = compose(job, config_dir)

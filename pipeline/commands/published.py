@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.command import Command, on_store
-from pipeline.commands.console import progress, tell
+from pipeline.commands.command import Command, on_store, progress, tell
 from pipeline.commands.stores import amount, store_of
 from pipeline.errors import ArtifactError, ConfigError, NightjarError
 from pipeline.records import RemovedVersions
@@ -175,7 +174,7 @@ def _rollback(options: argparse.Namespace) -> int:
 def _track(store: Store, current: Current) -> None:
     """Tell the trackers of the run that made the version that serves now; it serves, whatever they say."""
     from pipeline.publishing.versions import version_path
-    from pipeline.stages.worker import load
+    from pipeline.stages.execution import load
     from pipeline.trackers.following import tell_serving
 
     made = store.find(version_path(current.model, str(current.version)))

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import logs
-from pipeline.commands.command import Command, add_config_dir
-from pipeline.commands.console import columns, complain
+from pipeline.commands.command import Command, add_config_dir, columns, complain
 from pipeline.errors import NightjarError, exit_code_of
 from pipeline.logs import TERMINAL, add_level, show
 from pipeline.records import Result
@@ -157,7 +156,7 @@ def _alone(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result 
 
 def _follow(config: Config, store: Store) -> int:
     """This host's part of a stage whose launcher is host 0 (``launch=hosts``); the exit code."""
-    from pipeline.launch.hosts import follow
+    from pipeline.launch.local import follow
     from pipeline.launch.signals import Interrupted
     from pipeline.stages.steps import steps
 
@@ -174,11 +173,11 @@ def _follow(config: Config, store: Store) -> int:
 def _held_run(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Result | None]:
     """Run ``config``, which no other launcher runs; as ``_one_run``."""
     from pipeline.launch.chain import Console, StageChain, StageError
-    from pipeline.launch.result import record_failure
+    from pipeline.launch.run_records import record_failure
     from pipeline.launch.signals import Interrupted
     from pipeline.report import write_report
     from pipeline.stages.cleanup import discard
-    from pipeline.stages.run import run_stage
+    from pipeline.stages.execution import run_stage
     from pipeline.stages.steps import prepare, with_possible_stages
     from pipeline.trackers.following import followed
 

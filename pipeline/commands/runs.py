@@ -1,19 +1,53 @@
-"""``nightjar compare`` and ``nightjar runs``: their arguments, and where their results become text."""
+"""``nightjar result``, ``compare`` and ``runs``: their arguments, and where their results become text."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, on_store
-from pipeline.commands.console import complain, progress, show, tell
+from pipeline.commands.command import Command, columns, complain, on_store, progress, show, tell
 from pipeline.commands.stores import store_of
 from pipeline.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
     from pipeline.records import RunLine
+
+
+def add_result(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser."""
+    parser.add_argument("run", help="the run's name")
+    on_store(parser, _result, result="result.json")
+
+
+def _result(options: argparse.Namespace) -> int:
+    from pipeline.errors import ArtifactError
+    from pipeline.records import Result, read
+    from pipeline.records.runs import run_directory
+    from pipeline.report import Reporter
+    from pipeline.store import Store
+
+    store = Store(options.store)
+    path = f"{run_directory(options.run)}/result.json"
+    if not store.exists(path):
+        known = [run for run in store.names("runs") if store.exists(f"{run_directory(run)}/result.json")]
+        text = f"known runs: {', '.join(known)}" if known else "no runs in this store"
+        raise ArtifactError(
+            f"no run {options.run!r} in store {options.store}; {text}", hint="--store <URL of its store>"
+        )
+    if options.json:
+        show(json.dumps(store.read_json(path), indent=1))
+    else:
+        Reporter(store, options.run, columns=columns()).summary(read(Result, store, path))
+    return 0
+
+
+RESULT_COMMANDS = (
+    Command(name="result", help="show the outcome of a run", add_arguments=add_result, takes_store=True),
+)
+
 
 COMPARE = """\
 Compares runs with the first one: figures, seconds, bytes, the settings that differ, and, where they were evaluated on

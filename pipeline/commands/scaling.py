@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, add_config_dir
-from pipeline.commands.console import progress, tell
+from pipeline.commands.command import Command, add_config_dir, progress, tell
 from pipeline.commands.plans import planned_for
 from pipeline.errors import ConfigError, NightjarError, PlanError
 

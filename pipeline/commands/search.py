@@ -7,8 +7,7 @@ import logging
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, add_config_dir
-from pipeline.commands.console import complain, progress, show, tell
+from pipeline.commands.command import Command, add_config_dir, complain, progress, show, tell
 from pipeline.errors import ConfigError, exit_code_of
 from pipeline.logs import add_level
 
@@ -46,7 +45,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 def _search(options: argparse.Namespace) -> int:
     from pipeline.compose import compose
     from pipeline.config.values import check_name
-    from pipeline.launch.runlock import folder_lock
+    from pipeline.launch.locks import folder_lock
     from pipeline.launch.signals import Interrupted, handled
     from pipeline.records import search_directory
     from pipeline.report.search import search_text
@@ -112,13 +111,15 @@ def _searched(
     from pipeline.search.export import best_experiment, write_search
     from pipeline.search.loop import search, warning
     from pipeline.search.space import ArchitectureSpace
+    from pipeline.stages.execution import with_resolved_batch
     from pipeline.stages.read import read_dataset
-    from pipeline.stages.run import settled
 
     dataset = _dataset(config, store)
     if config.train.threads_per_rank:
         torch.set_num_threads(config.train.threads_per_rank)
-    space = ArchitectureSpace.of(with_figures(settled(config, store, dataset)), *read_dataset(store, dataset))
+    space = ArchitectureSpace.of(
+        with_figures(with_resolved_batch(config, store, dataset)), *read_dataset(store, dataset)
+    )
     log.info("search %s: %d decisions", config.search.name, len(space.decisions))
     record = search(space, store, dataset, progress(options.json, "searching"), kept)
     if message := warning(record, config.search):
@@ -132,7 +133,7 @@ def _searched(
 def _dataset(config: Config, store: Store) -> Artifact:
     """The dataset of ``config``, made where the store does not have it."""
     from pipeline.specs.stage import StageIO
-    from pipeline.stages.run import run_stage
+    from pipeline.stages.execution import run_stage
     from pipeline.stages.steps import steps
 
     step = steps(config, store, last="ingest")[0]

@@ -17,7 +17,7 @@ from pipeline.config.renamed import renamed_error
 from pipeline.config.values import besides_auto, span
 from pipeline.errors import ConfigError
 from pipeline.specs import MODELS, STAGES
-from pipeline.stages.keys import keys_of
+from pipeline.stages.artifact_keys import keys_of
 from pipeline.stages.train import CHECKPOINTS
 
 WIDTH = 118

@@ -6,8 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command, on_store
-from pipeline.commands.console import tell
+from pipeline.commands.command import Command, on_store, tell
 from pipeline.errors import ConfigError
 from pipeline.logs import add_level
 
@@ -64,7 +63,7 @@ def amount(text: str) -> float:
 
 def _gc(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
-    from pipeline.schedule.prune import collect
+    from pipeline.schedule.store_gc import collect
 
     store = store_of(options)
     result = collect(store, options.keep_days, options.grace_hours, dry_run=options.dry_run)

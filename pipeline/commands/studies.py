@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.commands.console import complain, progress, show, tell
+from pipeline.commands.command import complain, progress, show, tell
 from pipeline.errors import exit_code_of
 
 

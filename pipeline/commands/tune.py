@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pipeline.commands.command import Command, add_config_dir
-from pipeline.commands.console import complain, show, tell
+from pipeline.commands.command import Command, add_config_dir, complain, show, tell
 from pipeline.commands.run import one_run
 from pipeline.commands.studies import run_study
 from pipeline.errors import ConfigError, is_full
@@ -54,7 +53,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _trial(options: argparse.Namespace) -> int:
-    from pipeline.stages.worker import end_with_parents
+    from pipeline.stages.execution import end_with_parents
     from pipeline.tuning.processes import trial_code
 
     end_with_parents(options.tuner)

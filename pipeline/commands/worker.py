@@ -42,7 +42,7 @@ def _serve(options: argparse.Namespace) -> int:
         return serve(options.modules, _score)
     parser = argparse.ArgumentParser(prog="nightjar worker")
     add_arguments(parser)
-    own = ["pipeline.commands.run", "pipeline.compose", "pipeline.report", "pipeline.stages.worker"]
+    own = ["pipeline.commands.run", "pipeline.compose", "pipeline.report", "pipeline.stages.execution"]
     return serve([*options.modules, *own], lambda arguments: _work(parser.parse_args(arguments)))
 
 
@@ -55,7 +55,7 @@ def _score(arguments: list[str]) -> int:
 def _work(options: argparse.Namespace) -> int:
     from pipeline.commands.run import stage_io
     from pipeline.specs.stage import StageIO
-    from pipeline.stages.worker import work
+    from pipeline.stages.execution import work
 
     def make_io(config: Config, store: Store, rank: int) -> StageIO:
         logs.start_rank(

@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main as torchrun
 
-from pipeline.launch.loopback import LOOPBACK, loopback_store
+from pipeline.launch.local_ranks import LOOPBACK, loopback_store
 from pipeline.machine import stay_on_loopback
 
 BACKEND = "loopback"  # as torchrun knows the rendezvous

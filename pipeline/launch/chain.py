@@ -26,16 +26,13 @@ from pipeline.errors import (
 )
 from pipeline.launch.appdefs import distributed, seconds_to_end
 from pipeline.launch.artifact_check import final_problem, size_problem
-from pipeline.launch.grow import Growth, MoreRoomError, with_more_hosts
-from pipeline.launch.logs import exit_hint, never_met
-from pipeline.launch.memory import exceeded, release
+from pipeline.launch.elastic import Growth, MoreRoomError, NoRoomError, with_fewer_hosts, with_more_hosts
+from pipeline.launch.memory_cgroup import exceeded, release
 from pipeline.launch.protocol import GivenUpError, StageJob, StageRunner
-from pipeline.launch.result import StageEnd, assemble, error_part
-from pipeline.launch.run_steps import write_steps
+from pipeline.launch.run_records import Report, StageEnd, assemble, clear_report, error_part, read_report, write_steps
 from pipeline.launch.schedulers import scheduler
-from pipeline.launch.shrink import NoRoomError, with_fewer_hosts
 from pipeline.launch.signals import Interrupted, deadline, handled
-from pipeline.launch.status import Report, clear_report, read_report
+from pipeline.launch.stage_logs import exit_hint, never_met
 from pipeline.records import Grown, Result, Shrunk, StageAttempt
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from pipeline.clock import CLOCK, Clock
 from pipeline.errors import LaunchError
 from pipeline.launch.forkserver import REFUSED, Request
-from pipeline.launch.logs import Tail, account, collect, death
+from pipeline.launch.stage_logs import Tail, account, collect, death
 from pipeline.logs import level_arguments
 
 POLL_SECONDS = 0.02

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import NoReturn, TextIO
 
-from pipeline.launch.loopback import LOOPBACK, loopback_environment, loopback_store
+from pipeline.launch.local_ranks import LOOPBACK, loopback_environment, loopback_store
 from pipeline.launch.signals import ENDING
 
 RANK = "nightjar-rank"  # what ps and top call a forked rank, with its number where there are several

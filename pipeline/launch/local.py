@@ -1,28 +1,27 @@
-"""Stages on this machine behind the chain's protocol: CPU ranks are forked, all others started by TorchX."""
+"""Stages on this machine behind the chain's protocol, and this machine's part of a stage on several hosts."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.errors import LaunchError
-from pipeline.launch.appdefs import (
-    distributed,
-    rank_environment,
-    ranks_of,
-    seconds_to_end,
-    stage_app,
-    worker_arguments,
-)
+from pipeline.launch.appdefs import distributed, rank_environment, ranks_of, seconds_to_end, stage_app, worker_arguments
 from pipeline.launch.forked import ForkedJob, ForkServer
 from pipeline.launch.protocol import Room, StageJob
+from pipeline.launch.run_records import read_report
 from pipeline.launch.runner import LocalRunner
-from pipeline.records.runs import Step
+from pipeline.launch.signals import Interrupted, handled
+from pipeline.launch.stage_logs import never_met
+from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
+from pipeline.store import Store
 
 
 class LocalStages:
@@ -108,3 +107,64 @@ class LocalStages:
             self._torchx.close()
         if self._logs is not None:
             shutil.rmtree(self._logs, ignore_errors=True)
+
+
+def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], None]) -> None:
+    """Run this host's ranks of ``step``, once host 0 has written the run's configuration and its ranks meet them.
+
+    Nothing happens where its artifact is committed. Raises ArtifactError where an input is missing, the error that a
+    rank of any host reported, LaunchError where the hosts do not meet, Interrupted for a signal. ``write`` takes what
+    the ranks print.
+    """
+    for name, path in step.inputs.items():
+        store.get(path, name)
+    runner = LocalStages(config)
+    try:
+        with handled():
+            for attempt in range(1, config.launch.attempts + 1):
+                if store.find(step.path) is not None or _ranks_end_well(config, store, step, runner, write, attempt):
+                    return
+    finally:
+        runner.close()
+
+
+def _ranks_end_well(
+    config: Config, store: Store, step: Step, runner: LocalStages, write: Callable[[bytes], None], attempt: int
+) -> bool:
+    """Whether the ranks did their part. False where another attempt may follow; the last one raises."""
+    run = str(config.run)
+    job = runner.submit(step, store.url_of(f"{run_directory(run)}/config.yaml"))
+    if _end_of(config, step, job, write) == "succeeded" or store.find(step.path) is not None:
+        return True
+    if attempt < config.launch.attempts:
+        return False
+    text = job.logs()
+    report = None if never_met(text) else read_report(store, run, step.name, text)
+    if report is not None and (known := report.exception()) is not None:
+        raise known
+    if never_met(text):
+        minutes = config.launch.rendezvous_minutes
+        raise LaunchError(
+            f"host {config.launch.host_index} did not meet host 0 at {config.launch.first_host}:{config.launch.port} "
+            f"within launch.rendezvous_minutes={minutes:g}",
+            hint="the log of host 0 says why it did not come, or the network closes launch.port",
+        )
+    message = job.death(text) or (report.message if report is not None else "see its output")
+    raise LaunchError(f"the ranks of host {config.launch.host_index} ended: {message}", hint="the log of host 0")
+
+
+def _end_of(config: Config, step: Step, job: StageJob, write: Callable[[bytes], None]) -> str:
+    """Pass the output on until the ranks end; their last state."""
+    last = time.monotonic() + 60 * config.launch.deadline_minutes
+    try:
+        while (state := job.state()) == "running" and time.monotonic() < last:
+            write(job.output())
+            time.sleep(LocalStages.poll_seconds)
+        write(job.output())
+    except Interrupted:
+        job.stop(seconds_to_end(step.name, config))
+        raise
+    finally:
+        with contextlib.suppress(LaunchError):
+            job.cancel()
+    return state

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.errors import LaunchError
-from pipeline.launch.logs import Tail, collect, death
+from pipeline.launch.stage_logs import Tail, collect, death
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config
+from pipeline.launch.locks import run_lock
 from pipeline.launch.protocol import StageRunner
-from pipeline.launch.runlock import run_lock
 from pipeline.store import Store
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def scheduler(config: Config, columns: int = 0) -> StageRunner:
         from pipeline.launch.local import LocalStages
 
         return LocalStages(config, columns)
-    from pipeline.launch.kubernetes.credentials import connect
+    from pipeline.launch.kubernetes.api import connect
 
     return cluster_runner(config, connect(config.launch.context).patient(60 * config.launch.outage_minutes))
 
@@ -33,14 +33,14 @@ def scheduler(config: Config, columns: int = 0) -> StageRunner:
 def cluster_runner(config: Config, api: Api) -> ClusterRunner:
     """What submits stages in the form that ``launch.job`` names."""
     if config.launch.job == "indexed":
-        from pipeline.launch.kubernetes.batch import IndexedRunner
+        from pipeline.launch.kubernetes.job_kinds import IndexedRunner
 
         return IndexedRunner(config, api)
     if config.launch.job == "jobset":
-        from pipeline.launch.kubernetes.jobset import JobSetRunner
+        from pipeline.launch.kubernetes.job_kinds import JobSetRunner
 
         return JobSetRunner(config, api)
-    from pipeline.launch.kubernetes.volcano import VolcanoRunner
+    from pipeline.launch.kubernetes.job_kinds import VolcanoRunner
 
     return VolcanoRunner(config, api)
 
@@ -58,13 +58,11 @@ def only_launcher(config: Config, store: Store) -> Iterator[None]:
         if config.launch.name != "kubernetes":
             yield
             return
-        from pipeline.launch.kubernetes.api import check_clock
-        from pipeline.launch.kubernetes.credentials import connect
-        from pipeline.launch.kubernetes.lease import held
-        from pipeline.launch.kubernetes.names import run_label
+        from pipeline.launch.kubernetes.api import check_clock, connect
+        from pipeline.launch.kubernetes.lease_object import held
         from pipeline.launch.kubernetes.network import closed
+        from pipeline.launch.kubernetes.pod_templates import check_templates, run_label
         from pipeline.launch.kubernetes.rbac import check_rights
-        from pipeline.launch.kubernetes.trial import check_templates
 
         outage = 60 * config.launch.outage_minutes
         api = connect(config.launch.context).patient(outage)

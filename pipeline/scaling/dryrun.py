@@ -32,7 +32,7 @@ from pipeline.embeddings.collection import build_collection, event_collection
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.tables import kernels
 from pipeline.errors import ConfigError
-from pipeline.launch.localworld import local_world
+from pipeline.launch.local_ranks import local_world
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import memory_gib

@@ -1,14 +1,18 @@
-"""The schedule on a cluster: apply, status, suspend, delete."""
+"""The schedule on a cluster: apply, status, suspend, delete; and the job that its CronJob made for a night."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 
+from pipeline.config import Config
 from pipeline.errors import LaunchError
-from pipeline.launch.kubernetes.api import Api
-from pipeline.launch.kubernetes.batch import phase_of
-from pipeline.launch.kubernetes.pods import Object
+from pipeline.launch.kubernetes.api import Api, connect
+from pipeline.launch.kubernetes.job_kinds import indexed_job_phase
+from pipeline.launch.kubernetes.pod_templates import RUN_LABEL, Object, run_label
+from pipeline.schedule.base import run_name
 
 PLURALS = {
     "ServiceAccount": "serviceaccounts",
@@ -66,7 +70,7 @@ def suspend(api: Api, cron: Object, suspended: bool) -> None:
 
 
 @dataclass(frozen=True)
-class NightJob:
+class NightJobState:
     """One job of the CronJob. ``state``: running | succeeded | failed. ``exit_code``: of its last launcher, if any."""
 
     job: str
@@ -82,7 +86,7 @@ class Status:
     schedule: str
     suspended: bool
     last: str | None
-    nights: list[NightJob]
+    nights: list[NightJobState]
 
     def lines(self) -> list[str]:
         """The text of ``nightjar schedule status``."""
@@ -108,12 +112,12 @@ def status(api: Api, cron: Object) -> Status:
     return Status(live["spec"]["schedule"], bool(live["spec"].get("suspend")), last, nights)
 
 
-def _night(job: Object, pods: Sequence[Object]) -> NightJob:
+def _night(job: Object, pods: Sequence[Object]) -> NightJobState:
     name = job["metadata"]["name"]
     own = [pod for pod in pods if pod["metadata"]["labels"].get("job-name") == name]
     own.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
     code = _exit_code(own[-1]) if own else None
-    return NightJob(name, job["metadata"]["creationTimestamp"], phase_of(job), code)
+    return NightJobState(name, job["metadata"]["creationTimestamp"], indexed_job_phase(job), code)
 
 
 def _exit_code(pod: Object) -> int | None:
@@ -131,3 +135,55 @@ def _live(api: Api, cron: Object) -> Object:
             hint="nightjar schedule apply with the same settings",
         )
     return live
+
+
+SCHEDULED = "batch.kubernetes.io/cronjob-scheduled-timestamp"
+LOOK_BACK_DAYS = 31
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NightJob:
+    """The job of a night. ``due``: when it was to start; ``deadline``: when its launchers are ended, None for never.
+
+    Every launcher of the job finds the same times, however late it starts: date=yesterday counts from ``due``.
+    """
+
+    due: datetime
+    deadline: datetime | None
+
+
+def night_job(config: Config, name: str) -> NightJob:
+    """The job ``name``; LaunchError where there is none."""
+    namespace = config.launch.namespace
+    job = _api(config).find(f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}")
+    if job is None:
+        raise LaunchError(f"there is no job {name!r} in namespace {namespace}", hint="leave job= out")
+    metadata, made = job["metadata"], job["metadata"]["creationTimestamp"]
+    due = (metadata.get("annotations") or {}).get(SCHEDULED) or made
+    started = (job.get("status") or {}).get("startTime") or made
+    seconds = job["spec"].get("activeDeadlineSeconds")
+    deadline = datetime.fromisoformat(started) + timedelta(seconds=seconds) if seconds else None
+    return NightJob(datetime.fromisoformat(due), deadline)
+
+
+def end_leftovers(config: Config, model: str, day: date, kept: Iterable[date]) -> None:
+    """End running jobs of the model's nights before ``day``, except the ``kept`` ones.
+
+    Their launchers are gone, for this process holds the model: nobody would look at what they make.
+    """
+    from pipeline.launch.schedulers import cluster_runner
+
+    api, days = _api(config), [day - timedelta(days=back) for back in range(1, LOOK_BACK_DAYS + 1)]
+    labels = {run_label(run_name(model, each)) for each in days if each not in set(kept)}
+    runner = cluster_runner(config, api)
+    query = f"{RUN_LABEL} in ({','.join(sorted(labels))})"
+    for job in api.get(runner.jobs, labelSelector=query).get("items", []):
+        if runner.phase_of(job) == "running" and "deletionTimestamp" not in job["metadata"]:
+            name = job["metadata"]["name"]
+            log.warning("night      job %s of an earlier night, whose launcher is gone, is ended", name)
+            runner.delete(name)
+
+
+def _api(config: Config) -> Api:
+    return connect(config.launch.context).patient(60 * config.launch.outage_minutes)

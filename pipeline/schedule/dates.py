@@ -22,7 +22,7 @@ DECIDED = {
 }
 
 
-def taken(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def split_arguments(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split ``arguments`` into {name: value} for the ``names``, and the others.
 
     Raises ConfigError for a name given twice, and for an override that a night sets itself.

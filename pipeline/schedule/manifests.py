@@ -9,11 +9,17 @@ from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.config.secrets import check_overrides_of_schedule
 from pipeline.errors import ConfigError
-from pipeline.launch.kubernetes.names import OURS, launcher_account, stage_account
 from pipeline.launch.kubernetes.network import KIND, VERSION, among
-from pipeline.launch.kubernetes.pods import LAUNCHER, Object, pod_template
+from pipeline.launch.kubernetes.pod_templates import (
+    LAUNCHER,
+    NIGHTJAR_LABELS,
+    Object,
+    launcher_account,
+    pod_template,
+    stage_account,
+)
 from pipeline.launch.kubernetes.rbac import rules
-from pipeline.schedule.dates import ANY_DAY, night_zone, taken
+from pipeline.schedule.dates import ANY_DAY, night_zone, split_arguments
 
 NIGHT = "date=yesterday"  # the last whole day when the night's job was made, in schedule.time_zone
 JOB = "NIGHTJAR_JOB"  # variable of the launcher's pod with the name of its job
@@ -29,7 +35,7 @@ def schedule_config(overrides: Sequence[str]) -> Config:
 
     ConfigError for what no schedule should do every night.
     """
-    given, overrides = taken(overrides, ("date", "job"))
+    given, overrides = split_arguments(overrides, ("date", "job"))
     if given:
         name, value = next(iter(given.items()))
         raise ConfigError(
@@ -84,7 +90,7 @@ def access(config: Config) -> list[Object]:
 
 def network_policy(config: Config) -> Object:
     """Pods of stages accept connections from each other alone: of the rendezvous, and of gloo and NCCL on any port."""
-    return _object(config, VERSION, KIND, config.schedule.name, spec=among(OURS))
+    return _object(config, VERSION, KIND, config.schedule.name, spec=among(NIGHTJAR_LABELS))
 
 
 def cron_job(config: Config, overrides: Sequence[str]) -> Object:
@@ -92,7 +98,7 @@ def cron_job(config: Config, overrides: Sequence[str]) -> Object:
     schedule = config.schedule
     inside = [text.replace("$", "$$") for text in overrides if not text.lstrip("+").startswith(OUTSIDE)]
     command = ["python", "-m", "pipeline.cli", "nightly", NIGHT, f"job=$({JOB})", *inside]
-    labels = {**OURS, "nightjar/schedule": schedule.name}
+    labels = {**NIGHTJAR_LABELS, "nightjar/schedule": schedule.name}
     template = pod_template(config, LAUNCHER, command, {"TZ": schedule.time_zone}, labels, LAUNCHER_GRACE_SECONDS)
     of_job = {"name": JOB, "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['job-name']"}}}
     template["spec"]["containers"][0]["env"].insert(0, of_job)
@@ -124,6 +130,6 @@ def cron_job(config: Config, overrides: Sequence[str]) -> Object:
 
 
 def _object(config: Config, version: str, kind: str, name: str, **content: object) -> Object:
-    labels = {**OURS, "nightjar/schedule": config.schedule.name}
+    labels = {**NIGHTJAR_LABELS, "nightjar/schedule": config.schedule.name}
     metadata = {"name": name, "namespace": config.launch.namespace, "labels": labels}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}

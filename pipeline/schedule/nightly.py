@@ -1,41 +1,75 @@
-"""One night: from the day's logs to a verdict, once per date.
-
-Its record, ``runs/<model>-<date>/nightly.json``, is written before anything runs and names the base. A night that was
-killed continues from that base when it is called again, whatever version serves by then.
-"""
+"""Waiting until a day's logs are complete."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime
 from typing import Any
 
 from pipeline import logs
-from pipeline.compose import config_hash
-from pipeline.config import Config
-from pipeline.errors import SIGNALLED, GateHeldError, LaunchError, NightjarError, PassingError, exit_code_of
-from pipeline.ingest.days import delivered_mark
+from pipeline.clock import CLOCK, Clock
+from pipeline.compose import compose, config_hash
+from pipeline.config import Config, DataConfig
+from pipeline.errors import SIGNALLED, DataError, GateHeldError, LaunchError, NightjarError, PassingError, exit_code_of
+from pipeline.ingest.days import day_state, delivered_mark
 from pipeline.launch.signals import Interrupted
 from pipeline.records import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord, read
 from pipeline.records.runs import run_directory
 from pipeline.schedule.base import find_base, night_config, run_name
-from pipeline.schedule.summary import finished_record, line_of, write_summary
-from pipeline.schedule.watermark import wait_for
+from pipeline.schedule.dates import ANY_DAY, night_zone
+from pipeline.schedule.night_summary import finished_record, line_of, write_summary
 from pipeline.schedule.webhook import deliver
 from pipeline.store import Store, artifact_key
+from pipeline.store.errors import TakenError
 from pipeline.store.retrying import explained
 from pipeline.trackers.following import tell_night
 from pipeline.units import for_chat
 
+log = logging.getLogger(__name__)
+
+
+def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, clock: Clock = CLOCK) -> float:
+    """Wait until the logs of ``day`` are complete (``data.watermark``); returns the seconds that it took.
+
+    Checks every ``poll_seconds``, and logs what is missing when that changes. Raises DataError, with what is
+    missing, after ``minutes``.
+    """
+    started, logged = clock.monotonic(), ""
+    while True:
+        state = day_state(data, day)
+        waited = clock.monotonic() - started
+        if state.complete:
+            if logged:
+                log.info("watermark  %s is complete after %.1f minutes", day, waited / 60)
+            return waited
+        missing = "; ".join(state.missing)
+        left = 60 * minutes - waited
+        if left <= 0:
+            after = f" after {minutes:g} minutes (nightly.wait_minutes)" if minutes else ""
+            raise DataError(
+                f"{day} is not complete{after}: {missing}",
+                hint=f"nightjar nightly date={day} with the same overrides, once the logs are delivered",
+            )
+        if missing != logged:
+            log.info(
+                "watermark  %s is not complete: %s; checking every %g s for up to %.1f minutes (nightly.wait_minutes)",
+                day,
+                missing,
+                poll_seconds,
+                left / 60,
+            )
+            logged = missing
+        clock.sleep(min(poll_seconds, left))
+
+
 INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher
 DEADLINE_SLACK = 5.0  # seconds by which clocks may differ
 Run = Callable[[Config], int]  # a whole run; returns its exit code
-log = logging.getLogger(__name__)
 
 
 def record_path(model: str, day: date) -> str:
@@ -247,3 +281,61 @@ def _posted(record: NightRecord) -> dict[str, Any]:
         "text": for_chat(f"Nightjar: {line_of(record)}{without}"),
         **{name: known[name] for name in names if name in known},
     }
+
+
+TRACK = "track."
+# Overrides that say where records and posts go; the others may be the mistake.
+TELLING = (
+    "nightly.webhook=",
+    "nightly.time_zone=",
+    "data.time_zone=",
+    "store=",
+    "publish.model=",
+    "data=",
+    "data.name=",
+    "schedule.",
+    TRACK,
+)
+
+
+@dataclass
+class Posted:
+    """``begun``: nights run, which post and record themselves."""
+
+    begun: bool = False
+
+
+@contextmanager
+def refusals_posted(config: Config, store: Store, day: Callable[[], date]) -> Iterator[Posted]:
+    """Within: an error before ``begun`` is posted and recorded as the outcome of the night of ``day``, and raised."""
+    posted = Posted()
+    try:
+        yield posted
+    except Exception as problem:
+        if not posted.begun:
+            error = of_family(problem)
+            refused(config, store, day(), error, write=not isinstance(problem, TakenError))
+            raise error from problem
+        raise
+
+
+def post_refusal(
+    overrides: Sequence[str], wanted: Callable[[str, datetime | None], list[date]], error: NightjarError
+) -> None:
+    """Post and record ``error``, which is that ``overrides`` do not compose, if those of ``TELLING`` do."""
+    with suppress(Exception):  # the error is printed in any case
+        telling = [text for text in overrides if text.startswith(TELLING)]
+        config = _composed(telling)
+        if any(text.startswith(("store=", "nightly.webhook=")) for text in telling):
+            day = wanted(night_zone(config), None)[-1]
+            store = Store(config.store)
+            refused(config, store, day, error, write=store.answers())  # a mistake makes no store
+
+
+def _composed(telling: Sequence[str]) -> Config:
+    """The configuration of ``telling``, without the trackers where they are the mistake."""
+    day = f"data.day={ANY_DAY}"
+    try:
+        return compose([*telling, day], night=True)
+    except NightjarError:
+        return compose([*(text for text in telling if not text.startswith(TRACK)), day], night=True)

@@ -27,7 +27,7 @@ from pipeline.ingest.engines import in_order
 from pipeline.ingest.sources import Block
 from pipeline.launch.forked import POLL_SECONDS, ForkServer
 from pipeline.launch.forkserver import Request
-from pipeline.launch.logs import cause_of
+from pipeline.launch.stage_logs import cause_of
 from pipeline.machine import own_memory, spare_memory
 from pipeline.serving.ipc import Channel, Message, block_message, block_of, scored_message, scored_of
 from pipeline.serving.scorer import ScoredBlock, Scorer

@@ -1,4 +1,4 @@
-"""The options of optimizers in keys: a configuration without any has the key that it had before there were options."""
+"""Which artifact keys a setting belongs to: optimizer options that stages share, and settings of no key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from pipeline.config import Config
 from pipeline.config.train import DenseOptions, SparseOptions
+from pipeline.specs import STAGES
 from pipeline.specs.stage import Use, always, use
 
 
@@ -32,3 +33,42 @@ def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...
 
 def _given(options: SparseOptions | DenseOptions) -> bool:
     return any(value is not None for value in asdict(options).values())
+
+
+NO_KEY = (
+    # Where a run lies and how much of it is done.
+    use("", "run store stages force"),
+    # How much is read at a time, and by whom, changes no byte.
+    use("ingest", "engine block_mib ray.address"),
+    use("hardware", "ssd_paths cache_path cache_gib"),  # where scratch files and copies lie
+    # How training runs, when it stops itself, what it keeps on the way.
+    use("train", "compile cuda_graphs pipeline threads_per_rank hogwild.threads log_every_steps profile"),
+    use("train.guard", "window_steps collapse_after_steps min_logit_std max_window_ne collapse"),
+    use("checkpoint", "every_steps every_minutes policy quantise tables max_chain when_busy chunk_mib keep_last"),
+    use("checkpoint", "keep_every grace_seconds compact_after"),
+    use("debug", "*"),
+    use("publish", "cache_mib"),
+    # How and when stages are started.
+    use("launch", "name inline attempts deadline_minutes logs torchrun limit_memory job context namespace queue"),
+    use(
+        "launch",
+        "priority_class min_hosts shrink_after_minutes pending_minutes rendezvous_minutes first_step_minutes port "
+        "grow grow_minutes",
+    ),
+    use("launch", "lease_seconds keep_hours image_minutes outage_minutes host_index first_host kueue"),
+    use("launch.pods", "image pull_secrets service_account launcher_account user env secret_env env_from"),
+    use("launch.pods", "node_selector tolerations patch"),
+    use("launch.pods.volumes", "*.claim *.path *.sub_path *.read_only"),
+    use("launch.pods.resources", "*.cpu *.memory_gib *.shm_gib *.disk_gib *.gpus"),
+    use("schedule", "*"),
+    use("nightly", "*"),
+    use("tune", "*"),
+    use("search", "*"),
+    use("track", "to every_seconds mlflow.* prometheus.* opentelemetry.*"),
+)
+
+
+def keys_of(path: str) -> tuple[str, ...]:
+    """The keys that setting ``path`` can belong to (``*`` for every entry of a dictionary), none for many."""
+    lists = [item for stage in STAGES for item in stage.keys().items()]
+    return tuple(key for key, uses in lists if any(use.covers(path) for use in uses))

@@ -45,7 +45,7 @@ class Evaluate(Stage):
         from pipeline.evaluation import evaluate, reliability
         from pipeline.evaluation.bootstrap import evaluation_intervals
         from pipeline.evaluation.tasks import evaluate_tasks
-        from pipeline.stages.attention import ATTENTION, attention_json
+        from pipeline.stages.attention_record import ATTENTION, attention_json
         from pipeline.stages.judging import LOGITS
         from pipeline.stages.read import read_dataset, read_towers
         from pipeline.training.predict import predict

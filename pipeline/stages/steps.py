@@ -10,11 +10,11 @@ import dataclasses
 from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
 from pipeline.errors import DataError
-from pipeline.launch.run_steps import write_steps
+from pipeline.launch.run_records import write_steps
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES, code_of
 from pipeline.specs.stage import Stage
-from pipeline.stages.batch import with_former_batch
+from pipeline.stages.warm_start import with_former_batch
 from pipeline.store import Store, artifact_key
 
 

@@ -132,7 +132,7 @@ class Train(Stage):
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
         """The checkpoint that training starts from; ArtifactError where there is none, ConfigError: it does not go."""
-        from pipeline.stages.init import covered_init
+        from pipeline.stages.warm_start import covered_init
 
         return {"init": covered_init(config, store, made["ingest"].key)} if _warm(config) else {}
 
@@ -157,8 +157,8 @@ class Train(Stage):
     ) -> Artifact | None:
         """Train on this rank, from the newest checkpoint on; ``train.json`` has the figures."""
         from pipeline.checkpoint.index import committed
-        from pipeline.stages.init import init_artifact
         from pipeline.stages.read import is_first_rank, read_towers
+        from pipeline.stages.warm_start import init_artifact
         from pipeline.store.retrying import retried
         from pipeline.training.loop import train
         from pipeline.training.settings import TrainingSettings

@@ -59,7 +59,7 @@ class RecordKind:
     pins: bool = False
 
 
-RECORDS: Registry[RecordKind] = Registry("kind of record", setting="record", home="pipeline.schedule.recordkinds")
+RECORDS: Registry[RecordKind] = Registry("kind of record", setting="record", home="pipeline.schedule.inventory")
 
 
 def of_versions(store: Store) -> dict[str, References]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from pipeline.errors import ArtifactError, LaunchError
-from pipeline.launch.runlock import folder_lock
+from pipeline.launch.locks import folder_lock
 from pipeline.records.record import read
 from pipeline.records.study import (
     StudyLine,

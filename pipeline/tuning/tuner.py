@@ -18,7 +18,7 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, LaunchError, NightjarError
-from pipeline.launch.run_steps import read_steps
+from pipeline.launch.run_records import read_steps
 from pipeline.launch.signals import Interrupted
 from pipeline.records import DatasetSchema, Result, read
 from pipeline.records.runs import run_directory

@@ -12,7 +12,7 @@ from pipeline.evaluation import evaluate
 from pipeline.records import LABEL
 from pipeline.specs.stage import StageIO
 from pipeline.stages.compare import compare_runs, differing
-from pipeline.stages.run import run_stage
+from pipeline.stages.execution import run_stage
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader

@@ -11,7 +11,7 @@ from pipeline.compose import compose, config_hash, from_yaml, to_yaml
 from pipeline.config.paths import field_type
 from pipeline.config.renamed import RENAMED, config_changes, with_first_names, with_new_names
 from pipeline.errors import ConfigError
-from pipeline.stages.worker import load
+from pipeline.stages.execution import load
 from pipeline.store import Artifact, Store
 from tests.keys import key_config
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import fsspec
 
-from pipeline.launch.kubernetes.names import launcher_account
+from pipeline.launch.kubernetes.pod_templates import launcher_account
 from pipeline.schedule.cluster import apply
 from pipeline.schedule.manifests import access
 from pipeline.store import Store

@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.schema import data_spec
 from pipeline.records import DatasetSchema, TaskColumn, read
 from pipeline.specs.stage import StageIO
-from pipeline.stages.run import run_stage
+from pipeline.stages.execution import run_stage
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.launch.kubernetes.render import as_yaml, stage_objects
+from pipeline.launch.kubernetes.job_manifest import as_yaml, stage_objects
 from pipeline.records.runs import Step
 from pipeline.schedule.manifests import schedule_objects
 from pipeline.specs import STAGES

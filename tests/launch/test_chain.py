@@ -11,8 +11,8 @@ from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
 from pipeline.launch.chain import Console, StageChain
+from pipeline.launch.run_records import Report, write_report
 from pipeline.launch.signals import Interrupted, deadline
-from pipeline.launch.status import Report, write_report
 from pipeline.records import Result
 from pipeline.records.runs import Step
 from pipeline.specs import default_stages

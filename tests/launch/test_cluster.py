@@ -19,12 +19,11 @@ from pipeline.checkpoint.reference import find_checkpoint
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import RefusedError
-from pipeline.launch.kubernetes.batch import IndexedRunner
+from pipeline.launch.kubernetes.job_kinds import IndexedRunner, VolcanoRunner
+from pipeline.launch.kubernetes.job_manifest import stage_objects
 from pipeline.launch.kubernetes.jobs import ClusterJob
-from pipeline.launch.kubernetes.lease import held
+from pipeline.launch.kubernetes.lease_object import held
 from pipeline.launch.kubernetes.rbac import allowed, check_rights, granted
-from pipeline.launch.kubernetes.render import stage_objects
-from pipeline.launch.kubernetes.volcano import VolcanoRunner
 from pipeline.records.runs import Step
 from pipeline.schedule.cluster import apply, collection, delete, status, suspend
 from pipeline.schedule.manifests import cron_job, schedule_config, schedule_objects

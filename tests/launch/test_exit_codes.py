@@ -21,9 +21,8 @@ from pipeline.errors import (
     exit_code_of,
 )
 from pipeline.launch.chain import StageError
-from pipeline.launch.result import assemble
+from pipeline.launch.run_records import Report, assemble
 from pipeline.launch.signals import Interrupted
-from pipeline.launch.status import Report
 from pipeline.store.retrying import explained
 
 ROOT = Path(__file__).parents[2]

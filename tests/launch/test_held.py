@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.errors import GateHeldError
-from pipeline.launch.result import StageEnd, assemble
+from pipeline.launch.run_records import StageEnd, assemble
 from pipeline.stages.publish import SPEC
 from pipeline.store import Artifact
 

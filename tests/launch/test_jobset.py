@@ -11,8 +11,8 @@ from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.diagnosis import job_problem
-from pipeline.launch.kubernetes.jobset import JobSetRunner, phase_of
-from pipeline.launch.kubernetes.names import job_name
+from pipeline.launch.kubernetes.job_kinds import JobSetRunner, job_set_phase
+from pipeline.launch.kubernetes.pod_templates import job_name
 from pipeline.records.runs import Step
 from tests.launch.cluster_cases import CLUSTER, config_for, rendered
 from tests.launch.test_cluster import INGEST, wait_for
@@ -66,8 +66,8 @@ def test_conditions_of_a_jobset() -> None:
         return {"status": {"conditions": [{"type": "Suspended", "status": "False"}, {"type": kind, "status": status}]}}
 
     states = {"Completed": "succeeded", "Failed": "failed", "StartupPolicyCompleted": "running"}
-    assert {kind: phase_of(condition(kind)) for kind in states} == states
-    assert phase_of(condition("Failed", "False")) == phase_of({}) == "running"
+    assert {kind: job_set_phase(condition(kind)) for kind in states} == states
+    assert job_set_phase(condition("Failed", "False")) == job_set_phase({}) == "running"
 
 
 def serves(api, path: str) -> bool:

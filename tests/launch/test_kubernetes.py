@@ -17,10 +17,10 @@ from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import pod_command
 from pipeline.launch.kubernetes.api import refusal
 from pipeline.launch.kubernetes.diagnosis import death, pending_problem
-from pipeline.launch.kubernetes.names import job_name
-from pipeline.launch.logs import never_met
+from pipeline.launch.kubernetes.pod_templates import job_name
+from pipeline.launch.stage_logs import never_met
 from pipeline.records.runs import Step
-from pipeline.stages.worker import first_step_in_time
+from pipeline.stages.execution import first_step_in_time
 from tests.launch.cluster_cases import CLUSTER, GOLDEN, GOLDEN_FILES, IMAGE, golden, rendered
 from tests.servers import kept_port
 from tests.waits import PATIENCE

@@ -16,8 +16,8 @@ import pytest
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
 from pipeline.launch.chain import Console, StageChain
-from pipeline.launch.kubernetes.jobset import JobSetRunner
-from pipeline.launch.shrink import NoRoomError
+from pipeline.launch.elastic import NoRoomError
+from pipeline.launch.kubernetes.job_kinds import JobSetRunner
 from pipeline.records.runs import Step
 from pipeline.store import Store
 from tests.cluster_kit import JOBS, PODS, TestCluster, wait_for

@@ -14,8 +14,8 @@ from pipeline.compose import compose
 from pipeline.errors import DataError, LaunchError, NightjarError
 from pipeline.launch.appdefs import stage_app
 from pipeline.launch.forkserver import RANK
-from pipeline.launch.logs import Tail, exit_hint
-from pipeline.launch.status import MARK, Report, clear_report, read_report, write_report
+from pipeline.launch.run_records import MARK, Report, clear_report, read_report, write_report
+from pipeline.launch.stage_logs import Tail, exit_hint
 from pipeline.store import Store
 from tests.launch.launchers import launched
 from tests.waits import PATIENCE, until

@@ -9,7 +9,7 @@ import pytest
 from pipeline.clock import CLOCK, Clock
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import RefusedError
-from pipeline.launch.kubernetes.lease import LeaseObject, held
+from pipeline.launch.kubernetes.lease_object import LeaseObject, held
 from pipeline.store.lease import Lease
 from tests.logged import listen
 from tests.waits import TurnedClock

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.launch.appdefs import pod_command, stage_app
-from pipeline.launch.loopback import loopback_environment
+from pipeline.launch.local_ranks import loopback_environment
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER
 from tests.waits import PATIENCE, until

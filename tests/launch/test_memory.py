@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 
 from pipeline.config import Config, HardwareConfig
-from pipeline.launch import memory
-from pipeline.launch.memory import MemoryCgroup, exceeded, hold, is_held, release
+from pipeline.launch import memory_cgroup
+from pipeline.launch.memory_cgroup import MemoryCgroup, exceeded, hold, is_held, release
 from pipeline.models.settings import DlrmConfig
 from pipeline.records.runs import Step
 from pipeline.store import Artifact, Store
@@ -22,7 +22,7 @@ GREEDY = (
 RANK = """
 import sys
 from pipeline.config import Config, HardwareConfig
-from pipeline.launch.memory import hold
+from pipeline.launch.memory_cgroup import hold
 print(hold(Config(hardware=HardwareConfig(name="t", ddr_gib=0.25, ranks_per_host=2)), {launcher}), flush=True)
 kept = bytearray({size})
 kept[::4096] = b"1" * len(kept[::4096])
@@ -112,7 +112,7 @@ def test_groups_of_launchers_that_are_gone_are_removed(group):
 
 def test_where_no_cgroup_can_be_made_it_is_said(tmp_path, monkeypatch):
     (tmp_path / "mounts").write_text("proc /proc proc rw 0 0\n")
-    monkeypatch.setattr(memory, "_MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(memory_cgroup, "_MOUNTS", tmp_path / "mounts")
     told = hold(config(ddr=8.0, ranks=1), os.getpid())
     assert told.startswith("memory: 8 GiB at most (hardware.ddr_gib=8); no memory cgroup can be made ")
     assert told.endswith(

@@ -7,10 +7,10 @@ import pytest
 
 from pipeline.errors import LaunchError, LostLeaseError
 from pipeline.launch.kubernetes.api import RefusedError
-from pipeline.launch.kubernetes.batch import IndexedRunner
-from pipeline.launch.kubernetes.manifest import indexed_job
-from pipeline.launch.kubernetes.names import job_labels
+from pipeline.launch.kubernetes.job_kinds import IndexedRunner
+from pipeline.launch.kubernetes.job_manifest import indexed_job
 from pipeline.launch.kubernetes.network import among, closed, on_host_network, opens, run_policy, selects
+from pipeline.launch.kubernetes.pod_templates import job_labels
 from pipeline.launch.kubernetes.rbac import NETWORK, granted, rights
 from pipeline.records.runs import Step
 from pipeline.schedule.manifests import network_policy

@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError
 from pipeline.records.runs import Step
 from pipeline.specs import STAGES
 from pipeline.specs.stage import Stage, StageIO, use
-from pipeline.stages.keys import keys_of
+from pipeline.stages.artifact_keys import keys_of
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
 

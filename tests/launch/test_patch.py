@@ -7,8 +7,7 @@ import yaml
 from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch.kubernetes.patch import merged
-from pipeline.launch.kubernetes.pods import pod_template
-from pipeline.launch.kubernetes.trial import check_templates
+from pipeline.launch.kubernetes.pod_templates import check_templates, pod_template
 from pipeline.schedule.manifests import schedule_objects
 from tests.launch.cluster_cases import CLUSTER, config_for, rendered
 

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.launch.kubernetes.api import Api, check_clock
-from pipeline.schedule.lock import lease_path
+from pipeline.launch.locks import night_lease_path
 from pipeline.store import Store
 from tests.launch.cluster_cases import CLUSTER
 from tests.servers import kept_port
@@ -79,7 +79,7 @@ def assert_night_refused(folder: Path, capsys: pytest.CaptureFixture[str], messa
     assert (record["outcome"], record["exit_code"]) == ("failed", 8)
     assert record["message"] in said and record["message"] in (folder / "s/runs/m-2026-01-01/nightly.md").read_text()
     assert sorted(store.names("runs/m-2026-01-01")) == ["nightly.html", "nightly.json", "nightly.md"]
-    assert not store.exists(lease_path("m"))
+    assert not store.exists(night_lease_path("m"))
 
 
 def test_a_night_on_an_unreachable_cluster_says_so_on_its_page(tmp_path, monkeypatch, capsys) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.errors import LaunchError
-from pipeline.launch.runlock import run_lock
+from pipeline.launch.locks import run_lock
 from pipeline.store import Store
 from tests.waits import TurnedClock
 

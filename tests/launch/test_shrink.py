@@ -16,15 +16,14 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment
 from pipeline.launch.chain import Console, StageChain
+from pipeline.launch.elastic import NoRoomError, allowed_pending_minutes, with_fewer_hosts
 from pipeline.launch.kubernetes.jobs import ClusterJob, ClusterRunner
-from pipeline.launch.shrink import NoRoomError, patience, with_fewer_hosts
 from pipeline.records import Shrunk
 from pipeline.records.runs import Step
 from pipeline.report.summary import hosts_lines
 from pipeline.specs.stage import StageIO
-from pipeline.stages.run import run_stage
+from pipeline.stages.execution import load, run_stage
 from pipeline.stages.steps import prepare
-from pipeline.stages.worker import load
 from pipeline.store import Store
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER
@@ -65,8 +64,8 @@ def test_how_many_hosts_a_run_goes_on_with(hosts: int, least: str, running: int,
 
 def test_a_stage_that_may_not_shrink_waits_longer() -> None:
     config = config_of("hardware.hosts=2", "launch.min_hosts=1", "launch.shrink_after_minutes=3")
-    assert (patience(config, 2), patience(config, 1)) == (3, 15)
-    assert patience(config_of("hardware.hosts=2"), 2) == 15
+    assert (allowed_pending_minutes(config, 2), allowed_pending_minutes(config, 1)) == (3, 15)
+    assert allowed_pending_minutes(config_of("hardware.hosts=2"), 2) == 15
 
 
 @pytest.mark.parametrize(

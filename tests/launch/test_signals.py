@@ -13,7 +13,7 @@ import pytest
 from pipeline.compose import compose
 from pipeline.launch.appdefs import stage_app
 from pipeline.launch.forkserver import RANK
-from pipeline.launch.logs import killed_rank
+from pipeline.launch.stage_logs import killed_rank
 from tests.launch.launchers import descendants_named, launched
 from tests.waits import PATIENCE
 

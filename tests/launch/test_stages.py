@@ -6,12 +6,12 @@ import pytest
 
 from pipeline.compose import compose, from_yaml
 from pipeline.errors import ArtifactError, DataError
-from pipeline.launch.run_steps import read_steps
+from pipeline.launch.run_records import read_steps
 from pipeline.publishing import promotion, versions
 from pipeline.records.runs import Step
 from pipeline.specs import STAGES, default_stages
 from pipeline.specs.stage import StageIO
-from pipeline.stages.run import run_stage
+from pipeline.stages.execution import run_stage
 from pipeline.stages.steps import prepare, steps
 from pipeline.store import Store
 from tests.keys import INPUTS

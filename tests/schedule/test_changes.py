@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.records import Base
-from pipeline.schedule.summary import _settings
+from pipeline.schedule.night_summary import _settings
 from pipeline.store import Store
 
 CHECKPOINT = "runs/mon/checkpoints/k/step-00000010"

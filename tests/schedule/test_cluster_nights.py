@@ -21,8 +21,8 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.ingest.synthetic import write_tsv
-from pipeline.schedule.cluster import NightJob, apply, status, suspend
-from pipeline.schedule.lock import lease_path
+from pipeline.launch.locks import night_lease_path
+from pipeline.schedule.cluster import NightJobState, apply, status, suspend
 from pipeline.schedule.manifests import schedule_config, schedule_objects
 from pipeline.store import Store
 from tests.cluster_kit import PODS, VOLCANO, TestCluster, start_job, wait_for
@@ -111,12 +111,12 @@ class Nights:
 
         start_job(self.api, self.cron, f"night-{day}", dated, retries)
 
-    def ended(self, count: int) -> NightJob:
+    def ended(self, count: int) -> NightJobState:
         """The newest of ``count`` nights, once it has ended."""
         nights = wait_for(lambda: n if (n := self.nights())[0].state != "running" and len(n) == count else None, 1800.0)
         return nights[0]
 
-    def nights(self) -> list[NightJob]:
+    def nights(self) -> list[NightJobState]:
         """As ``nightjar schedule status`` tells them, newest first."""
         return status(self.api, self.cron).nights
 
@@ -125,7 +125,7 @@ class Nights:
         pods = self.api.get(PODS, labelSelector=f"job-name={night}")["items"]
         return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
-    def said(self, night: NightJob) -> str:
+    def said(self, night: NightJobState) -> str:
         """What the last launcher of ``night`` printed."""
         return self.log(self.launchers(night.job)[-1])
 
@@ -183,7 +183,7 @@ class Nights:
         names = [pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"]["nightjar/stage"] == "train"]
         assert sorted(name.partition("-a1-")[2] for name in names) == ["train-0-0", "train-1-0"]
         assert {pod["status"]["phase"] for pod in pods} == {"Succeeded"}
-        assert not self.store.exists(lease_path(MODEL))
+        assert not self.store.exists(night_lease_path(MODEL))
         leases = "/apis/coordination.k8s.io/v1/namespaces/training/leases"
         assert self.api.find(f"{leases}/nightjar-{MODEL}-{day}") is None
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.launch.kubernetes.lease import held
-from pipeline.schedule.lock import lease_path
+from pipeline.launch.kubernetes.lease_object import held
+from pipeline.launch.locks import night_lease_path
 from pipeline.store import Store
 from tests.cluster_kit import VOLCANO, TestCluster, stubborn_node
 from tests.launch.cluster_cases import CLUSTER, IMAGE
@@ -58,7 +58,9 @@ class Night:
         assert (record["outcome"], record["exit_code"]) == ("failed", 8)
         assert record["message"] in said
         assert record["message"] in (self.folder / "store/runs" / RUN / "nightly.md").read_text()
-        assert not store.exists(lease_path("clicks")) and not store.exists("models") and not store.exists("datasets")
+        assert (
+            not store.exists(night_lease_path("clicks")) and not store.exists("models") and not store.exists("datasets")
+        )
         lease = self.cluster.api("admin").find(f"{LEASES}/nightjar-{RUN}")
         assert (lease is None) is free
         assert not self.cluster.api().get(VOLCANO, labelSelector=f"nightjar/run={RUN}")["items"]

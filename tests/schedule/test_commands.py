@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pipeline import cli
-from pipeline.schedule.lock import night_lock
+from pipeline.launch.locks import night_lock
 from pipeline.store import Store
 from pipeline.store.lease import CHECKS
 from tests.schedule.test_webhook import Hook, serving

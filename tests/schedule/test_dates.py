@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.schedule.dates import parse_date, span, taken
+from pipeline.schedule.dates import parse_date, span, split_arguments
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -32,13 +32,13 @@ def test_anything_else_is_refused(text: str) -> None:
 
 
 def test_the_arguments_of_the_command_are_taken_from_among_the_overrides() -> None:
-    given, rest = taken(["store=s", "date=today", "train.lr=0.1"], ("date",))
+    given, rest = split_arguments(["store=s", "date=today", "train.lr=0.1"], ("date",))
     assert given == {"date": "today"}
     assert rest == ["store=s", "train.lr=0.1"]
     with pytest.raises(ConfigError, match="date is given twice: a and b"):
-        taken(["date=a", "date=b"], ("date",))
+        split_arguments(["date=a", "date=b"], ("date",))
     with pytest.raises(ConfigError, match="data.day=2026-01-01 is given, but a night takes it from its date") as error:
-        taken(["data.day=2026-01-01"], ("date",))
+        split_arguments(["data.day=2026-01-01"], ("date",))
     assert error.value.hint == "date=2026-01-01"
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.clock import CLOCK, Clock
 from pipeline.errors import ArtifactError, LaunchError, LostLeaseError
+from pipeline.launch.locks import model_lease, night_lease_path, night_lock
 from pipeline.launch.signals import Interrupted, handled
-from pipeline.schedule.lock import lease_path, model_lease, night_lock
 from pipeline.store import Store, conditional, fencing
 from pipeline.store.conditional import Seen
 from pipeline.store.lease import CHECKS, Lease, watched
@@ -32,7 +32,7 @@ def record(clock: Clock, seconds: float = SECONDS, ahead: float = 0.0, **changes
 def keep_a_real_lease(store: Store) -> None:
     """By the machine's own clock: take a dead launcher's lease over, and renew it twice."""
     said, renewals = listen(), set()
-    store.write_json(lease_path("clicks"), record(CLOCK, 0.6))
+    store.write_json(night_lease_path("clicks"), record(CLOCK, 0.6))
     lease = model_lease(store, "clicks", 3.0, "night 2026-01-06")
     lease.acquire_seconds = PATIENCE  # a slow store is no failure here
     with lease.held():
@@ -40,7 +40,7 @@ def keep_a_real_lease(store: Store) -> None:
 
         def renewed_twice() -> bool:
             # In one request: of two, the second one would miss what the first one saw.
-            known = json.loads(conditional.read_marked(store, lease_path("clicks")).data)
+            known = json.loads(conditional.read_marked(store, night_lease_path("clicks")).data)
             renewals.add((known["owner"], known["renewed"]))
             return len(renewals) == 3
 
@@ -87,13 +87,13 @@ def test_a_second_launcher_is_told_who_works_on_the_model(tmp_path: Path) -> Non
             model_lease(store, "clicks", SECONDS, "night 2026-01-06", clock).acquire()
         assert "model 'clicks' is already being worked on: host " in error.value.message
         assert "(night 2026-01-05) holds " in error.value.message
-        assert lease_path("clicks") in error.value.message
+        assert night_lease_path("clicks") in error.value.message
         assert "clock" not in error.value.message
         assert error.value.exit_code == 8
         with night_lock(store, "others", SECONDS, "night 2026-01-05", clock):  # of another model
             pass
     assert len(said) == 1
-    assert not store.exists(lease_path("clicks"))
+    assert not store.exists(night_lease_path("clicks"))
     with night_lock(store, "clicks", SECONDS, "night 2026-01-06", clock):
         pass
     assert len(said) == 1  # the one that ended left it at once
@@ -106,7 +106,7 @@ def test_an_object_store_holds_the_lease_as_well() -> None:
         refused = pytest.raises(LaunchError, match=r"\(night 2026-01-05\) holds memory://")
         with clock.turning(CHECK, lambda: clock.waiting() == 3), refused:
             second.acquire()
-    assert not store.exists(lease_path("clicks"))
+    assert not store.exists(night_lease_path("clicks"))
 
 
 def test_a_real_lease_on_a_disk(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_an_s3_that_refuses_conditional_writes_lets_the_later_of_two_writers_hol
 
     class AnotherWrites(TurnedClock):
         def sleep(self, seconds: float) -> None:
-            store.write_json(lease_path("clicks"), record(self))
+            store.write_json(night_lease_path("clicks"), record(self))
 
     with pytest.raises(LaunchError, match="host far, process 7"):
         model_lease(store, "clicks", SECONDS, "night 2026-01-06", AnotherWrites()).acquire()
@@ -128,10 +128,10 @@ def test_an_s3_that_refuses_conditional_writes_lets_the_later_of_two_writers_hol
 
 def test_a_dead_launchers_lease_is_taken_over_once_its_time_is_over(tmp_path: Path) -> None:
     store, said, clock = Store(str(tmp_path)), listen(), TurnedClock()
-    store.write_json(lease_path("clicks"), record(clock))
+    store.write_json(night_lease_path("clicks"), record(clock))
     with night_lock(store, "clicks", 600.0, "night 2026-01-06", clock):
         assert clock.boottime() == SECONDS  # its own time, not the new one's
-        assert json.loads((tmp_path / lease_path("clicks")).read_text())["doing"] == "night 2026-01-06"
+        assert json.loads((tmp_path / night_lease_path("clicks")).read_text())["doing"] == "night 2026-01-06"
     assert "host far, process 7 (night 2026-01-05)" in said[0]
     assert "did not renew its lease for 60 s: taking it over" in said[1]
 
@@ -139,10 +139,10 @@ def test_a_dead_launchers_lease_is_taken_over_once_its_time_is_over(tmp_path: Pa
 @pytest.mark.parametrize("content", ["{}", "[]", "{"])
 def test_a_damaged_lease_is_one_message(tmp_path: Path, content: str) -> None:
     store = Store(str(tmp_path))
-    store.write_bytes(lease_path("clicks"), content.encode())
+    store.write_bytes(night_lease_path("clicks"), content.encode())
     with pytest.raises(ArtifactError) as caught, night_lock(store, "clicks", SECONDS, "x"):
         pass
-    assert lease_path("clicks") in caught.value.message and caught.value.hint == "remove that file if nobody does"
+    assert night_lease_path("clicks") in caught.value.message and caught.value.hint == "remove that file if nobody does"
 
 
 @pytest.mark.parametrize(("ahead", "words"), [(7200.0, "7,190 s ahead of"), (-7200.0, "7,210 s behind")])
@@ -150,12 +150,12 @@ def test_a_living_holder_with_a_wrong_clock_keeps_its_lease_and_the_clock_is_tol
     tmp_path: Path, ahead: float, words: str
 ) -> None:
     store, clock = Store(str(tmp_path)), TurnedClock()
-    store.write_json(lease_path("clicks"), record(clock, ahead=ahead))
+    store.write_json(night_lease_path("clicks"), record(clock, ahead=ahead))
 
     class Renewing(logging.Handler):
         def emit(self, _: logging.LogRecord) -> None:
             """Renew the lease with a record that is a check old once it is seen."""
-            store.write_json(lease_path("clicks"), record(clock, ahead=ahead, owner="renewed"))
+            store.write_json(night_lease_path("clicks"), record(clock, ahead=ahead, owner="renewed"))
 
     logging.getLogger("pipeline").addHandler(Renewing())
     with pytest.raises(LaunchError, match=words), night_lock(store, "clicks", SECONDS, "x", clock):
@@ -169,13 +169,13 @@ def test_of_many_launchers_at_once_one_gets_it(tmp_path: Path) -> None:
 def test_a_launcher_that_lost_its_lease_is_told_to_end(tmp_path: Path, capfd) -> None:
     store, clock = Store(str(tmp_path)), TurnedClock()
     with pytest.raises(LostLeaseError) as stop, handled(), night_lock(store, "clicks", SECONDS, "x", clock):
-        store.write_json(lease_path("clicks"), record(clock))
+        store.write_json(night_lease_path("clicks"), record(clock))
         until(lambda: clock.waiting() == 2)
         clock.turn(CHECK)
         be_interrupted()
     assert stop.value.exit_code == 8
     assert "lost the lock of model 'clicks'" in capfd.readouterr().err
-    assert store.read_json(lease_path("clicks"))["owner"] == "other"  # not the loser's to remove
+    assert store.read_json(night_lease_path("clicks"))["owner"] == "other"  # not the loser's to remove
 
 
 class Hanging(Lease):
@@ -310,4 +310,4 @@ def test_a_machine_without_room_for_a_thread_leaves_no_lease(tmp_path: Path, mon
     ):
         pass
     assert error.value.hint
-    assert not store.exists(lease_path("clicks"))
+    assert not store.exists(night_lease_path("clicks"))

@@ -7,12 +7,11 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
-from pipeline.launch.kubernetes.batch import IndexedRunner
-from pipeline.launch.kubernetes.volcano import VolcanoRunner
+from pipeline.launch.kubernetes.job_kinds import IndexedRunner, VolcanoRunner
 from pipeline.launch.signals import SIGNALLED
 from pipeline.records import FAILED, RUNNING
 from pipeline.records.runs import Step
-from pipeline.schedule.nightjob import end_leftovers, night_job
+from pipeline.schedule.cluster import end_leftovers, night_job
 from pipeline.schedule.nightly import read_record, run_night
 from pipeline.store import Store
 from tests.cluster_kit import JOBS, wait_for

@@ -14,18 +14,17 @@ from pipeline import units
 from pipeline.checkpoint.index import name_of
 from pipeline.cli import main
 from pipeline.errors import ArtifactError
-from pipeline.launch.run_steps import read_steps, write_steps
-from pipeline.launch.runlock import run_lock
+from pipeline.launch.locks import night_lock, run_lock
+from pipeline.launch.run_records import read_steps, write_steps
 from pipeline.publishing import commands, promotion, versions
 from pipeline.records.runs import Step
 from pipeline.records.study import DONE, TRYING, TrialRecord, trial_path
 from pipeline.report import models
-from pipeline.schedule import prune
+from pipeline.schedule import store_gc
 from pipeline.schedule.backfill import last_night
 from pipeline.schedule.base import find_base, run_name
 from pipeline.schedule.inventory import Folder, Inventory, take_stock
-from pipeline.schedule.lock import night_lock
-from pipeline.schedule.removal import remove
+from pipeline.schedule.store_gc import remove
 from pipeline.store import Store
 from pipeline.store.lease import CHECKS
 from pipeline.store.removal import Removal, store_time
@@ -97,7 +96,7 @@ def night(store: Store, number: int, outcome: str = "published", model: str = "c
 
 def age(store: Store, path: str, days: float) -> None:
     """All below ``path`` is as if it had been written ``days`` ago."""
-    when = time.time() - days * prune.DAY
+    when = time.time() - days * store_gc.DAY
     for file in sorted(Path(store.full(path)).rglob("*")):
         if file.name == "manifest.json":
             found = store.find(str(file.parent.relative_to(store.root)))
@@ -107,7 +106,7 @@ def age(store: Store, path: str, days: float) -> None:
 
 
 def gc(store: Store, keep_days: float = 30.0, grace_hours: float = 24.0, *, dry_run: bool = False) -> dict:
-    return prune.collect(store, keep_days, grace_hours, dry_run=dry_run).to_json()
+    return store_gc.collect(store, keep_days, grace_hours, dry_run=dry_run).to_json()
 
 
 def removed(result: dict) -> set[str]:
@@ -148,7 +147,7 @@ def test_what_versions_refer_to_stays_whole_and_what_nobody_needs_goes(store: St
     assert result["bytes"] > 2 * 6 * 1000
     chain = f"runs/{run_of(2)}/checkpoints/aaaaaaaaaa"
     assert all(store.find(f"{chain}/{name_of(step)}") for step in (5, 9)), "the checkpoint with what it rests on"
-    assert kept(result)[f"runs/{run_of(2)}"] == prune.NAMED_BY_VERSION
+    assert kept(result)[f"runs/{run_of(2)}"] == store_gc.NAMED_BY_VERSION
     assert removed(gc(store)) == set()
 
 
@@ -186,7 +185,7 @@ def test_the_newest_night_of_a_model_stays_though_no_version_is_left(store: Stor
     age(store, "", 100)
     result = gc(store)
     reasons = {number: kept(result).get(f"runs/{run_of(number, 'others')}") for number in (8, 9, 10, 11)}
-    assert reasons == {8: prune.BASE, 9: None, 10: prune.NEWEST_NIGHT, 11: prune.NEWEST_NIGHT}
+    assert reasons == {8: store_gc.BASE, 9: None, 10: store_gc.NEWEST_NIGHT, 11: store_gc.NEWEST_NIGHT}
     assert everything(8, "others") | everything(10, "others") | everything(11, "others") <= kept(result).keys()
     assert everything(9, "others") <= removed(result)
     assert last_night(store, "others", FIRST + timedelta(days=12)) == FIRST + timedelta(days=10)
@@ -219,9 +218,9 @@ def test_a_run_that_is_begun_while_things_go_keeps_what_it_names(tmp_path: Path,
     store = Store(url or str(tmp_path))
     for number in range(3):
         night(store, number, "failed")
-    rules = prune.Rules(keep=0.0, grace=0.0, now=time.time())
+    rules = store_gc.Rules(keep=0.0, grace=0.0, now=time.time())
     found = take_stock(store)
-    going, _ = prune.may_go(found, prune.needs_of(store, found, {}, rules), rules)
+    going, _ = store_gc.may_go(found, store_gc.needs_of(store, found, {}, rules), rules)
     write_steps(store, run_of(0), read_steps(store, run_of(0)))  # as every launcher begins
     gone, left = remove(store, going, rules.now)
     assert {each.path for each in left} == everything(0)
@@ -230,9 +229,9 @@ def test_a_run_that_is_begun_while_things_go_keeps_what_it_names(tmp_path: Path,
 
 
 def test_a_run_that_a_launcher_took_meanwhile_stays(store: Store) -> None:
-    rules = prune.Rules(keep=0.0, grace=0.0, now=time.time())
+    rules = store_gc.Rules(keep=0.0, grace=0.0, now=time.time())
     found = take_stock(store)
-    going, _ = prune.may_go(found, prune.needs_of(store, found, {}, rules), rules)
+    going, _ = store_gc.may_go(found, store_gc.needs_of(store, found, {}, rules), rules)
     with run_lock(store, run_of(0), 30.0):
         _, left = remove(store, going, rules.now)
     assert [each.path for each in left] == [f"runs/{run_of(0)}"]
@@ -283,7 +282,7 @@ def test_remains_of_killed_processes_go_once_they_are_old(store: Store) -> None:
     store.write_bytes("datasets/d/notes.txt", b"mine")
     store.write_bytes("plans/mine/plan.json", b"{}")
     young = gc(store)
-    assert kept(young)[half] == prune.GRACE
+    assert kept(young)[half] == store_gc.GRACE
     assert removed(young) == everything(0) | everything(1)
     age(store, "", 2)
     empty = store.full(f"plans/{78:032x}")
@@ -299,7 +298,7 @@ def test_an_artifact_that_lost_its_manifest_stays_while_something_was_made_of_it
     for path in (path_of("ingest", 4), path_of("ingest", 0)):
         store.fs.rm_file(store.full(f"{path}/manifest.json"))
     result = gc(store)
-    assert kept(result)[path_of("ingest", 4)] == f"{prune.NAMED_BY_VERSION}, though its manifest.json is gone"
+    assert kept(result)[path_of("ingest", 4)] == f"{store_gc.NAMED_BY_VERSION}, though its manifest.json is gone"
     assert path_of("ingest", 4) in result["noticed"]
     assert path_of("ingest", 0) in removed(result)
 
@@ -369,7 +368,7 @@ def test_rows_kept_for_days_to_come_keep_their_dataset(store: Store) -> None:
 
     first, last = dataset("2026-01-01", 900, "2025-12-31", "2026-01-02"), dataset("2026-01-02", 901, "2026-01-03")
     result = gc(store)
-    assert kept(result)[last] == prune.LATE
+    assert kept(result)[last] == store_gc.LATE
     assert first in removed(result), "the day it kept rows for was ingested, the one before it never will be"
 
 
@@ -392,9 +391,9 @@ def test_events_that_the_next_days_look_for_keep_their_datasets(store: Store) ->
     age(store, bare, 100)
     result = gc(store)
     assert {old, former, bare} <= removed(result), "one was delivered again"
-    assert kept(result)[again] == kept(result)[newest] == prune.AWAITED
+    assert kept(result)[again] == kept(result)[newest] == store_gc.AWAITED
     last = dataset("2026-01-05", 920, 0)
-    assert again in removed(gc(store)) and kept(gc(store))[last] == prune.AWAITED, "dedupe.days is 1"
+    assert again in removed(gc(store)) and kept(gc(store))[last] == store_gc.AWAITED, "dedupe.days is 1"
 
 
 def test_events_that_histories_of_the_next_days_are_built_from_keep_their_datasets(store: Store) -> None:
@@ -413,7 +412,7 @@ def test_events_that_histories_of_the_next_days_are_built_from_keep_their_datase
     days = [dataset(number) for number in range(1, 6)]
     result = gc(store)  # days of other zones, and of 23 hours, make it three days before the next one
     assert set(days) & removed(result) == set(days[:2])
-    assert {kept(result)[path] for path in days[2:]} == {prune.AWAITED}
+    assert {kept(result)[path] for path in days[2:]} == {store_gc.AWAITED}
 
 
 def test_a_dataset_that_was_replaced_or_is_of_no_day_goes(store: Store) -> None:
@@ -427,14 +426,14 @@ def test_a_dataset_that_was_replaced_or_is_of_no_day_goes(store: Store) -> None:
 
 def test_what_may_go_is_decided_without_a_store() -> None:
     old = Folder(path="plans/a", kind="plan", bytes=3, written=0.0, created=0.0)
-    run = Folder(path="runs/r", kind="run", bytes=5, written=90 * prune.DAY)
-    rules = prune.Rules(keep=prune.DAY, grace=prune.HOUR, now=100 * prune.DAY)
-    nobody = prune.Needs(runs={}, keys={}, meant={})
-    going, staying = prune.may_go(Inventory(folders=(old, run)), nobody, rules)
+    run = Folder(path="runs/r", kind="run", bytes=5, written=90 * store_gc.DAY)
+    rules = store_gc.Rules(keep=store_gc.DAY, grace=store_gc.HOUR, now=100 * store_gc.DAY)
+    nobody = store_gc.Needs(runs={}, keys={}, meant={})
+    going, staying = store_gc.may_go(Inventory(folders=(old, run)), nobody, rules)
     assert [each.path for each in going] == ["runs/r", "plans/a"] and staying == []
-    named = prune.Needs(runs={"r": prune.LOCKED_RUN}, keys={}, meant={"a": prune.NAMED_BY_RUN})
-    going, staying = prune.may_go(Inventory(folders=(old, run)), named, rules)
-    assert going == [] and [each.reason for each in staying] == [prune.LOCKED_RUN, prune.NAMED_BY_RUN]
+    named = store_gc.Needs(runs={"r": store_gc.LOCKED_RUN}, keys={}, meant={"a": store_gc.NAMED_BY_RUN})
+    going, staying = store_gc.may_go(Inventory(folders=(old, run)), named, rules)
+    assert going == [] and [each.reason for each in staying] == [store_gc.LOCKED_RUN, store_gc.NAMED_BY_RUN]
 
 
 @pytest.mark.parametrize("days", [-40, 40])
@@ -447,10 +446,10 @@ def test_an_object_store_whose_clock_differs_is_pruned_by_that_clock(monkeypatch
     real, ahead = store.fs.modified, timedelta(days=days)
     monkeypatch.setattr(store.fs, "modified", lambda path: real(path) + ahead)
     assert removed(gc(store)) == set(), "all of it is young"
-    rules = prune.Rules(keep=0.0, grace=0.0, now=store_time(store))
+    rules = store_gc.Rules(keep=0.0, grace=0.0, now=store_time(store))
     found = take_stock(store)
-    assert all(abs(each.since - rules.now) < prune.DAY for each in found.folders)
-    going, _ = prune.may_go(found, prune.needs_of(store, found, {}, rules), rules)
+    assert all(abs(each.since - rules.now) < store_gc.DAY for each in found.folders)
+    going, _ = store_gc.may_go(found, store_gc.needs_of(store, found, {}, rules), rules)
     write_steps(store, run_of(0), read_steps(store, run_of(0)))  # as every launcher begins
     gone, left = remove(store, going, rules.now)
     assert {each.path for each in left} >= everything(0)
@@ -475,19 +474,19 @@ def test_trials_that_a_study_goes_on_with_stay_and_so_do_its_records_and_what_se
         store.write_bytes(path, b"half")
     age(store, "", 100)
     result = gc(store)
-    assert kept(result)["runs/goes_on"] == prune.TRIAL and "runs/is_done" in removed(result)
-    assert kept(result)["studies/s"] == prune.RECORDS and kept(result)["searches/found"] == prune.FOUND
+    assert kept(result)["runs/goes_on"] == store_gc.TRIAL and "runs/is_done" in removed(result)
+    assert kept(result)["studies/s"] == store_gc.RECORDS and kept(result)["searches/found"] == store_gc.FOUND
     gone = {"searching/left", "studies/s/.write-abc", "searches/half"}
     assert gone <= removed(result) and not any(store.exists(path) for path in gone)
     assert {"searching/x", "searching/x/search.state.partial"} & removed(result)
     assert store.exists("studies/s/study.json") and store.find("searches/found") is not None
-    said = models.removed_from_store(prune.collect(store, 30.0, 24.0, dry_run=True))
+    said = models.removed_from_store(store_gc.collect(store, 30.0, 24.0, dry_run=True))
     assert "1 study, 1 search" in said
 
 
 def test_a_search_under_way_stays_while_it_is_young_or_locked(store: Store) -> None:
     store.write_bytes("searching/young/search.state", b"x")
-    assert kept(gc(store))["searching/young"] == prune.YOUNG
+    assert kept(gc(store))["searching/young"] == store_gc.YOUNG
     age(store, "", 100)
     with store.locked("searching/young"):
         assert kept(gc(store))["searching/young"] == "in use"

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.errors import DataError
-from pipeline.schedule.watermark import wait_for
+from pipeline.schedule.nightly import wait_for
 from tests.logged import listen
 from tests.waits import TurnedClock
 

@@ -23,8 +23,8 @@ from pipeline.search.rows import PartReader
 from pipeline.search.space import ArchitectureSpace
 from pipeline.search.state import SearchState, SearchStore
 from pipeline.specs import SEARCH_PARTS, Decision, SearchPart
+from pipeline.stages.execution import with_resolved_batch
 from pipeline.stages.read import read_dataset
-from pipeline.stages.run import settled
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
 from pipeline.training.parquet import SplitReader
@@ -81,7 +81,7 @@ def done(folder: Path) -> Path:
 def dataset_of(config: Config) -> tuple[Config, Store, Artifact]:
     store = Store(config.store)
     artifact = store.get(steps(config, store, last="ingest")[0].path, "ingest")
-    return settled(config, store, artifact), store, artifact
+    return with_resolved_batch(config, store, artifact), store, artifact
 
 
 def test_it_writes_a_record_a_page_and_an_experiment_that_trains(folder: Path, done: Path) -> None:

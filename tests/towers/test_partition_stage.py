@@ -9,7 +9,7 @@ from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.records import Plan, Towers
 from pipeline.specs.stage import StageIO
-from pipeline.stages.run import run_stage
+from pipeline.stages.execution import run_stage
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 from pipeline.towers import check_partition

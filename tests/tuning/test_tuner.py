@@ -130,7 +130,7 @@ def test_the_process_of_a_trial_tells_a_full_disk_by_its_exit_code(monkeypatch, 
         raise error
 
     monkeypatch.setattr(run, "_alone", fails)
-    monkeypatch.setattr("pipeline.stages.worker.end_with_parents", lambda tuner: None)
+    monkeypatch.setattr("pipeline.stages.execution.end_with_parents", lambda tuner: None)
     options = argparse.Namespace(tuner=os.getpid(), overrides=["run=x"], config_dir=None)
     assert tune._trial(options) == code
     assert capsys.readouterr().err.startswith("nightjar: ")

@@ -14,9 +14,8 @@ from typing import Any
 
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import Api
-from pipeline.launch.kubernetes.names import STAGE_LABEL
 from pipeline.launch.kubernetes.patch import CONTAINER
-from pipeline.launch.kubernetes.pods import Object
+from pipeline.launch.kubernetes.pod_templates import STAGE_LABEL, Object
 from pipeline.records.runs import Step
 
 HOLD_SECONDS = 3600

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from pipeline.launch.kubernetes.patch import CONTAINER
-from pipeline.launch.kubernetes.pods import Object
+from pipeline.launch.kubernetes.pod_templates import Object
 
 # Reasons of a waiting container that no waiting mends.
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")

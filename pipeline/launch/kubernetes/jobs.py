@@ -14,13 +14,13 @@ from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import hosts_of
+from pipeline.launch.elastic import NoRoomError, allowed_pending_minutes, fewest_hosts
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError
 from pipeline.launch.kubernetes.capacity_probe import ASKING_SECONDS, JobRoom, as_room, room_of
 from pipeline.launch.kubernetes.diagnosis import PodProblem, death, is_alive, is_lost, job_problem, pending_problem
-from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, RUN_LABEL, job_name, run_label, selector
+from pipeline.launch.kubernetes.pod_templates import ATTEMPT_LABEL, RUN_LABEL, job_name, run_label, stage_selector
 from pipeline.launch.kubernetes.podlogs import PodLogs
 from pipeline.launch.protocol import GivenUpError
-from pipeline.launch.shrink import NoRoomError, fewest_hosts, patience
 from pipeline.records.runs import Step
 
 MOST_ATTEMPTS = 999
@@ -94,7 +94,7 @@ class ClusterRunner(ABC):
         """
         if self.config.launch.grow:
             self._give_back(step, self.api)
-        labels = ",".join(f"{key}={value}" for key, value in selector(self.config, step).items())
+        labels = ",".join(f"{key}={value}" for key, value in stage_selector(self.config, step).items())
         running: ClusterJob | None = None
         for job in self.api.get(self.jobs, labelSelector=labels).get("items", []):
             name, attempt = job["metadata"]["name"], int(job["metadata"]["labels"].get(ATTEMPT_LABEL, "0"))
@@ -142,7 +142,7 @@ class ClusterRunner(ABC):
 
     def _give_back(self, step: Step, api: Api) -> None:
         """End what is left of a room: of a launcher that is gone, or of a request whose answer was lost."""
-        labels = ",".join(f"{key}={value}" for key, value in selector(self.config, room_of(step)).items())
+        labels = ",".join(f"{key}={value}" for key, value in stage_selector(self.config, room_of(step)).items())
         for job in api.get(self.jobs, labelSelector=labels).get("items", []):
             api.delete(f"{self.jobs}/{job['metadata']['name']}")
 
@@ -172,7 +172,7 @@ class ClusterRunner(ABC):
 
     def _await_end(self, step: Step) -> None:
         """Wait until no pod of an earlier attempt runs: it would write to the same checkpoints. LaunchError if late."""
-        labels = ",".join(f"{key}={value}" for key, value in selector(self.config, step).items())
+        labels = ",".join(f"{key}={value}" for key, value in stage_selector(self.config, step).items())
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         last = self.clock.monotonic() + 60 * self.config.launch.pending_minutes
         while alive := [pod for pod in self.api.get(path, labelSelector=labels).get("items", []) if is_alive(pod)]:
@@ -272,7 +272,7 @@ class ClusterJob:
             self._pending_since = now
             return
         no_room = short or any(problem.no_room for problem in problems)
-        minutes = patience(config, hosts) if no_room else config.launch.pending_minutes
+        minutes = allowed_pending_minutes(config, hosts) if no_room else config.launch.pending_minutes
         name = "pending_minutes" if minutes == config.launch.pending_minutes else "shrink_after_minutes"
         late = now - self._pending_since > 60 * minutes
         if now - self._image_since > 60 * config.launch.image_minutes:

@@ -15,7 +15,7 @@ from pipeline.config import Config
 from pipeline.config.kubernetes import LAUNCHER
 from pipeline.errors import LaunchError, LostLeaseError
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError
-from pipeline.launch.kubernetes.names import OURS, RUN_LABEL, STAGE_LABEL, run_label
+from pipeline.launch.kubernetes.pod_templates import NIGHTJAR_LABELS, RUN_LABEL, STAGE_LABEL, run_label
 from pipeline.launch.kubernetes.rbac import NETWORK, allowed
 
 VERSION, KIND = "networking.k8s.io/v1", "NetworkPolicy"
@@ -121,7 +121,7 @@ def _holds(expression: Object, labels: Mapping[str, str]) -> bool:
 
 
 def _labels(config: Config) -> dict[str, str]:
-    return {**OURS, RUN_LABEL: run_label(str(config.run))}
+    return {**NIGHTJAR_LABELS, RUN_LABEL: run_label(str(config.run))}
 
 
 def _made(api: Api, policy: Object) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, roles_of, seconds_to_end
-from pipeline.launch.kubernetes.names import job_labels
-from pipeline.launch.kubernetes.pods import Object, pod_template
+from pipeline.errors import ConfigError
+from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, pods_app, roles_of, seconds_to_end
+from pipeline.launch.kubernetes.pod_templates import Object, job_labels, job_name, pod_template
 from pipeline.records.runs import Step
 
 VOLCANO = "batch.volcano.sh/v1alpha1"
@@ -138,3 +138,47 @@ def _template(
 ) -> Object:
     labels = job_labels(config, step, attempt)
     return pod_template(config, step.name, command, env, labels, seconds_to_end(step.name, config), role)
+
+
+def require_cluster(config: Config) -> None:
+    """ConfigError where ``launch`` is not a cluster."""
+    if config.launch.name != "kubernetes":
+        raise ConfigError(f"launch={config.launch.name} starts no pods", hint="launch=kubernetes")
+
+
+def stage_objects(config: Config, steps: Sequence[Step], config_url: str) -> list[Object]:
+    """The objects of every stage that ``config`` runs in pods, in order."""
+    require_cluster(config)
+    objects: list[Object] = []
+    for step in steps:
+        if step.name in config.stages and step.name not in config.launch.inline:
+            objects += _objects(config, step, config_url)
+    return objects
+
+
+def _objects(config: Config, step: Step, config_url: str) -> list[Object]:
+    name = job_name(config, step, 1)
+    if config.launch.job == "volcano":
+        from pipeline.launch.runner import rendered_for_volcano
+
+        app = pods_app(step.name, config, config_url, name)
+        rendered = rendered_for_volcano(app, config.launch.namespace, config.launch.queue)
+        return [volcano_job(config, step, name, 1, rendered)]
+    if config.launch.job == "jobset":
+        return [job_set(config, step, name, 1, config_url)]
+    command, env = pod_command(step.name, config, config_url, name), pod_environment(step.name, config)
+    job = indexed_job(config, step, name, 1, command, env)
+    if hosts_of(step.name, config) == 1:
+        return [job]
+    return [job, pod_service(config, step, name, 1, "")]
+
+
+def as_yaml(objects: Sequence[Object]) -> str:
+    """``objects`` as one YAML stream, for ``kubectl apply -f -``."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    return yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, default_flow_style=False, width=120)

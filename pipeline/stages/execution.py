@@ -1,8 +1,4 @@
-"""``nightjar worker``: one stage on one rank, from the run's resolved configuration.
-
-Whatever goes wrong is reported to the launcher through ``launch/status.py``. Ranks never outlive
-their launcher: they die with their parent (a parent-death signal), and end themselves when the launcher goes.
-"""
+"""One stage on one rank: in the launcher's process, or in a process of its own (``nightjar worker``)."""
 
 from __future__ import annotations
 
@@ -21,16 +17,40 @@ from pipeline import logs
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, FullDiskError, LaunchError, is_full
 from pipeline.launch.forkserver import end, end_with_parent, import_for_good
-from pipeline.launch.memory import hold, is_held, plan_of
+from pipeline.launch.memory_cgroup import hold, is_held, plan_of
 from pipeline.launch.roles import place_of_role
-from pipeline.launch.run_steps import read_steps
-from pipeline.launch.status import Report, write_report
-from pipeline.records.runs import run_directory
+from pipeline.launch.run_records import Report, read_steps, write_report
+from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.specs.stage import StageIO
-from pipeline.stages.run import run_stage
-from pipeline.store import Store
+from pipeline.stages.read import read_dataset
+from pipeline.stages.warm_start import with_batch, with_former_batch
+from pipeline.store import Artifact, Store
 from pipeline.store.retrying import explained
+from pipeline.units import GIB
+
+
+def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact | None:
+    """Do ``step`` on this rank; every rank of the stage calls it. Returns the artifact on rank 0, None elsewhere.
+
+    Raises ArtifactError where an input is not committed, and what the stage's room raises.
+    """
+    store = store.caching(config.hardware.cache_path, int(config.hardware.cache_gib * GIB))
+    inputs = {name: store.get(path, name) for name, path in step.inputs.items()}
+    if "ingest" in inputs:
+        config = with_resolved_batch(config, store, inputs["ingest"])
+    try:
+        return STAGES.get(step.name).run(step, config, store, inputs, io)
+    finally:
+        io.close()
+
+
+def with_resolved_batch(config: Config, store: Store, dataset: Artifact) -> Config:
+    """``config`` with the number that ``train.global_batch=auto`` stands for. Raises ConfigError as ``with_batch``."""
+    if isinstance(config.train.global_batch, int):
+        return config
+    return with_batch(with_former_batch(config, store), read_dataset(store, dataset)[0].rows.get("train", 0))
+
 
 CHECK_SECONDS = 1.0
 log = logging.getLogger(__name__)

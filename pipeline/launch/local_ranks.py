@@ -1,13 +1,11 @@
-"""Where ranks of one machine meet: a store on the loopback alone.
-
-A store of torch listens on all interfaces, whatever address it is given, and asks nobody who they are. Gloo and NCCL
-listen there too by the variables of ``machine.loopback_variables``.
-"""
+"""Ranks of one machine: the store on the loopback where they meet, and their number where libraries look for it."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.machine import loopback_variables
@@ -30,3 +28,19 @@ def loopback_store() -> TCPStore:
 def loopback_environment() -> dict[str, str]:
     """The variables by which gloo and NCCL of a rank listen on the loopback alone, without those the user has set."""
     return {name: value for name, value in loopback_variables().items() if name not in os.environ}
+
+
+LOCAL = "LOCAL_WORLD_SIZE"  # torchrun's
+
+
+@contextmanager
+def local_world(ranks: int) -> Iterator[None]:
+    """Have TorchRec, which asks the environment as torchrun sets it, find ``ranks`` ranks on this host."""
+    before = os.environ.get(LOCAL)
+    os.environ[LOCAL] = str(ranks)
+    try:
+        yield
+    finally:
+        os.environ.pop(LOCAL)
+        if before is not None:
+            os.environ[LOCAL] = before

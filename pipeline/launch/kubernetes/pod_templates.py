@@ -1,15 +1,70 @@
-"""Pod templates of stages and of the launcher: what they ask for, see and may do; dictionaries, as the API has them."""
+"""Names, labels and pod templates of stages and of the launcher; dictionaries, as the API has them."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.config import Config, PodConfig, PodResources
 from pipeline.config.kubernetes import EMBEDDING
-from pipeline.launch.appdefs import distributed, resources_of
-from pipeline.launch.kubernetes.names import launcher_account, stage_account
+from pipeline.errors import LaunchError
+from pipeline.launch.appdefs import distributed, resources_of, roles_of
+from pipeline.launch.kubernetes.api import Api, RefusedError
 from pipeline.launch.kubernetes.patch import CONTAINER, patched
+from pipeline.records.runs import Step
+
+LONGEST = 63  # of a DNS label, which a pod's host name is
+NIGHTJAR_LABELS = {
+    "app.kubernetes.io/name": "nightjar",
+    "app.kubernetes.io/managed-by": "nightjar",
+}  # labels of all pods
+RUN_LABEL, STAGE_LABEL, ATTEMPT_LABEL = "nightjar/run", "nightjar/stage", "nightjar/attempt"
+
+
+def stage_account(config: Config) -> str:
+    """The service account of the stages' pods: the user's own, or the one that the schedule makes."""
+    return config.launch.pods.service_account or f"{config.schedule.name}-stages"
+
+
+def launcher_account(config: Config) -> str:
+    """The service account of the launcher's pod: the user's own, or the one that the schedule makes."""
+    return config.launch.pods.launcher_account or f"{config.schedule.name}-launcher"
+
+
+def job_name(config: Config, step: Step, attempt: int) -> str:
+    """``<run>-<stage>-<key>-a<attempt>``, short enough for ``-<stage>-<host>-0`` behind it.
+
+    The ten digits of the key cover the step's key and the image: a job of another image is another job.
+    """
+    digits = hashlib.sha256(f"{step.key} {config.launch.pods.image}".encode()).hexdigest()[:10]
+    tail = f"-{step.name}-{digits}-a{attempt}"
+    # Pods of a JobSet: -<stage>-<job>-<host>, and five letters of their own; its webhook counts them.
+    longest = max(roles_of(step.name, config), key=len)
+    suffix = f"-{longest}-0-{config.hardware.hosts - 1}{'-abcde' if config.launch.job == 'jobset' else ''}"
+    return run_label(str(config.run), LONGEST - len(tail) - len(suffix)) + tail
+
+
+def run_label(run: str, longest: int = LONGEST) -> str:
+    """``run`` as a DNS label of at most ``longest`` characters that starts with a letter; other runs have others."""
+    slug = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+    slug = slug if slug[:1].isalpha() else f"r-{slug}".strip("-")
+    if slug == run and len(slug) <= longest:
+        return slug
+    return f"{slug[: longest - 7].strip('-')}-{hashlib.sha256(run.encode()).hexdigest()[:6]}"
+
+
+def job_labels(config: Config, step: Step, attempt: int) -> dict[str, str]:
+    """Labels of a stage's job and pods."""
+    return {**NIGHTJAR_LABELS, **stage_selector(config, step), ATTEMPT_LABEL: str(attempt)}
+
+
+def stage_selector(config: Config, step: Step) -> dict[str, str]:
+    """The labels that all attempts of a run's stage share."""
+    return {RUN_LABEL: run_label(str(config.run)), STAGE_LABEL: step.name}
+
 
 Object = dict[str, Any]
 GPU = "nvidia.com/gpu"
@@ -154,3 +209,44 @@ def _mounts(pods: PodConfig) -> list[Object]:
             mount["readOnly"] = True
         mounts.append(mount)
     return mounts
+
+
+REFUSED = (400, 422)
+
+
+def check_templates(api: Api, config: Config) -> None:
+    """LaunchError for a pod that the server would refuse, or whose ``launch.pods.patch`` has fields it does not know.
+
+    A dry run with strict field validation; servers older than 1.25 drop unknown fields without a word, which shows in
+    what they answer. Nothing is asked where there is no patch.
+    """
+    if not config.launch.pods.patch:
+        return
+    path = f"/api/v1/namespaces/{config.launch.namespace}/podtemplates"
+    for stage in [*(stage for stage in config.stages if stage not in config.launch.inline), LAUNCHER]:
+        template = pod_template(config, stage, ["true"], {}, {}, 1)
+        body = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "nightjar-trial"}, "template": template}
+        hint = f"launch.pods.patch.{stage} or .all; nightjar launch render shows the pods"
+        try:
+            answer = api.create(path, body, dryRun="All", fieldValidation="Strict")
+        except RefusedError as error:
+            if error.status not in REFUSED:
+                raise
+            raise LaunchError(f"pods of {stage}: {error.message}", hint=hint) from None
+        if unknown := list(_dropped(template, answer.get("template") or {}, "")):
+            raise LaunchError(f"pods of {stage}: the API server knows no field {', '.join(unknown)}", hint=hint)
+
+
+def _dropped(sent: Any, kept: Any, path: str) -> Iterator[str]:
+    """Paths of what was ``sent`` and is not in what the server ``kept``; empty values may be left out."""
+    if isinstance(sent, dict):
+        for name, value in sent.items():
+            place = f"{path}.{name}".removeprefix(".")
+            if not isinstance(kept, dict) or name not in kept:
+                if value or value is True:
+                    yield place
+            else:
+                yield from _dropped(value, kept[name], place)
+    elif isinstance(sent, list) and isinstance(kept, list):
+        for index, (one, other) in enumerate(zip(sent, kept, strict=False)):
+            yield from _dropped(one, other, f"{path}[{index}]")

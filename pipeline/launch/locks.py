@@ -1,4 +1,4 @@
-"""The run lock: one launcher per run, because a second one would overwrite the first one's records and checkpoints."""
+"""Locks in a store: one launcher per run, one night per model."""
 
 from __future__ import annotations
 
@@ -39,3 +39,34 @@ def folder_lock(
         clock=clock,
     )
     return Lease(place, seconds, clock=clock).held()
+
+
+def night_lease_path(model: str) -> str:
+    """The path of the lease of ``model``, relative to the store."""
+    return f"nightly/{model}/lease.json"
+
+
+def model_lease(store: Store, model: str, seconds: float, doing: str, clock: Clock = CLOCK) -> Lease:
+    """The lease of ``model``. Others see ``doing`` as the work of its holder."""
+    place = LeaseFile(
+        store,
+        night_lease_path(model),
+        name=f"the lock of model {model!r}",
+        taken=f"model {model!r} is already being worked on",
+        hint="run the same command once that one has ended, or publish.model=<another name>",
+        doing=doing,
+        seconds=seconds,
+        clock=clock,
+    )
+    return Lease(place, seconds, clock=clock)
+
+
+def night_lock(
+    store: Store, model: str, seconds: float, doing: str, clock: Clock = CLOCK
+) -> AbstractContextManager[None]:
+    """Hold the lease of ``model``; LaunchError names another process that holds it.
+
+    The lease of a dead process is taken over after the seconds that its record promises. A launcher that loses its
+    lease ends, and the next call continues its work.
+    """
+    return model_lease(store, model, seconds, doing, clock).held()

@@ -1,10 +1,4 @@
-"""More hosts: how a run that shrank takes hosts back where the cluster has room for them again (``launch.grow``).
-
-The scheduler takes the room for it, so that nobody else does and a node group grows for it. Once there is some and
-training has committed another checkpoint, the stage is told to end as on a node that is drained, and goes on from its
-newest checkpoint by a plan for more hosts. If they find no place after all, the run shrinks again (``shrink.py``).
-A stage that has committed no checkpoint yet may itself wait for room, which nothing is to take from it.
-"""
+"""Elastic runs on a cluster: fewer hosts where there is no room for all of them, more again once there is."""
 
 from __future__ import annotations
 
@@ -15,8 +9,42 @@ from dataclasses import replace
 from pipeline.clock import CLOCK, Clock
 from pipeline.config import Config
 from pipeline.errors import LaunchError
-from pipeline.launch.protocol import Room, StageRunner
+from pipeline.launch.protocol import GivenUpError, Room, StageRunner
 from pipeline.records.runs import Step
+
+
+class NoRoomError(GivenUpError):
+    """Pods of a stage find no place. ``running``: how many of its pods have one."""
+
+    def __init__(self, message: str, *, hint: str = "", running: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.running = running
+
+
+def fewest_hosts(config: Config) -> int:
+    """Hosts below which a run does not go on: ``launch.min_hosts``, else all of them."""
+    return config.launch.min_hosts or config.hardware.hosts
+
+
+def allowed_pending_minutes(config: Config, hosts: int) -> float:
+    """Minutes that pods of a stage on ``hosts`` may find no place."""
+    if hosts > fewest_hosts(config):
+        return min(config.launch.shrink_after_minutes, config.launch.pending_minutes)
+    return config.launch.pending_minutes
+
+
+def with_fewer_hosts(config: Config, running: int) -> Config | None:
+    """``config`` for as many hosts as have room, at least one less; None where there would be too few.
+
+    ``running``: pods that have a place; where it is none (gang scheduling starts all or none) one host less is tried.
+    Nothing is forced any more: what ``force`` throws away is thrown away, and the checkpoints since are to go on from.
+    """
+    most = config.hardware.hosts - 1
+    hosts = max(min(running or most, most), fewest_hosts(config))
+    if hosts > most:
+        return None
+    return replace(config, hardware=replace(config.hardware, hosts=hosts), force=False)
+
 
 LOOK_SECONDS = 2.0  # between two looks at the room and the checkpoints
 log = logging.getLogger(__name__)
