@@ -101,7 +101,6 @@ def commands() -> list[Command]:
         explain,
         doctor,
         runs,
-        runs,
         search,
         tune,
         worker,

@@ -14,6 +14,8 @@ from typing import Any, TextIO
 from pipeline.logs import TERMINAL
 from pipeline.records import plain
 
+_BAR = 24  # characters of a progress bar
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
@@ -51,9 +53,6 @@ def on_store(
     parser.add_argument("--json", action="store_true", help=f"print {result}")
     parser.set_defaults(function=function)
     return parser
-
-
-_BAR = 24
 
 
 def columns() -> int:

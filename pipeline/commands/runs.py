@@ -44,11 +44,6 @@ def _result(options: argparse.Namespace) -> int:
     return 0
 
 
-RESULT_COMMANDS = (
-    Command(name="result", help="show the outcome of a run", add_arguments=add_result, takes_store=True),
-)
-
-
 COMPARE = """\
 Compares runs with the first one: figures, seconds, bytes, the settings that differ, and, where they were evaluated on
 the same held-out rows, paired differences with bootstrap intervals, in all rows and by slice.
@@ -148,6 +143,7 @@ def _sorted(lines: list[RunLine], options: argparse.Namespace) -> list[RunLine]:
 
 
 COMMANDS = (
+    Command(name="result", help="show the outcome of a run", add_arguments=add_result, takes_store=True),
     Command(
         name="compare",
         help="compare runs: figures, slices, settings, curves",

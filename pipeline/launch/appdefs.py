@@ -175,7 +175,7 @@ def _app(name: str, role: str, args: list[str], env: dict[str, str]) -> AppDef:
 
 
 def _torchrun(stage: str, config: Config) -> list[str]:
-    """Torchrun and its arguments on this machine. Standard error of all ranks but 0 goes to files; see ``logs.py``."""
+    """Torchrun and its arguments on this machine. Errors of all ranks but 0 go to files; see ``stage_logs.py``."""
     ranks = ranks_of(stage, config)
     redirects = ["--redirects", ",".join(f"{rank}:2" for rank in range(1, ranks))] if ranks > 1 else []
     meeting = ALONE

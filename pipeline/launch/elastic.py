@@ -12,6 +12,9 @@ from pipeline.errors import LaunchError
 from pipeline.launch.protocol import GivenUpError, Room, StageRunner
 from pipeline.records.runs import Step
 
+LOOK_SECONDS = 2.0  # between two looks at the room and the checkpoints
+log = logging.getLogger(__name__)
+
 
 class NoRoomError(GivenUpError):
     """Pods of a stage find no place. ``running``: how many of its pods have one."""
@@ -36,6 +39,9 @@ def allowed_pending_minutes(config: Config, hosts: int) -> float:
 def with_fewer_hosts(config: Config, running: int) -> Config | None:
     """``config`` for as many hosts as have room, at least one less; None where there would be too few.
 
+    Checkpoints hold rows, not shards, and the batches do not depend on the ranks; so what is left to do is another
+    plan. A job keeps its size: a smaller one takes its place, and every time there are fewer hosts, so this ends.
+
     ``running``: pods that have a place; where it is none (gang scheduling starts all or none) one host less is tried.
     Nothing is forced any more: what ``force`` throws away is thrown away, and the checkpoints since are to go on from.
     """
@@ -44,10 +50,6 @@ def with_fewer_hosts(config: Config, running: int) -> Config | None:
     if hosts > most:
         return None
     return replace(config, hardware=replace(config.hardware, hosts=hosts), force=False)
-
-
-LOOK_SECONDS = 2.0  # between two looks at the room and the checkpoints
-log = logging.getLogger(__name__)
 
 
 class MoreRoomError(Exception):
@@ -59,7 +61,12 @@ class MoreRoomError(Exception):
 
 
 class Growth:
-    """Watches for room for hosts that a stage gave up.
+    """Watches for room for hosts that a stage gave up (``launch.grow``).
+
+    The scheduler takes the room for it, so that nobody else does and a node group grows for it. Once there is some and
+    training has committed another checkpoint, the stage is told to end as on a node that is drained, and goes on from
+    its newest checkpoint by a plan for more hosts. If they find no place after all, the run shrinks again. A stage that
+    has committed no checkpoint yet may itself wait for room, which nothing is to take from it.
 
     ``missing``: how many; ``minutes``: before it asks for room; ``patience``: how many minutes it waits for the rest
     where there is room for some; ``reached()``: the newest checkpoint, None where the store does not say. ``told``: for

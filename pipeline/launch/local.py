@@ -25,7 +25,10 @@ from pipeline.store import Store
 
 
 class LocalStages:
-    """Children of this process, which end with it. ``columns``: the terminal's width, 0 where there is none."""
+    """Children of this process, which end with it: CPU ranks are forked, all others started by TorchX.
+
+    ``columns``: the terminal's width, 0 where there is none.
+    """
 
     outlasts = False
     poll_seconds = 0.05
@@ -111,6 +114,9 @@ class LocalStages:
 
 def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], None]) -> None:
     """Run this host's ranks of ``step``, once host 0 has written the run's configuration and its ranks meet them.
+
+    With ``launch=hosts`` a scheduler starts the same command on every host. Host 0 runs the chain as on one machine;
+    its torchrun waits for those of the others, which come here.
 
     Nothing happens where its artifact is committed. Raises ArtifactError where an input is missing, the error that a
     rank of any host reported, LaunchError where the hosts do not meet, Interrupted for a signal. ``write`` takes what

@@ -14,10 +14,16 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 LOOPBACK = "127.0.0.1"
+LOCAL = "LOCAL_WORLD_SIZE"  # torchrun's
 
 
 def loopback_store() -> TCPStore:
-    """Serve a store on a port of the loopback, which it holds from the start: no other program can take it."""
+    """Serve a store of torch on a port of the loopback, where ranks of one machine meet.
+
+    A store listens on all interfaces, whatever address it is given, and asks nobody who they are; this one is handed a
+    socket that is bound to the loopback, and holds its port from the start: no other program can take it. Gloo and NCCL
+    listen there, too, by the variables of ``machine.loopback_variables``.
+    """
     from torch.distributed import TCPStore
 
     own = socket.create_server((LOOPBACK, 0), backlog=1024)
@@ -28,9 +34,6 @@ def loopback_store() -> TCPStore:
 def loopback_environment() -> dict[str, str]:
     """The variables by which gloo and NCCL of a rank listen on the loopback alone, without those the user has set."""
     return {name: value for name, value in loopback_variables().items() if name not in os.environ}
-
-
-LOCAL = "LOCAL_WORLD_SIZE"  # torchrun's
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from pipeline.store.lease import Lease, LeaseFile
 def run_lock(store: Store, run: str, seconds: float, clock: Clock = CLOCK) -> AbstractContextManager[None]:
     """Lock ``run`` for this launcher while the context lasts; LaunchError if another launcher holds the lock.
 
+    One launcher per run, because a second one would overwrite the first one's records and checkpoints.
+
     On a local disk this is a lock of the run's folder, which ends with its process. On an object store it is the lease
     ``runs/<run>/lease.json``, which another launcher takes over once nobody has renewed it for ``seconds``.
     """
@@ -42,7 +44,7 @@ def folder_lock(
 
 
 def night_lease_path(model: str) -> str:
-    """The path of the lease of ``model``, relative to the store."""
+    """The path of the lease that nights of ``model`` hold, relative to the store."""
     return f"nightly/{model}/lease.json"
 
 

@@ -14,9 +14,15 @@ from pipeline.records.runs import Step, run_directory, steps_of, steps_record
 from pipeline.specs import STAGES
 from pipeline.store import Artifact, Store
 
+MARK = "nightjar-report: "  # before a report in the error stream
+UNEXPECTED = "Unexpected"
+
 
 def write_steps(store: Store, run: str, steps: Sequence[Step]) -> None:
-    """Write ``runs/<run>/steps.json``."""
+    """Write ``runs/<run>/steps.json``: the launcher works the steps of a run out once, and the ranks read them.
+
+    So no rank has to look at the raw data again to learn a key.
+    """
     store.write_json(f"{run_directory(run)}/steps.json", steps_record(steps))
 
 
@@ -28,10 +34,6 @@ def read_steps(store: Store, run: str) -> list[Step]:
         return steps_of(record)
     except (KeyError, TypeError) as error:
         raise ArtifactError(f"{store.url_of(path)} does not hold a run's steps: {error}", hint="nightjar run") from None
-
-
-MARK = "nightjar-report: "
-UNEXPECTED = "Unexpected"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ class Report:
 
 
 def status_path(run: str, stage: str) -> str:
-    """Path of a stage's report, relative to the store."""
+    """Path of the report of a stage's ranks, ``runs/<run>/status/<stage>.json``, relative to the store."""
     return f"{run_directory(run)}/status/{stage}.json"
 
 
@@ -80,8 +82,13 @@ def clear_report(store: Store, run: str, stage: str) -> None:
 
 
 def write_report(store: Store, run: str, stage: str, report: Report) -> str:
-    """Write ``report`` unless one is there. Returns "", or where the store refuses it the line for the error stream."""
+    """Write ``report`` unless one is there. Returns "", or where the store refuses it the line for the error stream.
+
+    The store refuses it where its disk is full, for example. ``read_report`` looks into the error stream second.
+    """
     try:
+        # The first error wins: a rank that fails writes it before it dies, so its peers' complaints about a lost
+        # connection come later.
         if not store.exists(status_path(run, stage)):
             store.write_json(status_path(run, stage), asdict(report))
     except (NightjarError, OSError):

@@ -12,6 +12,7 @@ from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import Api, connect
 from pipeline.launch.kubernetes.job_kinds import indexed_job_phase
 from pipeline.launch.kubernetes.pod_templates import RUN_LABEL, Object, run_label
+from pipeline.launch.schedulers import cluster_runner
 from pipeline.schedule.base import run_name
 
 PLURALS = {
@@ -22,6 +23,9 @@ PLURALS = {
     "CronJob": "cronjobs",
 }
 MANAGER = "nightjar"  # of the fields that we set; what others set stays
+SCHEDULED = "batch.kubernetes.io/cronjob-scheduled-timestamp"
+LOOK_BACK_DAYS = 31
+log = logging.getLogger(__name__)
 
 
 def collection(item: Object) -> str:
@@ -137,11 +141,6 @@ def _live(api: Api, cron: Object) -> Object:
     return live
 
 
-SCHEDULED = "batch.kubernetes.io/cronjob-scheduled-timestamp"
-LOOK_BACK_DAYS = 31
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class NightJob:
     """The job of a night. ``due``: when it was to start; ``deadline``: when its launchers are ended, None for never.
@@ -172,8 +171,6 @@ def end_leftovers(config: Config, model: str, day: date, kept: Iterable[date]) -
 
     Their launchers are gone, for this process holds the model: nobody would look at what they make.
     """
-    from pipeline.launch.schedulers import cluster_runner
-
     api, days = _api(config), [day - timedelta(days=back) for back in range(1, LOOK_BACK_DAYS + 1)]
     labels = {run_label(run_name(model, each)) for each in days if each not in set(kept)}
     runner = cluster_runner(config, api)

@@ -1,4 +1,8 @@
-"""Every kind of record that names something else in the store: records of models, runs and nights."""
+"""What a store holds: its folders with sizes and ages, and the kinds of records that name something else in it.
+
+Sizes and ages come from one listing of each of the top folders; times are those of the store's own clock
+(``store_time``).
+"""
 
 from __future__ import annotations
 
@@ -51,6 +55,7 @@ def _made_by(stage: Stage) -> RecordKind:
     return RecordKind(name=f"{stage.name} artifact", pattern=pattern, refers=of_manifest, pins=stage.trains)
 
 
+# Every kind of record that names something else in the store: records of models, runs and nights.
 SPECS = (
     *RECORDS,
     *(_made_by(stage) for stage in STAGES if not stage.shared),

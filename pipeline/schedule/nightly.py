@@ -1,4 +1,8 @@
-"""Waiting until a day's logs are complete."""
+"""One night: from the day's logs to a verdict, once per date.
+
+Its record, ``runs/<model>-<date>/nightly.json``, is written before anything runs and names the base. A night that was
+killed continues from that base when it is called again, whatever version serves by then.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,22 @@ from pipeline.store.retrying import explained
 from pipeline.trackers.following import tell_night
 from pipeline.units import for_chat
 
+INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher
+DEADLINE_SLACK = 5.0  # seconds by which clocks may differ
+Run = Callable[[Config], int]  # a whole run; returns its exit code
+TRACK = "track."
+# Overrides that say where records and posts go; the others may be the mistake.
+TELLING = (
+    "nightly.webhook=",
+    "nightly.time_zone=",
+    "data.time_zone=",
+    "store=",
+    "publish.model=",
+    "data=",
+    "data.name=",
+    "schedule.",
+    TRACK,
+)
 log = logging.getLogger(__name__)
 
 
@@ -65,11 +85,6 @@ def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, c
             )
             logged = missing
         clock.sleep(min(poll_seconds, left))
-
-
-INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher
-DEADLINE_SLACK = 5.0  # seconds by which clocks may differ
-Run = Callable[[Config], int]  # a whole run; returns its exit code
 
 
 def record_path(model: str, day: date) -> str:
@@ -283,21 +298,6 @@ def _posted(record: NightRecord) -> dict[str, Any]:
     }
 
 
-TRACK = "track."
-# Overrides that say where records and posts go; the others may be the mistake.
-TELLING = (
-    "nightly.webhook=",
-    "nightly.time_zone=",
-    "data.time_zone=",
-    "store=",
-    "publish.model=",
-    "data=",
-    "data.name=",
-    "schedule.",
-    TRACK,
-)
-
-
 @dataclass
 class Posted:
     """``begun``: nights run, which post and record themselves."""
@@ -307,7 +307,11 @@ class Posted:
 
 @contextmanager
 def refusals_posted(config: Config, store: Store, day: Callable[[], date]) -> Iterator[Posted]:
-    """Within: an error before ``begun`` is posted and recorded as the outcome of the night of ``day``, and raised."""
+    """Within: an error before ``begun`` is posted and recorded as the outcome of the night of ``day``, and raised.
+
+    Such nights end before they begin: by another launcher, a cluster or a store that is away. Each is recorded where it
+    can be: a date that has a verdict keeps it, and what another launcher works on is that launcher's to record.
+    """
     posted = Posted()
     try:
         yield posted

@@ -38,6 +38,8 @@ NAMED_BY_RUN = "a kept run refers to it"
 LATE = "keeps rows of days that are not ingested yet"
 AWAITED = "days to come look for its events (data.dedupe.days, data.label.window_days, data.sequences.*.history.days)"
 YOUNG, GRACE = "young", "may still be in the making"
+LEASE_SECONDS = 30.0
+LOOK_SECONDS = 5.0  # between two checks of an object store for new runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,10 +228,6 @@ def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool
 
 def _shown(each: Removal) -> Removed:
     return Removed(path=each.path, kind=each.kind, bytes=each.bytes, reason=each.reason)
-
-
-LEASE_SECONDS = 30.0
-LOOK_SECONDS = 5.0  # between two checks of an object store for new runs
 
 
 def locked_runs(store: Store) -> set[str]:

@@ -12,7 +12,10 @@ from pipeline.specs.stage import Use, always, use
 
 
 def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...]:
-    """The options, as far as some are given, ``when`` the optimizers have a part in the artifact."""
+    """The options of optimizers, as far as some are given, ``when`` the optimizers have a part in the artifact.
+
+    A configuration without any has the key that it had before there were options.
+    """
 
     def sparse(config: Config) -> bool:
         return when(config) and _given(config.train.sparse_options)
@@ -35,6 +38,8 @@ def _given(options: SparseOptions | DenseOptions) -> bool:
     return any(value is not None for value in asdict(options).values())
 
 
+# The settings that can change no artifact; each stage lists those that can change its own. A setting that is in no list
+# fails ``tests/config/test_setting_keys.py``: whoever adds one decides.
 NO_KEY = (
     # Where a run lies and how much of it is done.
     use("", "run store stages force"),

@@ -1,4 +1,8 @@
-"""One stage on one rank: in the launcher's process, or in a process of its own (``nightjar worker``)."""
+"""One stage on one rank: in the launcher's process, or in a process of its own (``nightjar worker``).
+
+Whatever goes wrong there is reported to the launcher through ``launch/run_records.py``. Ranks never outlive their
+launcher: they die with their parent (a parent-death signal), and end themselves when the launcher goes.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,9 @@ from pipeline.store import Artifact, Store
 from pipeline.store.retrying import explained
 from pipeline.units import GIB
 
+CHECK_SECONDS = 1.0  # between two looks whether the launcher lives, where the system has no pidfd
+log = logging.getLogger(__name__)
+
 
 def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact | None:
     """Do ``step`` on this rank; every rank of the stage calls it. Returns the artifact on rank 0, None elsewhere.
@@ -50,10 +57,6 @@ def with_resolved_batch(config: Config, store: Store, dataset: Artifact) -> Conf
     if isinstance(config.train.global_batch, int):
         return config
     return with_batch(with_former_batch(config, store), read_dataset(store, dataset)[0].rows.get("train", 0))
-
-
-CHECK_SECONDS = 1.0
-log = logging.getLogger(__name__)
 
 
 def locate(config_url: str) -> tuple[Store, str]:

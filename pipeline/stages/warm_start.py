@@ -13,6 +13,10 @@ from pipeline.records.runs import Step, run_directory
 from pipeline.store import Artifact, Store
 
 INIT_FROM = "checkpoint.init_from="  # as it is typed
+STEPS = 200  # of an epoch, at least: fewer updates leave a model that has hardly begun to learn
+LARGEST = 4096  # samples a step: what the default learning rates are meant for
+SMALLEST = 64  # samples a step: below, a step costs as much and its gradient is mostly noise
+MULTIPLE = 64  # samples: ranks get equal parts
 
 
 def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
@@ -81,16 +85,11 @@ def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
         raise
 
 
-STEPS = 200  # of an epoch, at least: fewer updates leave a model that has hardly begun to learn
-LARGEST = 4096  # samples a step: what the default learning rates are meant for
-SMALLEST = 64  # samples a step: below, a step costs as much and its gradient is mostly noise
-MULTIPLE = 64  # samples: ranks get equal parts
-
-
 def automatic_batch(rows: int) -> int:
     """Samples a step for ``rows`` train rows (0: not known, as for a list of tables): an epoch of 200 steps or more.
 
-    A multiple of 64, between 64 and 4,096 samples; so fewer than 12,800 rows give fewer than 200 steps.
+    A multiple of 64, between 64 and 4,096 samples; so fewer than 12,800 rows give fewer than 200 steps. The number
+    never depends on the hardware: a training that goes on elsewhere takes the same batches.
     """
     if rows == 0:
         return LARGEST
@@ -118,8 +117,9 @@ def with_batch(config: Config, rows: int) -> Config:
 def with_former_batch(config: Config, store: Store) -> Config:
     """``config`` with ``train.global_batch``, where it is auto, as in the checkpoint ``checkpoint.init_from`` names.
 
-    A checkpoint removed since then counts by what this run recorded when it began. ``config`` itself where training
-    starts from nothing, or where that checkpoint cannot be read: what is wrong with it, ``covered_init`` says.
+    So one night takes the batches of the night before. A checkpoint removed since then counts by what this run recorded
+    when it began. ``config`` itself where training starts from nothing, or where that checkpoint cannot be read: what
+    is wrong with it, ``covered_init`` says.
     """
     if isinstance(config.train.global_batch, int) or config.checkpoint.init_from is None:
         return config

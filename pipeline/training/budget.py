@@ -1,8 +1,8 @@
 """Watches the memory of training against the plan's: a warning when it is nearly used up, then the end of the run.
 
 At every interval the PSS of a host's ranks is added up, in which memory that ranks share counts once. A memory cgroup
-(``launch/memory_cgroup.py``) keeps the limit between intervals where the machine allows one. This check names the setting that
-is too small in time, and it is the only one where no cgroup can be made.
+(``launch/memory_cgroup.py``) keeps the limit between intervals where the machine allows one. This check names the
+setting that is too small in time, and it is the only one where no cgroup can be made.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ KEYED = [use for uses in LISTS.values() for use in uses]
 
 
 def test_every_setting_is_in_a_list_and_nothing_else_is() -> None:
-    undecided = (
-        "settings in no stage's list and not in pipeline/stages/artifact_keys.py: which artifacts can they change?"
-    )
+    undecided = "settings in no stage's list and not in stages/artifact_keys.py: which artifacts can they change?"
     assert [path for path in LEAVES if not any(use.covers(path) for use in (*KEYED, *NO_KEY))] == [], undecided
     known = {prefix for path in LEAVES for prefix in (path, f"{path.rpartition('.')[0]}.*")}
     listed = {path for use in (*KEYED, *NO_KEY) for path in use.paths}

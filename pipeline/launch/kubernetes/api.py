@@ -28,6 +28,7 @@ LOG_SECONDS = 120.0  # of silence in a log until it is asked for again
 WARM_UP_SECONDS = 20.0  # in which a server that just started denies what it grants, and knows no custom resources
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two tries
 MOST_SKEW_SECONDS = 120.0
+MOST_CONNECTIONS = 512  # one for the log of every pod, and a few more
 ROLE_HINT = "nightjar schedule render with the same settings shows the Role that the launcher needs"
 
 
@@ -284,14 +285,12 @@ def check_clock(api: Api) -> None:
         )
 
 
-MOST_CONNECTIONS = 512  # one for the log of every pod, and a few more
-
-
 def connect(context: str | None = None) -> Api:
     """The API server, with the pod's service account or the kubeconfig's ``context`` (None: the current one).
 
     A named context comes from the kubeconfig even inside a cluster. Raises LaunchError without credentials.
     """
+    # The client takes long to import: only what talks to a cluster waits for it.
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
     from urllib3.util import Retry

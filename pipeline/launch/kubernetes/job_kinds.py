@@ -10,14 +10,16 @@ from pipeline.launch.kubernetes.pod_templates import ATTEMPT_LABEL, Object
 from pipeline.launch.runner import rendered_for_volcano
 from pipeline.records.runs import Step
 
+VOLCANO_PHASES = {"Completed": "succeeded", "Failed": "failed", "Terminated": "failed", "Aborted": "cancelled"}
+
 
 class IndexedRunner(ClusterRunner):
-    """Submits stages through the API server itself; TorchX knows no such jobs."""
+    """Plain ``batch/v1`` indexed jobs, for clusters without Volcano: no gang scheduling, no queue."""
 
     collection = "/apis/batch/v1/namespaces/{namespace}/jobs"
 
     def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> Object:
-        """The job, by our own rendering."""
+        """The job, by our own rendering: TorchX knows no such jobs."""
         command, env = pod_command(step.name, self.config, config_url, name), pod_environment(step.name, self.config)
         return indexed_job(self.config, step, name, attempt, command, env)
 
@@ -64,7 +66,7 @@ def _is_of(service: Object, job: str) -> bool:
 
 
 class JobSetRunner(ClusterRunner):
-    """Submits stages as JobSets (``jobset.x-k8s.io/v1alpha2``)."""
+    """Indexed jobs in a JobSet, which gives their pods names and is what Kueue and others know whole."""
 
     collection = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets"
 
@@ -87,11 +89,11 @@ def job_set_phase(job: Object) -> str:
     return "succeeded" if "Completed" in conditions else "failed" if "Failed" in conditions else "running"
 
 
-VOLCANO_PHASES = {"Completed": "succeeded", "Failed": "failed", "Terminated": "failed", "Aborted": "cancelled"}
-
-
 class VolcanoRunner(ClusterRunner):
-    """Gang scheduling, queues and priorities: all pods of a stage start, or none."""
+    """Volcano jobs: gang scheduling, queues and priorities. All pods of a stage start, or none.
+
+    TorchX renders them (``launch/runner.py``), and our own client with its time limits submits them.
+    """
 
     collection = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 

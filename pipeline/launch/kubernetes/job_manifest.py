@@ -12,6 +12,7 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, pods_app, roles_of, seconds_to_end
 from pipeline.launch.kubernetes.pod_templates import Object, job_labels, job_name, pod_template
+from pipeline.launch.runner import rendered_for_volcano
 from pipeline.records.runs import Step
 
 VOLCANO = "batch.volcano.sh/v1alpha1"
@@ -147,7 +148,10 @@ def require_cluster(config: Config) -> None:
 
 
 def stage_objects(config: Config, steps: Sequence[Step], config_url: str) -> list[Object]:
-    """The objects of every stage that ``config`` runs in pods, in order."""
+    """The objects of every stage that ``config`` runs in pods, in order, as the launcher would submit first attempts.
+
+    Asks no cluster.
+    """
     require_cluster(config)
     objects: list[Object] = []
     for step in steps:
@@ -159,8 +163,6 @@ def stage_objects(config: Config, steps: Sequence[Step], config_url: str) -> lis
 def _objects(config: Config, step: Step, config_url: str) -> list[Object]:
     name = job_name(config, step, 1)
     if config.launch.job == "volcano":
-        from pipeline.launch.runner import rendered_for_volcano
-
         app = pods_app(step.name, config, config_url, name)
         rendered = rendered_for_volcano(app, config.launch.namespace, config.launch.queue)
         return [volcano_job(config, step, name, 1, rendered)]

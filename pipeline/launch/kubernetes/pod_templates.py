@@ -12,16 +12,17 @@ from pipeline.config import Config, PodConfig, PodResources
 from pipeline.config.kubernetes import EMBEDDING
 from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import distributed, resources_of, roles_of
-from pipeline.launch.kubernetes.api import Api, RefusedError
+from pipeline.launch.kubernetes.api import Api, Object, RefusedError
 from pipeline.launch.kubernetes.patch import CONTAINER, patched
 from pipeline.records.runs import Step
 
 LONGEST = 63  # of a DNS label, which a pod's host name is
-NIGHTJAR_LABELS = {
-    "app.kubernetes.io/name": "nightjar",
-    "app.kubernetes.io/managed-by": "nightjar",
-}  # labels of all pods
+# Labels of all pods.
+NIGHTJAR_LABELS = {"app.kubernetes.io/name": "nightjar", "app.kubernetes.io/managed-by": "nightjar"}
 RUN_LABEL, STAGE_LABEL, ATTEMPT_LABEL = "nightjar/run", "nightjar/stage", "nightjar/attempt"
+GPU = "nvidia.com/gpu"
+LAUNCHER = "launcher"
+REFUSED = (400, 422)  # statuses of an answer that says what is wrong with a template
 
 
 def stage_account(config: Config) -> str:
@@ -37,7 +38,8 @@ def launcher_account(config: Config) -> str:
 def job_name(config: Config, step: Step, attempt: int) -> str:
     """``<run>-<stage>-<key>-a<attempt>``, short enough for ``-<stage>-<host>-0`` behind it.
 
-    The ten digits of the key cover the step's key and the image: a job of another image is another job.
+    It is deterministic, so that a launcher finds the job that an earlier one submitted. The ten digits of the key cover
+    the step's key and the image: a job of another image is another job.
     """
     digits = hashlib.sha256(f"{step.key} {config.launch.pods.image}".encode()).hexdigest()[:10]
     tail = f"-{step.name}-{digits}-a{attempt}"
@@ -64,11 +66,6 @@ def job_labels(config: Config, step: Step, attempt: int) -> dict[str, str]:
 def stage_selector(config: Config, step: Step) -> dict[str, str]:
     """The labels that all attempts of a run's stage share."""
     return {RUN_LABEL: run_label(str(config.run)), STAGE_LABEL: step.name}
-
-
-Object = dict[str, Any]
-GPU = "nvidia.com/gpu"
-LAUNCHER = "launcher"
 
 
 def pod_template(
@@ -211,14 +208,11 @@ def _mounts(pods: PodConfig) -> list[Object]:
     return mounts
 
 
-REFUSED = (400, 422)
-
-
 def check_templates(api: Api, config: Config) -> None:
     """LaunchError for a pod that the server would refuse, or whose ``launch.pods.patch`` has fields it does not know.
 
-    A dry run with strict field validation; servers older than 1.25 drop unknown fields without a word, which shows in
-    what they answer. Nothing is asked where there is no patch.
+    A dry run before anything starts, with strict field validation: the server keeps nothing. Servers older than 1.25
+    drop unknown fields without a word, which shows in what they answer. Nothing is asked where there is no patch.
     """
     if not config.launch.pods.patch:
         return

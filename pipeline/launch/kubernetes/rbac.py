@@ -28,7 +28,7 @@ JOBS: dict[str, tuple[Right, ...]] = {
 
 # A run goes on without it, with a warning (``network.py``).
 NETWORK: Right = ("networking.k8s.io", "networkpolicies", ("create", "list", "update", "delete"))
-PATCHED: tuple[Right, ...] = (("", "podtemplates", ("create",)),)  # of which none is created: trial.py
+PATCHED: tuple[Right, ...] = (("", "podtemplates", ("create",)),)  # of which none is created: check_templates
 
 
 def rights(launch: LaunchConfig) -> tuple[Right, ...]:
