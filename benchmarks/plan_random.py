@@ -33,8 +33,8 @@ from pipeline.config import Config, TableFigures
 from pipeline.errors import PlanError
 from pipeline.ingest.table_specs import dataset
 from pipeline.planning import PlanInputs, make_plan
-from pipeline.planning.predict import predict
 from pipeline.planning.problem import build_problem
+from pipeline.planning.step_prediction import predict
 from pipeline.records import Plan, ShardPlan, TablePlan
 from pipeline.units import GIB
 

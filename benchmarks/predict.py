@@ -23,7 +23,7 @@ from pipeline.calibration.trial import Trial, make_dataset, measure_training
 from pipeline.config import Config, DataConfig, HardwareConfig
 from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs, make_plan
-from pipeline.planning.predict import predict
+from pipeline.planning.step_prediction import predict
 from pipeline.store import Store
 
 STEP_BAR, MEMORY_BAR = 0.25, 0.15

@@ -36,8 +36,7 @@ from pipeline.ingest.synthetic import write_tsv
 from pipeline.publishing import promotion, versions
 from pipeline.serving.predict import blocks_of, score_lines
 from pipeline.serving.ranks import Ranks
-from pipeline.serving.scorer import Scorer
-from pipeline.serving.threads import one_thread
+from pipeline.serving.scorer import Scorer, one_thread
 from pipeline.store import Store
 
 MODEL, CACHE, RANKS = "ranks", 1 << 30, (1, 2, 4)

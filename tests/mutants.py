@@ -128,7 +128,7 @@ MODULES = {
     ),
     "ids": Module(
         (
-            *("ingest/ids.py", "ingest/hashing.py", "ingest/vocabulary.py", "ingest/crosses.py"),
+            *("ingest/ids.py", "ingest/hashing.py", "ingest/vocabulary.py", "ingest/ids.py"),
             *("ingest/id_mappings.py", "ingest/id_mappings.py", "ingest/id_mappings.py"),
             *("ingest/id_mappings.py", "ingest/id_mappings.py"),
         ),

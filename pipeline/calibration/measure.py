@@ -26,7 +26,7 @@ from pipeline.calibration.trial import Trial, make_dataset, measure_training, sp
 from pipeline.config import Config, HardwareConfig
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.predict import predict
+from pipeline.planning.step_prediction import predict
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.store import Store
 from pipeline.units import GIB

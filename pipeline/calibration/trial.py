@@ -127,7 +127,7 @@ def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float
     """
     from pipeline.training.distributed import connect
     from pipeline.training.loop import train
-    from pipeline.training.memory import status_bytes
+    from pipeline.training.memory_budget import status_bytes
     from pipeline.training.settings import TrainingSettings
 
     connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")

@@ -237,7 +237,7 @@ def failed(error: Any, code_of: CodeOf = exit_code_of) -> int:
 def stage_io(config: Config, store: Store, width: int) -> StageIO:
     """Who hears of a stage, on a terminal of ``width`` columns (0: none)."""
     from pipeline.specs.stage import StageIO
-    from pipeline.tuning.trial import on_trial
+    from pipeline.tuning.trial_process import on_trial
 
     reporter = _reporter(config, store, width)
     return on_trial(config, store, StageIO(interval=reporter.interval, close=reporter.close))

@@ -54,7 +54,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _trial(options: argparse.Namespace) -> int:
     from pipeline.stages.execution import end_with_parents
-    from pipeline.tuning.processes import trial_code
+    from pipeline.tuning.trial_process import trial_code
 
     end_with_parents(options.tuner)
     try:

@@ -3,8 +3,7 @@
 from pipeline.evaluation.compared import Scored, SliceColumn, former_figures, measure
 from pipeline.evaluation.gate_tasks import ScoredTask
 from pipeline.evaluation.judging import HOLD, PASS, judge
-from pipeline.evaluation.metrics import evaluate
-from pipeline.evaluation.reliability import reliability
+from pipeline.evaluation.metrics import evaluate, reliability
 
 __all__ = [
     "HOLD",

@@ -170,3 +170,20 @@ def ratio(ours: Resampled, theirs: Resampled) -> Resampled:
 def difference(ours: Resampled, theirs: Resampled) -> Resampled:
     """ours - theirs, replicate by replicate."""
     return Resampled(ours.point - theirs.point, ours.replicates - theirs.replicates)
+
+
+LOSS_PARTS = 100
+
+
+def loss_parts(
+    labels: NDArray[np.floating], logits: NDArray[np.floating], weights: NDArray[np.floating] | None = None
+) -> list[float]:
+    """What each of ``LOSS_PARTS`` blocks of rows, one behind the other, adds to the mean log loss (nats per row).
+
+    ``labels``, ``logits`` and ``weights`` (None: 1 each) [n]; fewer parts where there are fewer rows.
+    """
+    values, clicked = logits.astype(np.float64), labels == 1
+    counted = np.ones(len(values)) if weights is None else weights.astype(np.float64)
+    loss = np.logaddexp(0.0, np.where(clicked, -values, values)) * counted / counted.sum()
+    parts: list[float] = np.bincount(block_of_rows(len(values), LOSS_PARTS), loss).tolist()
+    return parts

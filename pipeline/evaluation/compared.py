@@ -27,9 +27,8 @@ from pipeline.evaluation.drift import (
     population_stability,
 )
 from pipeline.evaluation.gate_tasks import ScoredTask, measure_tasks
-from pipeline.evaluation.metrics import check_labels, evaluate, sigmoid
+from pipeline.evaluation.metrics import check_labels, evaluate, reliability, sigmoid
 from pipeline.evaluation.power import error_of
-from pipeline.evaluation.reliability import reliability
 from pipeline.records import (
     Beside,
     Best,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipeline.config import GateConfig, TaskLimits
 from pipeline.evaluation.bootstrap import Resampled, block_of_rows, block_sums, poisson_weights, ratio, resample
 from pipeline.evaluation.check import above, not_worse, percent, place
-from pipeline.evaluation.tasks import known_rows
+from pipeline.evaluation.metrics import known_rows
 from pipeline.records import Check, GateRecord, TaskComparison
 from pipeline.specs import LABEL_KINDS
 

@@ -7,7 +7,7 @@ orders of the same rows give the same two arrays, so they give the same bits, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import DataError
+from pipeline.records import Curve, TaskColumn, TaskFigures
+from pipeline.specs import LABEL_KINDS
 
 # Rows worked on at a time: keeps the float64 temporaries at 8 MiB each however many rows there are.
 BLOCK_ROWS = 1 << 20
@@ -242,3 +244,111 @@ def _weighted_auc(clicked: NDArray[np.bool_], ordered: NDArray[np.floating], wei
     clicks, others = (np.add.reduceat(weights * side, first) for side in (clicked, ~clicked))
     below = np.cumsum(others) - others
     return float((clicks * (below + 0.5 * others)).sum() / (clicks.sum() * others.sum()))
+
+
+def reliability(
+    labels: ArrayLike, logits: ArrayLike, bins: int = 20, weights: NDArray[np.floating] | None = None
+) -> Curve:
+    """Mean predicted probability, observed click rate and rows of each bin, by rising prediction.
+
+    ``labels`` [n], ``logits`` [n]; bins hold about n / ``bins`` rows each. Rows with the same logit share a bin, so
+    there may be fewer bins. The same for any order of the rows. With ``weights`` [n], means are weighted, and rows
+    without weight are left out. Raises DataError as ``evaluate`` does.
+    """
+    if bins < 1:
+        raise ValueError(f"bins is {bins}, expected at least 1")
+    clicked = check_labels(labels)
+    values = check_logits(logits, len(clicked))
+    if weights is not None:
+        return _weighted_curve(clicked[weights > 0], values[weights > 0], weights[weights > 0].astype(np.float64), bins)
+    ordered, of_clicks = np.sort(values), np.sort(values[clicked])
+    starts = _bin_starts(ordered, bins)
+    rows = np.diff(np.append(starts, len(ordered)))
+    predicted = np.add.reduceat(sigmoid(ordered), starts) / rows
+    # Equal logits share a bin, so a bin has the clicks from its first logit to that of the next one.
+    clicks_before = np.searchsorted(of_clicks, ordered[starts], side="left")
+    observed = np.diff(np.append(clicks_before, len(of_clicks))) / rows
+    return Curve(predicted=predicted.tolist(), observed=observed.tolist(), rows=rows.tolist())
+
+
+def _weighted_curve(
+    clicked: NDArray[np.bool_], values: NDArray[np.floating], weights: NDArray[np.float64], bins: int
+) -> Curve:
+    order = np.lexsort((weights, clicked, values))
+    values, clicked, weights = values[order], clicked[order], weights[order]
+    starts = _bin_starts(values, bins)
+    totals = np.add.reduceat(weights, starts)
+    predicted = np.add.reduceat(weights * sigmoid(values), starts) / totals
+    observed = np.add.reduceat(weights * clicked, starts) / totals
+    rows = np.diff(np.append(starts, len(values)))
+    return Curve(predicted=predicted.tolist(), observed=observed.tolist(), rows=rows.tolist())
+
+
+def _bin_starts(values: np.ndarray, bins: int) -> np.ndarray:
+    """First index of each bin of sorted ``values``: equal cuts, moved back to the first of a run of equal values."""
+    cuts = np.arange(min(bins, len(values))) * len(values) // min(bins, len(values))
+    return np.unique(np.searchsorted(values, values[cuts], side="left"))
+
+
+Floats = NDArray[np.floating]
+
+
+def evaluate_numbers(labels: Floats, predictions: Floats, weights: Floats | None = None) -> dict[str, float]:
+    """``samples``, ``rmse``, ``calibration`` (sum of predictions / sum of labels) and ``unexplained``.
+
+    ``unexplained``: the mean square error over the variance of the labels, 1 for always predicting their mean; below
+    it is better, as with NE. Calibration is NaN where the labels add up to 0, ``unexplained`` where all are equal.
+    Raises DataError for predictions that are not finite.
+    """
+    if bad := int((~np.isfinite(predictions)).sum()):
+        raise DataError(
+            f"{bad:,} of {len(labels):,} predictions are not finite: the model diverged",
+            hint="train again with lower rates (train.lr=0.0005 train.sparse_lr=0.01) or train.precision=fp32",
+        )
+    y, p = labels.astype(np.float64), predictions.astype(np.float64)
+    w = np.ones(len(y)) if weights is None else weights.astype(np.float64)
+    total = math.fsum(w)
+    mean = math.fsum(w * y) / total
+    square, variance = math.fsum(w * (p - y) ** 2) / total, math.fsum(w * (y - mean) ** 2) / total
+    return {
+        "samples": len(y),
+        "rmse": math.sqrt(square),
+        "calibration": math.fsum(w * p) / (mean * total) if mean else math.nan,
+        "unexplained": square / variance if variance else math.nan,
+    }
+
+
+def known_rows(labels: Floats, kind: str, weights: Floats | None = None) -> NDArray[np.bool_]:
+    """The rows [n] with a label; none where those with a weight allow no figures: a single class, or no label."""
+    there = ~np.isnan(labels)
+    values = labels[there if weights is None else there & (weights > 0)]
+    if not len(values) or (LABEL_KINDS.get(kind).classes and values.min() == values.max()):
+        return np.zeros(len(labels), bool)
+    return there
+
+
+def evaluate_tasks(
+    tasks: Sequence[TaskColumn], labels: Mapping[str, Floats], logits: Floats, weights: Floats | None = None
+) -> dict[str, TaskFigures]:
+    """The figures of each of ``tasks``; of one without rows that allow some, ``samples`` alone.
+
+    ``logits`` [n, T]: the main task's first; ``labels`` [n] by task, NaN where missing.
+    """
+    figures = {}
+    for place, task in enumerate(tasks, start=1):
+        there = known_rows(labels[task.name], task.kind, weights)
+        if not there.any():
+            figures[task.name] = TaskFigures(kind=task.kind, samples=0)
+            continue
+        own = None if weights is None else weights[there]
+        measured = LABEL_KINDS.get(task.kind).figures(labels[task.name][there], logits[there, place], own)
+        known = {name: value for name, value in measured.items() if not math.isnan(value)}
+        figures[task.name] = TaskFigures(kind=task.kind, **known)  # type: ignore[arg-type]
+    return figures
+
+
+def counted_for(
+    own: NDArray[np.floating], labels: NDArray[np.floating], rates: NDArray[np.floating]
+) -> NDArray[np.float32]:
+    """Rows of the whole log that rows [n] of weight ``own`` stand for: one without a click for 1 / rate."""
+    return np.where(labels > 0, own, own / rates).astype(np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.config import SamplingConfig, SplitConfig
-from pipeline.ingest.event_keys import hashed
+from pipeline.ingest.hashing import hash_event_keys
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import CLICKED_LATER, DAY, EVENT, EVENT_CHECK, DataSpec
@@ -90,7 +90,7 @@ class FindClicks:
         raw, column = block.read(), self.spec.event_key or ""
         text = text_of(raw.frame[column], self.spec, RejectedRows(raw.lines)).drop_nulls()
         text = text.filter(~text.is_in(list(self.spec.missing)))
-        key, check = hashed(text)
+        key, check = hash_event_keys(text)
         same = {"clicked": pl.lit(True), "day": pl.lit(self.day, pl.Int32), "line": pl.lit(0, pl.Int64)}
         return pl.DataFrame({"key": key, "check": check}).with_columns(**same).select(list(FOUND))
 

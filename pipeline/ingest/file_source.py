@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import BinaryIO
+from urllib.parse import unquote
 
+import polars as pl
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.config import DataConfig
 from pipeline.ingest.formats import FileFormat, LogFile, format_named
 from pipeline.ingest.gzip_members import Members, first_line, has_one, members_of, text_of
-from pipeline.ingest.hive import PartitionBlock, values_of
 from pipeline.ingest.rawfiles import COMPRESSED, LogFiles
 from pipeline.ingest.schema import DataSpec
-from pipeline.ingest.sources import PART_BLOCKS, Block, Source, decompressed, readable
+from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, decompressed, readable
 from pipeline.units import MIB
 
 BLOCK_UNIT = MIB  # of ingest.block_mib
@@ -141,3 +142,37 @@ def file_sources(
         )
         for path, label, place in named
     ]
+
+
+_MISSING = "__HIVE_DEFAULT_PARTITION__"  # what stands for no value
+
+
+def partition_values(path: str) -> dict[str, str | None]:
+    """The values of the partitions that ``path`` lies in, by column; None where missing."""
+    folders = (folder.partition("=") for folder in path.split("/")[:-1])
+    return {unquote(name): None if value == _MISSING else unquote(value) for name, mark, value in folders if mark}
+
+
+def values_of(path: str, columns: Collection[str]) -> dict[str, str | None]:
+    """Those of ``columns`` that the path of a file tells, with their values."""
+    return {name: value for name, value in partition_values(path).items() if name in columns}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionBlock:
+    """Rows of a file of a partition: ``block`` without the columns that the path tells, ``values``."""
+
+    block: Block
+    values: dict[str, str | None]
+    columns: Sequence[str]
+
+    @property
+    def file(self) -> str:
+        """The file in messages."""
+        return self.block.file
+
+    def read(self) -> RawBlock:
+        """The rows, with the partition's columns."""
+        raw = self.block.read()
+        told = [pl.lit(value, pl.String).alias(name) for name, value in self.values.items()]
+        return raw.with_frame(raw.frame.with_columns(told).select(self.columns))

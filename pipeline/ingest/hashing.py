@@ -9,7 +9,9 @@ import polars as pl
 import polars_hash as plh
 import xxhash
 
-from pipeline.ingest.values import nulls
+from pipeline.ingest.rejects import RejectedRows
+from pipeline.ingest.schema import CAME_CLICKED, CLICKED_LATER, EVENT, EVENT_CHECK, DataSpec
+from pipeline.ingest.values import absent_in, nulls
 from pipeline.native.text import hashed
 from pipeline.records import RESERVED_ROWS
 
@@ -75,3 +77,24 @@ def estimated_distinct(smallest: np.ndarray, kept: int) -> int:
     if len(smallest) < kept:
         return len(smallest)
     return round((kept - 1) / (float(smallest[-1]) / 2.0**64))
+
+
+def event_key_columns(
+    raw: pl.DataFrame, texts: dict[str, pl.Series], clicked: pl.Series, spec: DataSpec, rejected: RejectedRows
+) -> list[pl.Series]:
+    """The typed columns of the rows' events; a row without a key is rejected. ``clicked``: labels as they came."""
+    column = spec.event_key or ""
+    text = texts.get(column)
+    if text is None:  # of a list
+        text = nulls(pl.String, raw.height)
+    rejected.add(absent_in(text, spec).to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+    key, check = hash_event_keys(text.fill_null(""))
+    own = clicked > 0
+    if CLICKED_LATER in raw.columns:
+        own |= raw[CLICKED_LATER] == 1
+    return [key.alias(EVENT), check.alias(EVENT_CHECK), own.alias(CAME_CLICKED)]
+
+
+def hash_event_keys(text: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """The two hashes (UInt64) of each key."""
+    return hash_ids(text, xxhash.xxh64_intdigest(b"event")), hash_ids(text, xxhash.xxh64_intdigest(b"event check"))

@@ -108,7 +108,7 @@ class NumberKind(LabelKind):
 
     def figures(self, labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float]:
         """RMSE, calibration, and the share of the variance that is left (1 - R^2)."""
-        from pipeline.evaluation.numbers import evaluate_numbers
+        from pipeline.evaluation.metrics import evaluate_numbers
 
         return evaluate_numbers(labels, self.predicted(logits), weights)
 

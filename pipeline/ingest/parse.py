@@ -3,7 +3,7 @@
 A pure function of the frame and the schema. Typed columns: ``label`` (Float32), ``dense:<name>`` (Float64,
 null = missing; of a vector Array(Float32)), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing),
 ``id:<name>`` (the raw strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` and ``hour`` (Int32),
-``split_time`` (Int64, seconds since 1970), ``true_probability``, and what ``tasks`` and ``event_columns`` add.
+``split_time`` (Int64, seconds since 1970), ``true_probability``, and what ``tasks`` and ``event_key_columns`` add.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.crosses import cross_text
 from pipeline.ingest.event_columns import event_columns as sequence_columns
-from pipeline.ingest.event_keys import event_columns
-from pipeline.ingest.ids import check_ids, ids_of
+from pipeline.ingest.hashing import event_key_columns
+from pipeline.ingest.ids import check_ids, cross_text, ids_of
 from pipeline.ingest.rejects import Reject, RejectedRows, by_halves, is_of_rows, not_read, shown
 from pipeline.ingest.sampling import read_rates
 from pipeline.ingest.schema import CLICKED_LATER, DAY, SPLIT_TIME, DataSpec, DenseSpec
@@ -103,7 +102,7 @@ def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule |
     ]
     texts = {name: text_of(raw[name], spec, rejected) for name in strings}
     columns = [_label(raw, texts, spec, rejected)]
-    events = event_columns(raw, texts, columns[0], spec, rejected) if spec.event_key is not None else []
+    events = event_key_columns(raw, texts, columns[0], spec, rejected) if spec.event_key is not None else []
     if CLICKED_LATER in raw.columns:
         columns[0] = columns[0].set(raw[CLICKED_LATER] > 0, 1.0)
     if spec.tasks or spec.row_weight:

@@ -22,8 +22,7 @@ from pipeline.config import IngestConfig
 from pipeline.errors import ConfigError, LaunchError, NightjarError
 from pipeline.ingest import ray_work as work
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, train_rows
-from pipeline.ingest.engines import IngestEngine
-from pipeline.ingest.numbering import Numbering
+from pipeline.ingest.engines import IngestEngine, Numbering
 from pipeline.ingest.quality import Alone
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, Source

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.events import MarkedRows
-from pipeline.ingest.key_partitions import KeyPartitions
+from pipeline.ingest.spill import KeyPartitions
 
 # A row of an earlier dataset, a row of this one, a click without a row, a click that an earlier dataset has corrected,
 # and one that a later dataset brought.

@@ -23,10 +23,10 @@ from pipeline.config import DataConfig
 from pipeline.config.data import connector_at
 from pipeline.errors import DataError
 from pipeline.ingest.arrow import frame_of
+from pipeline.ingest.file_source import partition_values
 from pipeline.ingest.formats import require_text
 from pipeline.ingest.formats.avro import Avro
 from pipeline.ingest.formats.json_lines import object_lines, of_usual_kinds, with_ones
-from pipeline.ingest.hive import partition_values
 from pipeline.ingest.kinds import with_maps
 from pipeline.ingest.quoted import TextLayout, records
 from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data

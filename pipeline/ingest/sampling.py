@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from pipeline.evaluation.sample_weights import counted_for
+from pipeline.evaluation.metrics import counted_for
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.values import number_of

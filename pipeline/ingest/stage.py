@@ -29,13 +29,12 @@ from pipeline.ingest.histories.build import BuiltHistories, build_histories
 from pipeline.ingest.histories.event_store import marks as history_marks
 from pipeline.ingest.output import joined, narrowed_groups, write_frame
 from pipeline.ingest.parse import DayRule
-from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.quality import Alone, distribution, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.schema import DataSpec, data_spec
 from pipeline.ingest.sources import FrameSource, Source, answering
-from pipeline.ingest.state import continued_state, dataset_schema, transforms_json
+from pipeline.ingest.state import continued_state, dataset_schema, make_profile, transforms_json
 from pipeline.ingest.statistics_pass import Fit
 from pipeline.ingest.time_split import find_cut
 from pipeline.ingest.times import TimeSplit

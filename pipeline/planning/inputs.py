@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, ModelConfig, PlanConfig, TrainConfig
 from pipeline.config.hardware import OF_EMBEDDING_HOSTS
-from pipeline.planning.events import EventLengths
+from pipeline.planning.cost import EventLengths
 from pipeline.records import DatasetSchema, Profile
 
 

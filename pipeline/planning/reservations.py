@@ -5,8 +5,7 @@ from __future__ import annotations
 from pipeline.config.train import fitting_lanes
 from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.embeddings.table_optimizer_config import table_rules
-from pipeline.planning.cost import FLOAT, dense_costs, local_batch, vector_costs
-from pipeline.planning.events import kept_activations
+from pipeline.planning.cost import FLOAT, dense_costs, kept_activations, local_batch, vector_costs
 from pipeline.planning.inputs import PlanInputs
 from pipeline.records import DatasetSchema, Profile
 from pipeline.specs import ORDINARY_STATE

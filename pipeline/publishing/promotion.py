@@ -8,6 +8,7 @@ that served; the last one serves now. Promoting appends a version, rolling back 
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable
@@ -16,9 +17,9 @@ from typing import Any
 
 import xxhash
 
-from pipeline.errors import ArtifactError, ConfigError, DamagedError, LaunchError, PassingError
+from pipeline.errors import ArtifactError, ConfigError, DamagedError, LaunchError, PassingError, UnreachableError
 from pipeline.publishing.versions import model_lock, model_path, number_of, require_whole, version_path
-from pipeline.records import WEIGHTS, Promotion
+from pipeline.records import GATE, HOLD, WEIGHTS, GateRecord, Promotion, read
 from pipeline.store import Artifact, Store
 from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
 from pipeline.store.retrying import explained, passes
@@ -318,3 +319,35 @@ def _swap(store: Store, seen: Seen, current: Current, line: tuple[str, ...], ent
     data = (json.dumps(after.to_json(), indent=1) + "\n").encode()
     swap(store, _current_path(current.model), seen, data)
     return after
+
+
+def better_by_record(store: Store, model: str, incumbent: str, count: int) -> list[str]:
+    """Of the last ``count`` versions up to ``incumbent``, those that scored better than it, best first.
+
+    Versions that were rolled back are left out. The line ends at a version that was forced through the gate, because
+    that loss was accepted.
+    """
+    served = set(read_current(store, model).line)
+    levels = dict[str, float]()
+    version, level, seen = incumbent, 0.0, 0
+    while seen < count:
+        if version in served or version == incumbent:
+            levels[version] = level
+            seen += 1
+        record = _record(store, model, version)
+        before = record.incumbent_version if record is not None else None
+        if record is None or record.change is None or before is None or record.forced or record.verdict == HOLD:
+            break
+        level -= math.log1p(record.change.ne.point)
+        version = before
+    return sorted((name for name in levels if levels[name] < 0), key=lambda name: levels[name])
+
+
+def _record(store: Store, model: str, version: str) -> GateRecord | None:
+    """The gate's record of a version; None if it is missing or damaged."""
+    try:
+        return read(GateRecord, store, f"{version_path(model, version)}/{GATE}")
+    except UnreachableError:
+        raise
+    except ArtifactError:
+        return None

@@ -19,7 +19,7 @@ from pipeline.errors import ArtifactError, OtherCodeError
 from pipeline.evaluation.calibration_curves import calibrated
 from pipeline.publishing.dense import CONFIG, read_dense
 from pipeline.publishing.program import PROGRAM, read_program
-from pipeline.publishing.rowcache import TableReader, shares
+from pipeline.publishing.served_tables import TableReader, shares
 from pipeline.records import CALIBRATOR, DENSE, SERVING, WEIGHTS, CalibratorRecord, Description
 from pipeline.specs import MODELS
 from pipeline.store import Store

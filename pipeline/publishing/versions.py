@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 from pipeline.errors import ArtifactError, UnreachableError
-from pipeline.store import Artifact, Store
+from pipeline.store import MANIFEST, Artifact, Store
 from pipeline.store.errors import taken
+from pipeline.store.references import Record, RecordKind, References, key_of, of_manifest, run_of
 
 KIND = "model"
 NAME = re.compile(r"v(\d{5,})-[0-9a-f]{8}")
@@ -109,3 +110,15 @@ def model_lock(store: Store, model: str) -> AbstractContextManager[None]:
 def models(store: Store) -> list[str]:
     """The names of the models in the store."""
     return store.names("models")
+
+
+def _version(record: Record) -> References:
+    made, summary = of_manifest(record), record.get("summary") or {}
+    runs = run_of(summary.get("run")).union(*(run_of(path) for path in made.checkpoints))
+    return made | References(keys=key_of(summary.get("dataset")), runs=runs)
+
+
+VERSION_RECORDS = (
+    RecordKind(name="model", pattern=f"models/*/{MANIFEST}", refers=_version, pins=True),  # written by other programs
+    RecordKind(name="version", pattern=f"models/*/*/{MANIFEST}", refers=_version, pins=True),
+)

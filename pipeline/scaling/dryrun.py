@@ -42,8 +42,7 @@ from pipeline.records.scale import DryRank, DryRun
 from pipeline.scaling.worlds import resized
 from pipeline.store import FileEntry
 from pipeline.training.parquet import RowGroup
-from pipeline.training.sampler import BatchSampler, Order
-from pipeline.training.share import decoded_share
+from pipeline.training.sampler import BatchSampler, Order, decoded_share
 from pipeline.units import GIB, MIB
 
 META, DATA_PARALLEL = "meta", "data_parallel"

@@ -12,7 +12,7 @@ from pipeline.planning import PlanInputs
 from pipeline.planning.hardware import figures as hardware_figures
 from pipeline.records.scale import Scale, ScaleFigure, World
 from pipeline.scaling.worlds import Rates, wall_of, worlds
-from pipeline.training.share import decoded_share
+from pipeline.training.sampler import decoded_share
 
 # What a step's time depends on; capacities are settings.
 SPEEDS = {

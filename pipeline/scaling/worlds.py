@@ -12,11 +12,10 @@ from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.bipartite import predict_any
 from pipeline.planning.cost import BYTES_PER_MS
 from pipeline.planning.hardware import fast_memory, memory_gib
-from pipeline.planning.predict import Prediction
-from pipeline.planning.step_breakdown import BETWEEN, WITHIN, step_parts
+from pipeline.planning.step_prediction import BETWEEN, WITHIN, Prediction, step_parts
 from pipeline.records import Plan
 from pipeline.records.scale import Wall, World
-from pipeline.training.share import decoded_share
+from pipeline.training.sampler import decoded_share
 from pipeline.units import GIB
 
 BESIDE = ("reader", "store", "checkpoint")

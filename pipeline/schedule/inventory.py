@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from pipeline.errors import ArtifactError
-from pipeline.publishing.recordkinds import RECORDS
+from pipeline.publishing.versions import VERSION_RECORDS
 from pipeline.records import EVENTS, HISTORIES, NIGHT, NightRecord
 from pipeline.records.runs import run_directory
 from pipeline.records.study import TRYING, TrialRecord
@@ -57,7 +57,7 @@ def _made_by(stage: Stage) -> RecordKind:
 
 # Every kind of record that names something else in the store: records of models, runs and nights.
 SPECS = (
-    *RECORDS,
+    *VERSION_RECORDS,
     *(_made_by(stage) for stage in STAGES if not stage.shared),
     RecordKind(name="run's steps", pattern="runs/*/steps.json", refers=_of_steps),
     RecordKind(name="run's result", pattern="runs/*/result.json", refers=_of_result),

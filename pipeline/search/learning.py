@@ -14,15 +14,14 @@ from pipeline.config import Config
 from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.models.layers import initialise
 from pipeline.records import DatasetSchema
-from pipeline.search.choices import Choices, Gates
-from pipeline.search.cost import Costs
+from pipeline.search.architecture import Choices, Costs, Gates
 from pipeline.search.rows import SearchBatch
 from pipeline.search.state import SearchState
 from pipeline.search.supernet import SuperNet
 from pipeline.search.tables import SearchTables
 from pipeline.specs.optimizers import ParameterGroup
+from pipeline.training.lr_schedule import lr_factor
 from pipeline.training.model import compute_dtype
-from pipeline.training.schedule import lr_factor
 
 
 class Learner:

@@ -14,14 +14,13 @@ from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.errors import PlanError
 from pipeline.machine import usable_memory
 from pipeline.records import DecisionRecord, SearchPoint, SearchRecord
-from pipeline.search.choices import Choices
-from pipeline.search.cost import Costs, LossWeights, tabulate
+from pipeline.search.architecture import Choices, Costs, LossWeights, tabulate
 from pipeline.search.learning import Learner
 from pipeline.search.rows import SearchBatch, SplitBatches, start_logit
 from pipeline.search.space import ArchitectureSpace
 from pipeline.search.state import SearchState, SearchStore
 from pipeline.store import Artifact, Store
-from pipeline.training.memory import status_bytes
+from pipeline.training.memory_budget import status_bytes
 from pipeline.training.sampler import Order, shuffle_key
 
 log = logging.getLogger(__name__)

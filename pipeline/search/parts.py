@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.config import Config
     from pipeline.models.settings import DlrmConfig
     from pipeline.records import DatasetSchema
-    from pipeline.search.choices import Gates
+    from pipeline.search.architecture import Gates
     from pipeline.search.supernet import SuperNet
 
 
@@ -42,7 +42,7 @@ class Widths(SearchPart):
         """See ``SearchPart.attach``."""
         import torch
 
-        from pipeline.search.masks import first_values
+        from pipeline.search.architecture import first_values
 
         by_table = {each.name: first_values(each.choices, net.dim) for each in decisions}
         owners = [_decision_name(column.owner) for column in net.schema.sparse]
@@ -141,7 +141,7 @@ class Mlps(SearchPart):
 
     def attach(self, net: SuperNet, decisions: Sequence[Decision]) -> None:
         """See ``SearchPart.attach``."""
-        from pipeline.search.masks import first_values
+        from pipeline.search.architecture import first_values
 
         for each in decisions:
             setting, _, rest = each.name.partition(" ")

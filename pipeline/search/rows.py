@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.store import Artifact, Store
-from pipeline.training.counted import RowCounts
-from pipeline.training.data import Batch, BatchReader
+from pipeline.training.data import Batch, BatchReader, RowCounts
 from pipeline.training.parquet import DecodedColumns, Ragged, RowGroup, SplitReader, take_each
 from pipeline.training.sampler import Order
 

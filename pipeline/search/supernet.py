@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema
-from pipeline.search.choices import Gates
+from pipeline.search.architecture import Gates
 
 Act = Callable[[Tensor, Gates], Tensor]
 

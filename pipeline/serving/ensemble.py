@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.publishing.tables import record_bytes
+from pipeline.publishing.served_tables import record_bytes
 from pipeline.records import ServingCost, TableLayout
 
 if TYPE_CHECKING:

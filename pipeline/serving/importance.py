@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pipeline.evaluation.metrics import entropy_of_rate
 from pipeline.records import Importance
+from pipeline.serving.scorer import one_thread, run_in_threads
 from pipeline.serving.scores import score_columns
-from pipeline.serving.threads import one_thread, run_in_threads
 
 if TYPE_CHECKING:
     from pipeline.publishing.served import ServedModel

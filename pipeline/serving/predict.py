@@ -22,8 +22,7 @@ from pipeline.config.data import connector_at
 from pipeline.cpus import available_cpus
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
-from pipeline.evaluation.metrics import sigmoid
-from pipeline.evaluation.tasks import evaluate_tasks
+from pipeline.evaluation.metrics import evaluate_tasks, sigmoid
 from pipeline.ingest.file_source import FileSource, file_sources
 from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data
 from pipeline.ingest.rejects import Quarantine, Reject
@@ -33,8 +32,7 @@ from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import local_version
 from pipeline.records import LABEL, Description, TaskColumn
 from pipeline.serving.ranks import Effort, Ranks, in_blocks
-from pipeline.serving.scorer import ScoredBlock, Scorer
-from pipeline.serving.threads import one_thread
+from pipeline.serving.scorer import ScoredBlock, Scorer, one_thread
 from pipeline.specs import LABEL_KINDS, MAIN_TASK
 from pipeline.store import Store, disk_errors
 from pipeline.store.files import whole_file

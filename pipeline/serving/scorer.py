@@ -5,17 +5,21 @@ Everything that decides how a row is read comes from the version itself, not fro
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
+import torch
 
 from pipeline.config import Config, DataConfig, DedupeConfig, SamplingConfig, SplitConfig
 from pipeline.config.data import connector_at
 from pipeline.config.sequences import given_sequences
 from pipeline.errors import ArtifactError
+from pipeline.ingest.engines import in_order
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sampling import rows_counted_for
@@ -200,3 +204,27 @@ def _ids(columns: pl.DataFrame, name: str, multi: bool) -> Any:
         columns[name].explode().to_numpy(),
         columns[weights].explode().to_numpy() if weights in columns.columns else None,
     )
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[int]:
+    """Within: torch computes with one thread, as every rank does; threads decide in which order a library adds.
+
+    Gives the number of threads that it had.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_in_threads(work: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
+    """``work`` of each item in the order of the items, by as many threads as torch has; it has one in each of them."""
+    with one_thread() as threads, contextlib.closing(in_order(work, iter(items), threads)) as made:
+        yield from made

@@ -11,11 +11,10 @@ import numpy as np
 
 from pipeline.evaluation.baseline import BaselineRows
 from pipeline.publishing.served import ServedModel
-from pipeline.publishing.writing import is_set
-from pipeline.records import MISSING_ROW, RESERVED_ROWS
+from pipeline.publishing.served_tables import is_set
+from pipeline.records import MISSING_ROW, RESERVED_ROWS, SequenceGroup
 from pipeline.serving.incumbent_features import Translation
-from pipeline.serving.lengths import length_codes
-from pipeline.serving.threads import run_in_threads
+from pipeline.serving.scorer import run_in_threads
 
 if TYPE_CHECKING:
     from pipeline.training.parquet import DecodedColumns, RowGroup, SplitReader
@@ -153,3 +152,20 @@ def _count_served(
         served = own if moved is None else own & is_set(moved, values)
         scores.lookups[name] = int((values != MISSING_ROW).sum())
         scores.served[name] = int(served.sum())
+
+
+def length_codes(columns: DecodedColumns, sequence: SequenceGroup) -> np.ndarray:
+    """A number for each row: 0 without events, else 1 + log2 of their number, rounded down."""
+    lists = [columns.ragged[column.name] for column in sequence.columns]
+    starts, lengths = lists[0].offsets[:-1], np.diff(lists[0].offsets)
+    missing = np.all([each.values[starts] == MISSING_ROW for each in lists], axis=0)
+    codes: np.ndarray = 1 + np.floor(np.log2(lengths)).astype(np.int64)
+    codes[(lengths == 1) & missing] = 0
+    return codes
+
+
+def length_names(sequence: SequenceGroup) -> dict[int, str]:
+    """What the numbers of ``length_codes`` are called."""
+    names = {0: "(no events)", 1: "1 event"}
+    steps = range(1, sequence.max_length.bit_length())
+    return names | {step + 1: f"{2**step} to {min(2 ** (step + 1) - 1, sequence.max_length)} events" for step in steps}

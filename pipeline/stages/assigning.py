@@ -13,7 +13,7 @@ from pipeline.store import Artifact, Store
 from pipeline.units import GIB
 
 if TYPE_CHECKING:
-    from pipeline.planning.predict import Crossing
+    from pipeline.planning.step_prediction import Crossing
     from pipeline.towers import TowerHosts, TowerLayout
 
 STRIDED = "strided"
@@ -67,7 +67,7 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
     """
     from pipeline.planning import PlanInputs, make_plan
     from pipeline.planning.cost import step_ms
-    from pipeline.planning.predict import beyond_tower_ms
+    from pipeline.planning.step_prediction import beyond_tower_ms
     from pipeline.towers import layout_of, tower_hosts_settings, united_plan
 
     layout = layout_of(towers, schema.vectors, config.hardware.hosts, config.hardware.ranks_per_host)
@@ -87,7 +87,7 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
 
 def _crossing(dim: int, schema: DatasetSchema, layout: TowerLayout, group: TowerHosts, profile: Profile) -> Crossing:
     """What a sample sends between these tower hosts and the others; ``dim``: width of an embedding."""
-    from pipeline.planning.predict import Crossing
+    from pipeline.planning.step_prediction import Crossing
     from pipeline.towers.assignment import modules_costs
 
     module, towers = layout.towers.module, layout.towers.towers

@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, OtherCodeError, UnreachableError
 from pipeline.publishing import versions
-from pipeline.publishing.line import better_by_record
+from pipeline.publishing.promotion import better_by_record
 from pipeline.records import (
     CALIBRATOR,
     GATE,
@@ -296,7 +296,7 @@ def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: 
 
 def slice_names(store: Store, dataset: Artifact, schema: DatasetSchema, name: str) -> dict[int, str]:
     """What the values of a slice of feature ``name``, or of a sequence's lengths, are called."""
-    from pipeline.serving.lengths import length_names
+    from pipeline.serving.scores import length_names
 
     for sequence in schema.sequences:
         if sequence.name == name:

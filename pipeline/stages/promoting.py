@@ -217,7 +217,7 @@ def _write_dense(
     from pipeline.checkpoint.reader import read_dense
     from pipeline.publishing.dense import build_dense, input_shapes, probe, write_dense
     from pipeline.publishing.program import write_program
-    from pipeline.serving.threads import one_thread
+    from pipeline.serving.scorer import one_thread
 
     members = members_of(inputs["train"].summary)
     dense = [read_dense(store, store.get(each.checkpoint, "train")) for each in members]

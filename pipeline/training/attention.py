@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeline.models.layers import EventWeights
 from pipeline.models.layers.jagged import fillers
-from pipeline.training.histories import SequenceEncoders
+from pipeline.training.sequence_vectors import SequenceEncoders
 
 MOST_EVENTS = 12  # of the example, where some row of the first batch has no more
 

@@ -27,11 +27,11 @@ from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.records import dataset_path
 from pipeline.store import Artifact, Store
-from pipeline.training.averages import drop_averages
 from pipeline.training.bias_correction import set_level, unset_level
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.early_stopping import Stopping
 from pipeline.training.metrics import MetricAccumulator
+from pipeline.training.optimizer import drop_averages
 from pipeline.training.parquet import SplitReader
 from pipeline.training.remapped import remapped_rows
 from pipeline.training.resume_checks import (

@@ -9,20 +9,21 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from pipeline.embeddings.event_lookups import event_lookups
+from pipeline.embeddings.event_lookups import EventLookups, Segment, event_lookups
 from pipeline.errors import DataError
-from pipeline.training.counted import RowCounts
-from pipeline.training.events import EventBuilder, lengthened
+from pipeline.records import BY_WEIGHTS, DatasetSchema
 from pipeline.training.parquet import DecodedColumns, SplitReader
 from pipeline.training.prefetch_exchange import Announce, Announcement, Announcements
 from pipeline.training.sampler import BatchSampler, Order
@@ -272,3 +273,112 @@ class _BatchBuilder:
             weights=torch.from_numpy(np.concatenate(weights)) if self.weighted else None,
             stride=self.order.local_batch,
         )
+
+
+Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # lengths int32, values int32, weights of the values
+
+
+class EventBuilder:
+    """Makes ``Batch.lookups`` and ``Batch.events`` of taken rows. ``single_at``: where single-valued features are."""
+
+    def __init__(self, lookups: EventLookups, schema: DatasetSchema, single_at: Mapping[str, int]) -> None:
+        self._lookups, self._single_at = lookups, single_at
+        self._first = _first_columns(schema)
+        pooled = set(lookups.features)
+        self._weighted = any(column.weighted for column in schema.sparse if column.name in pooled)
+
+    def build(self, rows: DecodedColumns) -> tuple[KeyedJaggedTensor, tuple[torch.Tensor, ...]]:
+        """The lookup, and the sample of each event."""
+        count = len(rows.labels)
+        lengths = {name: np.diff(rows.ragged[column].offsets) for name, column in self._first.items()}
+        sizes = {name: int(each.sum()) for name, each in lengths.items()}
+        parts: list[Bags] = [
+            self._bags(segment.columns.get(table), segment, rows, sizes.get(segment.sequence, count))
+            for table in self._lookups.tables
+            for segment in self._lookups.segments
+        ]
+        bags = np.concatenate([part[0] for part in parts])
+        lookup = KeyedJaggedTensor(
+            keys=[*self._lookups.tables],
+            values=torch.from_numpy(np.concatenate([part[1] for part in parts])),
+            lengths=torch.from_numpy(bags),
+            weights=torch.from_numpy(np.concatenate([_weights(part) for part in parts])) if self._weighted else None,
+            stride=len(bags) // len(self._lookups.tables),
+        )
+        return lookup, tuple(torch.from_numpy(np.repeat(np.arange(count), each)) for each in lengths.values())
+
+    def _bags(self, column: str | None, segment: Segment, rows: DecodedColumns, count: int) -> Bags:
+        """The ids of ``column`` in ``count`` rows of the lookup; None: there are none."""
+        if column is None:
+            return np.zeros(count, np.int32), np.zeros(0, np.int32), None
+        if column in self._single_at:
+            return np.ones(count, np.int32), rows.single[self._single_at[column]], None
+        ragged = rows.ragged[column]
+        if segment.sequence:
+            return np.ones(count, np.int32), ragged.values, None
+        return np.diff(ragged.offsets).astype(np.int32), ragged.values, ragged.weights
+
+
+def lengthened(lookup: KeyedJaggedTensor, rows: int) -> KeyedJaggedTensor:
+    """``lookup`` of each table, with empty rows behind its own, up to ``rows``."""
+    tables = len(lookup.keys())
+    lengths = functional.pad(lookup.lengths().view(tables, -1), (0, rows - lookup.stride()))
+    return KeyedJaggedTensor(
+        keys=lookup.keys(),
+        values=lookup.values(),
+        lengths=lengths.view(-1),
+        weights=lookup.weights_or_none(),
+        stride=rows,
+    )
+
+
+def _first_columns(schema: DatasetSchema) -> dict[str, str]:
+    """A column of each sequence, whose lengths are those of all."""
+    return {sequence.name: sequence.columns[0].name for sequence in schema.sequences}
+
+
+def _weights(bags: Bags) -> np.ndarray:
+    return np.ones(len(bags[1]), np.float32) if bags[2] is None else bags[2]
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Reads the last columns of ``Batch.extra``: row weights, then shares of kept rows, where the dataset has them.
+
+    ``sampled``: of the schema. With shares w the loss is either of logit - log w, the logit of the kept rows, so that
+    the model's own logit is that of all rows; or rows without a click have weight 1 / w.
+    """
+
+    row_weights: bool
+    sampled: str
+
+    @classmethod
+    def of(cls, schema: DatasetSchema) -> RowCounts:
+        """Of the rows of a dataset."""
+        return cls(schema.row_weights, schema.sampled)
+
+    def in_loss(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
+        """Factors [b] of the main task's loss; None where they are 1."""
+        if self.sampled == BY_WEIGHTS:
+            return self.in_figures(labels, extra)
+        return self._own(extra)
+
+    def in_figures(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
+        """How many rows of the whole log each row [b] stands for; None where it is one."""
+        own, others = self._own(extra), self.left_out(labels, extra)
+        return own if others is None else others if own is None else own * others
+
+    def left_out(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
+        """1 / w for rows without a click, 1 for the others; None where all rows are there. ``labels``: main ones."""
+        if not self.sampled or extra is None:
+            return None
+        return torch.where(labels > 0, 1.0, extra[:, -1].reciprocal())
+
+    def offset(self, extra: Tensor | None) -> Tensor | None:
+        """What the logits [b] of the kept rows have on top of those of all rows; None where it is nothing."""
+        if not self.sampled or self.sampled == BY_WEIGHTS or extra is None:
+            return None
+        return -extra[:, -1].log()
+
+    def _own(self, extra: Tensor | None) -> Tensor | None:
+        return extra[:, -2 if self.sampled else -1] if self.row_weights and extra is not None else None

@@ -127,7 +127,7 @@ class Lamb(DenseOptimizer):
 
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""
-        from pipeline.training.lamb_steps import LambSteps
+        from pipeline.training.optimizer import LambSteps
 
         return LambSteps([group.settings() for group in groups], (self.beta1, self.beta2), self.eps)
 

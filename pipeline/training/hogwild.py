@@ -25,10 +25,9 @@ from pipeline.errors import ConfigError
 from pipeline.models.layers import batch_norms
 from pipeline.records import DatasetSchema, Plan
 from pipeline.specs.optimizers import ParameterGroup
-from pipeline.training.clipping import DenseClip
 from pipeline.training.data import Batch
-from pipeline.training.grouping import dense_groups
 from pipeline.training.model import Output
+from pipeline.training.optimizer import DenseClip, dense_groups
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 

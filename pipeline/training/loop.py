@@ -21,16 +21,15 @@ from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.towers.links import LinkBytes
 from pipeline.training.bias_correction import levels
-from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.compared import compared
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.guards import Collapse, GuardFigures, check_finite, check_layers
 from pipeline.training.hogwild import Hogwild
-from pipeline.training.memory import MemoryMeter, peak_rss
+from pipeline.training.lr_schedule import log_planned, planned_steps, warmup_steps
+from pipeline.training.memory_budget import MemoryBudget, MemoryMeter, peak_rss
 from pipeline.training.metrics import MetricAccumulator
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import judge_train_rows
@@ -39,10 +38,10 @@ from pipeline.training.prefetch_exchange import Announce
 from pipeline.training.profiling import STEPS, Profiler, debugging
 from pipeline.training.roofline import Speed
 from pipeline.training.sampler import Order, shuffle_key
-from pipeline.training.schedule import log_planned, planned_steps, warmup_steps
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.snapshots import Snapshots, Start
 from pipeline.training.ssd import SsdMeter, log_shortcomings, naming_checkpoint, ssd_store
+from pipeline.training.step_phases import compare_with_plan
 from pipeline.training.trainer import Trainer
 from pipeline.training.validation import Validation, log_without, validation_split
 
@@ -139,7 +138,7 @@ def train(
             finally:
                 trainer.close()
         summary = run.summary()
-        summary["train"] |= compared(plan, trainer.clock, memory, device)
+        summary["train"] |= compare_with_plan(plan, trainer.clock, memory, device)
         if looks is not None:
             summary["train"] |= looks.result()
         return summary

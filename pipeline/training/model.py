@@ -33,13 +33,12 @@ from pipeline.specs import ModelInputs, task_inputs
 from pipeline.towers import TowerLayout, layout_of
 from pipeline.towers.events import TowerEvents
 from pipeline.towers.transform import TowerEmbeddings, exchange_codecs, flat_exchange_codecs, make_groups
-from pipeline.training.counted import RowCounts
-from pipeline.training.data import Batch
+from pipeline.training.data import Batch, RowCounts
 from pipeline.training.distributed import workers_of
 from pipeline.training.faults import Fault, FaultFinder
-from pipeline.training.histories import SequenceEncoders, histories_of
 from pipeline.training.linear import use_cpu_kernels
 from pipeline.training.regularise import largest_of_ranks, synchronise
+from pipeline.training.sequence_vectors import SequenceEncoders, build_sequence_encoders
 from pipeline.training.settings import ModelSettings
 from pipeline.training.tasks import TaskLoss, join_labels
 
@@ -291,7 +290,7 @@ def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, 
     collection = build_collection(schema, settings.model, torch.device("meta"))
     names = tuple(column.name for column in schema.sparse)
     project = projections(widths_of(settings.model, schema), width, settings.seed)
-    histories = histories_of(settings.model, schema, settings.seed, settings.train.max_events)
+    histories = build_sequence_encoders(settings.model, schema, settings.seed, settings.train.max_events)
     names += tuple(sequence.name for sequence in schema.sequences)
     part = _dense_part(settings, schema, names, width, device, project=project, histories=histories, trained=trained)
     events = event_collection(schema, settings.model, torch.device("meta")) if schema.sequences else None
@@ -314,7 +313,7 @@ def build_towers(
     collection = build_collection(own, settings.model, torch.device("meta"), weighted=weighted)
     widths, dtype = widths_of(settings.model, schema), compute_dtype(settings.train.precision, device)
     widths |= {sequence.name: width for sequence in schema.sequences}
-    histories = histories_of(settings.model, schema, settings.seed, settings.train.max_events)
+    histories = build_sequence_encoders(settings.model, schema, settings.seed, settings.train.max_events)
     events = None
     if histories is not None:
         tables = event_collection(own, settings.model, torch.device("meta"), weighted=weighted)

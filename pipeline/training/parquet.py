@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ArtifactError, GuardError
-from pipeline.evaluation.sample_weights import counted_for
+from pipeline.evaluation.metrics import counted_for
 from pipeline.records import (
     LABEL,
     NEGATIVE_RATE,

@@ -26,9 +26,9 @@ from pipeline.towers.interaction import Interaction
 from pipeline.towers.placement import Matrix
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect
+from pipeline.training.lr_schedule import warmup_steps
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order, shuffle_key
-from pipeline.training.schedule import warmup_steps
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.trainer import Trainer
 

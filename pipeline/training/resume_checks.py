@@ -13,8 +13,8 @@ from typing import Any
 
 from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.errors import ConfigError
-from pipeline.training.averages import steps_before
-from pipeline.training.schedule import lr_factor, planned_steps, warmup_steps
+from pipeline.training.lr_schedule import lr_factor, planned_steps, warmup_steps
+from pipeline.training.optimizer import steps_before
 from pipeline.units import plural
 
 LENGTH = ("epochs", "max_steps")

@@ -13,10 +13,9 @@ from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.towers.transform import Sent, TowerEmbeddings
-from pipeline.training.averages import AVERAGE, COUNT
 from pipeline.training.data import Batch
 from pipeline.training.model import Output
-from pipeline.training.update import Optimizers
+from pipeline.training.optimizer import AVERAGE, COUNT, Optimizers
 
 
 class TowerPipeline:

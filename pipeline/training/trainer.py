@@ -26,18 +26,16 @@ from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.towers.links import Links
-from pipeline.training.averages import Average
 from pipeline.training.data import Batch
 from pipeline.training.distributed import workers_of
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
-from pipeline.training.phases import PhaseClock, watch, watch_pipeline
-from pipeline.training.reduction import DenseReduction
+from pipeline.training.optimizer import Average, Optimizers
 from pipeline.training.regularise import seed_step
 from pipeline.training.roofline import Speed
 from pipeline.training.settings import ModelSettings
-from pipeline.training.shared_memory import memory_between
+from pipeline.training.shared_memory import DenseReduction, memory_between
+from pipeline.training.step_phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.towers import TowerPipeline, gather_towers
-from pipeline.training.update import Optimizers
 from pipeline.units import MIB
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from pipeline.checkpoint.collectives import exchange, together
 from pipeline.config import TrainConfig
 from pipeline.errors import DataError, GuardError
 from pipeline.evaluation import evaluate
-from pipeline.evaluation.blockwise_loss import loss_parts
+from pipeline.evaluation.bootstrap import loss_parts
 from pipeline.records import LABEL, VALIDATION
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.early_stopping import Stopping, StoppingDecision, ValidationResult, is_due, looks_after

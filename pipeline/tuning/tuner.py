@@ -27,10 +27,9 @@ from pipeline.report import read_records
 from pipeline.specs import STAGES
 from pipeline.store import Store
 from pipeline.tuning import study_store
-from pipeline.tuning.processes import TrialProcess, found_full, full_disk
 from pipeline.tuning.proposals import FAR, decided, proposal
 from pipeline.tuning.significance import best_of
-from pipeline.tuning.trial import poll_seconds
+from pipeline.tuning.trial_process import TrialProcess, found_full, full_disk, poll_seconds
 
 ATTEMPTS = 3  # of a trial whose process is killed, or cannot start
 LAUNCHING, SIGNALLED = 8, 128

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.ingest import key_partitions
-from pipeline.ingest.event_keys import hashed
-from pipeline.ingest.histories import built, windows
-from pipeline.ingest.histories.built import HistoryBuilder
+from pipeline.ingest import spill
+from pipeline.ingest.hashing import hash_event_keys
+from pipeline.ingest.histories import build
+from pipeline.ingest.histories.build import HistoryBuilder
 from pipeline.ingest.histories.plan import HistoryPlan
 
 MINUTE = 60_000_000
@@ -43,7 +43,7 @@ def microseconds(hours: int) -> int:
 
 
 def events_of(rows, lines) -> pl.DataFrame:
-    key, check = hashed(pl.Series([user for user, *_ in rows], dtype=pl.String))
+    key, check = hash_event_keys(pl.Series([user for user, *_ in rows], dtype=pl.String))
     return pl.DataFrame(
         {
             "key": key,
@@ -84,10 +84,10 @@ def assert_histories(rows, days, most, lag, small):
     """Those of ``rows`` are what brute force says, with pieces and buffers of ``small`` events."""
     plan = plan_of(days, most, lag)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_partitions, "_WAITING_ROWS", small)
-        patch.setattr(windows, "_ELEMENTS", small)
-        patch.setattr(built, "_WAITING_EVENTS", small)
-        patch.setattr(built, "_PIECE_BITS", 1)
+        patch.setattr(spill, "_WAITING_ROWS", small)
+        patch.setattr(build, "_ELEMENTS", small)
+        patch.setattr(build, "_WAITING_EVENTS", small)
+        patch.setattr(build, "_PIECE_BITS", 1)
         builder, lines = HistoryBuilder(plan), {}
         for part in (None, 0, 1):
             lines[part] = [number for number, row in enumerate(rows) if row[4] == part]
@@ -119,14 +119,14 @@ def one_event_too_few(plan, users, times, row_users, row_times):
 
 def the_oldest(plan, users, times, row_users, row_times):
     own = windows_ranges(users, times, row_users, row_times, replace(plan, most=1000))
-    return windows.Ranges(own.first, np.minimum(own.last, own.first + plan.most))
+    return build.EventRanges(own.first, np.minimum(own.last, own.first + plan.most))
 
 
 def without_lag(plan, users, times, row_users, row_times):
     return windows_ranges(users, times, row_users, row_times, replace(plan, lag_minutes=0.0))
 
 
-windows_ranges = windows.ranges
+windows_ranges = build.event_ranges
 
 
 @pytest.mark.parametrize("wrong", [at_the_same_time, a_day_too_far, one_event_too_few, the_oldest, without_lag])
@@ -138,7 +138,7 @@ def test_brute_force_finds_histories_that_are_wrong(monkeypatch, wrong):
         for _ in range(60)
     ]
     assert_histories(rows, 1, 4, 90.0, 1000)
-    monkeypatch.setattr(windows, "ranges", lambda *given: wrong(given[4], *given[:4]))
+    monkeypatch.setattr(build, "ranges", lambda *given: wrong(given[4], *given[:4]))
     with pytest.raises(AssertionError):
         assert_histories(rows, 1, 4, 90.0, 1000)
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.ingest.hive import partition_values
+from pipeline.ingest.file_source import partition_values
 from pipeline.ingest.stage import raw_fingerprint
 from tests.ingest.conftest import csv_config
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from pipeline.config import DedupeConfig, IngestConfig, LabelConfig, SparseFeature, SplitConfig
 from pipeline.config.sequences import EventColumn, SequenceConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.ingest import key_partitions
+from pipeline.ingest import spill
 from pipeline.ingest.blocks import CountJob, count
 from pipeline.ingest.engines import LocalEngine
-from pipeline.ingest.event_keys import hashed
 from pipeline.ingest.events import MarkedRows, MarkedSource
 from pipeline.ingest.file_source import file_sources
+from pipeline.ingest.hashing import hash_event_keys
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.repeats import CLICK, FORMER, KNOWN, ROW, Repeats
 from pipeline.ingest.schema import data_spec
@@ -145,10 +145,10 @@ def assert_judged(entries, days, window, waiting):
     with pytest.MonkeyPatch.context() as patch:
         outcomes = []
         for rows in (1 << 20, waiting):
-            patch.setattr(key_partitions, "_WAITING_ROWS", rows)
+            patch.setattr(spill, "_WAITING_ROWS", rows)
             each = Repeats(days, window)
             for line, (key, day, has) in enumerate(entries):
-                hashes = hashed(pl.Series([key]))
+                hashes = hash_event_keys(pl.Series([key]))
                 event = {"key": hashes[0], "check": hashes[1], "clicked": [has], "day": [day], "line": [line]}
                 each.add(pl.DataFrame(event, schema_overrides={"day": pl.Int32, "line": pl.Int64}), ROW, part=line % 3)
             judged = each.judge()
@@ -159,7 +159,7 @@ def assert_judged(entries, days, window, waiting):
 
 
 def test_a_click_corrects_a_row_once():
-    keys = hashed(pl.Series(["a"]))
+    keys = hash_event_keys(pl.Series(["a"]))
 
     def event(day: int, clicked: bool) -> pl.DataFrame:
         made = {"key": keys[0], "check": keys[1], "clicked": [clicked], "day": [day]}

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ArtifactError
-from pipeline.ingest.formats import wide_groups
+from pipeline.ingest.formats import columnar
 from pipeline.ingest.formats.columnar import Parquet
 from tests.alone import alone
 
@@ -35,7 +35,7 @@ def batches_of(path, columns=None, part=(0, None), block_bytes=1 << 20):
 
 
 def test_batches_hold_the_rows_of_the_file_in_order_and_none_spans_row_groups(wide_file, monkeypatch):
-    monkeypatch.setattr(wide_groups, "_TOGETHER", 1 << 18)  # several sets of columns
+    monkeypatch.setattr(columnar, "_TOGETHER", 1 << 18)  # several sets of columns
     batches = [*batches_of(wide_file)]
     assert pa.Table.from_batches(batches).equals(pq.read_table(wide_file))
     per_group = [1024, 1024, 452]
@@ -50,7 +50,7 @@ def test_a_part_and_some_columns_are_read_alike(wide_file):
 
 @alone
 def test_memory_holds_some_columns_and_not_the_row_group(wide_file):
-    wide_groups._TOGETHER = 1 << 17  # for this process, which is the test's own
+    columnar._TOGETHER = 1 << 17  # for this process, which is the test's own
     before, held = pa.total_allocated_bytes(), []
     for _ in batches_of(wide_file, part=(0, 1)):
         held.append(pa.total_allocated_bytes() - before)

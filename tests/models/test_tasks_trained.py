@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pipeline.config import ModelConfig, TaskOptions, TaskTraining
 from pipeline.evaluation import evaluate
-from pipeline.evaluation.tasks import evaluate_tasks
+from pipeline.evaluation.metrics import evaluate_tasks
 from pipeline.records import TaskColumn
 from pipeline.store import Store
 from tests.embeddings.ranks import spawn

@@ -11,7 +11,7 @@ from pipeline.config import CheckpointConfig, HardwareConfig
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan, render_plan
 from pipeline.planning.bipartite import predict_any, sample_bytes
-from pipeline.planning.step_breakdown import BETWEEN, WITHIN, step_parts
+from pipeline.planning.step_prediction import BETWEEN, WITHIN, step_parts
 from pipeline.records import Plan
 from pipeline.report.scale import worlds_of
 from pipeline.scaling.dryrun import dry_run

@@ -9,8 +9,7 @@ import pytest
 
 from pipeline.config.sequences import SequenceModel, SequenceOptions
 from pipeline.models.sequence_costs import SAMPLES, events_of_batch, lengths_like
-from pipeline.planning.cost import fixed_ms
-from pipeline.planning.events import timed_costs
+from pipeline.planning.cost import fixed_ms, timed_costs
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.reservations import dense_bytes, event_bytes
 from pipeline.records import SequenceColumn, SequenceGroup, SequenceProfile

@@ -11,8 +11,8 @@ from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.choices import PlannedTable
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hitrate import HitCurve
-from pipeline.planning.predict import predict
 from pipeline.planning.shard_workload import ShardBlock, asked_of
+from pipeline.planning.step_prediction import predict
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn, TablePlan
 from pipeline.specs import TABLE_OPTIMIZERS
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pipeline.publishing.line import better_by_record
-from pipeline.publishing.promotion import promote, roll_back
+from pipeline.publishing.promotion import better_by_record, promote, roll_back
 from pipeline.publishing.versions import version_path
 from pipeline.store import Store
 from tests.records.made import figures, gate_record

@@ -12,9 +12,7 @@ import torch
 from pipeline.checkpoint.quantise import Coding, decode, encode
 from pipeline.checkpoint.reader import ChainReader
 from pipeline.errors import ArtifactError
-from pipeline.publishing.rowcache import RowCache, TableReader, shares
-from pipeline.publishing.tables import record_bytes
-from pipeline.publishing.writing import is_set, write_table
+from pipeline.publishing.served_tables import RowCache, TableReader, is_set, record_bytes, shares, write_table
 from pipeline.records import TableLayout
 from pipeline.store import Store
 from tests.checkpoint import built

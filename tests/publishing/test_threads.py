@@ -9,11 +9,11 @@ import torch
 from pipeline.checkpoint.reader import ChainReader
 from pipeline.compose import compose
 from pipeline.ingest.stage import ingest
-from pipeline.publishing.writing import WrittenTable, bits
+from pipeline.publishing.served_tables import WrittenTable, bits
 from pipeline.records import TableLayout
 from pipeline.serving.importance import importance
+from pipeline.serving.scorer import run_in_threads
 from pipeline.serving.scores import score_dataset
-from pipeline.serving.threads import run_in_threads
 from pipeline.stages.sharing import write_tables
 from pipeline.store import Draft, Store
 from pipeline.training.parquet import SplitReader

@@ -7,8 +7,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from pipeline.ingest.file_source import PartitionBlock
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
-from pipeline.ingest.hive import PartitionBlock
 from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import RawBlock, TextBlock

@@ -10,14 +10,12 @@ import pytest
 from pipeline.calibration.trial import Trial, make_dataset
 from pipeline.config import CheckpointConfig, HardwareConfig, TrainConfig
 from pipeline.planning import PlanInputs, make_plan
-from pipeline.planning.predict import predict
-from pipeline.planning.step_breakdown import BETWEEN, WITHIN, step_parts
+from pipeline.planning.step_prediction import BETWEEN, WITHIN, predict, step_parts
 from pipeline.scaling.worlds import BESIDE, SETTINGS, Rates, longest, resized, wall_of, whole_ms, worlds
 from pipeline.store import Store
 from pipeline.training.data import BatchReader
 from pipeline.training.parquet import SplitReader
-from pipeline.training.sampler import Order
-from pipeline.training.share import decoded_share
+from pipeline.training.sampler import Order, decoded_share
 from tests.planning.plan_cases import configure, cpu, dataset, preset
 
 FAST = Rates(rows_per_s=1e12, row_bytes=100.0, read_gb_per_s=1e6, checkpoint_gb_per_s=1e6)

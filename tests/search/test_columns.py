@@ -8,8 +8,7 @@ import torch
 
 from pipeline.config import Config
 from pipeline.records import SparseColumn
-from pipeline.search.choices import FARTHEST, Choices
-from pipeline.search.cost import Costs
+from pipeline.search.architecture import FARTHEST, Choices, Costs
 from pipeline.search.learning import Learner
 from pipeline.search.parts import SPECS
 from pipeline.search.rows import SearchBatch

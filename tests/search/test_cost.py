@@ -9,8 +9,7 @@ import torch
 from pipeline.errors import ConfigError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import Price
-from pipeline.search.choices import Choices
-from pipeline.search.cost import LossWeights, tabulate
+from pipeline.search.architecture import Choices, LossWeights, tabulate
 from pipeline.search.space import ArchitectureSpace
 from pipeline.specs import Decision
 from tests.planning.plan_cases import configure, cpu, dataset, preset

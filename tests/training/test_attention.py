@@ -9,7 +9,7 @@ from pipeline.models.layers import Jagged
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SequenceColumn, SequenceGroup, SparseColumn
 from pipeline.training.attention import MOST_EVENTS, watching
-from pipeline.training.histories import Taken, histories_of
+from pipeline.training.sequence_vectors import LookedUpEmbeddings, build_sequence_encoders
 
 DIM = 8
 
@@ -26,7 +26,7 @@ def histories(block, most=None, **options):
         sequences=(SequenceGroup(name="seen", columns=(column,), max_length=40),),
     )
     chosen = SequenceModel(block=block, options=SequenceOptions(**options))
-    made = histories_of(DlrmConfig(embedding_dim=DIM, sequences={"seen": chosen}), schema, 1, most)
+    made = build_sequence_encoders(DlrmConfig(embedding_dim=DIM, sequences={"seen": chosen}), schema, 1, most)
     assert made is not None
     return made.eval()
 
@@ -34,7 +34,7 @@ def histories(block, most=None, **options):
 def batch(lengths):
     generator = torch.Generator().manual_seed(2)
     rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    taken = Taken(
+    taken = LookedUpEmbeddings(
         len(lengths),
         {"item": torch.randn(len(lengths), DIM, generator=generator)},
         {"seen__item": torch.randn(len(rows), DIM, generator=generator)},

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from pipeline.config import HardwareConfig
 from pipeline.embeddings.ssd import pss_bytes
 from pipeline.errors import GuardError
-from pipeline.training.budget import MemoryBudget
 from pipeline.training.distributed import connect
+from pipeline.training.memory_budget import MemoryBudget
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.logged import listen
 

@@ -17,8 +17,7 @@ from pipeline.models.layers import BatchNorm
 from pipeline.specs import DENSE_OPTIMIZERS
 from pipeline.specs.optimizers import ParameterGroup as Group
 from pipeline.training import native
-from pipeline.training.averages import Average
-from pipeline.training.grouping import dense_groups
+from pipeline.training.optimizer import Average, dense_groups
 from tests.embeddings.ranks import spawn
 from tests.training import test_train
 

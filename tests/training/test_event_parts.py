@@ -8,7 +8,7 @@ from pipeline.config.sequences import SequenceOptions
 from pipeline.models.layers import SequenceVector, initialise
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
 from pipeline.specs.registry import with_options
-from pipeline.training.event_parts import in_parts, parts_of
+from pipeline.training.sequence_vectors import encode_in_parts, split_samples
 
 DIM, LENGTHS = 8, [3, 1, 9, 2, 2, 1, 7, 4]
 BLOCKS = [
@@ -44,7 +44,7 @@ def result(vector, most, lengths=LENGTHS, dtype=torch.float64):
     """Vectors, and the gradients of inputs and parameters."""
     columns, rows, candidates, samples = inputs(lengths, dtype)
     vector.zero_grad()
-    vectors = in_parts(vector, most, columns, rows, candidates, samples)
+    vectors = encode_in_parts(vector, most, columns, rows, candidates, samples)
     weights = torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view_as(vectors)
     (vectors * weights).sum().backward()
     taken = [*columns, candidates[0], *vector.parameters()]
@@ -61,7 +61,7 @@ def result(vector, most, lengths=LENGTHS, dtype=torch.float64):
     ],
 )
 def test_parts_are_consecutive_samples_with_few_events(lengths, most, parts):
-    assert parts_of(np.array(lengths), most) == parts
+    assert split_samples(np.array(lengths), most) == parts
 
 
 @pytest.mark.parametrize("most", [1, 7, 12])
@@ -97,7 +97,7 @@ def test_what_is_dropped_is_dropped_again():
     columns, rows, candidates, samples = inputs(LENGTHS)
     columns[0].data.fill_(1.0)
     torch.manual_seed(5)
-    vectors = in_parts(Dropped(), 4, columns, rows, candidates, samples)
+    vectors = encode_in_parts(Dropped(), 4, columns, rows, candidates, samples)
     torch.rand(3)  # the backward pass begins in another state
     vectors.sum().backward()
     assert sorted(set(columns[0].grad.flatten().tolist())) == [0.0, 2.0]

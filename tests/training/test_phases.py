@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipeline.records import PHASES
-from pipeline.training.phases import EVERY, FIRST, PhaseClock
+from pipeline.training.step_phases import EVERY, FIRST, PhaseClock
 
 CPU = torch.device("cpu")
 

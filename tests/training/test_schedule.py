@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pipeline.config import TrainConfig
-from pipeline.training.schedule import cycled, log_planned, lr_factor, planned_steps, warmup_steps
+from pipeline.training.lr_schedule import cycled, log_planned, lr_factor, planned_steps, warmup_steps
 
 
 def factors(total, **train):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.evaluation import evaluate
-from pipeline.evaluation.blockwise_loss import PARTS, loss_parts
+from pipeline.evaluation.bootstrap import LOSS_PARTS, loss_parts
 from pipeline.records.study import DONE, PRUNED, StudyRecord
 from pipeline.report.study import study_page, study_text
 from pipeline.store import Store
@@ -24,7 +24,7 @@ def judged(number, shift, noise, *, given=False, state=DONE, seed=0):
     labels = (rng.random(ROWS) < 1 / (1 + np.exp(-true))).astype(np.float32)
     logits = (true + shift + noise * np.random.default_rng([seed, number]).normal(size=ROWS)).astype(np.float32)
     figures, parts = evaluate(labels, logits), loss_parts(labels, logits)
-    assert sum(parts) == pytest.approx(figures["logloss"], rel=1e-9) and len(parts) == PARTS
+    assert sum(parts) == pytest.approx(figures["logloss"], rel=1e-9) and len(parts) == LOSS_PARTS
     return trial(number, figures["ne"], state, given=given, parts=tuple(parts))
 
 

@@ -11,7 +11,7 @@ from pipeline.records.study import DONE, PRUNED, TRYING, StudyRecord
 from pipeline.specs.stage import StageIO
 from pipeline.store import Store
 from pipeline.tuning import study_store
-from pipeline.tuning.trial import on_trial
+from pipeline.tuning.trial_process import on_trial
 from tests.logged import listen
 from tests.tuning.studies import SPACE, trial
 from tests.waits import PATIENCE, until

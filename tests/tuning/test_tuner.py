@@ -14,7 +14,7 @@ from pipeline.errors import ArtifactError, FullDiskError, FullScratchError, Guar
 from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING, trial_path
 from pipeline.store import Store
 from pipeline.tuning import study_store
-from pipeline.tuning.processes import FULL_DISK, found_full, trial_code
+from pipeline.tuning.trial_process import FULL_DISK, found_full, trial_code
 from pipeline.tuning.tuner import Tuner
 from tests.tuning.studies import ROWS, SPACE, trial
 

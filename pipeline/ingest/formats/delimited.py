@@ -11,8 +11,7 @@ from typing import BinaryIO, cast
 
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.ingest.formats.file_format import FileFormat, LogFile
-from pipeline.ingest.formats.lines import BOM, LineReader
+from pipeline.ingest.formats.file_format import BOM, FileFormat, LineReader, LogFile
 from pipeline.ingest.quoted import LONGEST, TextLayout, records
 from pipeline.ingest.schema import CRITEO_COLUMNS, require_columns
 from pipeline.ingest.sources import Block, TextBlock

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from pipeline.config import DataConfig
 from pipeline.errors import DataError
+from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, counted_lines
+from pipeline.ingest.text import header_line, text_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,3 +126,55 @@ def require_text(start: bytes, label: str) -> None:
     for mark, (what, hint) in _NO_TEXT.items():
         if start.startswith(mark):
             raise DataError(f"{label} is {what}, expected text", hint=hint)
+
+
+BOM = b"\xef\xbb\xbf"
+
+
+class LineReader:
+    """The text of ``file`` in ``stream``: ``header()`` first where it has one, then ``blocks``.
+
+    ``stream`` is that of the part alone where the file has a ``head``.
+    """
+
+    def __init__(self, stream: BinaryIO, file: LogFile) -> None:
+        self._file, self._stream, self._headers = file, io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20), 0
+        self._first = io.BufferedReader(io.BytesIO(file.head)) if file.head else self._stream
+        start = self._first.peek(8)[:8]
+        require_text(start, file.label)
+        if start.startswith(BOM):
+            self._first.read(len(BOM))
+
+    def header(self) -> bytes:
+        """The next line, which is no row."""
+        self._headers += 1
+        return header_line(cast(BinaryIO, self._first), self._file.label)
+
+    def start(self) -> bytes:
+        """Some bytes that come next."""
+        return self._stream.peek(1 << 20)
+
+    def blocks(self, layout: TextLayout | None = None) -> Iterator[tuple[bytes, int]]:
+        """Blocks of whole lines of the file's part, each with its first line's number; ``layout``: of whole records."""
+        file, first_line = self._file, 1 + self._headers
+        if file.start:
+            first_line = file.first_line
+        if file.start and not file.head:
+            self._stream.seek(file.start)
+        rest = cast(BinaryIO, self._stream)
+        if file.stop is not None:
+            rest = cast(BinaryIO, _Limited(rest, file.stop - self._stream.tell()))
+        yield from text_blocks(rest, file.block_bytes, first_line, layout)
+
+
+class _Limited:
+    """The next ``left`` bytes of ``stream``."""
+
+    def __init__(self, stream: BinaryIO, left: int) -> None:
+        self.stream, self.left = stream, left
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes; none at the end."""
+        data = self.stream.read(max(min(size, self.left), 0))
+        self.left -= len(data)
+        return data

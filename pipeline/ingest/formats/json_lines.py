@@ -15,8 +15,7 @@ from typing import BinaryIO
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.formats.file_format import FileFormat, LogFile
-from pipeline.ingest.formats.lines import LineReader
+from pipeline.ingest.formats.file_format import FileFormat, LineReader, LogFile
 from pipeline.ingest.rejects import Reject, by_halves, is_of_rows, not_read
 from pipeline.ingest.schema import DataSpec, require_columns
 from pipeline.ingest.sources import Block, RawBlock

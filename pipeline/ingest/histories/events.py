@@ -10,7 +10,7 @@ import polars as pl
 
 from pipeline.errors import DataError
 from pipeline.ingest import events
-from pipeline.ingest.event_keys import hashed
+from pipeline.ingest.hashing import hash_event_keys
 from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import RejectedRows
@@ -66,7 +66,7 @@ class ReadEvents:
         text = {name: text_of(frame[name], spec, rejected) for name in plan.read}
         present = pl.DataFrame([_present(values, spec).alias(name) for name, values in text.items()])
         user = present[plan.by]
-        key, check = hashed(user.fill_null(""))
+        key, check = hash_event_keys(user.fill_null(""))
         written = standard(frame[plan.time], text[plan.time], spec.time_format)
         time = instants(frame[plan.time], written, spec.time_zone or "UTC").dt.timestamp("us")
         day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([self.day]).new_from_index(0, len(user))

@@ -1,24 +1,128 @@
-"""Rows of a table file: hot ones in memory, cold ones on the disk (Software-Defined Memory, arXiv 2110.11489).
-
-The cache keeps single records, because a row takes only 128 to 512 bytes of a 4 KiB page. The place of a row is its
-number modulo the number of places. Most mappings number rows by falling frequency, so the hottest rows do not collide.
-"""
+"""Tables of a published version: one file per table, one record per row; writing them and reading their rows."""
 
 from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.checkpoint.quantise import Coding, EncodedRows, choose_coding, decode, encode, packed_bytes
+from pipeline.checkpoint.reader import WINDOW_BYTES, ChainReader
 from pipeline.errors import ArtifactError
-from pipeline.publishing.tables import decoded
 from pipeline.records import TableLayout
+from pipeline.store import Draft
+
+FLOATS = {"fp16": torch.float16, "fp32": torch.float32}
+_RANGE_BYTES = 4
+
+
+def decoded(layout: TableLayout, records: NDArray[np.uint8], rows: NDArray[np.int64]) -> Tensor:
+    """The float32 values [n, dim] of ``records`` [n, record_bytes] with row numbers ``rows`` [n]."""
+    codes_and_range = torch.from_numpy(records)
+    if not len(rows):
+        return torch.zeros(0, layout.dim)
+    if layout.coding in FLOATS:
+        return codes_and_range.view(FLOATS[layout.coding]).float()
+    codes, ends = codes_and_range[:, :-_RANGE_BYTES], codes_and_range[:, -_RANGE_BYTES:].contiguous()
+    ranges = ends.view(torch.float16)
+    values = decode(EncodedRows(codes, ranges[:, 0], ranges[:, 1], 1.0, int(layout.coding), layout.dim))
+    units = torch.tensor(layout.units, dtype=torch.float32)[torch.from_numpy(rows // layout.block_rows)]
+    return values.mul_(units[:, None])  # a power of two: exact
+
+
+def record_bytes(dim: int, coding: str) -> int:
+    """Bytes of one record."""
+    return dim * FLOATS[coding].itemsize if coding in FLOATS else packed_bytes(dim, int(coding)) + _RANGE_BYTES
+
+
+SAMPLE_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class WrittenTable:
+    """The layout of a written table, its number of values that were not finite, and which rows were trained.
+
+    ``trained``: a bit for each row (``is_set``); None if the optimizer has no state that shows it.
+    """
+
+    layout: TableLayout
+    not_finite: int
+    trained: NDArray[np.uint8] | None
+
+
+def bits(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """``flags`` [n], eight in a byte."""
+    return np.packbits(flags, bitorder="little")
+
+
+def is_set(packed: NDArray[np.uint8], places: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Which of the bits at ``places`` [n] are set."""
+    return (packed[places >> 3] >> (places & 7).astype(np.uint8) & 1).astype(bool)
+
+
+def write_table(
+    draft: Draft, readers: Sequence[ChainReader], table: str, coding: str, window_bytes: int = WINDOW_BYTES
+) -> WrittenTable:
+    """Write ``table`` as ``tables/<table>.rows``: each row as in the checkpoints of ``readers``, side by side.
+
+    ``window_bytes``: float32 bytes of a checkpoint in memory at a time.
+
+    Values that are not finite are written as 0 and counted; the gate holds such a version.
+    """
+    rows, dim = readers[0].tables[table].rows, sum(reader.tables[table].dim for reader in readers)
+    name, size = f"tables/{quote(table, safe='')}.rows", record_bytes(dim, coding)
+    units: list[float] = []
+    block_rows, bad, quantiser = rows, 0, None
+    trained = np.zeros(rows, bool) if readers[0].states(table) else None
+    with draft.open(name) as sink:
+        for windows in zip(*(reader.windows(table, window_bytes) for reader in readers), strict=True):
+            first = windows[0]
+            weight = first.weight if len(windows) == 1 else torch.cat([each.weight for each in windows], dim=1)
+            if not (finite := torch.isfinite(weight)).all():
+                bad += int((~finite).sum())
+                weight = torch.where(finite, weight, 0.0)
+            if coding in FLOATS:
+                records = weight.to(FLOATS[coding]).contiguous().view(torch.uint8)
+            else:
+                quantiser = quantiser or choose_coding(_sample(weight), int(coding))
+                records, unit = _coded(weight, quantiser)
+                block_rows = len(weight) if not units else block_rows
+                units.append(unit)
+            if trained is not None:
+                trained[first.row : first.row + len(weight)] = np.any([_moved(each.state) for each in windows], axis=0)
+            sink.write(records.numpy().data)
+    layout = TableLayout(
+        file=name, rows=rows, dim=dim, coding=coding, record_bytes=size, block_rows=block_rows, units=units
+    )
+    return WrittenTable(layout, bad, None if trained is None else bits(trained))
+
+
+def _coded(weight: Tensor, quantiser: Coding) -> tuple[Tensor, float]:
+    """The records [n, bytes] of a block of rows, and its unit."""
+    coded = encode(weight, quantiser)
+    ends = torch.stack([coded.low, coded.span], dim=1).view(torch.uint8)
+    return torch.cat([coded.codes, ends], dim=1), coded.unit
+
+
+def _sample(weight: Tensor) -> Tensor:
+    """Rows spread over a block, for choosing the quantiser's search."""
+    return weight[:: max(1, len(weight) // SAMPLE_ROWS)].contiguous()
+
+
+def _moved(states: Mapping[str, Tensor]) -> NDArray[np.bool_]:
+    """Which rows [n] were trained: their optimizer state is not all zero."""
+    moved = [(state.numpy() != 0).reshape(len(state), -1).any(axis=1) for state in states.values()]
+    return np.asarray(np.logical_or.reduce(moved))
+
 
 Records = NDArray[np.uint8]
 _MOST_CREDIT = 15

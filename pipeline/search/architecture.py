@@ -1,14 +1,22 @@
-"""The architecture's parameters: a distribution over the choices of each decision, and draws from it."""
+"""The architecture's parameters: a distribution over the choices of each decision, draws from it, and their costs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pipeline.records import Price
 from pipeline.specs.search_part import Decision
+
+
+def first_values(widths: Sequence[int], size: int) -> Tensor:
+    """For each of ``widths`` a row of ``size`` values: 1 for its first ones, then 0 (FBNetV2, arXiv 2004.05565)."""
+    return (torch.arange(size) < torch.tensor(widths)[:, None]).float()
+
 
 Gates = Mapping[str, Tensor]  # by decision, 1 for the choice that was drawn and 0 for the others: [choices]
 FARTHEST = 5.0  # difference of measured choices' logits, so that one which seems poor is drawn at times, and learns
@@ -83,3 +91,54 @@ class Choices(nn.Module):
 
     def _gates(self, rows: Tensor) -> Gates:
         return {each.name: row[:n] for each, row, n in zip(self.decisions, rows, self.sizes, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """The cost term, linear in the probabilities: ``start + sum(table * probabilities)``."""
+
+    start: float
+    table: Tensor
+
+    def expected(self, probabilities: Tensor) -> Tensor:
+        """The expected cost of ``probabilities`` [decisions, most choices]."""
+        return self.start + (self.table * probabilities).sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossWeights:
+    """How much log loss the whole original model's predicted step (``ms``) and its tables' ``bytes`` weigh."""
+
+    ms: float
+    bytes: float
+
+    def of(self, price: Price, original: Price) -> float:
+        """The cost of ``price`` beside the ``original``."""
+        return self.ms * price.step_ms / original.step_ms + self.bytes * price.total / max(original.total, 1)
+
+
+def tabulate(
+    decisions: Sequence[Decision],
+    at: Mapping[str, Any],
+    price: Callable[[Mapping[str, Any]], Price],
+    weights: LossWeights,
+    original: Price,
+) -> Costs:
+    """The costs around the choices ``at``: of each other choice, with all other decisions as they are.
+
+    ``price``: of a configuration by its choices. Decisions that are priced alike are priced once.
+    """
+    most = max(len(each.choices) for each in decisions)
+    around = weights.of(price(at), original)
+    known: dict[Any, list[float]] = {}
+    rows = []
+    for each in decisions:
+        key = (each.priced_as, at[each.name])
+        if key not in known:
+            others = [
+                around if choice == at[each.name] else weights.of(price({**at, each.name: choice}), original)
+                for choice in each.choices
+            ]
+            known[key] = [cost - around for cost in others]
+        rows.append(known[key] + [0.0] * (most - len(each.choices)))
+    return Costs(start=around, table=torch.tensor(rows))

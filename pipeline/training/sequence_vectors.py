@@ -1,23 +1,74 @@
-"""From the embeddings of events to the vectors of sequences, beside the pooled embeddings of their tables."""
+"""From the embeddings of events to the vectors of sequences, on a bounded number of events at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from pipeline.config import ModelConfig
 from pipeline.embeddings.event_lookups import EventLookups, event_lookups
 from pipeline.models.sequence_encoders import build_sequences
 from pipeline.records import DatasetSchema
-from pipeline.training.event_parts import in_parts
+
+Part = tuple[int, int]  # samples, events
+
+
+def encode_in_parts(
+    vector: nn.Module,
+    most: int | None,
+    columns: Sequence[Tensor],
+    rows: Tensor,
+    candidates: Sequence[Tensor | None],
+    samples: int,
+) -> Tensor:
+    """What the ``SequenceVector`` gives of all ``samples``, [B, D], working on ``most`` events at a time (None: all).
+
+    Sums over samples, as in the gradients of parameters, are added up in another order; the rest is the same.
+    """
+    if most is None or len(rows) <= most:
+        vectors: Tensor = vector(columns, rows, candidates, samples)
+        return vectors
+    parts = split_samples(torch.bincount(rows, minlength=samples).cpu().numpy(), most)
+    counts, events = [part[0] for part in parts], [part[1] for part in parts]
+    # One split, not slices: the gradients of its parts are joined once.
+    by_column = [column.split(events) for column in columns]
+    by_candidate = [[None] * len(parts) if each is None else each.split(counts) for each in candidates]
+    firsts = np.cumsum([0, *counts])
+    found = []
+    for number, (own, first) in enumerate(zip(rows.split(events), firsts[:-1].tolist(), strict=True)):
+        given = ([each[number] for each in by_column], own - first, [each[number] for each in by_candidate])
+        found.append(_again(vector, *given, counts[number]))
+    return torch.cat(found)
+
+
+def split_samples(lengths: np.ndarray, most: int) -> list[Part]:
+    """Consecutive samples of these ``lengths``, at most ``most`` events in all and at least one sample a part."""
+    ends, parts, start = np.cumsum(lengths), list[Part](), 0
+    while start < len(lengths):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(ends, before + most, side="right")), start + 1)
+        parts.append((stop - start, int(ends[stop - 1]) - before))
+        start = stop
+    return parts
+
+
+def _again(
+    vector: nn.Module, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], samples: int
+) -> Tensor:
+    """The vectors of a part, with activations that the backward pass computes again, from the same random state."""
+    if not torch.is_grad_enabled():
+        return vector(columns, rows, candidates, samples)  # type: ignore[no-any-return]
+    return checkpoint(vector, columns, rows, candidates, samples, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
-class Taken:
+class LookedUpEmbeddings:
     """Embeddings by name: ``pooled`` [b, w] of features, ``events`` [n, w] of columns; b is ``samples``."""
 
     samples: int
@@ -44,7 +95,7 @@ class SequenceEncoders(nn.Module):
         lookups = event_lookups(schema)
         return None if lookups is None else SequenceEncoders(schema, lookups, self.vectors, self._most)
 
-    def take(self, looked_up: KeyedTensor, samples: int, events: Sequence[Tensor]) -> Taken:
+    def take(self, looked_up: KeyedTensor, samples: int, events: Sequence[Tensor]) -> LookedUpEmbeddings:
         """The embeddings that the lookup of ``Batch.lookups`` gave, by what they are of."""
         counts = dict(zip(self._columns, (len(each) for each in events), strict=True))
         tables, start = looked_up.to_dict(), 0
@@ -55,11 +106,11 @@ class SequenceEncoders(nn.Module):
             into = single if segment.sequence else pooled
             into |= {name: tables[table][start:stop] for table, name in segment.columns.items()}
             start = stop
-        return Taken(samples, pooled, single)
+        return LookedUpEmbeddings(samples, pooled, single)
 
-    def forward(self, taken: Taken, events: Sequence[Tensor]) -> Tensor:
+    def forward(self, taken: LookedUpEmbeddings, events: Sequence[Tensor]) -> Tensor:
         vectors = [
-            in_parts(
+            encode_in_parts(
                 self.vectors[name],
                 self._most,
                 [taken.events[column] for column in columns],
@@ -72,7 +123,7 @@ class SequenceEncoders(nn.Module):
         return torch.stack(vectors, dim=1)
 
 
-def histories_of(
+def build_sequence_encoders(
     model: ModelConfig, schema: DatasetSchema, seed: int, most: int | None = None
 ) -> SequenceEncoders | None:
     """The module of the sequences of ``schema``; None where it has none. ``most``: ``train.max_events``."""

@@ -1,0 +1,274 @@
+"""The optimizers of a training: groups of parameters, clipping, LAMB, averages of weights, and all of them as one."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from pipeline.config import TrainConfig
+from pipeline.config.train import AverageConfig
+from pipeline.embeddings.fused_optimizer import clip_table_gradients, replica_optimizer, set_sparse_lr
+from pipeline.embeddings.tables import dense_parameters
+from pipeline.embeddings.workers import Workers
+from pipeline.errors import ConfigError
+from pipeline.specs.optimizers import ParameterGroup
+from pipeline.towers.transform import TowerEmbeddings
+from pipeline.training.lr_schedule import cycled
+
+
+class DenseClip:
+    """Scales the gradients of ``parameters`` so that their L2 norm is ``limit`` at most.
+
+    Call it once gradients are averaged over the ranks. ``towers``: a rank has gradients of its own towers' modules
+    only, so the squares are added up over all tower hosts; then the call is collective. Nothing waits for the device.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], limit: float, towers: TowerEmbeddings | None = None) -> None:
+        self._limit, self._parameters = limit, list(parameters)
+        self._away = {id(p) for p in towers.apart_parameters()} if towers is not None else set()
+        self._apart = bool(self._away) and dist.get_world_size() > 1
+        self._counts = towers is None or dist.get_rank() == towers.groups.tower_ranks[0]
+
+    def __call__(self) -> None:
+        gradients = {id(p): p.grad for p in self._parameters if p.grad is not None}
+        if gradients:
+            clip_grads_with_norm_(self._parameters, self._limit, self._norm(gradients))
+
+    def _norm(self, gradients: dict[int, Tensor]) -> Tensor:
+        if not self._apart:
+            return get_total_norm(list(gradients.values()))
+        shared, own = ([g for key, g in gradients.items() if (key in self._away) is away] for away in (False, True))
+        device = self._parameters[0].device
+        # In double precision: a norm that float32 holds may have a square that it does not.
+        towers = get_total_norm(own).to(device, torch.float64).square() * float(self._counts)
+        dist.all_reduce(towers)
+        return (get_total_norm(shared).to(device, torch.float64).square() + towers).sqrt().float()
+
+
+_SHOWN = 12
+
+
+def dense_groups(dense: Mapping[str, nn.Parameter], train: TrainConfig) -> list[ParameterGroup]:
+    """The groups of the parameters ``dense``, by name: those of no pattern first, then by pattern in their order.
+
+    The first pattern that matches a name counts. ConfigError for a pattern that is left without a parameter.
+    """
+    members: dict[str, list[nn.Parameter]] = {"": [], **{pattern: [] for pattern in train.dense_groups}}
+    for name, parameter in dense.items():
+        members[next((p for p in train.dense_groups if fnmatchcase(name, p)), "")].append(parameter)
+    groups = [ParameterGroup(members.pop(""), train.lr, train.weight_decay)]
+    for pattern, parameters in members.items():
+        if not parameters:
+            raise _unmatched(pattern, list(dense), list(train.dense_groups))
+        own = train.dense_groups[pattern]
+        lr = train.lr if own.lr is None else own.lr
+        decay = train.weight_decay if own.weight_decay is None else own.weight_decay
+        groups.append(ParameterGroup(parameters, lr, decay))
+    return [group for group in groups if group.parameters]
+
+
+def _unmatched(pattern: str, names: list[str], patterns: list[str]) -> ConfigError:
+    hidden = any(fnmatchcase(name, pattern) for name in names)
+    why = "matches only parameters that a pattern before it has" if hidden else "matches no dense parameter"
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    near = difflib.get_close_matches(pattern, names, 1, 0.0)[0]
+    other = f"put it before {patterns[0]!r}" if hidden else f"'train.dense_groups={{\"{near}\": {{lr: 0.001}}}}'"
+    return ConfigError(
+        f"train.dense_groups: {pattern!r} {why}; the model has: {', '.join(names[:_SHOWN])}{more}", hint=other
+    )
+
+
+AVERAGE, COUNT = "average", "averaged"
+
+
+def steps_before(config: AverageConfig, total: int) -> int:
+    """Steps of a training of ``total`` steps after which the average takes in weights for the first time."""
+    return min(math.ceil(config.start * total), max(total - 1, 0))
+
+
+class Average:
+    """The average of ``parameters`` in the state of ``optimizer``; ``total``: steps planned."""
+
+    def __init__(
+        self, config: AverageConfig, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], total: int
+    ) -> None:
+        self._config, self._optimizer, self._parameters = config, optimizer, list(parameters)
+        self._first = steps_before(config, total)
+
+    @property
+    def first(self) -> int:
+        """The training step (from 1) after which it takes in weights for the first time."""
+        return self._first + 1
+
+    @torch.no_grad()
+    def take(self, step: int) -> None:
+        """Take in the weights after training step ``step`` (from 0), where it is one of those that count."""
+        past = step - self._first
+        if past < 0 or past % self._config.every:
+            return
+        learning = [p for p in self._parameters if p.grad is not None or not p.requires_grad]
+        states = [self._optimizer.state[parameter] for parameter in learning]
+        for state, parameter in zip(states, learning, strict=True):
+            # At the first step anew: a training that was planned shorter has begun its average too early.
+            if AVERAGE not in state or not past:
+                state[AVERAGE], state[COUNT] = parameter.detach().clone(), 0
+            # Averages of older checkpoints have no number; it is that of a training that never went back.
+            state[COUNT] = state.get(COUNT, past // self._config.every) + 1
+        swa = self._config.kind == "swa"
+        shares: dict[float, list[int]] = {}
+        for place, state in enumerate(states):
+            shares.setdefault(1.0 / state[COUNT] if swa else 1.0 - self._config.decay, []).append(place)
+        for share, places in shares.items():
+            kept, now = [states[i][AVERAGE] for i in places], [learning[i].detach() for i in places]
+            torch._foreach_lerp_(kept, now, share)
+
+    def restart(self, steps: int) -> None:
+        """After ``steps`` steps of this training: without an average where it has not begun, whatever a former left."""
+        if steps <= self._first:
+            drop_averages(self._optimizer)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the weights with their averages, where there are any; again, and all is as before."""
+        for parameter in self._parameters:
+            average = self._optimizer.state[parameter].get(AVERAGE)
+            if average is not None:
+                former = parameter.detach().clone()
+                parameter.copy_(average)
+                average.copy_(former)
+
+
+def drop_averages(optimizer: torch.optim.Optimizer) -> None:
+    """Forget the averages in the state of ``optimizer``, which belong to another training."""
+    for state in optimizer.state.values():
+        state.pop(AVERAGE, None)
+        state.pop(COUNT, None)
+
+
+class LambSteps(torch.optim.Optimizer):
+    """r = corrected m / (sqrt(corrected v) + eps) + decay * w; w -= lr * |w| / |r| * r, by parameter.
+
+    The ratio is 1 where either norm is 0, as of a new bias. Vectors (biases, norms' scales) are layers too.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {"lr": 0.0, "betas": betas, "eps": eps, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Apply the gradients."""
+        for group in self.param_groups:
+            learning = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if learning:
+                self._step(group, learning)
+
+    def _step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        for parameter in parameters:
+            if "step" not in self.state[parameter]:
+                zeros = (torch.zeros_like(parameter) for _ in range(2))
+                self.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True))
+                self.state[parameter]["step"] = torch.zeros(())
+        states = [self.state[parameter] for parameter in parameters]
+        means, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        (beta1, beta2), lr, decay = group["betas"], group["lr"], group["weight_decay"]
+        for state in states:
+            state["step"] += 1
+        steps = [state["step"].item() for state in states]
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        spreads = torch._foreach_div(squares, [1 - beta2**step for step in steps])
+        torch._foreach_sqrt_(spreads)
+        torch._foreach_add_(spreads, group["eps"])
+        moves = torch._foreach_div(means, [1 - beta1**step for step in steps])
+        torch._foreach_div_(moves, spreads)
+        if decay:
+            torch._foreach_add_(moves, parameters, alpha=decay)
+        norms = zip(torch._foreach_norm(parameters), torch._foreach_norm(moves), strict=True)
+        ratios = [torch.where((weight > 0) & (move > 0), weight / move, 1.0) for weight, move in norms]
+        torch._foreach_mul_(moves, ratios)
+        torch._foreach_add_(parameters, moves, alpha=-lr)
+
+
+class Optimizers:
+    """What TorchRec's pipelines call: ``zero_grad`` before the backward pass, ``step`` after it.
+
+    Tables learn inside the backward pass. Only data-parallel tables learn in ``step``, by ``tables`` (None without
+    any), as the dense part does by ``dense``. ``total``: steps planned; the schedule ends with the last one.
+    ``towers``: their modules' gradients differ between the ranks. ``workers``: the ranks with samples (None: all).
+    ``scale``: a factor of both learning rates besides the schedule's, which begins anew every ``cycle`` steps (None: it
+    spans all). ``before``: called before each step.
+    """
+
+    def __init__(
+        self,
+        dmp: DistributedModelParallel,
+        config: TrainConfig,
+        total: int,
+        towers: TowerEmbeddings | None = None,
+        workers: Workers | None = None,
+    ) -> None:
+        self._dmp, self._config, self._total = dmp, config, total
+        named, clip = dense_parameters(dmp), config.clip
+        parameters, groups = list(named.values()), dense_groups(named, config)
+        own = towers.apart_parameters() if towers is not None else []
+        if workers is not None and workers.remote:  # only workers have gradients
+            own = parameters
+        self.dense = config.dense_spec.build(groups, own)
+        self._rates = [group.lr for group in groups]
+        self._clip = DenseClip(parameters, clip.dense_norm, towers) if clip.dense_norm is not None else None
+        if clip.table_value is not None:
+            clip_table_gradients(dmp, clip.table_value)
+        self._factor, self._step = 0.0, 0
+        self.scale, self.cycle = 1.0, cast("int | None", None)
+        self.before: Callable[[], None] | None = None
+        self.average = Average(config.average, self.dense, parameters, total) if config.average.active else None
+        self.tables = replica_optimizer(dmp)
+        self._parts = [self.dense, *([self.tables] if self.tables else [])]
+
+    def set_step(self, step: int) -> float:
+        """Set the learning rates for training step ``step`` (from 0); returns ``train.lr`` times its factor."""
+        self._step, factor = step, cycled(self._config, step, self._total, self.cycle) * self.scale
+        for group, rate in zip(self.dense.param_groups, self.rates(step), strict=True):
+            group["lr"] = rate
+        if factor != self._factor:
+            self._factor = factor
+            set_sparse_lr(self._dmp, self._config.sparse_lr * factor, factor)
+        return self._config.lr * factor
+
+    def rates(self, step: int) -> list[float]:
+        """The learning rates of the dense part's parameter groups in training step ``step``."""
+        factor = cycled(self._config, step, self._total, self.cycle) * self.scale
+        return [rate * factor for rate in self._rates]
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of the last step."""
+        for part in self._parts:
+            part.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """Apply the gradients of the last backward pass."""
+        if self.before is not None:
+            self.before()
+        if self._clip is not None:
+            self._clip()
+        for part in self._parts:
+            part.step()
+        if self.average is not None:
+            self.average.take(self._step)
+
+    def gather(self) -> None:
+        """Bring the dense optimizer's whole state to rank 0, where the ranks share it. Collective."""
+        gather = getattr(self.dense, "gather", None)
+        if gather is not None:
+            gather()

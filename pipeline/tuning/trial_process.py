@@ -1,0 +1,138 @@
+"""A trial of a study: its process as the tuner starts it, and its own side, which asks the study whether to go on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.errors import FullDiskError, FullScratchError, NightjarError, TrialEndedError, exit_code_of, is_full
+from pipeline.logs import level_arguments
+from pipeline.records.record import read
+from pipeline.records.study import TRYING, TrialRecord, trial_path
+from pipeline.specs.stage import StageIO
+from pipeline.store import Store
+
+_SAID = "nightjar: "
+FULL_DISK = 64  # added to the exit code of a trial that found a disk full
+_FULL = (FULL_DISK + FullDiskError.exit_code, FULL_DISK + FullScratchError.exit_code)
+
+
+def trial_code(error: BaseException) -> int:
+    """The exit code of a trial's process for ``error``: its own, and FULL_DISK more where a disk is full."""
+    if not is_full(error):
+        return exit_code_of(error)
+    return FULL_DISK + (FullDiskError.exit_code if isinstance(error, OSError) else exit_code_of(error))
+
+
+def found_full(code: int) -> bool:
+    """Whether a trial with exit code ``code`` found a disk full; a shell's 126 and 127 say something else."""
+    return code in _FULL
+
+
+def full_disk(code: int, message: str) -> NightjarError:
+    """The error that ends the study of a trial with exit code ``code``, which found a disk full."""
+    kind = FullScratchError if code - FULL_DISK == FullScratchError.exit_code else FullDiskError
+    return kind(message, hint="free space there; the same command continues the study with this trial")
+
+
+class TrialProcess:
+    """The launcher of a trial's run with ``overrides``; its output goes to file ``log``."""
+
+    def __init__(self, overrides: Sequence[str], config_dir: str | None, log: Path) -> None:
+        directory = ["--config-dir", config_dir] if config_dir is not None else []
+        command = [sys.executable, "-m", "pipeline.cli", "trial", "--tuner", str(os.getpid()), *level_arguments()]
+        self.log = log
+        with log.open("ab") as sink:  # a session of its own: Ctrl-C reaches it through the tuner
+            self._process = subprocess.Popen(
+                [*command, *directory, *overrides],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+
+    def exit_code(self) -> int | None:
+        """Its exit code, 128 and more for a signal; None while it runs."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def stop(self, number: int) -> None:
+        """Send it the signal ``number``."""
+        self._process.send_signal(number)
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        self._process.wait()
+
+    def kill(self) -> None:
+        """End it at once, and with it what it started on this machine."""
+        self._process.kill()
+        self._process.wait()
+
+    def error(self) -> str:
+        """The first line of the error that it ended with; the last line that it wrote where that says none."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        errors = [line.removeprefix(_SAID) for line in lines if line.startswith(_SAID)]
+        return errors[-1] if errors else lines[-1] if lines else "it said nothing"
+
+
+LOCAL_SECONDS, REMOTE_SECONDS = 0.05, 1.0  # between two looks at a file of the study
+log = logging.getLogger(__name__)
+
+
+def poll_seconds(store: Store) -> float:
+    """Seconds between two looks at a file of ``store``."""
+    return LOCAL_SECONDS if store.is_local else REMOTE_SECONDS
+
+
+def on_trial(config: Config, store: Store, io: StageIO) -> StageIO:
+    """``io`` of a run, which asks its study at every look if the run is a trial."""
+    if config.tune.trial is None:
+        return io
+    return replace(io, interval=Asking(config, store, io).interval)
+
+
+class Asking:
+    """Asks the study of a trial. ``io``: where the records of training go first."""
+
+    def __init__(self, config: Config, store: Store, io: StageIO) -> None:
+        assert config.tune.trial is not None
+        self.study, self.number = config.tune.study or config.data.name, config.tune.trial
+        self.seconds, self.store, self.io = config.tune.answer_seconds, store, io
+        self._asks_at = 0
+
+    def interval(self, record: dict[str, Any]) -> None:
+        """Pass ``record`` on; after a look, wait for the answer. TrialEndedError where the study ends the trial."""
+        self.io.interval(record)
+        looked = "validation_ne" in record and record["step"] < record["steps_total"]
+        if looked and record["samples"] >= self._asks_at:
+            self.io.close()  # writes what an object store has not got yet
+            self._wait(record)
+
+    def _wait(self, record: Mapping[str, Any]) -> None:
+        last = time.monotonic() + self.seconds
+        while (answer := self._answer(record)) is None:
+            if time.monotonic() >= last:
+                log.warning("study %s has not answered after step %s: training goes on", self.study, record["step"])
+                return
+            time.sleep(poll_seconds(self.store))
+        self._asks_at = answer.asks_at
+        if answer.state != TRYING:
+            raise TrialEndedError(
+                f"study {self.study!r} ended trial {self.number} after step {record['step']:,} of "
+                f"{record['steps_total']:,}: validation NE {record['validation_ne']:.5f}, other trials are better",
+                hint="tune.pruner=none lets every trial train in full",
+            )
+
+    def _answer(self, record: Mapping[str, Any]) -> TrialRecord | None:
+        """The trial's record once it says what follows from this look."""
+        known = read(TrialRecord, self.store, trial_path(self.study, self.number))
+        return known if known.state != TRYING or known.asks_at > record["samples"] else None
