@@ -86,7 +86,7 @@ def _evaluated(folder: Path, config: Config, checkpoint: str, share: float) -> d
 def _rank(rank: int, world: int, place: Path, config: Config, checkpoint: str, share: float) -> None:
     import torch.distributed as dist
 
-    from pipeline.evaluation import evaluate, metrics
+    from pipeline.evaluation import evaluate, reliability
     from pipeline.stages.read import read_towers
     from pipeline.training.predict import predict
     from pipeline.training.settings import PredictionSettings
@@ -102,7 +102,7 @@ def _rank(rank: int, world: int, place: Path, config: Config, checkpoint: str, s
         found = predict(PredictionSettings.of(config), store, inputs["ingest"], plan, checkpoint, towers)
         if found is not None:
             figures = evaluate(found.labels, found.logits, found.true_probability)
-            curve = metrics(found.labels, found.logits)
+            curve = reliability(found.labels, found.logits)
             said = json.dumps([figures, curve.to_json()], sort_keys=True).encode()
             digest = hashlib.sha256(found.logits.tobytes() + said).hexdigest()
         took = {"seconds": time.process_time() - spent, "wall": time.perf_counter() - began}

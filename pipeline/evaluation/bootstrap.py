@@ -23,6 +23,7 @@ SUMS = ("rows", "clicks", "loss", "predicted", "above", "below")
 CONFIDENCE, REPLICATES, BLOCKS = 0.95, 400, 1000
 # Blocks with rows of the rarer class: with fewer, replicates often draw none of them, and their spread says little.
 FEWEST = 30
+LOSS_PARTS = 100  # blocks of ``loss_parts``
 
 
 @dataclass(frozen=True)
@@ -172,14 +173,12 @@ def difference(ours: Resampled, theirs: Resampled) -> Resampled:
     return Resampled(ours.point - theirs.point, ours.replicates - theirs.replicates)
 
 
-LOSS_PARTS = 100
-
-
 def loss_parts(
     labels: NDArray[np.floating], logits: NDArray[np.floating], weights: NDArray[np.floating] | None = None
 ) -> list[float]:
     """What each of ``LOSS_PARTS`` blocks of rows, one behind the other, adds to the mean log loss (nats per row).
 
+    With them of two models one can tell later whether their NE differ by chance (``tuning.significance``).
     ``labels``, ``logits`` and ``weights`` (None: 1 each) [n]; fewer parts where there are fewer rows.
     """
     values, clicked = logits.astype(np.float64), labels == 1

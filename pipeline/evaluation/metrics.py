@@ -1,7 +1,8 @@
-"""NE, AUC, log loss and calibration over all evaluated rows, in float64, exact and independent of row order.
+"""Figures of predictions over all evaluated rows, in float64, exact and independent of row order.
 
-Every figure is computed from two sorted arrays, the logits of the clicked rows and those of the others. Two
-orders of the same rows give the same two arrays, so they give the same bits, whatever the world size was.
+NE, AUC, log loss and calibration are computed from two sorted arrays, the logits of the clicked rows and those of the
+others. Two orders of the same rows give the same two arrays, so they give the same bits, whatever the world size was.
+Beside them: the reliability curve, figures of numbers (counts, values), and those of further tasks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ BLOCK_ROWS = 1 << 20
 NEAREST_TO_ONE = 1.0 - 2.0**-25
 NEAREST_TO_ZERO = float(np.finfo(np.float32).tiny)
 Rate = TypeVar("Rate", float, NDArray[np.float64])
+Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ def _weighted_auc(clicked: NDArray[np.bool_], ordered: NDArray[np.floating], wei
 def reliability(
     labels: ArrayLike, logits: ArrayLike, bins: int = 20, weights: NDArray[np.floating] | None = None
 ) -> Curve:
-    """Mean predicted probability, observed click rate and rows of each bin, by rising prediction.
+    """Mean predicted probability, observed click rate and rows of each bin, by rising prediction: a calibration plot.
 
     ``labels`` [n], ``logits`` [n]; bins hold about n / ``bins`` rows each. Rows with the same logit share a bin, so
     there may be fewer bins. The same for any order of the rows. With ``weights`` [n], means are weighted, and rows
@@ -288,9 +290,6 @@ def _bin_starts(values: np.ndarray, bins: int) -> np.ndarray:
     """First index of each bin of sorted ``values``: equal cuts, moved back to the first of a run of equal values."""
     cuts = np.arange(min(bins, len(values))) * len(values) // min(bins, len(values))
     return np.unique(np.searchsorted(values, values[cuts], side="left"))
-
-
-Floats = NDArray[np.floating]
 
 
 def evaluate_numbers(labels: Floats, predictions: Floats, weights: Floats | None = None) -> dict[str, float]:

@@ -268,7 +268,10 @@ def in_order(work: Callable[[A], B], items: Iterator[A], workers: int) -> Genera
 
 
 class Numbering:
-    """Lines of its file before each part, as far as its blocks were counted, in order; remembered for another count."""
+    """Lines of its file before each part, as far as its blocks were counted, in order; remembered for another count.
+
+    A later part's lines have their numbers only once those before it are counted.
+    """
 
     def __init__(self) -> None:
         self._before: dict[int, int] = {}  # of a part

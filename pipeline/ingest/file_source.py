@@ -148,7 +148,7 @@ _MISSING = "__HIVE_DEFAULT_PARTITION__"  # what stands for no value
 
 
 def partition_values(path: str) -> dict[str, str | None]:
-    """The values of the partitions that ``path`` lies in, by column; None where missing."""
+    """The values of Hive's partitions (folders ``name=value``) that ``path`` lies in, by column; None where missing."""
     folders = (folder.partition("=") for folder in path.split("/")[:-1])
     return {unquote(name): None if value == _MISSING else unquote(value) for name, mark, value in folders if mark}
 

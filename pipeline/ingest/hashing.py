@@ -1,4 +1,4 @@
-"""Stable 64-bit hashes: of ids (xxhash64 of their UTF-8 bytes, seed per feature) and of whole rows."""
+"""Stable 64-bit hashes: of ids (xxhash64 of their UTF-8 bytes, seed per feature), of events' keys and of whole rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids: fields to 64-bit hashes, one or several a row, with their weights; numbers as ids."""
+"""Ids: fields to 64-bit hashes, one or several a row, with their weights; numbers as ids; crosses of columns."""
 
 from __future__ import annotations
 
@@ -238,6 +238,9 @@ def cross_text(
     raw: pl.DataFrame, texts: dict[str, pl.Series], feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.Series:
     """The id of each row, or of a cross of a list what is crossed with its elements: null where a part is missing.
+
+    The id of a cross is the text of its parts, so its hash is the same in every dataset, record and release. A number
+    is taken as text, or as its bin between bounds that the configuration names.
 
     ``texts``: of the raw columns that are no lists. Rows are rejected where a column holds lists instead of one value.
     """

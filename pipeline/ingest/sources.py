@@ -264,7 +264,11 @@ class Decompressor(Protocol):
 
 
 class Streams(io.RawIOBase):
-    """The text of all streams of ``source``; what ``new`` raises where one is damaged, EOFError where one is cut off.
+    """The text of all compressed streams of ``source``, one after the other, as ``cat a.xz b.xz`` makes them.
+
+    Raises what ``new`` raises where one is damaged, EOFError where one is cut off. Python's own readers end at the
+    first byte after a stream that begins no other one. They so drop, unsaid, what lies behind the padding that xz
+    allows between streams, and behind a stream whose first bytes are damaged.
 
     Bytes 0 between them, and at the end, are padding.
     """

@@ -13,6 +13,9 @@ import polars as pl
 
 from pipeline.errors import FullDiskError, is_full
 
+_PARTITION_BITS = 8
+_WAITING_ROWS = 1 << 21  # of ``KeyPartitions``, in memory before they are written
+
 
 class Spill:
     """Blocks in order, in a temporary file without a name: gone with this object, even if the process is killed."""
@@ -63,12 +66,12 @@ class Spill:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-_PARTITION_BITS = 8
-_WAITING_ROWS = 1 << 21
-
-
 class KeyPartitions:
-    """Frames of the same columns, one of them ``key`` (UInt64)."""
+    """Frames of the same columns, one of them ``key`` (UInt64): all rows of a key meet in one partition.
+
+    Keys are hashes, so partitions are alike in size. What stays in memory is a few million rows that wait, and what a
+    caller holds of one partition.
+    """
 
     def __init__(self) -> None:
         self._spill = Spill()

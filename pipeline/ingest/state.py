@@ -366,7 +366,7 @@ def _frame(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | None:
 
 
 def make_profile(spec: DataSpec, fit: Fit, state: FittedState) -> Profile:
-    """Profile of a fitted log; every share is of train rows or train lookups."""
+    """``profile.json`` of a fitted log, for the planner and people; every share is of train rows or train lookups."""
     rows, positives = fit.rows, fit.positives
     return Profile(
         rows=rows,

@@ -1,4 +1,10 @@
-"""The cost model: what a shard, the dense part and a whole step cost in ms, and what memory the dense part reserves."""
+"""The cost model: what a shard, the dense part and a whole step cost in ms, and what memory the dense part reserves.
+
+Every figure comes from ``HardwareConfig``; ``nightjar calibrate`` measures them all through the kernels used here, so
+the terms are those that measurement showed to matter: bytes of distinct rows (duplicates are served by processor
+caches), a fixed cost for every id, one for every table, one for every step, and links with latency and bandwidth.
+No torch but what counts the model (``models.costs``).
+"""
 
 from __future__ import annotations
 
@@ -12,10 +18,20 @@ from pipeline.records import PHASES, DatasetSchema, SequenceProfile
 from pipeline.records.scratch import write_amplification
 from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer, task_inputs
 
+FLOAT = 4
+LINE = 64  # bytes that memory moves at least: a processor's cache line
+PAGE = 4096  # bytes that a disk moves at least
+HOST_COPIES = 8  # bytes that host memory moves for each byte that changes places with a GPU
+BYTES_PER_MS = 1e6  # at 1 GB/s
+DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
+
 
 @dataclass(frozen=True)
 class EventLengths:
-    """``measured``: the lengths, by sequence. ``most``: events that a block takes at once (``train.max_events``)."""
+    """Lengths of histories that ingestion measured: time goes by the mean of a batch, memory by the 99th percentile.
+
+    ``measured``: the lengths, by sequence. ``most``: events that a block takes at once (``train.max_events``).
+    """
 
     measured: Mapping[str, SequenceProfile] = field(default_factory=dict)
     most: int | None = None
@@ -72,14 +88,6 @@ def _parts(events: EventLengths, sequence: str, longest: int, samples: int) -> f
 def _forward_share(block: BlockCosts) -> float:
     """The share of the forward pass in the cost of a block; a third, where it has no products."""
     return block.forward / block.flop if block.flop else 1 / 3
-
-
-FLOAT = 4
-LINE = 64  # bytes that memory moves at least: a processor's cache line
-PAGE = 4096  # bytes that a disk moves at least
-HOST_COPIES = 8  # bytes that host memory moves for each byte that changes places with a GPU
-BYTES_PER_MS = 1e6  # at 1 GB/s
-DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
 
 
 @dataclass(frozen=True, kw_only=True)

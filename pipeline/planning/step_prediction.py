@@ -2,6 +2,7 @@
 
 The plan of one group of tower hosts covers its tables, its ranks and their batch. The model's dense part is another:
 its ranking takes what all towers put out for one rank's samples, and its gradients are reduced over all hosts.
+``step_parts`` says what a predicted step is spent on, by what would make it shorter.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from pipeline.planning.reservations import dense_bytes, staged_row
 from pipeline.planning.shard_workload import ShardBlock, asked_of
 from pipeline.records import BESIDE_TRAINING, PHASES, Plan, TablePlan
 from pipeline.specs import ModelCosts, ModelInputs, task_inputs
+
+WITHIN, BETWEEN = "within_hosts", "between_hosts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +136,6 @@ def beyond_tower_ms(own: PlanInputs, hardware: HardwareConfig, crossing: Crossin
     for phase, count in values.items():
         phases[phase] = latency * (2 if phase == "input_exchange" else 1) + samples * count * FLOAT / rate
     return phases
-
-
-WITHIN, BETWEEN = "within_hosts", "between_hosts"
 
 
 def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[str, float]:

@@ -324,6 +324,10 @@ def _swap(store: Store, seen: Seen, current: Current, line: tuple[str, ...], ent
 def better_by_record(store: Store, model: str, incumbent: str, count: int) -> list[str]:
     """Of the last ``count`` versions up to ``incumbent``, those that scored better than it, best first.
 
+    Each gate record holds the paired change of NE from the version before it, on rows that both scored. The sums of
+    these changes compare versions of different days fairly; the NE of each version on its own day would compare the
+    days.
+
     Versions that were rolled back are left out. The line ends at a version that was forced through the gate, because
     that loss was accepted.
     """

@@ -1,4 +1,9 @@
-"""Tables of a published version: one file per table, one record per row; writing them and reading their rows."""
+"""Tables of a published version: one file per table, one record per row; written from a checkpoint, read in place.
+
+One read of a few dozen bytes brings a whole row. In coding 8 and 4, a record holds the codes, then low and span of the
+row's range as float16, relative to a power of two for each block of rows (``TableLayout.units``). In fp16 and fp32, it
+holds the values.
+"""
 
 from __future__ import annotations
 

@@ -113,6 +113,7 @@ def models(store: Store) -> list[str]:
 
 
 def _version(record: Record) -> References:
+    """What the manifest of a version refers to: its inputs, its run and its checkpoint."""
     made, summary = of_manifest(record), record.get("summary") or {}
     runs = run_of(summary.get("run")).union(*(run_of(path) for path in made.checkpoints))
     return made | References(keys=key_of(summary.get("dataset")), runs=runs)

@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from pipeline.records import Price
 from pipeline.specs.search_part import Decision
 
-
-def first_values(widths: Sequence[int], size: int) -> Tensor:
-    """For each of ``widths`` a row of ``size`` values: 1 for its first ones, then 0 (FBNetV2, arXiv 2004.05565)."""
-    return (torch.arange(size) < torch.tensor(widths)[:, None]).float()
-
-
 Gates = Mapping[str, Tensor]  # by decision, 1 for the choice that was drawn and 0 for the others: [choices]
 FARTHEST = 5.0  # difference of measured choices' logits, so that one which seems poor is drawn at times, and learns
+
+
+def first_values(widths: Sequence[int], size: int) -> Tensor:
+    """For each of ``widths`` a row of ``size`` values: 1 for its first ones, then 0 (FBNetV2, arXiv 2004.05565).
+
+    Masks of nested choices: narrower ones share the first values of wider ones.
+    """
+    return (torch.arange(size) < torch.tensor(widths)[:, None]).float()
 
 
 class Choices(nn.Module):
@@ -95,7 +97,10 @@ class Choices(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The cost term, linear in the probabilities: ``start + sum(table * probabilities)``."""
+    """The cost term, linear in the probabilities: ``start + sum(table * probabilities)``.
+
+    In the planner's units: predicted ms of a step and bytes by tier.
+    """
 
     start: float
     table: Tensor

@@ -20,7 +20,7 @@ Act = Callable[[Tensor, Gates], Tensor]
 
 
 class SuperNet(nn.Module):
-    """forward(dense [B, n], embeddings [B, F, D], gates) -> logits [B]; the tables are apart (``tables.Tables``).
+    """forward(dense [B, n], embeddings [B, F, D], gates) -> logits [B]; the tables are apart (``tables.SearchTables``).
 
     Places, in the order of the forward pass: ``dense`` [B, n], ``embeddings`` [B, F, D] as looked up, ``vectors``
     [B, F, D] behind each feature's projection, ``bottom_mlp layer <i>`` [B, w], ``bottom_mlp depth`` [layers, B, D],

@@ -155,7 +155,7 @@ def _count_served(
 
 
 def length_codes(columns: DecodedColumns, sequence: SequenceGroup) -> np.ndarray:
-    """A number for each row: 0 without events, else 1 + log2 of their number, rounded down."""
+    """A number for each row, by which slices are cut: 0 without events, else 1 + log2 of their number, rounded down."""
     lists = [columns.ragged[column.name] for column in sequence.columns]
     starts, lengths = lists[0].offsets[:-1], np.diff(lists[0].offsets)
     missing = np.all([each.values[starts] == MISSING_ROW for each in lists], axis=0)

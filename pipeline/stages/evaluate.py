@@ -42,7 +42,7 @@ class Evaluate(Stage):
         """Score the test rows with the final checkpoint on this rank; metrics, reliability and logits."""
         import numpy as np
 
-        from pipeline.evaluation import evaluate, metrics
+        from pipeline.evaluation import evaluate, reliability
         from pipeline.evaluation.bootstrap import evaluation_intervals
         from pipeline.evaluation.metrics import evaluate_tasks
         from pipeline.stages.attention_record import ATTENTION, attention_json
@@ -76,7 +76,7 @@ class Evaluate(Stage):
             tasks = read_dataset(store, inputs["ingest"])[0].tasks
             others = evaluate_tasks(tasks, predictions.tasks, predictions.logits, predictions.weights)
             figures["tasks"] = {name: each.to_json() for name, each in others.items()}
-        curve = metrics(predictions.labels, main, weights=predictions.weights)
+        curve = reliability(predictions.labels, main, weights=predictions.weights)
         with self.draft(store, step) as draft:
             draft.write_json("metrics.json", figures)
             draft.write_json("reliability.json", curve.to_json())

@@ -1,7 +1,7 @@
 """Global batches from Parquet, read ahead: the same rows in the same order for any number of ranks.
 
-``order.Deal`` says which rows a global batch has and which of them are this rank's; a rank decodes the row groups of
-its own rows. What is short is filled up with the rank's first row at weight 0.
+``sampler.BatchSampler`` says which rows a global batch has and which of them are this rank's; a rank decodes the row
+groups of its own rows. What is short is filled up with the rank's first row at weight 0.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pipeline.training.sampler import BatchSampler, Order
 from pipeline.training.shuffle_buffer import LaneReader, no_rows
 
 LOCAL_READERS, REMOTE_READERS = 2, 8  # threads: a disk answers at once, requests to an object store run side by side
+Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # lengths int32, values int32, weights of the values
 
 
 @dataclass
@@ -275,11 +276,11 @@ class _BatchBuilder:
         )
 
 
-Bags = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # lengths int32, values int32, weights of the values
-
-
 class EventBuilder:
-    """Makes ``Batch.lookups`` and ``Batch.events`` of taken rows. ``single_at``: where single-valued features are."""
+    """Makes ``Batch.lookups`` and ``Batch.events`` of taken rows: the rows of events' tables, and the sample of each.
+
+    ``single_at``: where single-valued features are.
+    """
 
     def __init__(self, lookups: EventLookups, schema: DatasetSchema, single_at: Mapping[str, int]) -> None:
         self._lookups, self._single_at = lookups, single_at
@@ -343,8 +344,9 @@ def _weights(bags: Bags) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Reads the last columns of ``Batch.extra``: row weights, then shares of kept rows, where the dataset has them.
+    """What a row counts for in the loss and in figures: its own weight, and rows without a click that were left out.
 
+    Reads the last columns of ``Batch.extra``: row weights, then shares of kept rows, where the dataset has them.
     ``sampled``: of the schema. With shares w the loss is either of logit - log w, the logit of the kept rows, so that
     the model's own logit is that of all rows; or rows without a click have weight 1 / w.
     """

@@ -24,9 +24,12 @@ from pipeline.specs.optimizers import ParameterGroup
 from pipeline.towers.transform import TowerEmbeddings
 from pipeline.training.lr_schedule import cycled
 
+AVERAGE, COUNT = "average", "averaged"  # of a parameter, in the state of the optimizer
+_SHOWN = 12  # names of parameters in a message
+
 
 class DenseClip:
-    """Scales the gradients of ``parameters`` so that their L2 norm is ``limit`` at most.
+    """Scales the gradients of ``parameters`` so that their L2 norm is ``limit`` at most (Pascanu et al., ICML'13).
 
     Call it once gradients are averaged over the ranks. ``towers``: a rank has gradients of its own towers' modules
     only, so the squares are added up over all tower hosts; then the call is collective. Nothing waits for the device.
@@ -54,13 +57,11 @@ class DenseClip:
         return (get_total_norm(shared).to(device, torch.float64).square() + towers).sqrt().float()
 
 
-_SHOWN = 12
-
-
 def dense_groups(dense: Mapping[str, nn.Parameter], train: TrainConfig) -> list[ParameterGroup]:
-    """The groups of the parameters ``dense``, by name: those of no pattern first, then by pattern in their order.
+    """The groups of the parameters ``dense`` (``train.dense_groups``): those of no pattern first, then by pattern.
 
-    The first pattern that matches a name counts. ConfigError for a pattern that is left without a parameter.
+    Patterns are of names, and the first one that matches counts. ConfigError for a pattern that is left without a
+    parameter.
     """
     members: dict[str, list[nn.Parameter]] = {"": [], **{pattern: [] for pattern in train.dense_groups}}
     for name, parameter in dense.items():
@@ -87,16 +88,21 @@ def _unmatched(pattern: str, names: list[str], patterns: list[str]) -> ConfigErr
     )
 
 
-AVERAGE, COUNT = "average", "averaged"
-
-
 def steps_before(config: AverageConfig, total: int) -> int:
     """Steps of a training of ``total`` steps after which the average takes in weights for the first time."""
     return min(math.ceil(config.start * total), max(total - 1, 0))
 
 
 class Average:
-    """The average of ``parameters`` in the state of ``optimizer``; ``total``: steps planned."""
+    """The average of ``parameters`` over the steps, a moving one or the plain mean (SWA: Izmailov et al., UAI'18).
+
+    It is part of the state of ``optimizer``, and so is the number of weights in a mean: checkpoints keep both, a
+    resumed training goes on with the same bits, and one that goes back to its best weights has the average of then.
+
+    Running statistics of batch norms, parameters without a gradient, are averaged alike: the last step's would belong
+    to other weights. That is PyTorch's ``AveragedModel(use_buffers=True)``. The paper's further pass over the rows
+    would have to be made wherever averaged weights are validated. ``total``: steps planned.
+    """
 
     def __init__(
         self, config: AverageConfig, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], total: int
@@ -155,9 +161,10 @@ def drop_averages(optimizer: torch.optim.Optimizer) -> None:
 
 
 class LambSteps(torch.optim.Optimizer):
-    """r = corrected m / (sqrt(corrected v) + eps) + decay * w; w -= lr * |w| / |r| * r, by parameter.
+    """LAMB: r = corrected m / (sqrt(corrected v) + eps) + decay * w; w -= lr * |w| / |r| * r, by parameter.
 
-    The ratio is 1 where either norm is 0, as of a new bias. Vectors (biases, norms' scales) are layers too.
+    You et al., ICLR'20, algorithm 2. The ratio is 1 where either norm is 0, as of a new bias. Vectors (biases, norms'
+    scales) are layers too.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float) -> None:

@@ -200,8 +200,8 @@ class BatchSampler:
 def decoded_share(train: TrainConfig, world_size: int, groups: int) -> float:
     """The share of the rows in ``groups`` row groups that a rank decodes: of ``world_size`` ranks the one with most.
 
-    A rank decodes the lanes that it takes rows of, each whole (``order.Deal``). Left out are the row groups on the
-    border of two lanes, which are decoded for both.
+    Predictions and dry runs go by it. A rank decodes the lanes that it takes rows of, each whole (``BatchSampler``).
+    Left out are the row groups on the border of two lanes, which are decoded for both.
     """
     lanes = fitting_lanes(train.dealt_lanes, train.batch, groups)
     size, quota = -(-train.batch // world_size), train.batch // lanes

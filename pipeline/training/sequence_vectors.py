@@ -29,6 +29,10 @@ def encode_in_parts(
 ) -> Tensor:
     """What the ``SequenceVector`` gives of all ``samples``, [B, D], working on ``most`` events at a time (None: all).
 
+    Consecutive samples are taken together as long as their events are few enough (``train.max_events``), and what the
+    block keeps for the backward pass is computed again there (Chen et al. 2016, arXiv 1604.06174). The lookup stays
+    one, and so does the step.
+
     Sums over samples, as in the gradients of parameters, are added up in another order; the rest is the same.
     """
     if most is None or len(rows) <= most:

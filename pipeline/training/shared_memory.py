@@ -395,7 +395,10 @@ def _runs(pid: int) -> bool:
 class DenseReduction:
     """Takes the buckets of ``module``; ``finish`` replaces the gradients of its parameters by their mean.
 
-    ``memory`` belongs to this reduction alone.
+    DDP averages a bucket in the middle of the backward pass, and every rank waits there for the slowest. Here a rank
+    writes its gradients into shared memory once the dense part's backward pass is done, and goes on with the tables.
+    Before the optimizers' step it reads those of the others, which have written theirs before they exchanged the
+    gradients of embeddings. ``memory`` belongs to this reduction alone.
     """
 
     def __init__(self, module: DistributedDataParallel, memory: SharedMemory) -> None:

@@ -2,7 +2,8 @@
 
 A rank is in one phase at a time, and hooks mark the boundaries, so phases add up to the step without the wait for data.
 On a CPU they read the host's clock; on CUDA they record events on the training stream. Work beside the step (the next
-batch's exchange, NCCL's reductions) counts only as far as the step waits for it.
+batch's exchange, NCCL's reductions) counts only as far as the step waits for it. ``compare_with_plan`` sets the figures
+beside the plan's, as ``result.json`` has them.
 """
 
 from __future__ import annotations

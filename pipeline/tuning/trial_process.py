@@ -1,4 +1,7 @@
-"""A trial of a study: its process as the tuner starts it, and its own side, which asks the study whether to go on."""
+"""A trial of a study: its process as the tuner starts it, and its own side, which asks the study whether to go on.
+
+Nothing here imports Optuna: every run imports this.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def full_disk(code: int, message: str) -> NightjarError:
 
 
 class TrialProcess:
-    """The launcher of a trial's run with ``overrides``; its output goes to file ``log``."""
+    """The launcher of a trial's run with ``overrides``, which ends with the tuner; its output goes to file ``log``."""
 
     def __init__(self, overrides: Sequence[str], config_dir: str | None, log: Path) -> None:
         directory = ["--config-dir", config_dir] if config_dir is not None else []
@@ -101,7 +104,11 @@ def on_trial(config: Config, store: Store, io: StageIO) -> StageIO:
 
 
 class Asking:
-    """Asks the study of a trial. ``io``: where the records of training go first."""
+    """Asks the study of a trial, at each validation, and ends the trial if told so.
+
+    The figures are in ``metrics.jsonl`` by then, where the tuner reads them; the answer is the trial's own record. A
+    trial whose tuner does not answer goes on. ``io``: where the records of training go first.
+    """
 
     def __init__(self, config: Config, store: Store, io: StageIO) -> None:
         assert config.tune.trial is not None

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config import GateConfig, TaskLimits
 from pipeline.errors import DataError
-from pipeline.evaluation import Scored, ScoredTask, SliceColumn, evaluate, judge, measure, metrics
+from pipeline.evaluation import Scored, ScoredTask, SliceColumn, evaluate, judge, measure, reliability
 from pipeline.evaluation.bootstrap import block_sums, resample
 from pipeline.evaluation.metrics import evaluate_tasks
 from pipeline.records import GateRecord, TaskColumn
@@ -115,7 +115,7 @@ def test_a_row_of_weight_three_counts_as_three_rows() -> None:
     assert (one.rmse, one.unexplained, one.calibration) == pytest.approx(
         (other.rmse, other.unexplained, other.calibration)
     )
-    curve = metrics(CLICKED, TRUTH, bins=1, weights=own)
+    curve = reliability(CLICKED, TRUTH, bins=1, weights=own)
     assert curve.observed == pytest.approx([CLICKED[each].mean(dtype=np.float64)])
 
 

@@ -138,7 +138,7 @@ def test_brute_force_finds_histories_that_are_wrong(monkeypatch, wrong):
         for _ in range(60)
     ]
     assert_histories(rows, 1, 4, 90.0, 1000)
-    monkeypatch.setattr(build, "ranges", lambda *given: wrong(given[4], *given[:4]))
+    monkeypatch.setattr(build, "event_ranges", lambda *given: wrong(given[4], *given[:4]))
     with pytest.raises(AssertionError):
         assert_histories(rows, 1, 4, 90.0, 1000)
 

@@ -137,7 +137,13 @@ def is_wide(file: pq.ParquetFile, groups: Sequence[int], columns: int, rows: int
 def cut_groups(
     file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of ``groups`` in order, at most ``rows`` at a time, ``columns`` of them."""
+    """The rows of ``groups`` in order, at most ``rows`` at a time, ``columns`` of them, by way of a temporary file.
+
+    To cut a row group into rows, Arrow decodes all of its columns side by side: of each it holds the encoded bytes, the
+    dictionary and a page, which is four times the row group. Here a few columns are decoded at a time, cut, and
+    written to a temporary file, from which a batch then takes its part of every column. Memory holds a few columns and
+    a batch, however large the row group is.
+    """
     for number in groups:
         size, spill = file.metadata.row_group(number).total_byte_size, Spill()
         step = max(file.metadata.num_columns * _TOGETHER // max(size, 1), 1)
