@@ -13,7 +13,7 @@ import warnings
 import torch
 
 from benchmarks.common import finish
-from pipeline.models import build_model
+from pipeline.models.build import build_model
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import MODELS, ModelInputs
 from pipeline.training.compiling import device_name, trial

@@ -24,7 +24,8 @@ from pipeline.errors import EXIT_CODES, ArtifactError, NightjarError
 if TYPE_CHECKING:
     import polars as pl
 
-    from pipeline.records import GateRecord, Result
+    from pipeline.records.gate import GateRecord
+    from pipeline.records.result import Result
 
 __all__ = ["Run", "Version", "load_run", "load_version", "run", "runs"]
 
@@ -44,7 +45,8 @@ class Run:
     @property
     def result(self) -> Result:
         """``result.json``: status, figures, artifacts of the stages; ArtifactError where there is none."""
-        from pipeline.records import Result, read
+        from pipeline.records.record import read
+        from pipeline.records.result import Result
 
         return read(Result, _store(self.store), f"runs/{self.name}/{Result.FILE}")
 
@@ -60,7 +62,8 @@ class Run:
     @property
     def gate(self) -> GateRecord | None:
         """What the gate measured and decided; None where the run did not publish."""
-        from pipeline.records import GateRecord, read
+        from pipeline.records.gate import GateRecord
+        from pipeline.records.record import read
 
         path = self.result.artifact("publish")
         return None if path is None else read(GateRecord, _store(self.store), f"{path}/{GateRecord.FILE}")
@@ -249,6 +252,6 @@ def _error(code: int, text: str) -> NightjarError:
 
 
 def _store(url: str) -> Any:
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
     return Store(url)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config import HardwareConfig
+from pipeline.config.hardware import HardwareConfig
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT, LINE
 
 # Bounds of the figures of terms that no measurement shows: a cost too small to see is no cost.

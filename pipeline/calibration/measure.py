@@ -23,12 +23,14 @@ from pipeline.calibration.fit import (
 from pipeline.calibration.ranks import run_ranks
 from pipeline.calibration.timing import time_copies, time_disk, time_kernels, time_links
 from pipeline.calibration.trial import Trial, make_dataset, measure_training, spread_rows
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import Config
+from pipeline.config.hardware import HardwareConfig
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.step_prediction import predict
-from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
-from pipeline.store import Store
+from pipeline.records.dataset import DatasetSchema, Profile
+from pipeline.records.plan import Plan, ShardPlan, TablePlan
+from pipeline.store.artifacts import Store
 from pipeline.units import GIB
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ def _time_rank(config: Config) -> dict[str, Any]:
     """On one rank: its memory before the timings, then kernel and link times, as plain data."""
     import torch.distributed as dist
 
-    from pipeline.embeddings.ssd import pss_bytes
+    from pipeline.embeddings.ssd.diagnostics import pss_bytes
     from pipeline.training.distributed import connect
 
     device = connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")

@@ -16,7 +16,8 @@ from pipeline.calibration.measure import copy_rate, fit_alone, step_time, whole_
 from pipeline.calibration.ranks import run_ranks
 from pipeline.calibration.timing import time_kernels, time_links
 from pipeline.calibration.trial import DENSE, Drawn, Trial, draw
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import Config
+from pipeline.config.hardware import HardwareConfig
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ def _measure(config: Config) -> dict[str, Any]:
     """On one rank: kernels, links and steps, as plain data."""
     import torch.distributed as dist
 
-    from pipeline.embeddings.ssd import pss_bytes
+    from pipeline.embeddings.ssd.diagnostics import pss_bytes
     from pipeline.training.distributed import connect
 
     device = connect(config.hardware, config.train.threads_per_rank, one_machine=True)

@@ -8,10 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, TrainConfig
+from pipeline.config import Config
+from pipeline.config.data import DataConfig
+from pipeline.config.features import SparseFeature
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.train import TrainConfig
 from pipeline.models.settings import DlrmConfig
-from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
-from pipeline.store import Artifact, Store
+from pipeline.records.dataset import DatasetSchema, FeatureProfile, Profile, SparseColumn
+from pipeline.records.plan import Plan
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 DENSE, GROUP, INTERVAL = 13, 65_536, 4
 

@@ -25,7 +25,8 @@ from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import Entry, entry_of
 from pipeline.checkpoint.save import SLOW, Job, parsed_artifact, write_checkpoint
 from pipeline.errors import NightjarError, PassingError
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 _LOWEST = 19  # niceness
 

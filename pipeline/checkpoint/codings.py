@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, heat_of
 from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
-from pipeline.config import CheckpointConfig
+from pipeline.config.checkpoint import CheckpointConfig
 from pipeline.embeddings.table_optimizer_config import TableRules, as_rules
-from pipeline.specs import TableOptimizer
+from pipeline.specs.optimizers import TableOptimizer
 
 _SAMPLE_ROWS = 4096
 # ``mixed``: bits of rows by their heat, in multiples of the least heat that gets 3 of them, which is chosen so that

@@ -13,7 +13,7 @@ from pipeline.checkpoint.index import DENSE, committed, entry_of, needed, step_o
 from pipeline.checkpoint.reference import candidates, directories, find_checkpoint, newest, run_of, unknown
 from pipeline.config.renamed import config_changes
 from pipeline.errors import ConfigError
-from pipeline.records import (
+from pipeline.records.checkpoint import (
     CheckpointDiff,
     Compacted,
     Damage,
@@ -24,7 +24,8 @@ from pipeline.records import (
     TableDiff,
     Verified,
 )
-from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import MANIFEST, Artifact
 
 Progress = Callable[[int, int], None]
 

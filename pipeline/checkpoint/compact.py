@@ -22,8 +22,9 @@ from pipeline.checkpoint.integrity import read_verified
 from pipeline.checkpoint.reader import read_index
 from pipeline.embeddings.row_access import columns_of
 from pipeline.errors import ArtifactError, DamagedError
-from pipeline.records import Extent, Index
-from pipeline.store import MANIFEST, Artifact, Draft, Store
+from pipeline.records.checkpoint import Extent, Index
+from pipeline.store.artifacts import Draft, Store
+from pipeline.store.manifest import MANIFEST, Artifact
 from pipeline.store.removal import remove
 
 ROWS, NEW_ROWS, NEW_INDEX = "rows", "compacted", "index-compacted.json"

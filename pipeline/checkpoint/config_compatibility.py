@@ -14,14 +14,15 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pipeline.checkpoint.id_compatibility import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSED, SAFE, SPARSE, ids_changes
-from pipeline.config import CheckpointConfig, DataConfig
-from pipeline.config.checkpoint import is_allowed
+from pipeline.config.checkpoint import CheckpointConfig, is_allowed
+from pipeline.config.data import DataConfig
 from pipeline.config.fields import default_of, setting_of
 from pipeline.config.model import TableConfig
 from pipeline.config.renamed import config_changes, with_new_names
 from pipeline.errors import ConfigError
-from pipeline.specs import ID_MAPPINGS, MODELS
-from pipeline.store import Artifact
+from pipeline.specs.id_mapping import ID_MAPPINGS
+from pipeline.specs.model import MODELS
+from pipeline.store.manifest import Artifact
 
 # The first pattern that matches a setting decides; what none matches is safe.
 _REFUSED_TABLES = ("model.embedding_dim", "data.sequences.*.age_bins")  # the id of an age is the number of its bin

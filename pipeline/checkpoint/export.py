@@ -13,9 +13,10 @@ from pipeline.checkpoint.container import write_header
 from pipeline.checkpoint.reader import ChainReader
 from pipeline.embeddings.row_access import LocalShard
 from pipeline.errors import ConfigError
-from pipeline.records import Exported, ExportedTable
-from pipeline.store import Artifact, Store
+from pipeline.records.checkpoint import Exported, ExportedTable
+from pipeline.store.artifacts import Store
 from pipeline.store.files import whole_file
+from pipeline.store.manifest import Artifact
 
 Progress = Callable[[int, int], None]
 Windows = Callable[[str], Iterator[LocalShard]]

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.config import PERCENTILE
-from pipeline.specs import ID_MAPPINGS, mapping_of
+from pipeline.config.features import PERCENTILE
+from pipeline.specs.id_mapping import ID_MAPPINGS, mapping_of
 
 SAFE, ALLOW, REFUSED = "safe", "allow", "refused"
 SPARSE, DEFAULTS = "data.sparse", "data.sparse_defaults"

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.errors import DamagedError
-from pipeline.records import Record
-from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.records.record import Record
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import MANIFEST, Artifact
 
 INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"  # its files, the rows apart
 NAME = re.compile(r"step-(\d{8,})")

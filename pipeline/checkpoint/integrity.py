@@ -18,7 +18,9 @@ from pipeline.checkpoint import collectives
 from pipeline.checkpoint.collectives import patiently
 from pipeline.checkpoint.index import committed, damage_hint, readable
 from pipeline.errors import DamagedError, PassingError, UnreachableError
-from pipeline.store import MANIFEST, Artifact, FileEntry, Store, reachable
+from pipeline.store.artifacts import Store
+from pipeline.store.errors import reachable
+from pipeline.store.manifest import MANIFEST, Artifact, FileEntry
 
 _READS = 4  # of a file that is not what it should be: two in a row must agree
 _AGAIN = "run the same command again once the store answers; nothing was changed"

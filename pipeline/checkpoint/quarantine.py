@@ -13,7 +13,9 @@ from pathlib import Path
 
 from pipeline.checkpoint.index import readable, step_of
 from pipeline.errors import ArtifactError
-from pipeline.store import MANIFEST, Store, removal
+from pipeline.store import removal
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import MANIFEST
 
 FOLDER, RECORD = "aside", "set-aside.json"
 FORMER = "former-manifest.json"

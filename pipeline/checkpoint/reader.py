@@ -30,8 +30,10 @@ from pipeline.embeddings.row_access import LocalShard, RowAccess, columns_of
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows, shard_key
 from pipeline.errors import ArtifactError, DamagedError
-from pipeline.records import Extent, Index, TableSize
-from pipeline.store import Artifact, Store, reachable
+from pipeline.records.checkpoint import Extent, Index, TableSize
+from pipeline.store.artifacts import Store
+from pipeline.store.errors import reachable
+from pipeline.store.manifest import Artifact
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
 _READERS = 2

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from pipeline.checkpoint.index import NAME, committed, damage_hint, readable, step_of
 from pipeline.errors import ArtifactError
-from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import MANIFEST, Artifact
 
 
 def directories(store: Store, run: str | None = None) -> list[str]:

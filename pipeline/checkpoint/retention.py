@@ -15,7 +15,8 @@ from pipeline.checkpoint.fault_points import FaultPoint, OnPoint
 from pipeline.checkpoint.index import NAME, Entry, committed, entry_of, kept, needed, rested_on, step_of
 from pipeline.checkpoint.reference import directories, run_of
 from pipeline.errors import ArtifactError
-from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import MANIFEST, Artifact
 from pipeline.store.references import pins
 from pipeline.store.removal import Removal, age, remove, store_time, written
 

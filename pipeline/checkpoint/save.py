@@ -26,8 +26,11 @@ from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import DENSE, INDEX, STATE, Entry
 from pipeline.checkpoint.quarantine import make_room
 from pipeline.errors import ArtifactError, NightjarError, PassingError
-from pipeline.records import Extent, Index, TableSize, plain
-from pipeline.store import MANIFEST, Artifact, Draft, FileEntry, Store, disk_errors
+from pipeline.records.checkpoint import Extent, Index, TableSize
+from pipeline.records.record import plain
+from pipeline.store.artifacts import Draft, Store
+from pipeline.store.errors import disk_errors
+from pipeline.store.manifest import MANIFEST, Artifact, FileEntry
 from pipeline.store.retrying import TRIES, passes, retried
 
 FORMAT = 2

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.checkpoint.container import unreadable
 from pipeline.errors import ArtifactError
-from pipeline.specs import DENSE_OPTIMIZERS
+from pipeline.specs.optimizers import DENSE_OPTIMIZERS
 
 # Settings of how a step is computed, not of what it computes: the running process decides them.
 _EXECUTION = ("foreach", "fused", "capturable", "differentiable")

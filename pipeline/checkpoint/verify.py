@@ -10,8 +10,9 @@ from pipeline.checkpoint.integrity import read_verified
 from pipeline.checkpoint.reader import read_blocks, read_index
 from pipeline.checkpoint.train_state import parse_state
 from pipeline.errors import DamagedError
-from pipeline.records import Damage, Extent
-from pipeline.store import MANIFEST, Artifact, FileEntry, Store
+from pipeline.records.checkpoint import Damage, Extent
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import MANIFEST, Artifact, FileEntry
 
 
 def verify(

@@ -23,8 +23,9 @@ from pipeline.checkpoint.reader import (
 )
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ArtifactError, ConfigError
-from pipeline.records import TableSize
-from pipeline.store import Artifact, Store
+from pipeline.records.checkpoint import TableSize
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 
 @torch.no_grad()

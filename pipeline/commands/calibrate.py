@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.command import Command, add_config_dir, show
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import Config
+from pipeline.config.hardware import HardwareConfig
 from pipeline.errors import ConfigError
 from pipeline.logs import add_level
 from pipeline.machine import kept_figures, pinned_figures

@@ -11,7 +11,7 @@ from pipeline.commands.stores import store_of
 from pipeline.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
 EPILOG = """\
 Name a checkpoint by its run (the newest one), as <run>/step-00000100, or by its path in the store.
@@ -96,7 +96,7 @@ def _result(action: str, store: Store, options: argparse.Namespace) -> tuple[Any
         case _:
             from pipeline.checkpoint.export import export
             from pipeline.checkpoint.reference import find_checkpoint
-            from pipeline.store import Store
+            from pipeline.store.artifacts import Store
 
             out = Store(options.out, "--out ")
             return export(

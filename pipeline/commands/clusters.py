@@ -72,7 +72,7 @@ def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.launch.kubernetes.network import run_policy
     from pipeline.records.runs import run_directory
     from pipeline.stages.steps import steps, with_possible_stages
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
     config = with_possible_stages(compose(options.overrides, options.config_dir))
     require_cluster(config)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from pipeline.logs import TERMINAL
-from pipeline.records import plain
+from pipeline.records.record import plain
 
 _BAR = 24  # characters of a progress bar
 

@@ -13,9 +13,9 @@ from pipeline.errors import ArtifactError, ConfigError, PlanError
 if TYPE_CHECKING:
     from pipeline.config import Config
     from pipeline.planning.nights import Limit
-    from pipeline.records import Base
+    from pipeline.records.night import Base
     from pipeline.records.outlook import Outlook
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
 MOST_NIGHTS = 365
 # Overrides that the nights decide, or that only name a run: left out, so that a night's command line can be reused.
@@ -53,14 +53,15 @@ def _write_page(file: str, page: str) -> None:
 def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, str]) -> Outlook:
     from pipeline.calibration.hardware_cache import with_figures
     from pipeline.compose import compose
-    from pipeline.planning import PlanInputs
+    from pipeline.planning.inputs import PlanInputs
     from pipeline.planning.nights import read_nights
     from pipeline.planning.outlook import outlook
-    from pipeline.records import Profile, read
+    from pipeline.records.dataset import Profile
+    from pipeline.records.record import read
     from pipeline.schedule.base import night_config
     from pipeline.schedule.dates import ANY_DAY
     from pipeline.stages.warm_start import with_batch, with_former_batch
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
     config = compose([*job, f"data.day={ANY_DAY}"], options.config_dir, night=True)
     store, model, limits = Store(config.store), config.model_name, _limits(config)

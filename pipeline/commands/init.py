@@ -12,7 +12,7 @@ from pipeline import units
 from pipeline.commands.command import Command, show
 from pipeline.config.data import connector_at
 from pipeline.errors import ConfigError
-from pipeline.specs import CONNECTORS
+from pipeline.specs.connector import CONNECTORS
 
 if TYPE_CHECKING:  # imported where it runs: polars takes a while
     from pipeline.ingest.infer import Schema
@@ -85,7 +85,8 @@ def _init(options: argparse.Namespace) -> int:
 
 def _show_next(name: str, extra: str, sample: LogSample, schema: Schema) -> None:
     """The two commands that come next; ``extra``: options that all of them need."""
-    from pipeline.config import GateConfig, SplitConfig
+    from pipeline.config.gate import GateConfig
+    from pipeline.config.ingest import SplitConfig
 
     show("read the file, then:")
     day = sample.day or (schema.days[1] if schema.days else None)

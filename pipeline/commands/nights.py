@@ -125,7 +125,7 @@ def _nights(
     from pipeline.schedule.cluster import end_leftovers, night_job
     from pipeline.schedule.dates import night_zone
     from pipeline.schedule.nightly import refusals_posted
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
     settings, model, store = config.nightly, config.model_name, Store(config.store)
     zone, known = night_zone(config), None

@@ -12,7 +12,7 @@ from pipeline.errors import ArtifactError, ConfigError, PlanError
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.planning import PlanInputs
+    from pipeline.planning.inputs import PlanInputs
     from pipeline.planning.whatif import Case, Refused
 
 WHAT_IF = """\
@@ -97,7 +97,7 @@ def _what_if(options: argparse.Namespace) -> int:
     if options.html:
         raise ConfigError("--html is for --nights, which is not given", hint="--nights 30 --html nights.html")
     from pipeline.compose import sweep
-    from pipeline.planning import make_plan
+    from pipeline.planning.planner import make_plan
     from pipeline.planning.whatif import what_if
     from pipeline.report.planning import comparison
 
@@ -139,10 +139,10 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
     """
     from pipeline.calibration.hardware_cache import with_figures
     from pipeline.compose import compose
-    from pipeline.planning import PlanInputs
+    from pipeline.planning.inputs import PlanInputs
     from pipeline.stages.read import planning_inputs
     from pipeline.stages.warm_start import with_batch, with_former_batch
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
     config = compose(job, config_dir)
     store = Store(config.store)
@@ -163,7 +163,7 @@ def _ingest_command(job: list[str]) -> str:
 def _plan_diff(options: argparse.Namespace) -> int:
     from pipeline.planning.plandiff import find_plan, plan_diff
     from pipeline.report.planning import difference
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
     store = Store(options.store)
     tell(options.json, plan_diff(find_plan(store, options.first), find_plan(store, options.second)), difference)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from pipeline.commands.command import Command, on_store, progress, tell
 from pipeline.commands.stores import amount, store_of
 from pipeline.errors import ArtifactError, ConfigError, NightjarError
-from pipeline.records import RemovedVersions
+from pipeline.records.model_version import RemovedVersions
 
 if TYPE_CHECKING:
     from pipeline.publishing.promotion import Current
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
 log = logging.getLogger(__name__)
 EPILOG = """\

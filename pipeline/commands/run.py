@@ -13,15 +13,15 @@ from pipeline import logs
 from pipeline.commands.command import Command, add_config_dir, columns, complain
 from pipeline.errors import NightjarError, exit_code_of
 from pipeline.logs import TERMINAL, add_level, show
-from pipeline.records import Result
+from pipeline.records.result import Result
 from pipeline.specs import STAGES
 
 if TYPE_CHECKING:
     from pipeline.config import Config
     from pipeline.records.runs import Step
-    from pipeline.report import Reporter
+    from pipeline.report.progress import Reporter
     from pipeline.specs.stage import StageIO
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
 
 CodeOf = Callable[[BaseException], int]
@@ -99,7 +99,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
     """Run the jobs one after another and print a table of the results."""
-    from pipeline.report import compare
+    from pipeline.report.summary import compare
 
     worst, results, notes = 0, [], []
     common = set(jobs[0]).intersection(*jobs)
@@ -140,7 +140,7 @@ def run_code(config: Config) -> int:
 def _alone(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result | None]:
     """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
     from pipeline.launch.schedulers import only_launcher
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
     from pipeline.versions import require_triple
 
     if config.launch.name != "kubernetes" and set(config.stages) != {"ingest"}:
@@ -175,7 +175,7 @@ def _held_run(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Resul
     from pipeline.launch.chain import Console, StageChain, StageError
     from pipeline.launch.run_records import record_failure
     from pipeline.launch.signals import Interrupted
-    from pipeline.report import write_report
+    from pipeline.report.html import write_report
     from pipeline.stages.cleanup import discard
     from pipeline.stages.execution import run_stage
     from pipeline.stages.steps import prepare, with_possible_stages
@@ -244,6 +244,6 @@ def stage_io(config: Config, store: Store, width: int) -> StageIO:
 
 
 def _reporter(config: Config, store: Store, width: int) -> Reporter:
-    from pipeline.report import Reporter
+    from pipeline.report.progress import Reporter
 
     return Reporter(store, str(config.run), columns=width)

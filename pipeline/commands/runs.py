@@ -13,7 +13,7 @@ from pipeline.commands.stores import store_of
 from pipeline.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.records import RunLine
+    from pipeline.records.runs import RunLine
 
 
 def add_result(parser: argparse.ArgumentParser) -> None:
@@ -24,10 +24,11 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 
 def _result(options: argparse.Namespace) -> int:
     from pipeline.errors import ArtifactError
-    from pipeline.records import Result, read
+    from pipeline.records.record import read
+    from pipeline.records.result import Result
     from pipeline.records.runs import run_directory
-    from pipeline.report import Reporter
-    from pipeline.store import Store
+    from pipeline.report.progress import Reporter
+    from pipeline.store.artifacts import Store
 
     store = Store(options.store)
     path = f"{run_directory(options.run)}/result.json"
@@ -83,8 +84,8 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from pipeline.report import read_records
     from pipeline.report.comparing import comparison_page, comparison_text
+    from pipeline.report.records import read_records
     from pipeline.stages.compare import compare_runs
 
     store = store_of(options)

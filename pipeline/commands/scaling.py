@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError, NightjarError, PlanError
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.planning import PlanInputs
+    from pipeline.planning.inputs import PlanInputs
     from pipeline.records.scale import Scale
 
 SCALE = """\
@@ -127,7 +127,7 @@ def _predicted(config: Config, inputs: PlanInputs, options: argparse.Namespace) 
     from pipeline.scaling.predicted import predicted
     from pipeline.scaling.rates import measured_rates
     from pipeline.stages.steps import steps
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
     store = Store(config.store)
     dataset = store.get(steps(config, store, last="ingest")[0].path, "ingest")

@@ -13,9 +13,10 @@ from pipeline.logs import add_level
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.records import SearchRecord
+    from pipeline.records.search import SearchRecord
     from pipeline.search.state import SearchStore
-    from pipeline.store import Artifact, Store
+    from pipeline.store.artifacts import Store
+    from pipeline.store.manifest import Artifact
 
 SEARCH = """\
 Takes the overrides of nightjar run. The model that they describe is the largest one; the search leaves out of it what
@@ -47,9 +48,9 @@ def _search(options: argparse.Namespace) -> int:
     from pipeline.config.values import check_name
     from pipeline.launch.locks import folder_lock
     from pipeline.launch.signals import Interrupted, handled
-    from pipeline.records import search_directory
+    from pipeline.records.search import search_directory
     from pipeline.report.search import search_text
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
     from pipeline.versions import require_triple
 
     given = [f"search.name={text.removeprefix(_KEY)}" if text.startswith(_KEY) else text for text in options.overrides]
@@ -79,7 +80,7 @@ def _search(options: argparse.Namespace) -> int:
 def _key(config: Config) -> str:
     """What an equal search has in common."""
     from pipeline.compose import config_hash
-    from pipeline.store import artifact_key
+    from pipeline.store.manifest import artifact_key
 
     settings = {**asdict(config.search), "config": config_hash(config), "parts": list(config.search.parts)}
     return artifact_key("search", settings, {})
@@ -87,7 +88,8 @@ def _key(config: Config) -> str:
 
 def _found(config: Config, store: Store) -> SearchRecord | None:
     """The record of an equal search; ConfigError where the name is taken by another one."""
-    from pipeline.records import SearchRecord, read, search_directory
+    from pipeline.records.record import read
+    from pipeline.records.search import SearchRecord, search_directory
 
     name = str(config.search.name)
     done = store.find(search_directory(name))

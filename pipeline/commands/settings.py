@@ -16,7 +16,8 @@ from pipeline.config.paths import SettingPlace, describe, entry_type, find_place
 from pipeline.config.renamed import renamed_error
 from pipeline.config.values import besides_auto, span
 from pipeline.errors import ConfigError
-from pipeline.specs import MODELS, STAGES
+from pipeline.specs import STAGES
+from pipeline.specs.model import MODELS
 from pipeline.stages.artifact_keys import keys_of
 from pipeline.stages.train import CHECKPOINTS
 

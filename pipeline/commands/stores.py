@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError
 from pipeline.logs import add_level
 
 if TYPE_CHECKING:
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
 EPILOG = """\
 Removes datasets, runs, plans and towers that nothing kept refers to. It keeps everything a version refers to (models gc
@@ -29,7 +29,7 @@ exit code 8: a night is running; 7: a record is unreadable, and nothing was remo
 
 def store_of(options: argparse.Namespace) -> Store:
     """The store at ``options.store``; ConfigError where there is none."""
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
     store = Store(options.store, "--store ")
     if not store.answers():

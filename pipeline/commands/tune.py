@@ -67,7 +67,7 @@ def _trial(options: argparse.Namespace) -> int:
 
 def _ls(options: argparse.Namespace) -> int:
     from pipeline.report.study import studies_listing
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
     from pipeline.tuning.study_store import studies, study_line
 
     names, url = _named(options)
@@ -80,7 +80,7 @@ def _ls(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     from pipeline.report.study import study_text
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
     from pipeline.tuning.study import best_file
     from pipeline.tuning.study_store import shown
 

@@ -13,7 +13,7 @@ from pipeline.specs import STAGES
 if TYPE_CHECKING:
     from pipeline.config import Config
     from pipeline.specs.stage import StageIO
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -33,7 +33,7 @@ from pipeline.config.renamed import with_first_names, with_new_names
 from pipeline.config.secrets import check_secrets, recorded
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
-from pipeline.specs import MODELS
+from pipeline.specs.model import MODELS
 from pipeline.specs.registry import Registry
 
 SCHEMA = "nightjar_schema"

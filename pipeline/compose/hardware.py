@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import Config
 from pipeline.config.fields import default_of
+from pipeline.config.hardware import HardwareConfig
 from pipeline.errors import ConfigError
 from pipeline.machine import Gpu, gpus, pinned_figures, usable_memory
 from pipeline.units import GIB

@@ -7,9 +7,10 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.config import Config, ModelConfig
+from pipeline.config import Config
+from pipeline.config.model import ModelConfig
 from pipeline.errors import ConfigError
-from pipeline.specs import MODELS
+from pipeline.specs.model import MODELS
 
 GROUP = "model"
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import difflib
 from dataclasses import fields
 
-from pipeline.config import CheckpointConfig, Config, DataConfig, GateConfig, TrainConfig
+from pipeline.config import Config
+from pipeline.config.checkpoint import CheckpointConfig
+from pipeline.config.data import DataConfig
+from pipeline.config.gate import GateConfig
 from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.model import COLUMN_STEP
 from pipeline.config.renamed import RENAMED
-from pipeline.config.train import RESET, ValidateConfig
+from pipeline.config.train import RESET, TrainConfig, ValidateConfig
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
-from pipeline.specs import (
-    ID_MAPPINGS,
-    LABEL_KINDS,
-    MAIN_TASK,
-    SEQUENCE_BLOCKS,
-    STAGES,
-    TASK_ARCHITECTURES,
-    default_stages,
-    mapping_of,
-)
+from pipeline.specs import STAGES
+from pipeline.specs.id_mapping import ID_MAPPINGS, mapping_of
+from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
+from pipeline.specs.model import SEQUENCE_BLOCKS, TASK_ARCHITECTURES
+from pipeline.specs.registries import default_stages
 
 
 def check(config: Config) -> None:

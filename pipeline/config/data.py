@@ -26,8 +26,8 @@ from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.tasks import TaskLabel, check_task_names
 from pipeline.config.values import check_name, check_time_format, check_time_zone
 from pipeline.errors import ConfigError
-from pipeline.specs.connector import Connector
-from pipeline.specs.registries import CONNECTORS, mapping_of
+from pipeline.specs.connector import CONNECTORS, Connector
+from pipeline.specs.id_mapping import mapping_of
 
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
 # Of files, and of what is no log; tables and streams are CONNECTORS.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-from pipeline.config import Config, HardwareConfig, LaunchConfig, PodConfig, ScheduleConfig
+from pipeline.config import Config
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.launch import LaunchConfig, PodConfig
+from pipeline.config.nightly import ScheduleConfig
 from pipeline.errors import ConfigError
 from pipeline.specs import STAGES
 

@@ -10,8 +10,8 @@ from pipeline.config.fields import setting
 from pipeline.config.sequences import SequenceModel
 from pipeline.config.tasks import TaskOptions
 from pipeline.errors import ConfigError
-from pipeline.specs.model import TaskArchitecture
-from pipeline.specs.registries import MODELS, TABLE_OPTIMIZERS, TASK_ARCHITECTURES
+from pipeline.specs.model import MODELS, TASK_ARCHITECTURES, TaskArchitecture
+from pipeline.specs.optimizers import TABLE_OPTIMIZERS
 from pipeline.specs.registry import with_options
 
 POOLINGS = ("sum", "mean")

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, dataclass
 from typing import Any
 
-from pipeline.config import Config, ModelConfig
-from pipeline.specs import MODELS
+from pipeline.config import Config
+from pipeline.config.model import ModelConfig
+from pipeline.specs.model import MODELS
 
 # Settings, and their names in other tools, which newcomers type first. Of several settings, the one in the typed group
 # counts, else the first.

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
-from pipeline.specs.label_kind import MAIN_TASK
-from pipeline.specs.registries import LABEL_KINDS
+from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
 
 # Columns of scores and names of parts that a task's name would hide.
 TAKEN_TASKS = ("label", "file", "line", "probability", "row", MAIN_TASK)

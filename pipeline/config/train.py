@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pipeline.config.fields import AUTO, setting
 from pipeline.config.tasks import TaskTraining
 from pipeline.errors import ConfigError
-from pipeline.specs.optimizers import DenseOptimizer, TableOptimizer
-from pipeline.specs.registries import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
+from pipeline.specs.optimizers import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
 from pipeline.specs.registry import with_options
 
 

@@ -12,8 +12,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from pipeline.config import ModelConfig
-from pipeline.records import DatasetSchema, EmbeddedTable
+from pipeline.config.model import ModelConfig
+from pipeline.records.dataset import DatasetSchema, EmbeddedTable
 
 _POOLINGS = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 

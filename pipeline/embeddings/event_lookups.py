@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.records import DatasetSchema
+from pipeline.records.dataset import DatasetSchema
 
 
 @dataclass(frozen=True)

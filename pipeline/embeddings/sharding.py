@@ -30,7 +30,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.config import HardwareConfig
+from pipeline.config.hardware import HardwareConfig
 from pipeline.embeddings.compiled_tables import compile_tables, compiled_on
 from pipeline.embeddings.fused_optimizer import ReplicaOptimizer, fuse_optimizer, learn_by_rows
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
@@ -40,7 +40,7 @@ from pipeline.embeddings.tables import kernels
 from pipeline.embeddings.threaded_lookup import divide_tables
 from pipeline.embeddings.workers import SHARDINGS, Workers, WorkersWrapper
 from pipeline.errors import PlanError
-from pipeline.records import Plan, ShardPlan, TablePlan
+from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.specs.optimizers import FLOAT, TableOptimizer
 from pipeline.units import GIB
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import ModelConfig, TrainConfig
-from pipeline.specs import TABLE_OPTIMIZERS
-from pipeline.specs.optimizers import StateColumn, TableOptimizer
+from pipeline.config.model import ModelConfig
+from pipeline.config.train import TrainConfig
+from pipeline.specs.optimizers import TABLE_OPTIMIZERS, StateColumn, TableOptimizer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from pipeline.config import GateConfig
+from pipeline.config.gate import GateConfig
 from pipeline.evaluation.check import WHEN, not_worse, percent, place
 from pipeline.evaluation.power import Power, error_of, quantile_of
-from pipeline.records import Check, Figures, Former, GateRecord, Interval, ModelFigures, Shift
+from pipeline.records.gate import Check, Figures, Former, GateRecord, Interval, ModelFigures, Shift
 
 TOO_FEW = "too few rows to tell"
 

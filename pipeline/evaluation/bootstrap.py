@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.evaluation.metrics import entropy_of_rate, sigmoid, split_by_class
-from pipeline.records import Interval
+from pipeline.records.gate import Interval
 
 FIGURES = ("ne", "auc", "calibration")
 # Columns of a block's sums.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.specs.model import Calibrator
+from pipeline.specs.calibrator import Calibrator
 
 if TYPE_CHECKING:
     from pipeline.evaluation.calibration_curves import CalibrationRows
-    from pipeline.records import CalibrationCurve
+    from pipeline.records.model_version import CalibrationCurve
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Platt(Calibrator):
     def fit(self, rows: CalibrationRows) -> CalibrationCurve:
         """One knot at logit 0, and the slope."""
         from pipeline.evaluation.calibration_curves import fitted_line
-        from pipeline.records import CalibrationCurve
+        from pipeline.records.model_version import CalibrationCurve
 
         slope, start = fitted_line(rows)
         return CalibrationCurve(x=[0.0], y=[start], slope=slope)

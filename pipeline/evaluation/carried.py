@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from pipeline.evaluation.check import WHEN
-from pipeline.records import Check, GateRecord, Importance
+from pipeline.records.gate import Check, GateRecord, Importance
 
 QUESTION, SETTING = "importance of features", "gate.importance_rows"
 MATTERS = 0.001  # rise of NE below which a feature may come and go

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.records import Check, Figures, Interval
+from pipeline.records.gate import Check, Figures, Interval
 
 WHEN = "when it was published"
 

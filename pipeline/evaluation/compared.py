@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config import GateConfig
+from pipeline.config.gate import GateConfig
 from pipeline.evaluation.bootstrap import (
     FIGURES,
     Resampled,
@@ -29,7 +29,7 @@ from pipeline.evaluation.drift import (
 from pipeline.evaluation.gate_tasks import ScoredTask, measure_tasks
 from pipeline.evaluation.metrics import check_labels, evaluate, reliability, sigmoid
 from pipeline.evaluation.power import error_of
-from pipeline.records import (
+from pipeline.records.gate import (
     Beside,
     Best,
     Calibrated,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.evaluation.metrics import sigmoid
-from pipeline.records import Curve, Histogram
+from pipeline.records.gate import Curve, Histogram
 
 BINS = 10
 HISTOGRAM_BINS = 24

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config import GateConfig, TaskLimits
+from pipeline.config.gate import GateConfig
+from pipeline.config.tasks import TaskLimits
 from pipeline.evaluation.bootstrap import Resampled, block_of_rows, block_sums, poisson_weights, ratio, resample
 from pipeline.evaluation.check import above, not_worse, percent, place
 from pipeline.evaluation.metrics import known_rows
-from pipeline.records import Check, GateRecord, TaskComparison
-from pipeline.specs import LABEL_KINDS
+from pipeline.records.gate import Check, GateRecord, TaskComparison
+from pipeline.specs.label_kind import LABEL_KINDS
 
 Floats = NDArray[np.floating]
 

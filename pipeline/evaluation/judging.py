@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pipeline.config import GateConfig
+from pipeline.config.gate import GateConfig
 from pipeline.evaluation.beside import against_baseline, against_best, against_incumbent, labels, power_of
 from pipeline.evaluation.carried import ask_importance
 from pipeline.evaluation.check import WHEN, above, calibration, not_worse, percent, place
 from pipeline.evaluation.gate_tasks import ask_tasks
-from pipeline.records import HOLD, PASS, Check, GateRecord, ModelFigures
+from pipeline.records.gate import HOLD, PASS, Check, GateRecord, ModelFigures
 from pipeline.units import printable
 
 WEIGHTS, PREDICTIONS = "finite weights", "finite predictions"  # what no reason lets through

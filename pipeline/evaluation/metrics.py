@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import DataError
-from pipeline.records import Curve, TaskColumn, TaskFigures
-from pipeline.specs import LABEL_KINDS
+from pipeline.records.dataset import TaskColumn
+from pipeline.records.gate import Curve
+from pipeline.records.result import TaskFigures
+from pipeline.specs.label_kind import LABEL_KINDS
 
 # Rows worked on at a time: keeps the float64 temporaries at 8 MiB each however many rows there are.
 BLOCK_ROWS = 1 << 20

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from pipeline.records import Interval, RowsPower
+from pipeline.records.gate import Interval, RowsPower
 
 
 @dataclass(frozen=True)

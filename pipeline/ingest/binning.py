@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config import MDL
+from pipeline.config.features import MDL
 from pipeline.ingest.sketch import Sketch, lower_edges
 
 Counts = NDArray[np.int64]

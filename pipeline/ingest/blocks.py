@@ -24,7 +24,7 @@ from pipeline.ingest.statistics_pass import Fit
 from pipeline.ingest.times import TimeSplit
 from pipeline.ingest.transform_pass import FittedState, lossy, raw_numbers, transform, unseen_ids, with_vocabulary
 from pipeline.native.columns import narrowed
-from pipeline.records import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
+from pipeline.records.dataset import EVENTS, RAW, UNSEEN, VALIDATION, raw_column, unseen_column
 
 CODE = "code:"  # prefix of the columns that hold codes
 TRAIN_EVENT, HELD_EVENT, OTHER_EVENT = 0, 1, 2  # where the row of an event is: train, test, elsewhere

@@ -10,7 +10,7 @@ import polars as pl
 
 from pipeline.ingest.hashing import estimated_distinct
 from pipeline.ingest.sketch import Sketch
-from pipeline.records import MISSING_ROW
+from pipeline.records.dataset import MISSING_ROW
 from pipeline.specs.id_mapping import BINS, FittedMapping, HeldCounts, IdCounts
 
 SKETCH = 4096  # distinct ids of a hashed feature are exact up to here, then estimated

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 
-from pipeline.config import DataConfig
-from pipeline.config.data import DAY_FIELD
+from pipeline.config.data import DAY_FIELD, DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.partitions import missing_partitions
@@ -21,9 +20,10 @@ from pipeline.ingest.rawfiles import LogFiles, find_files, fingerprint
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.zones import SECONDS_PER_HOUR, end_of_day, skipped_hours
-from pipeline.records import dataset_path
-from pipeline.specs import Delivery, Snapshot
-from pipeline.store import Artifact, Store
+from pipeline.records.dataset import dataset_path
+from pipeline.specs.connector import Delivery, Snapshot
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 EPOCH = date(1970, 1, 1)
 LATE = " late "  # between a snapshot's fingerprint and those of late rows

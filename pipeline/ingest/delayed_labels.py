@@ -19,9 +19,11 @@ from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.state import read_state, transforms_json, unreadable_sequence
 from pipeline.ingest.tasks import after_click
 from pipeline.ingest.transform_pass import FittedState, transform
-from pipeline.records import LABEL, MISSING_ROW, TRANSFORMS, UNSEEN_ROW, DatasetSchema, read, task_column
+from pipeline.records.dataset import LABEL, MISSING_ROW, TRANSFORMS, UNSEEN_ROW, DatasetSchema, task_column
+from pipeline.records.record import read
 from pipeline.specs.id_mapping import FittedMapping
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 log = logging.getLogger(__name__)
 

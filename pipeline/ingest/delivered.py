@@ -24,11 +24,11 @@ import xxhash
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.ingest.days import filled, path_of
 from pipeline.ingest.rawfiles import files_at, opened, tells_content
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
 
 SOURCES = "sources.json"  # of a dataset: where its logs lay, and what they held

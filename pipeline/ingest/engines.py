@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import polars as pl
 import pyarrow as pa
 
-from pipeline.config import IngestConfig
+from pipeline.config.ingest import IngestConfig
 from pipeline.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_codes, train_rows, transformed
 from pipeline.ingest.output import PartWriter, encoded_frame
@@ -31,9 +31,9 @@ from pipeline.ingest.state import fitted_state
 from pipeline.ingest.statistics_pass import Fit, Partial
 from pipeline.ingest.transform_pass import FittedState
 from pipeline.ingest.vocab_counts import IDS_IN_MEMORY, IDS_OF_A_FEATURE
-from pipeline.records import EVENTS
+from pipeline.records.dataset import EVENTS
 from pipeline.specs.id_mapping import FittingDay
-from pipeline.store import Draft
+from pipeline.store.artifacts import Draft
 
 # Columns of all blocks that are under way at a time: each has counts, and copies, of its own.
 _COLUMNS_TOGETHER = 2560

@@ -18,7 +18,7 @@ from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import DataSpec, EventSource, SequenceSpec, SparseSpec
 from pipeline.ingest.values import absent_in, nulls, strings_of
 from pipeline.ingest.zones import instants, standard
-from pipeline.records import SequenceProfile
+from pipeline.records.dataset import SequenceProfile
 
 _BINS = 50  # of the histogram of lengths, at most
 OLDEST = 16 * 365.25 * 86_400  # seconds; events before that are in the last bin of ages

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from pipeline.config import SamplingConfig, SplitConfig
+from pipeline.config.ingest import SamplingConfig, SplitConfig
 from pipeline.ingest.hashing import hash_event_keys
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import CLICKED_LATER, DAY, EVENT, EVENT_CHECK, DataSpec
 from pipeline.ingest.sources import Block, RawBlock, Source, WrappedSource
 from pipeline.ingest.values import text_of
-from pipeline.records import LABEL
+from pipeline.records.dataset import LABEL
 
 FOUND = {
     "key": pl.UInt64,

@@ -12,8 +12,9 @@ import polars as pl
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.config import DataConfig
-from pipeline.ingest.formats import FileFormat, LogFile, format_named
+from pipeline.config.data import DataConfig
+from pipeline.ingest.formats import format_named
+from pipeline.ingest.formats.file_format import FileFormat, LogFile
 from pipeline.ingest.gzip_members import Members, first_line, has_one, members_of, text_of
 from pipeline.ingest.rawfiles import COMPRESSED, LogFiles
 from pipeline.ingest.schema import DataSpec

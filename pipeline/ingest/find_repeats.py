@@ -8,7 +8,8 @@ from datetime import date
 
 import polars as pl
 
-from pipeline.config import DataConfig, SplitConfig
+from pipeline.config.data import DataConfig
+from pipeline.config.ingest import SplitConfig
 from pipeline.errors import DataError
 from pipeline.ingest import days, history
 from pipeline.ingest.engines import IngestEngine
@@ -18,7 +19,7 @@ from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.repeats import CLICK, ROW, RepeatedRows, Repeats
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Source
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 CLICKS_MIB = 4  # of a block of a log of clicks
 LogSources = Callable[[date | None, DataSpec], tuple[list[Source], int]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from pipeline.config import SyntheticConfig
+from pipeline.config.synthetic import SyntheticConfig
 
 DENSE, SPARSE = 13, 26
 SMALLEST_FEATURE = 10

@@ -16,12 +16,13 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.ingest.days import EPOCH, day_dataset, day_number, filled
 from pipeline.ingest.rawfiles import fingerprint
 from pipeline.ingest.repeats import FORMER, KNOWN, LATER, Repeats
-from pipeline.records import EVENTS, dataset_path
-from pipeline.store import Artifact, Store
+from pipeline.records.dataset import EVENTS, dataset_path
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 _CORRECTED = re.compile(r"corrected/(\d{4}-\d\d-\d\d)\.parquet")
 _SPAN = re.compile(r"(\d{4}-\d\d-\d\d)(?:\.\.(\d{4}-\d\d-\d\d))?")

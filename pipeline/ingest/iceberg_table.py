@@ -37,7 +37,7 @@ from pyiceberg.table.puffin import PuffinFile
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DateType, IntegerType, LongType, StringType, TimestampType, TimestamptzType
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.ingest.days import day_number
 from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, error_message, opened, snapshot_number

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
-from pipeline.records import RESERVED_ROWS, UNSEEN_ROW
+from pipeline.records.dataset import RESERVED_ROWS, UNSEEN_ROW
 from pipeline.specs.id_mapping import BINS as NAME
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay, IdMapping, MappedFeature
 
@@ -168,7 +168,7 @@ class _Bins(IdMapping):
         self, feature: MappedFeature, then: Mapping[str, Any], path: str, config: Mapping[str, Any]
     ) -> None:
         """Besides the rows, the way of cutting must be the same."""
-        from pipeline.config import PERCENTILE
+        from pipeline.config.features import PERCENTILE
 
         super().require_compatible(feature, then, path, config)
         if (before := then.get("bins_by", PERCENTILE)) != feature.bins_by:

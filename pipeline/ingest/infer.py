@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from pipeline.config import ChecksConfig
 from pipeline.config.features import MOST_ROWS, TAKEN_NAMES
+from pipeline.config.ingest import ChecksConfig
 from pipeline.errors import DataError
 from pipeline.evaluation.metrics import grouped_auc
 from pipeline.ingest.codes import why_codes
@@ -37,7 +37,7 @@ from pipeline.ingest.quality import left_out_auc
 from pipeline.ingest.sample import LogSample
 from pipeline.ingest.values import strings_of
 from pipeline.ingest.zones import standard
-from pipeline.records import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
+from pipeline.records.dataset import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
 
 # Words that stand for a missing value wherever they are a whole field, and those that do where the rest are numbers.
 MISSING_WORDS = frozenset(("?", "\\N", "NULL", "null", "N/A", "n/a", "#N/A", "NaN", "nan"))

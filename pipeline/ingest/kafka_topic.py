@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.connectors.options import CONFIG_FILE, REGISTRY, SCHEMA_FILE
 from pipeline.ingest.messages import MessageBlock, decoder_of, schema_mark
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.zones import end_of_day
-from pipeline.specs import Delivery, Excerpt, Snapshot
+from pipeline.specs.connector import Delivery, Excerpt, Snapshot
 
 SECONDS = 30.0  # that brokers may take to answer
 AT_ONCE = 10_000  # messages that are asked for

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.ids import flat_hashes, ids_per_row
-from pipeline.records import LABEL, RESERVED_ROWS
+from pipeline.records.dataset import LABEL, RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, FittingDay, MappedFeature, id_table, no_rows_freed
 
 PRIVATE_SHARE = 0.8  # of a table's rows that belong to one id each

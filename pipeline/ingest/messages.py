@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
-from pipeline.ingest.formats import LogFile, format_named
+from pipeline.ingest.formats import format_named
+from pipeline.ingest.formats.file_format import LogFile
 from pipeline.ingest.formats.json_lines import TELLING_LINES, json_frame, object_lines
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.schema import DataSpec, require_columns

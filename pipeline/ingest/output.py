@@ -11,11 +11,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config import IngestConfig
+from pipeline.config.ingest import IngestConfig
 from pipeline.ingest.footers import Encoded, RowsFile, encoded
 from pipeline.ingest.ids import as_text
-from pipeline.records import TRUE_PROBABILITY
-from pipeline.store import Draft
+from pipeline.records.dataset import TRUE_PROBABILITY
+from pipeline.store.artifacts import Draft
 
 _TOGETHER = 10  # columns that are encoded together
 _GROUP_BYTES = 32 << 20  # of a row group in memory, a value a column

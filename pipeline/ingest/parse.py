@@ -25,7 +25,7 @@ from pipeline.ingest.times import HOUR, day_of, hour_of, seconds_of_rows, whole_
 from pipeline.ingest.values import equals, number_of, plain_numbers, text_of
 from pipeline.ingest.vectors import vector_of
 from pipeline.ingest.zones import beginning_of
-from pipeline.records import LABEL, TRUE_PROBABILITY
+from pipeline.records.dataset import LABEL, TRUE_PROBABILITY
 
 
 @dataclass(frozen=True, kw_only=True)

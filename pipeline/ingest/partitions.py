@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from fsspec import AbstractFileSystem
 
-from pipeline.config import WatermarkConfig
+from pipeline.config.ingest import WatermarkConfig
 from pipeline.ingest.rawfiles import LogFiles, below, is_hidden, root_of
 from pipeline.ingest.zones import HOURS_PER_DAY
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipeline.config import ChecksConfig, DriftLimits
+from pipeline.config.ingest import ChecksConfig, DriftLimits
 from pipeline.evaluation.metrics import grouped_auc
 from pipeline.ingest.dictionary_encoding import Coded
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.statistics_pass import Fit, Partial
-from pipeline.records import LABEL
+from pipeline.records.dataset import LABEL
 from pipeline.specs.id_mapping import Counts
 
 BINS = 10  # of a dense feature

@@ -18,7 +18,7 @@ from typing import Any
 
 import polars as pl
 
-from pipeline.config import IngestConfig
+from pipeline.config.ingest import IngestConfig
 from pipeline.errors import ConfigError, LaunchError, NightjarError
 from pipeline.ingest import ray_work as work
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, train_rows
@@ -29,9 +29,9 @@ from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.state import fitted_dense
 from pipeline.ingest.statistics_pass import Fit, Partial
 from pipeline.ingest.transform_pass import FittedState
-from pipeline.records import EVENTS
+from pipeline.records.dataset import EVENTS
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
-from pipeline.store import Draft
+from pipeline.store.artifacts import Draft
 
 CALL_SECONDS = 10
 LOOPBACK = "127.0.0.1"

@@ -23,7 +23,7 @@ from pipeline.ingest.statistics_pass import Fit
 from pipeline.ingest.transform_pass import FittedState
 from pipeline.ingest.vocab_counts import VocabCounts
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
-from pipeline.store import Draft
+from pipeline.store.artifacts import Draft
 from pipeline.store.manifest import FileEntry
 
 

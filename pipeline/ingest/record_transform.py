@@ -19,8 +19,8 @@ from pipeline.ingest.parse import parse
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.state import read_state, spec_of
 from pipeline.ingest.transform_pass import FittedState, transform
-from pipeline.records import LABEL, TRANSFORMS
-from pipeline.store import Store
+from pipeline.records.dataset import LABEL, TRANSFORMS
+from pipeline.store.artifacts import Store
 
 _HINT = "a value as it would be in the logs"
 

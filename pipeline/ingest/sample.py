@@ -19,13 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
-from pipeline.config import DataConfig
-from pipeline.config.data import connector_at
+from pipeline.config.data import DataConfig, connector_at
 from pipeline.errors import DataError
 from pipeline.ingest.arrow import frame_of
 from pipeline.ingest.file_source import partition_values
-from pipeline.ingest.formats import require_text
 from pipeline.ingest.formats.avro import Avro
+from pipeline.ingest.formats.file_format import require_text
 from pipeline.ingest.formats.json_lines import object_lines, of_usual_kinds, with_ones
 from pipeline.ingest.kinds import with_maps
 from pipeline.ingest.quoted import TextLayout, records
@@ -33,7 +32,7 @@ from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data
 from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.text import read_lines
-from pipeline.specs import Connector
+from pipeline.specs.connector import Connector
 from pipeline.units import MIB
 
 ROWS = 200_000  # of a sample

@@ -13,7 +13,7 @@ from pipeline.evaluation.metrics import counted_for
 from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.values import number_of
-from pipeline.records import LABEL, NEGATIVE_RATE, ROW_WEIGHT
+from pipeline.records.dataset import LABEL, NEGATIVE_RATE, ROW_WEIGHT
 
 COUNTS_FOR, CLICKS_FOR = "counts_for", "clicks_for"  # sums of train rows: rows that they stand for, clicks of these
 OF_CLICKS = "rate_of_clicks"  # the shares that rows with a click tell

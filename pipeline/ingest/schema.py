@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import xxhash
 
-from pipeline.config import BINNINGS, PERCENTILE, DataConfig, SamplingConfig, SplitConfig, TaskLabel
-from pipeline.config.features import LIST, MAP, ONE
+from pipeline.config.data import DataConfig
+from pipeline.config.features import BINNINGS, LIST, MAP, ONE, PERCENTILE
+from pipeline.config.ingest import SamplingConfig, SplitConfig
 from pipeline.config.sequences import AGE, DROP, EVENT_TIME, EventColumn, SequenceConfig, event_feature
+from pipeline.config.tasks import TaskLabel
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.histories.plan import HistoryPlan
-from pipeline.records import (
+from pipeline.records.dataset import (
     LABEL,
     NEGATIVE_RATE,
     RESERVED_ROWS,
@@ -24,8 +26,8 @@ from pipeline.records import (
     vector_columns,
     weight_column,
 )
-from pipeline.specs import LABEL_KINDS, TaskSpec, mapping_of
-from pipeline.specs.id_mapping import IdMapping
+from pipeline.specs.id_mapping import IdMapping, mapping_of
+from pipeline.specs.label_kind import LABEL_KINDS, TaskSpec
 
 DAY = "day"
 EVENT, EVENT_CHECK = "event:key", "event:check"  # columns of typed rows: two hashes of an event's key

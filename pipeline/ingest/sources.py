@@ -22,7 +22,7 @@ from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.rawfiles import COMPRESSED
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.text import line_count, read_lines
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 PART_BLOCKS = 4  # blocks of a part that another process or thread reads
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")

@@ -16,7 +16,8 @@ from typing import Any
 
 import polars as pl
 
-from pipeline.config import DataConfig, IngestConfig
+from pipeline.config.data import DataConfig
+from pipeline.config.ingest import IngestConfig
 from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, history, synthetic, table_specs
 from pipeline.ingest.blocks import CountJob, TransformJob
@@ -40,10 +41,10 @@ from pipeline.ingest.time_split import find_cut
 from pipeline.ingest.times import TimeSplit
 from pipeline.ingest.transform_pass import FittedState
 from pipeline.ingest.validation import RejectCounts, check_day, check_kept, held
-from pipeline.records import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
-from pipeline.specs import Snapshot
+from pipeline.records.dataset import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
+from pipeline.specs.connector import Snapshot
 from pipeline.specs.id_mapping import FittedMapping, FittingDay
-from pipeline.store import Draft, Store
+from pipeline.store.artifacts import Draft, Store
 
 QUALITY = "quality.json"
 OTHER_DAYS = "rows of other days"  # where they are, for the split by place: the same in a range and day by day

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipeline.config import PERCENTILE, SplitConfig
+from pipeline.config.features import PERCENTILE
+from pipeline.config.ingest import SplitConfig
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.ingest.binning import bin_bounds
 from pipeline.ingest.moments import LOG_QUANTUM, Moments
@@ -23,7 +24,7 @@ from pipeline.ingest.schema import DataSpec, DenseSpec, EventSource, SequenceSpe
 from pipeline.ingest.statistics_pass import Fit, Partial
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.transform_pass import DenseTransform, FittedState, lossy, with_vocabulary
-from pipeline.records import (
+from pipeline.records.dataset import (
     ROW_WEIGHT,
     TRANSFORMS,
     DatasetSchema,
@@ -35,9 +36,9 @@ from pipeline.records import (
     SparseColumn,
     TaskColumn,
 )
-from pipeline.specs import ID_MAPPINGS
-from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
-from pipeline.store import Artifact, Store
+from pipeline.specs.id_mapping import ID_MAPPINGS, Counts, FittedMapping, FittingDay
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
 _HISTORY = ("by", "days", "where", "lag_minutes")

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import polars.selectors as cs
 
-from pipeline.config import SplitConfig
+from pipeline.config.ingest import SplitConfig
 from pipeline.ingest.counts import BinCounts
 from pipeline.ingest.dictionary_encoding import Coded, coded_ids, without_hashes
 from pipeline.ingest.duplicate_rate import Contents, row_hashes
@@ -27,7 +27,7 @@ from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.times import HOUR, TimeSplit, test_hours_from
 from pipeline.ingest.vectors import lengths_of, moments_of
-from pipeline.records import LABEL, ROW_WEIGHT, VALIDATION
+from pipeline.records.dataset import LABEL, ROW_WEIGHT, VALIDATION
 from pipeline.specs.id_mapping import Counts, IdCounts
 
 

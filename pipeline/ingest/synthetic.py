@@ -19,7 +19,8 @@ import fsspec
 import numpy as np
 import polars as pl
 
-from pipeline.config import DataConfig, SyntheticConfig
+from pipeline.config.data import DataConfig
+from pipeline.config.synthetic import SyntheticConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest.ground_truth import DENSE, SPARSE, Truth, aged, planted_truth, quad_logits, sigmoid, with_bias
 from pipeline.ingest.schema import CRITEO_COLUMNS, DAY, TIME, data_spec, require_columns
@@ -27,7 +28,7 @@ from pipeline.ingest.sources import RawBlock, Source
 from pipeline.ingest.synthetic_users import COLUMNS as USER_COLUMNS
 from pipeline.ingest.synthetic_users import user_rows
 from pipeline.ingest.zones import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from pipeline.records import TRUE_PROBABILITY
+from pipeline.records.dataset import TRUE_PROBABILITY
 from pipeline.units import MIB
 
 VERSION = "synthetic-1"

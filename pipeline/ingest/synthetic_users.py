@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from pipeline.config import SyntheticConfig
+from pipeline.config.synthetic import SyntheticConfig
 from pipeline.ingest.ground_truth import sigmoid, with_bias
 from pipeline.ingest.schema import DAY, TIME
 from pipeline.ingest.zones import SECONDS_PER_DAY
-from pipeline.records import TRUE_PROBABILITY
+from pipeline.records.dataset import TRUE_PROBABILITY
 
 COLUMNS = ["label", "user", "item", "category"]
 NEVER = -1  # in place of an item: the user saw none of that category yet

@@ -20,13 +20,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.formats.columnar import WHOLE, Parquet, Part, row_groups
 from pipeline.ingest.schema import DataSpec, data_spec, require_columns
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, readable
-from pipeline.specs import Delivery, Excerpt, Snapshot
+from pipeline.specs.connector import Delivery, Excerpt, Snapshot
 
 EXCERPT_FILES = 8  # that are looked into
 _DECORATION = re.compile("\x1b\\[[0-9;]*m|\u21b3")

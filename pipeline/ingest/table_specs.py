@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config import DataConfig, TableFigures
+from pipeline.config.data import DataConfig
+from pipeline.config.features import TableFigures
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
-from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn, TaskColumn
+from pipeline.records.dataset import DatasetSchema, FeatureProfile, Profile, SparseColumn, TaskColumn
 from pipeline.specs.id_mapping import curve_points
-from pipeline.store import Draft
+from pipeline.store.artifacts import Draft
 
 VERSION = "tables-1"  # part of the dataset's key: raise it where the same configuration gives another profile
 EXACT = 4096

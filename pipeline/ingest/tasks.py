@@ -12,8 +12,8 @@ from pipeline.ingest.rejects import RejectedRows
 from pipeline.ingest.sampling import came_with
 from pipeline.ingest.schema import CLICKED_LATER, DataSpec
 from pipeline.ingest.values import number_of
-from pipeline.records import LABEL, ROW_WEIGHT, task_column
-from pipeline.specs import MAIN_TASK, TaskSpec
+from pipeline.records.dataset import LABEL, ROW_WEIGHT, task_column
+from pipeline.specs.label_kind import MAIN_TASK, TaskSpec
 
 
 def typed(name: str) -> str:

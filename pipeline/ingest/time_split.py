@@ -9,7 +9,7 @@ from datetime import date
 import numpy as np
 import polars as pl
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest import events
 from pipeline.ingest.days import day_number

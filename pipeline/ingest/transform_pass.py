@@ -21,7 +21,7 @@ from pipeline.ingest.times import HOUR
 from pipeline.ingest.values import FLOAT32_MAX
 from pipeline.ingest.vectors import scaled
 from pipeline.native.columns import looked_up, taken, unseen
-from pipeline.records import (
+from pipeline.records.dataset import (
     LABEL,
     MISSING_ROW,
     SPLIT_HOUR,

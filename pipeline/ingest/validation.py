@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest import days
 from pipeline.ingest.quality import QualityVerdict, beyond
@@ -15,7 +15,7 @@ from pipeline.ingest.statistics_pass import Fit
 from pipeline.ingest.tasks import typed
 from pipeline.ingest.text import LINE_TOO_LONG
 from pipeline.ingest.times import test_hours_from, time_text
-from pipeline.records import BY_LOGIT, ROW_WEIGHT, VALIDATION
+from pipeline.records.dataset import BY_LOGIT, ROW_WEIGHT, VALIDATION
 
 
 @dataclass

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.spill import Spill
-from pipeline.records import RESERVED_ROWS
+from pipeline.records.dataset import RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, IdCounts
 
 COUNTS = {"hash": pl.UInt64, "id": pl.String, "count": pl.Int64}

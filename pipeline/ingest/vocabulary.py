@@ -17,7 +17,7 @@ import polars as pl
 
 from pipeline.errors import ConfigError
 from pipeline.ingest.vocab_counts import kept_ids
-from pipeline.records import RESERVED_ROWS
+from pipeline.records.dataset import RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, MappedFeature, id_columns, no_rows_freed
 
 FORGET_AFTER_DAYS = 30  # candidates, where nothing is evicted

@@ -10,8 +10,9 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
-from pipeline.config import Config, PodConfig, PodResources
+from pipeline.config import Config
 from pipeline.config.kubernetes import EMBEDDING
+from pipeline.config.launch import PodConfig, PodResources
 from pipeline.cpus import available_cpus
 from pipeline.logs import level_arguments
 from pipeline.specs import STAGES

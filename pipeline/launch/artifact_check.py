@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pipeline.errors import ArtifactError
-from pipeline.records import members_of
-from pipeline.store import Artifact, Store
+from pipeline.records.ensemble import members_of
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 
 def size_problem(store: Store, artifact: Artifact) -> str:

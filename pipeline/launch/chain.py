@@ -33,10 +33,11 @@ from pipeline.launch.run_records import Report, StageEnd, assemble, clear_report
 from pipeline.launch.schedulers import scheduler
 from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.stage_logs import exit_hint, never_met
-from pipeline.records import Grown, Result, Shrunk, StageAttempt
+from pipeline.records.result import Grown, Result, Shrunk, StageAttempt
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.store.removal import remove
 from pipeline.store.retrying import explained
 

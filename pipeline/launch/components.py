@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import LaunchConfig, PodResources
 from pipeline.config.kubernetes import EMBEDDING
+from pipeline.config.launch import LaunchConfig, PodResources
 from pipeline.errors import ConfigError
 from pipeline.specs import STAGES
 

@@ -21,7 +21,7 @@ from pipeline.launch.signals import Interrupted, handled
 from pipeline.launch.stage_logs import never_met
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 
 class LocalStages:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from pipeline.clock import CLOCK, Clock
 from pipeline.records.runs import run_directory
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 from pipeline.store.errors import taken
 from pipeline.store.lease import Lease, LeaseFile
 

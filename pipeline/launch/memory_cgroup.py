@@ -16,7 +16,8 @@ from pathlib import Path
 from pipeline.config import Config
 from pipeline.errors import GuardError
 from pipeline.records.runs import Step
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.units import GIB
 
 _MOUNTS = Path("/proc/self/mounts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pipeline.config import HardwareConfig
+from pipeline.config.hardware import HardwareConfig
 from pipeline.config.kubernetes import EMBEDDING
 from pipeline.errors import LaunchError
 

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pipeline.errors import ArtifactError, NightjarError, exit_code_of
-from pipeline.records import ErrorPart, Grown, Result, Shrunk, StageAttempt, StageOutcome
+from pipeline.records.result import ErrorPart, Grown, Result, Shrunk, StageAttempt, StageOutcome
 from pipeline.records.runs import Step, run_directory, steps_of, steps_record
 from pipeline.specs import STAGES
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 MARK = "nightjar-report: "  # before a report in the error stream
 UNEXPECTED = "Unexpected"

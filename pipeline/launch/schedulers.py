@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.config import Config
 from pipeline.launch.locks import run_lock
 from pipeline.launch.protocol import StageRunner
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 if TYPE_CHECKING:
     from pipeline.launch.kubernetes.api import Api

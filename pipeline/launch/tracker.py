@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError
-from pipeline.records import Result
+from pipeline.records.result import Result
 from pipeline.records.runs import Step
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 if TYPE_CHECKING:
     from torchx.tracker.api import TrackerBase

@@ -12,10 +12,11 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import ModelConfig, TaskOptions
+from pipeline.config.model import ModelConfig
+from pipeline.config.tasks import TaskOptions
 from pipeline.errors import ConfigError
-from pipeline.models import build_model
-from pipeline.specs import MODELS, ModelCosts, ModelInputs
+from pipeline.models.build import build_model
+from pipeline.specs.model import MODELS, ModelCosts, ModelInputs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers import HeadedRanker, Logit, Vectors, pair_products, top_mlp, with_own_weights
-from pipeline.specs import ModelInputs
+from pipeline.models.layers.interaction import Vectors, pair_products, with_own_weights
+from pipeline.models.layers.mlp import HeadedRanker, Logit, top_mlp
+from pipeline.specs.model import ModelInputs
 
 if TYPE_CHECKING:
     from pipeline.models.settings import DeepFmConfig

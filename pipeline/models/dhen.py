@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers import DotInteraction, HeadedRanker, Logit, SelfAttention, VectorLinear, Vectors, top_mlp
-from pipeline.models.layers.interaction import LowRankCross
-from pipeline.specs import ModelInputs
+from pipeline.models.layers.interaction import DotInteraction, LowRankCross, VectorLinear, Vectors
+from pipeline.models.layers.jagged import SelfAttention
+from pipeline.models.layers.mlp import HeadedRanker, Logit, top_mlp
+from pipeline.specs.model import ModelInputs
 
 if TYPE_CHECKING:
     from pipeline.models.settings import DhenConfig

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from pipeline.errors import ConfigError
-from pipeline.models.layers import DotInteraction, HeadedRanker, Logit, compute_dtype, mlp, top_mlp
-from pipeline.specs import ModelInputs
+from pipeline.models.layers.interaction import DotInteraction
+from pipeline.models.layers.mlp import HeadedRanker, Logit, compute_dtype, mlp, top_mlp
+from pipeline.specs.model import ModelInputs
 
 if TYPE_CHECKING:
     from pipeline.models.settings import DlrmConfig

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError
-from pipeline.models.layers import BilinearLogit, FeatureGate, Ranker, concat_vectors, mlp, top_mlp
-from pipeline.specs import ModelInputs
+from pipeline.models.layers.interaction import BilinearLogit, concat_vectors
+from pipeline.models.layers.mlp import FeatureGate, Ranker, mlp, top_mlp
+from pipeline.specs.model import ModelInputs
 
 if TYPE_CHECKING:
     from pipeline.models.settings import FinalMlpConfig

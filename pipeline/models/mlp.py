@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pipeline.models.layers import HeadedRanker, Logit, concat_vectors, top_mlp
-from pipeline.specs import ModelInputs
+from pipeline.models.layers.interaction import concat_vectors
+from pipeline.models.layers.mlp import HeadedRanker, Logit, top_mlp
+from pipeline.specs.model import ModelInputs
 
 if TYPE_CHECKING:
     from pipeline.models.settings import MlpConfig

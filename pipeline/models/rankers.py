@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.specs import ModelInputs
+from pipeline.specs.model import ModelInputs
 
 if TYPE_CHECKING:
-    from pipeline.models.layers import Ranker
+    from pipeline.models.layers.mlp import Ranker
 from pipeline.models.settings import (
     DcnV2Config,
     DeepFmConfig,
@@ -30,7 +30,7 @@ class DlrmModel:
     def build(self, config: DlrmConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
         from pipeline.models.dlrm import Dlrm
-        from pipeline.models.layers import initialise
+        from pipeline.models.layers.mlp import initialise
 
         return initialise(Dlrm(config, inputs), inputs.seed)
 
@@ -47,7 +47,7 @@ class DcnV2Model:
     def build(self, config: DcnV2Config, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
         from pipeline.models.dcnv2 import DcnV2
-        from pipeline.models.layers import initialise
+        from pipeline.models.layers.mlp import initialise
 
         return initialise(DcnV2(config, inputs), inputs.seed)
 
@@ -64,7 +64,7 @@ class DeepFmModel:
     def build(self, config: DeepFmConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
         from pipeline.models.deepfm import DeepFm
-        from pipeline.models.layers import initialise
+        from pipeline.models.layers.mlp import initialise
 
         return initialise(DeepFm(config, inputs), inputs.seed)
 
@@ -80,7 +80,7 @@ class WideDeepModel:
 
     def build(self, config: WideDeepConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.layers import initialise
+        from pipeline.models.layers.mlp import initialise
         from pipeline.models.wide_deep import WideDeep
 
         return initialise(WideDeep(config, inputs), inputs.seed)
@@ -98,7 +98,7 @@ class FinalMlpModel:
     def build(self, config: FinalMlpConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
         from pipeline.models.finalmlp import FinalMlp
-        from pipeline.models.layers import initialise
+        from pipeline.models.layers.mlp import initialise
 
         return initialise(FinalMlp(config, inputs), inputs.seed)
 
@@ -114,7 +114,7 @@ class MaskNetModel:
 
     def build(self, config: MaskNetConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.layers import initialise
+        from pipeline.models.layers.mlp import initialise
         from pipeline.models.masknet import MaskNet
 
         return initialise(MaskNet(config, inputs), inputs.seed)
@@ -132,7 +132,7 @@ class DhenModel:
     def build(self, config: DhenConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
         from pipeline.models.dhen import Dhen
-        from pipeline.models.layers import initialise
+        from pipeline.models.layers.mlp import initialise
 
         return initialise(Dhen(config, inputs), inputs.seed)
 
@@ -148,7 +148,7 @@ class WukongModel:
 
     def build(self, config: WukongConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.layers import initialise
+        from pipeline.models.layers.mlp import initialise
         from pipeline.models.wukong import Wukong
 
         return initialise(Wukong(config, inputs), inputs.seed)
@@ -165,7 +165,7 @@ class MlpModel:
 
     def build(self, config: MlpConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.layers import initialise
+        from pipeline.models.layers.mlp import initialise
         from pipeline.models.mlp import MlpRanker
 
         return initialise(MlpRanker(config, inputs), inputs.seed)

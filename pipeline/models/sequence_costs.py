@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from pipeline.config import ModelConfig
-from pipeline.records import DatasetSchema, SequenceGroup, SequenceProfile
+from pipeline.config.model import ModelConfig
+from pipeline.records.dataset import DatasetSchema, SequenceGroup, SequenceProfile
 
 SAMPLES = 16  # of the pass that is counted; real ones, since the work depends on the lengths
 NORMAL_P99 = 2.326  # standard deviations from the mean of a normal distribution to its 99th percentile

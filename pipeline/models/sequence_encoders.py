@@ -8,12 +8,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.config import ModelConfig
+from pipeline.config.model import ModelConfig
 from pipeline.config.sequences import AGE, event_feature
-from pipeline.models.layers import EventWeights, Jagged, SequenceVector, initialise, mlp, wide
-from pipeline.models.layers.jagged import SiluWeights, SoftmaxWeights, causal, newest
-from pipeline.records import DatasetSchema, SequenceGroup
-from pipeline.specs import BlockInputs
+from pipeline.models.layers.jagged import (
+    EventWeights,
+    Jagged,
+    SequenceVector,
+    SiluWeights,
+    SoftmaxWeights,
+    causal,
+    newest,
+    wide,
+)
+from pipeline.models.layers.mlp import initialise, mlp
+from pipeline.records.dataset import DatasetSchema, SequenceGroup
+from pipeline.specs.model import BlockInputs
 
 
 class TargetAttention(nn.Module):

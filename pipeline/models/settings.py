@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from pipeline.config import ModelConfig
 from pipeline.config.fields import setting
+from pipeline.config.model import ModelConfig
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:

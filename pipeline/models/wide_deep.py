@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.models.layers import HeadedRanker, Logit, MaxNorm, concat_vectors, top_mlp, with_own_weights
-from pipeline.specs import ModelInputs
+from pipeline.models.layers.interaction import concat_vectors, with_own_weights
+from pipeline.models.layers.mlp import HeadedRanker, Logit, MaxNorm, top_mlp
+from pipeline.specs.model import ModelInputs
 
 if TYPE_CHECKING:
     from pipeline.models.settings import WideDeepConfig

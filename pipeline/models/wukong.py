@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers import HeadedRanker, Logit, VectorLinear, Vectors, mlp, top_mlp
-from pipeline.specs import ModelInputs
+from pipeline.models.layers.interaction import VectorLinear, Vectors
+from pipeline.models.layers.mlp import HeadedRanker, Logit, mlp, top_mlp
+from pipeline.specs.model import ModelInputs
 
 if TYPE_CHECKING:
     from pipeline.models.settings import WukongConfig

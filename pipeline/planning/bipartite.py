@@ -17,7 +17,7 @@ from pipeline.planning.hardware import check_hardware, fast_memory, memory_gib, 
 from pipeline.planning.inputs import PlanInputs, table_side, worker_side
 from pipeline.planning.reservations import dense_bytes
 from pipeline.planning.step_prediction import Prediction, predict
-from pipeline.records import Plan
+from pipeline.records.plan import Plan
 from pipeline.units import GIB
 
 EXCHANGES = ("input_exchange", "output_exchange", "gradient_exchange")

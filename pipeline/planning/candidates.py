@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from pipeline.config import HardwareConfig, TrainConfig
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.train import TrainConfig
 from pipeline.planning.choices import (
     DATA_PARALLEL,
     ROW_WISE,
@@ -25,7 +26,7 @@ from pipeline.planning.choices import (
 from pipeline.planning.cost import FLOAT, ShardLoad, missing_rows, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
 from pipeline.planning.shard_workload import Asked, ShardBlock, asked_of
-from pipeline.records import HOST_ROW_BYTES, MARK_BYTES
+from pipeline.records.plan import HOST_ROW_BYTES, MARK_BYTES
 from pipeline.records.scratch import NUMBER_BYTES, log_shape, place_bytes
 
 # A cache may hold these shares of a table's rows; TorchRec's default is 0.2.

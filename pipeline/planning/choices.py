@@ -11,14 +11,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.config import SHARDING_TYPES, DataConfig, HardwareConfig
+from pipeline.config.data import DataConfig
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.plan import SHARDING_TYPES
 from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.errors import ArtifactError
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve
 from pipeline.planning.inputs import PlanInputs
-from pipeline.specs import ID_MAPPINGS
+from pipeline.specs.id_mapping import ID_MAPPINGS
 from pipeline.specs.optimizers import TableOptimizer
 
 DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE = SHARDING_TYPES

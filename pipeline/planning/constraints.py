@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.config import HardwareConfig, PlanConfig, TablePin
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.plan import PlanConfig, TablePin
 from pipeline.errors import ConfigError
 from pipeline.planning.choices import (
     COLUMN_STEP,
@@ -22,7 +23,7 @@ from pipeline.planning.choices import (
     tiers_of,
 )
 from pipeline.planning.hardware import tiers
-from pipeline.specs import TABLE_OPTIMIZERS
+from pipeline.specs.optimizers import TABLE_OPTIMIZERS
 
 CACHED = ("hbm_cached", "ssd")
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.config import HardwareConfig, ModelConfig
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.model import ModelConfig
 from pipeline.models.costs import model_costs
 from pipeline.models.sequence_costs import BlockCosts, events_of_batch, sequence_costs
-from pipeline.records import PHASES, DatasetSchema, SequenceProfile
+from pipeline.records.dataset import DatasetSchema, SequenceProfile
+from pipeline.records.plan import PHASES
 from pipeline.records.scratch import write_amplification
-from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer, task_inputs
+from pipeline.specs.model import ModelCosts, ModelInputs, task_inputs
+from pipeline.specs.optimizers import TableOptimizer
 
 FLOAT = 4
 LINE = 64  # bytes that memory moves at least: a processor's cache line

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.config import HardwareConfig
+from pipeline.config.hardware import HardwareConfig
 from pipeline.planning.candidates import STOCK_CACHE, Offer, places
 from pipeline.planning.choices import ROW_WISE, TABLE_ROW_WISE
 from pipeline.planning.search import Placement, PlacementSpace

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from pipeline.config import TIERS, HardwareConfig, PlanConfig
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.plan import TIERS, PlanConfig
 from pipeline.errors import ConfigError
 from pipeline.units import GIB
 

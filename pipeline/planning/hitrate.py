@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeline.records import FeatureProfile
+from pipeline.records.dataset import FeatureProfile
 
 EXACT_RANKS = 1000  # ranks whose Zipf mass is summed one by one; beyond, the midpoint integral is exact to 1e-7
 KNOTS_PER_DECADE = 8

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from pipeline.config import TablePin
+from pipeline.config.plan import TablePin
 from pipeline.errors import NightjarError, PlanError
 from pipeline.planning.choices import COLUMN_STEP, ROW_WISE, PlannedTable, impossible
 from pipeline.planning.hardware import MEMORIES, Capacity, fast_memory, memories, memory_gib, size_text

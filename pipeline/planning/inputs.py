@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
-from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, ModelConfig, PlanConfig, TrainConfig
-from pipeline.config.hardware import OF_EMBEDDING_HOSTS
+from pipeline.config import Config
+from pipeline.config.data import DataConfig
+from pipeline.config.hardware import OF_EMBEDDING_HOSTS, HardwareConfig
+from pipeline.config.ingest import IngestConfig
+from pipeline.config.model import ModelConfig
+from pipeline.config.plan import PlanConfig
+from pipeline.config.train import TrainConfig
 from pipeline.planning.cost import EventLengths
-from pipeline.records import DatasetSchema, Profile
+from pipeline.records.dataset import DatasetSchema, Profile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,10 @@ from datetime import date, timedelta
 
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.planning.growth import LEAST_NIGHTS, History
-from pipeline.records import DatasetSchema, read
-from pipeline.store import Artifact, Store
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.record import read
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 MOST_NIGHTS = 30
 

@@ -18,8 +18,9 @@ from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.nights import Limit, Nights, check_tables
 from pipeline.planning.planner import make_plan, sketch
 from pipeline.planning.problem import build_problem
-from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile
+from pipeline.records.dataset import DatasetSchema, FeatureProfile, Profile
 from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook, TierOutlook
+from pipeline.records.plan import Plan
 
 SHOWN_PARTS = 3  # plans are shown of tonight and so many equal parts of the nights
 CAPPED = 3  # the most tables whose limits a remedy lowers

@@ -10,8 +10,9 @@ from typing import Any
 
 from pipeline.errors import ArtifactError
 from pipeline.planning.hardware import MEMORIES
-from pipeline.records import MovedTable, Plan, PlanDiff, PlanSide, ShardPlan, TablePlan, TierBytes, read
-from pipeline.store import Store
+from pipeline.records.plan import MovedTable, Plan, PlanDiff, PlanSide, ShardPlan, TablePlan, TierBytes
+from pipeline.records.record import read
+from pipeline.store.artifacts import Store
 
 PINS = "plan.tables."
 FILE = "plan.json"

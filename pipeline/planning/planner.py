@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.config import HardwareConfig
+from pipeline.config.hardware import HardwareConfig
 from pipeline.planning.bipartite import bipartite_plan
 from pipeline.planning.candidates import offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, PlannedTable
@@ -16,7 +16,7 @@ from pipeline.planning.problem import PlanningProblem, build_problem, rounds
 from pipeline.planning.quiet import quiet
 from pipeline.planning.report import reason
 from pipeline.planning.search import BestPlacement, Placement, PlacementSpace, anywhere, best
-from pipeline.records import Plan, ShardPlan, TablePlan
+from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.units import GIB
 
 

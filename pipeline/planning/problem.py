@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pipeline.config import SHARDING_TYPES, HardwareConfig, PlanConfig
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.plan import SHARDING_TYPES, PlanConfig
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
 from pipeline.planning.candidates import BESIDE

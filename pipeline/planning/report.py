@@ -6,12 +6,13 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.config import TIERS, HardwareConfig
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.plan import TIERS
 from pipeline.planning.candidates import Offer
 from pipeline.planning.choices import DATA_PARALLEL, TABLE_WISE, Choice, PlannedTable
 from pipeline.planning.hardware import MEMORIES, fast_memory, size_text
 from pipeline.planning.search import PlacementSpace
-from pipeline.records import PHASES, Plan, TablePlan
+from pipeline.records.plan import PHASES, Plan, TablePlan
 from pipeline.units import GIB
 
 SHOWN_TABLES = 40

@@ -7,8 +7,8 @@ from pipeline.embeddings.event_lookups import event_lookups
 from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.planning.cost import FLOAT, dense_costs, kept_activations, local_batch, vector_costs
 from pipeline.planning.inputs import PlanInputs
-from pipeline.records import DatasetSchema, Profile
-from pipeline.specs import ORDINARY_STATE
+from pipeline.records.dataset import DatasetSchema, Profile
+from pipeline.specs.optimizers import ORDINARY_STATE
 from pipeline.units import GIB
 
 # Thread stacks, allocator arenas, compiled kernels and decoder buffers of a training run, measured on a CPU.

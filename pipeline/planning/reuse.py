@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import ArtifactError
-from pipeline.records import DatasetSchema, Plan, Profile, read
-from pipeline.store import Store
+from pipeline.records.dataset import DatasetSchema, Profile
+from pipeline.records.plan import Plan
+from pipeline.records.record import read
+from pipeline.store.artifacts import Store
 
 MOST_CHANGE = 0.1  # of a table's lookups per sample
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from pipeline.config import HardwareConfig
+from pipeline.config.hardware import HardwareConfig
 from pipeline.planning.assign import assign
 from pipeline.planning.assign_model import AssignmentProblem, Candidate, ShardCost
 from pipeline.planning.candidates import BESIDE, Offer, places
 from pipeline.planning.cost import step_ms
 from pipeline.planning.hardware import Capacity
-from pipeline.records import PHASES
+from pipeline.records.plan import PHASES
 
 # A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises
 # (1 - w) x sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipeline.config import HardwareConfig
+from pipeline.config.hardware import HardwareConfig
 from pipeline.planning.choices import DATA_PARALLEL, PlannedTable
 from pipeline.planning.cost import ShardLoad
 

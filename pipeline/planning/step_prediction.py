@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.config import HardwareConfig
+from pipeline.config.hardware import HardwareConfig
 from pipeline.models.costs import model_costs
 from pipeline.planning.choices import DATA_PARALLEL, PlannedTable, tables_of
 from pipeline.planning.cost import (
@@ -29,8 +29,8 @@ from pipeline.planning.cost import (
 from pipeline.planning.inputs import PlanInputs, worker_side
 from pipeline.planning.reservations import dense_bytes, staged_row
 from pipeline.planning.shard_workload import ShardBlock, asked_of
-from pipeline.records import BESIDE_TRAINING, PHASES, Plan, TablePlan
-from pipeline.specs import ModelCosts, ModelInputs, task_inputs
+from pipeline.records.plan import BESIDE_TRAINING, PHASES, Plan, TablePlan
+from pipeline.specs.model import ModelCosts, ModelInputs, task_inputs
 
 WITHIN, BETWEEN = "within_hosts", "between_hosts"
 

@@ -30,8 +30,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 
-from pipeline.config import SHARDING_TYPES
-from pipeline.config import HardwareConfig as Hardware
+from pipeline.config.hardware import HardwareConfig as Hardware
+from pipeline.config.plan import SHARDING_TYPES
 from pipeline.planning.candidates import Stock, TableSharding
 from pipeline.planning.choices import Choice, PlannedTable, tiers_of
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning.hardware import MEMORIES
 from pipeline.planning.inputs import PlanInputs
-from pipeline.records import Plan, PlannedCase
+from pipeline.records.plan import Plan, PlannedCase
 
 Planner = Callable[[PlanInputs], Plan]
 

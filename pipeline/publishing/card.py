@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.records import ModelCard, TableLayout
+from pipeline.records.model_version import ModelCard
+from pipeline.records.serving import TableLayout
 
 CARD_TEXT = "README.md"
 _LARGEST = 8  # tables shown in the text

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pipeline.errors import ArtifactError, ConfigError, UnreachableError
 from pipeline.publishing.promotion import CURRENT, Current, Training, read_current, withdrawal, withdrawal_text
 from pipeline.publishing.versions import NAME, find_version, model_lock, model_path, models, version_path
-from pipeline.records import CARD, ListedModel, ListedVersion, ModelCard, RemovedVersion, ShownVersion, read
-from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.records.model_version import CARD, ListedModel, ListedVersion, ModelCard, RemovedVersion, ShownVersion
+from pipeline.records.record import read
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import MANIFEST, Artifact
 from pipeline.store.removal import age, forget, remove, store_time, written
 
 UNFINISHED = "not finished: it is being written, or its writer was killed (models gc removes it then)"

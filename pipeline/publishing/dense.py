@@ -25,23 +25,27 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
-from pipeline.config import DataConfig, HardwareConfig, ModelConfig
+from pipeline.config.data import DataConfig
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.model import ModelConfig
 from pipeline.embeddings.widths import Projections, projections
 from pipeline.errors import ArtifactError, NightjarError, OtherCodeError
 from pipeline.evaluation.ensemble_members import shares
-from pipeline.models import build_model
-from pipeline.models.layers import MaxNorm
+from pipeline.models.build import build_model
+from pipeline.models.layers.mlp import MaxNorm
 from pipeline.models.sequence_encoders import build_sequences
-from pipeline.records import DENSE, WEIGHTS, DatasetSchema, DenseRecord, Towers
-from pipeline.specs import ModelInputs, task_inputs
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.serving import DENSE, WEIGHTS, DenseRecord
+from pipeline.records.towers import Towers
+from pipeline.specs.model import ModelInputs, task_inputs
 from pipeline.store.retrying import passes
-from pipeline.towers import layout_of
+from pipeline.towers.layout import layout_of
 from pipeline.towers.modules import joined as joined_vectors
 from pipeline.towers.modules import projected_tower
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.store import Draft
+    from pipeline.store.artifacts import Draft
 
 CONFIG = "config.yaml"
 _RANKING, _TOWERS, _NORMALISE, _PROJECT = "head.ranking.", "towers.tower.", "head.normalise.", "head.project."

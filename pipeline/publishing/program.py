@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from pipeline.errors import ArtifactError
-from pipeline.store import Draft
+from pipeline.store.artifacts import Draft
 from pipeline.store.retrying import passes
 
 PROGRAM = "dense.pt2"

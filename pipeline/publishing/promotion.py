@@ -19,9 +19,13 @@ import xxhash
 
 from pipeline.errors import ArtifactError, ConfigError, DamagedError, LaunchError, PassingError, UnreachableError
 from pipeline.publishing.versions import model_lock, model_path, number_of, require_whole, version_path
-from pipeline.records import GATE, HOLD, WEIGHTS, GateRecord, Promotion, read
-from pipeline.store import Artifact, Store
+from pipeline.records.gate import GATE, HOLD, GateRecord
+from pipeline.records.model_version import Promotion
+from pipeline.records.record import read
+from pipeline.records.serving import WEIGHTS
+from pipeline.store.artifacts import Store
 from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
+from pipeline.store.manifest import Artifact
 from pipeline.store.retrying import explained, passes
 
 CURRENT = "current.json"

@@ -20,9 +20,10 @@ from pipeline.evaluation.calibration_curves import calibrated
 from pipeline.publishing.dense import CONFIG, read_dense
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.publishing.served_tables import TableReader, shares
-from pipeline.records import CALIBRATOR, DENSE, SERVING, WEIGHTS, CalibratorRecord, Description
-from pipeline.specs import MODELS
-from pipeline.store import Store
+from pipeline.records.model_version import CALIBRATOR, CalibratorRecord
+from pipeline.records.serving import DENSE, SERVING, WEIGHTS, Description
+from pipeline.specs.model import MODELS
+from pipeline.store.artifacts import Store
 
 SCORE_ROWS = 8192
 SCORE_EVENTS = 16_384  # of a pass: attention among events takes memory for each pair of them

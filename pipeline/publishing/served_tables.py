@@ -23,8 +23,8 @@ from torch import Tensor
 from pipeline.checkpoint.quantise import Coding, EncodedRows, choose_coding, decode, encode, packed_bytes
 from pipeline.checkpoint.reader import WINDOW_BYTES, ChainReader
 from pipeline.errors import ArtifactError
-from pipeline.records import TableLayout
-from pipeline.store import Draft
+from pipeline.records.serving import TableLayout
+from pipeline.store.artifacts import Draft
 
 FLOATS = {"fp16": torch.float16, "fp32": torch.float32}
 _RANGE_BYTES = 4

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 from pipeline.errors import ArtifactError, UnreachableError
-from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.store.artifacts import Store
 from pipeline.store.errors import taken
+from pipeline.store.manifest import MANIFEST, Artifact
 from pipeline.store.references import Record, RecordKind, References, key_of, of_manifest, run_of
 
 KIND = "model"

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records import Curve, Evaluation
+from pipeline.records.gate import Curve
+from pipeline.records.result import Evaluation
 from pipeline.report.page import Figure
 from pipeline.report.svg import Axis, Point, ReferenceLine, line_plot, percent_tick, reliability_plot
 

@@ -7,7 +7,15 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config.renamed import leaves
-from pipeline.records import CheckpointDiff, Compacted, Exported, ListedCheckpoint, ShownCheckpoint, TableSize, Verified
+from pipeline.records.checkpoint import (
+    CheckpointDiff,
+    Compacted,
+    Exported,
+    ListedCheckpoint,
+    ShownCheckpoint,
+    TableSize,
+    Verified,
+)
 from pipeline.units import text_table
 
 _MOST_CHANGES = 40

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records import Figures, Interval, RunChange, RunLine, RunsComparison
+from pipeline.records.gate import Figures, Interval
+from pipeline.records.runs import RunChange, RunLine, RunsComparison
 from pipeline.report.charts import STEPS
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template, pill, with_swatch
 from pipeline.report.svg import Axis, PlotCurve, series_plot

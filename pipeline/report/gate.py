@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records import HOLD, Check, GateRecord, Histogram, Importance, Interval, RowsPower, ServingCost, Slice
+from pipeline.records.ensemble import ServingCost
+from pipeline.records.gate import HOLD, Check, GateRecord, Histogram, Importance, Interval, RowsPower, Slice
 from pipeline.report.charts import calibration
 from pipeline.report.page import Figure, PageTable, from_template, pill
 from pipeline.report.svg import Axis, Frame, ReferenceLine, drawing, percent_tick, reference_lines, signed_tick, tag

@@ -9,18 +9,10 @@ from typing import Any
 
 from pipeline import units
 from pipeline.errors import ArtifactError, UnreachableError
-from pipeline.records import (
-    HOLD,
-    Curve,
-    ErrorPart,
-    Evaluation,
-    IngestPart,
-    Plan,
-    PlanPart,
-    Result,
-    TrainPart,
-    read,
-)
+from pipeline.records.gate import HOLD, Curve
+from pipeline.records.plan import Plan
+from pipeline.records.record import read
+from pipeline.records.result import ErrorPart, Evaluation, IngestPart, PlanPart, Result, TrainPart
 from pipeline.report.charts import run_figures
 from pipeline.report.gate import GATE_PAGE
 from pipeline.report.page import from_template, pill
@@ -45,7 +37,7 @@ from pipeline.report.tables import (
 )
 from pipeline.report.towers import TOWERS_PAGE
 from pipeline.specs import STAGES
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 RELIABILITY, ATTENTION = "reliability.json", "attention.json"
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records import ListedModel, ListedVersion, Removed, RemovedFromStore, RemovedVersions, ShownVersion
+from pipeline.records.model_version import ListedModel, ListedVersion, RemovedVersions, ShownVersion
+from pipeline.records.runs import Removed, RemovedFromStore
 
 
 def listing(models: Sequence[ListedModel]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pipeline import units
-from pipeline.records import NightRecord
+from pipeline.records.night import NightRecord
 from pipeline.report.page import from_template, pill
 from pipeline.report.tables import stages_bar, stages_table
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records import MovedTable, PlanDiff, PlannedCase, PlanSide
+from pipeline.records.plan import MovedTable, PlanDiff, PlannedCase, PlanSide
 from pipeline.units import text_table
 
 WIDTH = 80

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records import PHASES, Plan, TablePlan
+from pipeline.records.plan import PHASES, Plan, TablePlan
 from pipeline.report.page import COLOURS, PageTable, from_template, two_lines, with_meter, words
 from pipeline.report.stacked_bars import BarSeries, StackedBars, milliseconds
 from pipeline.report.svg import tag

@@ -8,10 +8,10 @@ from typing import Any
 
 from pipeline import units
 from pipeline.logs import TERMINAL, Terminal, show
-from pipeline.records import Result
+from pipeline.records.result import Result
 from pipeline.report.records import NORMS, MetricsLog
 from pipeline.report.summary import summary
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 log = logging.getLogger(__name__)
 CLEAR_TO_END = "\x1b[K"

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeline.store import Store, disk_errors
+from pipeline.store.artifacts import Store
+from pipeline.store.errors import disk_errors
 
 KEYS = (
     "step",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from markupsafe import Markup
 
 from pipeline import units
-from pipeline.records import DecisionRecord, SearchRecord
+from pipeline.records.search import DecisionRecord, SearchRecord
 from pipeline.report.page import Figure, PageTable, from_template, with_meter
 from pipeline.report.svg import Axis, PlotCurve, Point, series_plot
 from pipeline.units import text_table

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pipeline import units
-from pipeline.records import SequenceProfile
+from pipeline.records.dataset import SequenceProfile
 from pipeline.report.page import Figure
 from pipeline.report.svg import Axis, Frame, drawing, percent_tick, tag, ticks
 

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from pipeline import units
-from pipeline.records import HOLD, ErrorPart, Evaluation, Grown, Result, Shrunk, StageOutcome
+from pipeline.records.gate import HOLD
+from pipeline.records.result import ErrorPart, Evaluation, Grown, Result, Shrunk, StageOutcome
 from pipeline.specs import STAGES
 
 WIDTH = 80

@@ -8,20 +8,12 @@ from typing import Any
 from markupsafe import Markup
 
 from pipeline import units
-from pipeline.records import (
-    Evaluation,
-    IngestPart,
-    Milliseconds,
-    Plan,
-    PlanPart,
-    StageOutcome,
-    TablePlace,
-    TablePlan,
-    TrainPart,
-)
+from pipeline.records.plan import Plan, TablePlan
+from pipeline.records.result import Evaluation, IngestPart, Milliseconds, PlanPart, StageOutcome, TablePlace, TrainPart
 from pipeline.report.page import COLOURS, PageTable, pill, with_meter, with_swatch, words
 from pipeline.report.svg import tag
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 MOST_TABLES = 200
 # Parts of the configuration worth a glance. Of data, whose feature list is long, only plain values are shown.

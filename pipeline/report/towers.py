@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records import Plan, TowerEvidence, Towers
+from pipeline.records.plan import Plan
+from pipeline.records.towers import TowerEvidence, Towers
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template, with_swatch
 from pipeline.report.tables import rank_words
 from pipeline.report.towermap import heat_map, tower_map

@@ -27,20 +27,23 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.save import extent_of, pieces, report_of
-from pipeline.config import Config, TrainConfig
+from pipeline.config import Config
+from pipeline.config.train import TrainConfig
 from pipeline.embeddings.collection import build_collection, event_collection
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.tables import kernels
 from pipeline.errors import ConfigError
 from pipeline.launch.local_ranks import local_world
-from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import memory_gib
+from pipeline.planning.inputs import PlanInputs
+from pipeline.planning.planner import make_plan
 from pipeline.planning.quiet import quiet
-from pipeline.records import Extent, Index, Plan, TablePlan, TableSize
+from pipeline.records.checkpoint import Extent, Index, TableSize
+from pipeline.records.plan import Plan, TablePlan
 from pipeline.records.scale import DryRank, DryRun
 from pipeline.scaling.worlds import resized
-from pipeline.store import FileEntry
+from pipeline.store.manifest import FileEntry
 from pipeline.training.parquet import RowGroup
 from pipeline.training.sampler import BatchSampler, Order, decoded_share
 from pipeline.units import GIB, MIB

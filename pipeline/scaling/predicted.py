@@ -8,8 +8,8 @@ from dataclasses import replace
 from pipeline import units
 from pipeline.calibration.hardware_cache import find_kept
 from pipeline.config import Config
-from pipeline.planning import PlanInputs
 from pipeline.planning.hardware import figures as hardware_figures
+from pipeline.planning.inputs import PlanInputs
 from pipeline.records.scale import Scale, ScaleFigure, World
 from pipeline.scaling.worlds import Rates, wall_of, worlds
 from pipeline.training.sampler import decoded_share

@@ -13,12 +13,13 @@ import numpy as np
 
 from pipeline.calibration.trial import DENSE, Trial, make_dataset
 from pipeline.config import Config
-from pipeline.planning import PlanInputs
 from pipeline.planning.cost import FLOAT
+from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.reservations import row_bytes
 from pipeline.records.scale import ScaleFigure
 from pipeline.scaling.worlds import Rates
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.store.removal import remove
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _job(config: Config, path: str) -> Any:
     from pipeline.checkpoint.codings import Codings
     from pipeline.checkpoint.save import Job
     from pipeline.embeddings.table_optimizer_config import table_rules
-    from pipeline.records import TableSize
+    from pipeline.records.checkpoint import TableSize
     from pipeline.units import MIB
 
     rules, width = table_rules(config.model, config.train), config.model.embedding_dim

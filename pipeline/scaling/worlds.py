@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pipeline.config import CheckpointConfig, HardwareConfig
+from pipeline.config.checkpoint import CheckpointConfig
+from pipeline.config.hardware import HardwareConfig
 from pipeline.errors import ConfigError, PlanError
-from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.bipartite import predict_any
 from pipeline.planning.cost import BYTES_PER_MS
 from pipeline.planning.hardware import fast_memory, memory_gib
+from pipeline.planning.inputs import PlanInputs
+from pipeline.planning.planner import make_plan
 from pipeline.planning.step_prediction import BETWEEN, WITHIN, Prediction, step_parts
-from pipeline.records import Plan
+from pipeline.records.plan import Plan
 from pipeline.records.scale import Wall, World
 from pipeline.training.sampler import decoded_share
 from pipeline.units import GIB

@@ -8,10 +8,10 @@ from datetime import date, datetime, timedelta
 
 from pipeline.config import Config
 from pipeline.errors import DataError
-from pipeline.records import FAILED, HELD, PUBLISHED
+from pipeline.records.night import FAILED, HELD, PUBLISHED
 from pipeline.schedule.base import run_name
 from pipeline.schedule.nightly import INTERRUPTED, Run, read_record, run_night
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 Compose = Callable[[date], Config]
 LOOK_BACK_DAYS = 366

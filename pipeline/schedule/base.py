@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from datetime import date
 
-from pipeline.config import Config, NightlyConfig, ScheduleConfig
+from pipeline.config import Config
+from pipeline.config.nightly import NightlyConfig, ScheduleConfig
 from pipeline.errors import ConfigError
 from pipeline.publishing.promotion import incumbent, read_current
 from pipeline.publishing.versions import version_path
-from pipeline.records import Base
+from pipeline.records.night import Base
 from pipeline.specs import STAGES
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 
 def run_name(model: str, day: date) -> str:

@@ -15,12 +15,15 @@ from typing import Any
 
 from pipeline.errors import ArtifactError
 from pipeline.publishing.versions import VERSION_RECORDS
-from pipeline.records import EVENTS, HISTORIES, NIGHT, NightRecord
+from pipeline.records.dataset import EVENTS, HISTORIES
+from pipeline.records.night import NIGHT, NightRecord
 from pipeline.records.runs import run_directory
 from pipeline.records.study import TRYING, TrialRecord
 from pipeline.specs import STAGES
 from pipeline.specs.stage import Stage
-from pipeline.store import MANIFEST, Artifact, Store, reachable
+from pipeline.store.artifacts import Store
+from pipeline.store.errors import reachable
+from pipeline.store.manifest import MANIFEST, Artifact
 from pipeline.store.references import Record, RecordKind, References, key_of, of_manifest, read_record, run_of, unknown
 from pipeline.store.removal import written
 

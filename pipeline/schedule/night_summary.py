@@ -7,11 +7,15 @@ from typing import Any
 
 from pipeline.config.renamed import config_changes
 from pipeline.errors import ArtifactError, NightjarError
-from pipeline.records import GATE, HELD, Base, GateRecord, IngestPart, NightRecord, Plan, Result, read
+from pipeline.records.gate import GATE, GateRecord
+from pipeline.records.night import HELD, Base, NightRecord
+from pipeline.records.plan import Plan
+from pipeline.records.record import read
+from pipeline.records.result import IngestPart, Result
 from pipeline.records.runs import run_directory
 from pipeline.report.night import NIGHT_PAGE, NIGHT_TEXT, night_markdown, night_page
 from pipeline.report.summary import hosts_lines
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 from pipeline.units import decimal, plural
 
 # Settings that differ from night to night anyway, or only say where and how things run.

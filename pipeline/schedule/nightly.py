@@ -18,18 +18,21 @@ from typing import Any
 from pipeline import logs
 from pipeline.clock import CLOCK, Clock
 from pipeline.compose import compose, config_hash
-from pipeline.config import Config, DataConfig
+from pipeline.config import Config
+from pipeline.config.data import DataConfig
 from pipeline.errors import SIGNALLED, DataError, GateHeldError, LaunchError, NightjarError, PassingError, exit_code_of
 from pipeline.ingest.days import day_state, delivered_mark
 from pipeline.launch.signals import Interrupted
-from pipeline.records import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord, read
+from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord
+from pipeline.records.record import read
 from pipeline.records.runs import run_directory
 from pipeline.schedule.base import find_base, night_config, run_name
 from pipeline.schedule.dates import ANY_DAY, night_zone
 from pipeline.schedule.night_summary import finished_record, line_of, write_summary
 from pipeline.schedule.webhook import deliver
-from pipeline.store import Store, artifact_key
+from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
+from pipeline.store.manifest import artifact_key
 from pipeline.store.retrying import explained
 from pipeline.trackers.following import tell_night
 from pipeline.units import for_chat

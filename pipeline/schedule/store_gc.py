@@ -18,10 +18,13 @@ from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.errors import LaunchError
 from pipeline.launch.locks import night_lock, run_lock
 from pipeline.publishing import promotion, versions
-from pipeline.records import NightRecord, Removed, RemovedFromStore
-from pipeline.records.runs import run_directory
+from pipeline.records.night import NightRecord
+from pipeline.records.runs import Removed, RemovedFromStore, run_directory
 from pipeline.schedule.inventory import DATASET, RUN, SEARCH, STUDY, Folder, Inventory, take_stock
-from pipeline.store import MANIFEST, Store, reachable, removal
+from pipeline.store import removal
+from pipeline.store.artifacts import Store
+from pipeline.store.errors import reachable
+from pipeline.store.manifest import MANIFEST
 from pipeline.store.references import References, of_run, of_versions
 from pipeline.store.removal import Removal, store_time, written
 

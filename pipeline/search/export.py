@@ -10,9 +10,10 @@ import yaml
 
 from pipeline.compose.experiment import experiment_file
 from pipeline.config import Config
-from pipeline.records import SearchRecord, search_directory
+from pipeline.records.search import SearchRecord, search_directory
 from pipeline.report.search import search_page
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 BEST, PAGE = "best.yaml", "report.html"
 

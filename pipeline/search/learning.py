@@ -12,8 +12,8 @@ from torch.nn import functional
 from pipeline.checkpoint.train_state import flatten_optimizer, load_optimizer
 from pipeline.config import Config
 from pipeline.embeddings.table_optimizer_config import table_rules
-from pipeline.models.layers import initialise
-from pipeline.records import DatasetSchema
+from pipeline.models.layers.mlp import initialise
+from pipeline.records.dataset import DatasetSchema
 from pipeline.search.architecture import Choices, Costs, Gates
 from pipeline.search.rows import SearchBatch
 from pipeline.search.state import SearchState

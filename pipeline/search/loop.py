@@ -13,13 +13,14 @@ from pipeline import units
 from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.errors import PlanError
 from pipeline.machine import usable_memory
-from pipeline.records import DecisionRecord, SearchPoint, SearchRecord
+from pipeline.records.search import DecisionRecord, SearchPoint, SearchRecord
 from pipeline.search.architecture import Choices, Costs, LossWeights, tabulate
 from pipeline.search.learning import Learner
 from pipeline.search.rows import SearchBatch, SplitBatches, start_logit
 from pipeline.search.space import ArchitectureSpace
 from pipeline.search.state import SearchState, SearchStore
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.training.memory_budget import status_bytes
 from pipeline.training.sampler import Order, shuffle_key
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pipeline.config import Config
     from pipeline.models.settings import DlrmConfig
-    from pipeline.records import DatasetSchema
+    from pipeline.records.dataset import DatasetSchema
     from pipeline.search.architecture import Gates
     from pipeline.search.supernet import SuperNet
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import DataError
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.training.data import Batch, BatchReader, RowCounts
 from pipeline.training.parquet import DecodedColumns, Ragged, RowGroup, SplitReader, take_each
 from pipeline.training.sampler import Order

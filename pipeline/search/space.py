@@ -9,12 +9,14 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError
-from pipeline.planning import make_plan
 from pipeline.planning.bipartite import predict_any
 from pipeline.planning.inputs import PlanInputs
-from pipeline.records import Plan, Price, Profile, ShardPlan, TablePlan
-from pipeline.records.dataset import DatasetSchema
-from pipeline.specs import SEARCH_PARTS, Decision, SearchPart
+from pipeline.planning.planner import make_plan
+from pipeline.records.dataset import DatasetSchema, Profile
+from pipeline.records.plan import Plan, ShardPlan, TablePlan
+from pipeline.records.search import Price
+from pipeline.specs import SEARCH_PARTS
+from pipeline.specs.search_part import Decision, SearchPart
 
 BACKBONE = "dlrm"
 

@@ -13,7 +13,7 @@ import xxhash
 from torch import Tensor
 
 from pipeline.checkpoint.container import read_tensors, write_tensors
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 DIGEST = 16  # bytes of XXH3-128 before the tensors
 log = logging.getLogger(__name__)

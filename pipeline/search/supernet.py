@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.settings import DlrmConfig
-from pipeline.records import DatasetSchema
+from pipeline.records.dataset import DatasetSchema
 from pipeline.search.architecture import Gates
 
 Act = Callable[[Tensor, Gates], Tensor]

@@ -9,9 +9,9 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor, nn
 
-from pipeline.config import ModelConfig
+from pipeline.config.model import ModelConfig
 from pipeline.embeddings.table_optimizer_config import TableRules
-from pipeline.records import DatasetSchema
+from pipeline.records.dataset import DatasetSchema
 
 
 class SearchTables:

@@ -16,7 +16,7 @@ import yaml
 from pipeline.config.checkpoint import is_allowed
 from pipeline.config.sequences import event_feature
 from pipeline.ingest.schema import CRITEO_COLUMNS, QUOTE
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 # What all values go through before they are looked at, and what stands for a setting that a record does not have.
 _READING: dict[str, Any] = {"missing": [], "strip": False, "decimal": "."}

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.publishing.served_tables import record_bytes
-from pipeline.records import ServingCost, TableLayout
+from pipeline.records.ensemble import ServingCost
+from pipeline.records.serving import TableLayout
 
 if TYPE_CHECKING:
     from pipeline.training.parquet import SplitReader

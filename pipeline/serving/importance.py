@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.evaluation.metrics import entropy_of_rate
-from pipeline.records import Importance
+from pipeline.records.gate import Importance
 from pipeline.serving.scorer import one_thread, run_in_threads
 from pipeline.serving.scores import score_columns
 

@@ -19,16 +19,15 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from pipeline.config import BINNINGS
+from pipeline.config.features import BINNINGS
 from pipeline.ingest.ids import as_bits
 from pipeline.ingest.schema import DenseSpec
 from pipeline.ingest.state import dense_transform, unreadable_sequence
 from pipeline.ingest.transform_pass import DenseTransform, dense_column
-from pipeline.records import RESERVED_ROWS, TRANSFORMS, UNSEEN_ROW, vector_columns
+from pipeline.records.dataset import RESERVED_ROWS, TRANSFORMS, UNSEEN_ROW, vector_columns
 from pipeline.serving.comparable import differences
-from pipeline.specs import ID_MAPPINGS
-from pipeline.specs.id_mapping import FittedMapping, IdMapping
-from pipeline.store import Store
+from pipeline.specs.id_mapping import ID_MAPPINGS, FittedMapping, IdMapping
+from pipeline.store.artifacts import Store
 
 # What may differ between two mappings whose ids have the same hashes; ``max_ids`` only so that it can be made up for.
 _FREE = {"column", "rows", "vocab", "mapping", "spread", "required", "max_ids"}

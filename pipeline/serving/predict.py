@@ -17,12 +17,10 @@ import numpy as np
 import polars as pl
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.config import DataConfig
-from pipeline.config.data import connector_at
+from pipeline.config.data import DataConfig, connector_at
 from pipeline.cpus import available_cpus
 from pipeline.errors import ArtifactError, ConfigError, DataError
-from pipeline.evaluation import evaluate
-from pipeline.evaluation.metrics import evaluate_tasks, sigmoid
+from pipeline.evaluation.metrics import evaluate, evaluate_tasks, sigmoid
 from pipeline.ingest.file_source import FileSource, file_sources
 from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data
 from pipeline.ingest.rejects import Quarantine, Reject
@@ -30,11 +28,13 @@ from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, Source
 from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import local_version
-from pipeline.records import LABEL, Description, TaskColumn
+from pipeline.records.dataset import LABEL, TaskColumn
+from pipeline.records.serving import Description
 from pipeline.serving.ranks import Effort, Ranks, in_blocks
 from pipeline.serving.scorer import ScoredBlock, Scorer, one_thread
-from pipeline.specs import LABEL_KINDS, MAIN_TASK
-from pipeline.store import Store, disk_errors
+from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
+from pipeline.store.artifacts import Store
+from pipeline.store.errors import disk_errors
 from pipeline.store.files import whole_file
 from pipeline.units import MIB, plural
 

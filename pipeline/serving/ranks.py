@@ -31,7 +31,7 @@ from pipeline.launch.stage_logs import cause_of
 from pipeline.machine import own_memory, spare_memory
 from pipeline.serving.ipc import Channel, Message, block_message, block_of, scored_message, scored_of
 from pipeline.serving.scorer import ScoredBlock, Scorer
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 COMMAND = "scorer"  # of the fork server: what its ranks do
 # What ranks have imported when they start: nothing that imports Polars, which has threads.

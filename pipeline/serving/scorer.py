@@ -15,8 +15,9 @@ import numpy as np
 import polars as pl
 import torch
 
-from pipeline.config import Config, DataConfig, DedupeConfig, SamplingConfig, SplitConfig
-from pipeline.config.data import connector_at
+from pipeline.config import Config
+from pipeline.config.data import DataConfig, connector_at
+from pipeline.config.ingest import DedupeConfig, SamplingConfig, SplitConfig
 from pipeline.config.sequences import given_sequences
 from pipeline.errors import ArtifactError
 from pipeline.ingest.engines import in_order
@@ -29,11 +30,12 @@ from pipeline.ingest.state import read_state
 from pipeline.ingest.tasks import labels_of
 from pipeline.ingest.transform_pass import transform
 from pipeline.publishing.served import ServedModel
-from pipeline.records import Description, weight_column
+from pipeline.records.dataset import weight_column
 from pipeline.records.record import read
-from pipeline.records.serving import SERVING
-from pipeline.specs import MAIN_TASK, MODELS
-from pipeline.store import Store
+from pipeline.records.serving import SERVING, Description
+from pipeline.specs.label_kind import MAIN_TASK
+from pipeline.specs.model import MODELS
+from pipeline.store.artifacts import Store
 
 
 @dataclasses.dataclass(frozen=True)

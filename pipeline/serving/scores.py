@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.evaluation.baseline import BaselineRows
 from pipeline.publishing.served import ServedModel
 from pipeline.publishing.served_tables import is_set
-from pipeline.records import MISSING_ROW, RESERVED_ROWS, SequenceGroup
+from pipeline.records.dataset import MISSING_ROW, RESERVED_ROWS, SequenceGroup
 from pipeline.serving.incumbent_features import Translation
 from pipeline.serving.scorer import run_in_threads
 

@@ -1,12 +1,17 @@
 """Choices by name, and their registries. Nothing here imports torch."""
 
+from typing import Any
+
 from pipeline.specs import registries
-from pipeline.specs.connector import Connector, Delivery, Excerpt, Snapshot
-from pipeline.specs.id_mapping import IdMapping
-from pipeline.specs.label_kind import MAIN_TASK, LabelKind, TaskSpec, TaskSums
+from pipeline.specs.calibrator import CALIBRATORS, Calibrator, calibrator_docs
+from pipeline.specs.connector import CONNECTORS, Connector, Delivery, Excerpt, Snapshot
+from pipeline.specs.id_mapping import ID_MAPPINGS, IdMapping, id_mapping_docs, id_mapping_names, mapping_of
+from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK, LabelKind, TaskSpec, TaskSums
 from pipeline.specs.model import (
+    MODELS,
+    SEQUENCE_BLOCKS,
+    TASK_ARCHITECTURES,
     BlockInputs,
-    Calibrator,
     Model,
     ModelCosts,
     ModelInputs,
@@ -16,28 +21,11 @@ from pipeline.specs.model import (
     all_tasks,
     task_inputs,
 )
-from pipeline.specs.optimizers import ORDINARY_STATE, DenseOptimizer, TableOptimizer
-from pipeline.specs.registries import (
-    CALIBRATORS,
-    CONNECTORS,
-    DENSE_OPTIMIZERS,
-    ID_MAPPINGS,
-    LABEL_KINDS,
-    MODELS,
-    REGISTRIES,
-    SEQUENCE_BLOCKS,
-    TABLE_OPTIMIZERS,
-    TASK_ARCHITECTURES,
-    calibrator_docs,
-    default_stages,
-    id_mapping_docs,
-    id_mapping_names,
-    mapping_of,
-    search_part_docs,
-)
+from pipeline.specs.optimizers import DENSE_OPTIMIZERS, ORDINARY_STATE, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
+from pipeline.specs.registries import default_stages, search_part_docs
 from pipeline.specs.registry import Registry
 from pipeline.specs.search_part import Decision, SearchPart
-from pipeline.specs.stage import Stage, code_of
+from pipeline.specs.stage import Stage
 from pipeline.specs.tracker import Tracker
 
 __all__ = [
@@ -81,7 +69,6 @@ __all__ = [
     "Tracker",
     "all_tasks",
     "calibrator_docs",
-    "code_of",
     "default_stages",
     "id_mapping_docs",
     "id_mapping_names",
@@ -94,3 +81,18 @@ __all__ = [
 STAGES: Registry[Stage] = registries.STAGES
 TRACKERS: Registry[Tracker] = registries.TRACKERS
 SEARCH_PARTS: Registry[SearchPart] = registries.SEARCH_PARTS
+# All registries, for ``nightjar doctor``.
+REGISTRIES: tuple[Registry[Any], ...] = (
+    STAGES,
+    MODELS,
+    TABLE_OPTIMIZERS,
+    DENSE_OPTIMIZERS,
+    ID_MAPPINGS,
+    LABEL_KINDS,
+    TASK_ARCHITECTURES,
+    SEQUENCE_BLOCKS,
+    CALIBRATORS,
+    CONNECTORS,
+    TRACKERS,
+    SEARCH_PARTS,
+)

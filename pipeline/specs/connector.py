@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
+from pipeline.specs.registry import Registry
 
 if TYPE_CHECKING:
     from datetime import date
@@ -129,3 +130,6 @@ def newest(current: Snapshot, earlier: Callable[[int], Snapshot | None], mark: s
             return snapshot
         snapshot = earlier(back)
     return None
+
+
+CONNECTORS: Registry[Connector] = Registry("connector", setting="data.format", home="pipeline.ingest.connectors")

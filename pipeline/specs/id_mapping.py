@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from pipeline.errors import ConfigError
-from pipeline.records import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
+from pipeline.records.dataset import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
+from pipeline.specs.registry import Registry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -394,3 +395,27 @@ def curve_points(rows: int) -> np.ndarray:
 
     points = int(np.ceil(np.log10(rows) * POINTS_PER_DECADE)) + 1
     return np.unique(np.geomspace(1, rows, points).round().astype(np.int64))
+
+
+ID_MAPPINGS: Registry[IdMapping] = Registry(
+    "id mapping", setting="data.sparse_defaults.mapping", home="pipeline.ingest.id_mappings"
+)
+
+
+def mapping_of(chosen: str | None, default: str, bins: int | None) -> IdMapping:
+    """The mapping of a feature: bins if it has ``bins``, else the ``chosen`` one, else the ``default``."""
+    return ID_MAPPINGS.get(BINS if bins else chosen or default)
+
+
+def id_mapping_names() -> tuple[str, ...]:
+    """The mappings that a setting can name."""
+    return tuple(name for name in ID_MAPPINGS.names() if name != BINS)
+
+
+def id_mapping_docs() -> str:
+    """Documentation of these mappings, with the settings that each uses besides ``rows``."""
+    sentences = []
+    for each in (ID_MAPPINGS.get(name) for name in id_mapping_names()):
+        used = f" It uses {', '.join(f'`{name}`' for name in each.settings)}." if each.settings else ""
+        sentences.append(f"{each.name}: {each.doc}{used}")
+    return " ".join(sentences)

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipeline.specs.registry import Registry
+
 if TYPE_CHECKING:
     import numpy as np
     import polars as pl
@@ -81,3 +83,8 @@ class LabelKind(ABC):
     @abstractmethod
     def figures(self, labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float]:
         """The figures of held-out rows that have a label: ``samples`` and what ``records.TaskFigures`` lists."""
+
+
+LABEL_KINDS: Registry[LabelKind] = Registry(
+    "label kind", setting="data.tasks.<name>.kind", home="pipeline.ingest.label_kinds"
+)

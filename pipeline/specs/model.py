@@ -1,22 +1,21 @@
-"""The protocols of a ranking model and its parts: blocks for sequences, architectures for tasks, calibrators.
+"""The protocols of a ranking model and its parts: blocks for sequences, architectures for tasks.
 
 A module that defines one of them must not import torch at its top.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pipeline.records import TaskColumn
+from pipeline.records.dataset import TaskColumn
 from pipeline.specs.label_kind import MAIN_TASK
+from pipeline.specs.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from pipeline.records import CalibrationCurve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,20 +164,12 @@ def model_problem(spec: Any) -> str:
     return "" if callable(getattr(spec, "build", None)) else "which has no method build"
 
 
-class Calibrator(ABC):
-    """How a curve from a model's logits to calibrated ones is fitted on held-out rows: ``evaluation/calibrators.py``.
-
-    Its curve goes in straight lines through knots and on beyond them, in logits on both axes. It rises strictly, so it
-    changes no order of rows. ``least_clicks``: rows of each class that a fit needs. Methods import NumPy inside.
-    """
-
-    name: str
-    doc: str
-    least_clicks = 1
-
-    @abstractmethod
-    def fit(self, rows: Any) -> CalibrationCurve:
-        """The curve of ``rows`` (``evaluation.calibration_curves.CalibrationRows``), sorted and of both classes.
-
-        float64, the same for equal rows.
-        """
+MODELS: Registry[Model[Any]] = Registry(
+    "model", setting="model.name", home="pipeline.models", group="nightjar.models", problem=model_problem
+)
+TASK_ARCHITECTURES: Registry[TaskArchitecture] = Registry(
+    "task architecture", setting="model.tasks", home="pipeline.models.task_architectures"
+)
+SEQUENCE_BLOCKS: Registry[SequenceBlock] = Registry(
+    "sequence block", setting="model.sequences.<name>.block", home="pipeline.models.sequences"
+)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pipeline.specs.registry import Registry
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -146,3 +148,11 @@ class DenseOptimizer(Protocol):
         ``own``: parameters whose gradients only some ranks have (towers' modules). All others have equal gradients on
         all ranks, so an optimizer may deal its work on them to the ranks. Its parameter groups are ``groups`` in order.
         """
+
+
+TABLE_OPTIMIZERS: Registry[TableOptimizer] = Registry(
+    "table optimizer", setting="train.sparse_optimizer", home="pipeline.embeddings.table_optimizers"
+)
+DENSE_OPTIMIZERS: Registry[DenseOptimizer] = Registry(
+    "dense optimizer", setting="train.dense_optimizer", home="pipeline.training.dense_optimizers"
+)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.records import DatasetSchema
+    from pipeline.records.dataset import DatasetSchema
 
 
 @dataclass(frozen=True, kw_only=True)

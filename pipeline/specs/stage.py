@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from pipeline.records import Result
+from pipeline.records.result import Result
 from pipeline.records.runs import Step, run_directory
-from pipeline.specs.registries import REGISTRIES
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.store import Artifact, Draft, Store
+    from pipeline.store.artifacts import Draft, Store
+    from pipeline.store.manifest import Artifact
 
 
 @dataclass(frozen=True)
@@ -122,26 +122,6 @@ def _declared_quiet(kind: type) -> list[Field[Any]]:
 
 def _default(each: Field[Any]) -> Any:
     return each.default if each.default_factory is MISSING else each.default_factory()
-
-
-def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
-    """What a key with the settings ``uses`` covers of code.
-
-    Returns:
-        {"code": {"revision", "packages": {kind of choice: package and version}}}, without a revision of 0 and without
-        packages where everything chosen is built in; {} for neither, so that keys of earlier releases stay.
-    """
-    packages: dict[str, str] = {}
-    code: dict[str, Any] = {"revision": revision} if revision else {}
-    for registry in REGISTRIES:
-        if registry.group is None or not any(u.covers(registry.setting) and u.when(config) for u in uses):
-            continue
-        for _, name in values_at(config, registry.setting.split(".")):
-            if package := registry.package(name):
-                packages[registry.kind] = package
-    if packages:
-        code["packages"] = packages
-    return {"code": code} if code else {}
 
 
 class Drafting(Protocol):

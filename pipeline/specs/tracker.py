@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.config import TrackConfig
-    from pipeline.records import NightRecord, Result
-    from pipeline.store import Store
+    from pipeline.config.track import TrackConfig
+    from pipeline.records.night import NightRecord
+    from pipeline.records.result import Result
+    from pipeline.store.artifacts import Store
 
 
 @dataclass(frozen=True)

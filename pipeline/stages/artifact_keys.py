@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from typing import Any
 
 from pipeline.config import Config
 from pipeline.config.train import DenseOptions, SparseOptions
-from pipeline.specs import STAGES
-from pipeline.specs.stage import Use, always, use
+from pipeline.specs import REGISTRIES, STAGES
+from pipeline.specs.stage import Use, always, use, values_at
 
 
 def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...]:
@@ -32,6 +33,26 @@ def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...
         use("train.dense_options", "factor_every root_every start_step grafting", when=dense),
         use("train.dense_groups", "*.lr *.weight_decay", when=groups),
     )
+
+
+def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
+    """What a key with the settings ``uses`` covers of code.
+
+    Returns:
+        {"code": {"revision", "packages": {kind of choice: package and version}}}, without a revision of 0 and without
+        packages where everything chosen is built in; {} for neither, so that keys of earlier releases stay.
+    """
+    packages: dict[str, str] = {}
+    code: dict[str, Any] = {"revision": revision} if revision else {}
+    for registry in REGISTRIES:
+        if registry.group is None or not any(u.covers(registry.setting) and u.when(config) for u in uses):
+            continue
+        for _, name in values_at(config, registry.setting.split(".")):
+            if package := registry.package(name):
+                packages[registry.kind] = package
+    if packages:
+        code["packages"] = packages
+    return {"code": code} if code else {}
 
 
 def _given(options: SparseOptions | DenseOptions) -> bool:

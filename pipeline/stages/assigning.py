@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
-from pipeline.records import DatasetSchema, Plan, Profile, TowerEvidence, Towers
-from pipeline.store import Artifact, Store
+from pipeline.records.dataset import DatasetSchema, Profile
+from pipeline.records.plan import Plan
+from pipeline.records.towers import TowerEvidence, Towers
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.units import GIB
 
 if TYPE_CHECKING:
     from pipeline.planning.step_prediction import Crossing
-    from pipeline.towers import TowerHosts, TowerLayout
+    from pipeline.towers.layout import TowerHosts, TowerLayout
 
 STRIDED = "strided"
 AMPLE = 0.25  # of a tower's part of the fastest memory; the rest is for everything but tables
@@ -33,7 +36,7 @@ def assign(
     config: Config, store: Store, dataset: Artifact, schema: DatasetSchema, plan: Plan
 ) -> tuple[list[list[str]], TowerEvidence]:
     """The features of every tower, and what that rests on, by ``partition.strategy``."""
-    from pipeline.towers import check_partition, kept_together, strided, tower_count
+    from pipeline.towers.assignment import check_partition, kept_together, strided, tower_count
 
     features, hosts = schema.vectors, config.hardware.hosts
     part = kept_together(config.partition, schema.sharing.values())
@@ -65,10 +68,11 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
 
     ``key``: the dataset's.
     """
-    from pipeline.planning import PlanInputs, make_plan
     from pipeline.planning.cost import step_ms
+    from pipeline.planning.inputs import PlanInputs
+    from pipeline.planning.planner import make_plan
     from pipeline.planning.step_prediction import beyond_tower_ms
-    from pipeline.towers import layout_of, tower_hosts_settings, united_plan
+    from pipeline.towers.layout import layout_of, tower_hosts_settings, united_plan
 
     layout = layout_of(towers, schema.vectors, config.hardware.hosts, config.hardware.ranks_per_host)
     plans = []
@@ -108,7 +112,7 @@ def kept_towers(config: Config, store: Store, checkpoints: Sequence[Artifact], t
     The assignment depends on the hardware, through the loads; what a module has learned depends on its features.
     """
     from pipeline.checkpoint.reader import read_state
-    from pipeline.towers import towers_of
+    from pipeline.towers.assignment import towers_of
 
     for checkpoint in reversed(checkpoints):
         try:
@@ -132,7 +136,7 @@ def _checkpoint(config: Config, store: Store) -> Artifact | None:
 
 def _room(config: Config) -> float:
     """Bytes of tables that a tower may hold, more than an even share where the memory allows it."""
-    from pipeline.towers import tower_count
+    from pipeline.towers.assignment import tower_count
 
     hardware = config.hardware
     fastest = hardware.hbm_gib if hardware.device == "cuda" else hardware.ddr_gib

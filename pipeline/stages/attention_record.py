@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
 from pipeline.config.sequences import AGE, event_feature
-from pipeline.records import MISSING_ROW, TRANSFORMS, UNSEEN_ROW, DatasetSchema, SequenceGroup
-from pipeline.store import Artifact, Store
+from pipeline.records.dataset import MISSING_ROW, TRANSFORMS, UNSEEN_ROW, DatasetSchema, SequenceGroup
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 if TYPE_CHECKING:
     from pipeline.training.attention import EventAttention

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config import Config
-from pipeline.records import LABEL, SPLIT_HOUR, Calibrated, CalibrationCurve, CalibratorRecord
-from pipeline.specs import LABEL_KINDS, MAIN_TASK
+from pipeline.records.dataset import LABEL, SPLIT_HOUR
+from pipeline.records.gate import Calibrated
+from pipeline.records.model_version import CalibrationCurve, CalibratorRecord
+from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
 
 if TYPE_CHECKING:
     from pipeline.training.parquet import SplitReader

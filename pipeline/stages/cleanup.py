@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pipeline.records.runs import Step
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 from pipeline.store.references import pins
 from pipeline.store.removal import remove
 

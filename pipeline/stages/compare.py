@@ -9,21 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config import GateConfig
+from pipeline.config.gate import GateConfig
 from pipeline.errors import ArtifactError, ConfigError
-from pipeline.records import (
-    LABEL,
-    PASS,
-    Result,
-    RunChange,
-    RunLine,
-    RunsComparison,
-    RunSlice,
-    read,
-)
-from pipeline.records.runs import run_directory
+from pipeline.records.dataset import LABEL
+from pipeline.records.gate import PASS
+from pipeline.records.record import read
+from pipeline.records.result import Result
+from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice, run_directory
 from pipeline.stages.judging import LOGITS
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 # What a run is called and where it lies is no setting of it.
 NO_SETTING = ("run", "store", "launch.run_id")
@@ -161,7 +156,7 @@ class _Pairing:
 
     def change(self, run: str) -> RunChange:
         """From the first run to ``run``."""
-        from pipeline.evaluation import Scored, measure
+        from pipeline.evaluation.compared import Scored, measure
 
         result = read(Result, self.store, f"{run_directory(run)}/{Result.FILE}")
         problem = self.problem or self._problem(result) or self._other_rows(result)
@@ -214,7 +209,7 @@ def slice_columns(store: Store, dataset: Artifact, split: Any, features: Sequenc
 
     Of a sequence the number of its events.
     """
-    from pipeline.evaluation import SliceColumn
+    from pipeline.evaluation.compared import SliceColumn
     from pipeline.serving.scores import feature_codes
     from pipeline.stages.judging import slice_names
 

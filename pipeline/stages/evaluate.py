@@ -8,10 +8,12 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
-from pipeline.records import Evaluation, Result, TaskFigures, members_of
+from pipeline.records.ensemble import members_of
+from pipeline.records.result import Evaluation, Result, TaskFigures
 from pipeline.records.runs import Step
 from pipeline.specs.stage import Stage, StageIO, use
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 
 class Evaluate(Stage):
@@ -42,9 +44,8 @@ class Evaluate(Stage):
         """Score the test rows with the final checkpoint on this rank; metrics, reliability and logits."""
         import numpy as np
 
-        from pipeline.evaluation import evaluate, reliability
         from pipeline.evaluation.bootstrap import evaluation_intervals
-        from pipeline.evaluation.metrics import evaluate_tasks
+        from pipeline.evaluation.metrics import evaluate, evaluate_tasks, reliability
         from pipeline.stages.attention_record import ATTENTION, attention_json
         from pipeline.stages.judging import LOGITS
         from pipeline.stages.read import read_dataset, read_towers

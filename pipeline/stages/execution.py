@@ -29,7 +29,8 @@ from pipeline.specs import STAGES
 from pipeline.specs.stage import StageIO
 from pipeline.stages.read import read_dataset
 from pipeline.stages.warm_start import with_batch, with_former_batch
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.store.retrying import explained
 from pipeline.units import GIB
 

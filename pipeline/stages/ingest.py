@@ -7,11 +7,13 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
-from pipeline.records import IngestPart, Result, SequenceProfile, dataset_path
+from pipeline.records.dataset import SequenceProfile, dataset_path
+from pipeline.records.result import IngestPart, Result
 from pipeline.records.runs import Step
-from pipeline.specs import ID_MAPPINGS
+from pipeline.specs.id_mapping import ID_MAPPINGS
 from pipeline.specs.stage import Stage, StageIO, use
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 MOST_WARNINGS = 5  # in the table at the end of a run
 

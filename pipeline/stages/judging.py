@@ -15,23 +15,16 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, OtherCodeError, UnreachableError
 from pipeline.publishing import versions
 from pipeline.publishing.promotion import better_by_record
-from pipeline.records import (
-    CALIBRATOR,
-    GATE,
-    LABEL,
-    MISSING_ROW,
-    UNSEEN_ROW,
-    Best,
-    DatasetSchema,
-    Former,
-    GateRecord,
-    IngestPart,
-    Towers,
-    read,
-)
+from pipeline.records.dataset import LABEL, MISSING_ROW, UNSEEN_ROW, DatasetSchema
+from pipeline.records.gate import GATE, Best, Former, GateRecord
+from pipeline.records.model_version import CALIBRATOR
+from pipeline.records.record import read
+from pipeline.records.result import IngestPart
 from pipeline.records.runs import Step
+from pipeline.records.towers import Towers
 from pipeline.stages.calibrating import calibrator_of
-from pipeline.store import Artifact, Draft, Store
+from pipeline.store.artifacts import Draft, Store
+from pipeline.store.manifest import Artifact
 from pipeline.units import MIB
 
 LOGITS = "logits.npy"
@@ -54,7 +47,8 @@ def judged(
     Where one is asked for, it is fitted on some of the held-out rows and written, and the others are judged with it.
     Collective: all ranks score.
     """
-    from pipeline.evaluation import Scored, judge, measure
+    from pipeline.evaluation.compared import Scored, measure
+    from pipeline.evaluation.judging import judge
     from pipeline.serving.ensemble import serving_cost
     from pipeline.stages.sharing import score_on_ranks
     from pipeline.training.parquet import SplitReader
@@ -116,7 +110,7 @@ def judged(
 
 def _scored_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarray]) -> dict[str, Any]:
     """The further tasks of the dataset as candidate and incumbent score them; an incumbent may lack some."""
-    from pipeline.evaluation import ScoredTask
+    from pipeline.evaluation.gate_tasks import ScoredTask
 
     labels, weights, scored = split.labels(), split.row_weights(), {}
     known = models["incumbent"][0].description.tasks or {} if "incumbent" in models else {}
@@ -276,7 +270,7 @@ def _trained_logits(store: Store, evaluated: Artifact, split: Any) -> np.ndarray
 
 def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: dict[str, list[np.ndarray]]) -> Any:
     """The columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their numbers."""
-    from pipeline.evaluation import SliceColumn
+    from pipeline.evaluation.compared import SliceColumn
 
     columns = {}
     for name in config.gate.slices:
@@ -331,7 +325,7 @@ def _young(dataset: Artifact) -> str | None:
 
 def _former(config: Config, store: Store, incumbent: Any) -> Former | None:
     """What the gate found of the incumbent when it was published."""
-    from pipeline.evaluation import former_figures
+    from pipeline.evaluation.compared import former_figures
 
     if not incumbent:
         return None

@@ -9,11 +9,13 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
-from pipeline.records import PlanPart, Result, Towers, TowersPart
+from pipeline.records.result import PlanPart, Result, TowersPart
 from pipeline.records.runs import Step
+from pipeline.records.towers import Towers
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.stages.artifact_keys import optimizer_options
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ def probes(config: Config) -> bool:
 
 def tower_settings(config: Config) -> dict[str, Any]:
     """What keys cover of ``partition.towers``: how many there are."""
-    from pipeline.towers import tower_count
+    from pipeline.towers.assignment import tower_count
 
     return {"towers": tower_count(config.partition, config.hardware.hosts)} if has_towers(config) else {}
 
@@ -95,12 +97,12 @@ class Partition(Stage):
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""
         from pipeline.calibration.hardware_cache import with_figures
-        from pipeline.planning import plan_summary
-        from pipeline.report import PLAN_PAGE, plan_page
+        from pipeline.planning.report import plan_summary
+        from pipeline.report.plans import PLAN_PAGE, plan_page
         from pipeline.report.towers import TOWERS_PAGE, refined_text, towers_page, towers_summary, towers_text
         from pipeline.stages.assigning import assign, refine_plan
         from pipeline.stages.read import read_dataset, read_plan
-        from pipeline.towers import flat_towers, towers_of
+        from pipeline.towers.assignment import flat_towers, towers_of
 
         schema, profile = read_dataset(store, inputs["ingest"])
         features, hosts = [column.name for column in schema.sparse], config.hardware.hosts

@@ -8,11 +8,12 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
-from pipeline.records import PlanPart, Result
+from pipeline.records.result import PlanPart, Result
 from pipeline.records.runs import Step
-from pipeline.specs import ORDINARY_STATE
+from pipeline.specs.optimizers import ORDINARY_STATE
 from pipeline.specs.stage import Stage, StageIO, use
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 log = logging.getLogger(__name__)
 TIERS = ("hbm", "ddr", "ssd")
@@ -67,9 +68,11 @@ class PlanStage(Stage):
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``plan.json`` and its page: a new plan, or ``plan.former`` where nothing changed since."""
         from pipeline.calibration.hardware_cache import with_figures
-        from pipeline.planning import PlanInputs, make_plan, plan_summary, render_plan
+        from pipeline.planning.inputs import PlanInputs
+        from pipeline.planning.planner import make_plan
+        from pipeline.planning.report import plan_summary, render_plan
         from pipeline.planning.reuse import reused_plan
-        from pipeline.report import PLAN_PAGE, plan_page
+        from pipeline.report.plans import PLAN_PAGE, plan_page
         from pipeline.stages.read import read_dataset
 
         dataset, about, plan = read_dataset(store, inputs["ingest"]), {}, None
@@ -89,7 +92,7 @@ class PlanStage(Stage):
 
     def shown(self, store: Store, path: str) -> str:
         """The table of the plan."""
-        from pipeline.planning import render_plan
+        from pipeline.planning.report import render_plan
         from pipeline.stages.read import read_plan
 
         return render_plan(read_plan(store, store.get(path, self.name)))

@@ -14,33 +14,19 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.publishing import promotion, versions
-from pipeline.records import (
-    CALIBRATOR,
-    CARD,
-    GATE,
-    HOLD,
-    PASS,
-    TRANSFORMS,
-    WEIGHTS,
-    CardPlan,
-    DatasetSchema,
-    Description,
-    Evaluation,
-    GateRecord,
-    Interval,
-    Lineage,
-    ModelCard,
-    ModelFigures,
-    TableLayout,
-    Towers,
-    Verdict,
-    members_of,
-    read,
-)
+from pipeline.records.dataset import TRANSFORMS, DatasetSchema
+from pipeline.records.ensemble import members_of
+from pipeline.records.gate import GATE, HOLD, PASS, GateRecord, Interval, ModelFigures
+from pipeline.records.model_version import CALIBRATOR, CARD, CardPlan, Lineage, ModelCard, Verdict
+from pipeline.records.record import read
+from pipeline.records.result import Evaluation
 from pipeline.records.runs import Step
-from pipeline.specs import MODELS
+from pipeline.records.serving import WEIGHTS, Description, TableLayout
+from pipeline.records.towers import Towers
+from pipeline.specs.model import MODELS
 from pipeline.stages.judging import WrittenModel, judged
-from pipeline.store import Artifact, Draft, Store
+from pipeline.store.artifacts import Draft, Store
+from pipeline.store.manifest import Artifact
 
 log = logging.getLogger(__name__)
 

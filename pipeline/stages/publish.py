@@ -8,10 +8,13 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.config.checkpoint import DATA, is_allowed
 from pipeline.errors import GateHeldError
-from pipeline.records import HOLD, GatePart, ModelPart, Record, Result
+from pipeline.records.gate import HOLD
+from pipeline.records.record import Record
+from pipeline.records.result import GatePart, ModelPart, Result
 from pipeline.records.runs import Step
 from pipeline.specs.stage import Stage, StageIO, use
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 
 class Publish(Stage):

@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.config import Config
 from pipeline.errors import ArtifactError
-from pipeline.records import DatasetSchema, Plan, Profile, Towers, read
+from pipeline.records.dataset import DatasetSchema, Profile
+from pipeline.records.plan import Plan
+from pipeline.records.record import read
+from pipeline.records.towers import Towers
 from pipeline.stages.assigning import kept_towers, refine_plan
 from pipeline.stages.steps import steps
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 log = logging.getLogger(__name__)
 

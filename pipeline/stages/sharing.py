@@ -30,12 +30,14 @@ from pipeline.checkpoint.collectives import (
 from pipeline.config import Config
 from pipeline.publishing.served import ServedModel, fetch_version, local_version
 from pipeline.publishing.served_tables import WrittenTable, write_table
-from pipeline.records import Importance, TableLayout
+from pipeline.records.gate import Importance
+from pipeline.records.serving import TableLayout
 from pipeline.serving.importance import importance
 from pipeline.serving.incumbent_features import NotComparableError, Translation, translation
 from pipeline.serving.scorer import run_in_threads
 from pipeline.serving.scores import DatasetScores, score_dataset
-from pipeline.store import Draft, FileEntry, Store
+from pipeline.store.artifacts import Draft, Store
+from pipeline.store.manifest import FileEntry
 from pipeline.training.distributed import connect
 
 if TYPE_CHECKING:

@@ -12,10 +12,12 @@ from pipeline.config.renamed import with_first_names
 from pipeline.errors import DataError
 from pipeline.launch.run_records import write_steps
 from pipeline.records.runs import Step, run_directory
-from pipeline.specs import STAGES, code_of
+from pipeline.specs import STAGES
 from pipeline.specs.stage import Stage
+from pipeline.stages.artifact_keys import code_of
 from pipeline.stages.warm_start import with_former_batch
-from pipeline.store import Store, artifact_key
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import artifact_key
 
 
 def steps(config: Config, store: Store, last: str | None = None, *, forced: bool = True) -> list[Step]:
@@ -24,7 +26,7 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
     ``last``: the stage to end with; None: all. ``forced``: False does not ask the store whether a forced training has a
     checkpoint directory of its own, so that steps can be shown where the store cannot be reached.
     """
-    from pipeline.towers import check_partition, kept_together
+    from pipeline.towers.assignment import check_partition, kept_together
 
     config = with_former_batch(config, store)
     if config.data.sparse:

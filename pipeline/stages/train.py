@@ -14,13 +14,15 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
-from pipeline.records import CheckpointPart, EnsemblePart, LinkShare, Record, Result, SsdPart, TrainPart, ValidationPart
+from pipeline.records.ensemble import EnsemblePart
+from pipeline.records.record import Record
+from pipeline.records.result import CheckpointPart, LinkShare, Result, SsdPart, TrainPart, ValidationPart
 from pipeline.records.runs import Step, run_directory
-from pipeline.specs import code_of
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
-from pipeline.stages.artifact_keys import optimizer_options
+from pipeline.stages.artifact_keys import code_of, optimizer_options
 from pipeline.stages.partition import compares, has_towers, low_rank, probes, tower_settings
-from pipeline.store import Artifact, Store, artifact_key
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact, artifact_key
 
 CHECKPOINTS = "checkpoints"  # what the key of the checkpoints is made for
 # Bits of a last checkpoint whose hottest rows are kept in 8 bits (``checkpoint.hot_share``).

@@ -10,7 +10,8 @@ from pipeline.config.secrets import recorded
 from pipeline.errors import ArtifactError, ConfigError, NightjarError, UnreachableError
 from pipeline.launch.run_records import read_steps
 from pipeline.records.runs import Step, run_directory
-from pipeline.store import Artifact, Store
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 INIT_FROM = "checkpoint.init_from="  # as it is typed
 STEPS = 200  # of an epoch, at least: fewer updates leave a model that has hardly begun to learn

@@ -12,10 +12,11 @@ from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from pipeline.config import PartitionConfig, PlanConfig
+from pipeline.config.partition import PartitionConfig
+from pipeline.config.plan import PlanConfig
 from pipeline.errors import ConfigError
-from pipeline.records import Tower, TowerModuleSpec, Towers
-from pipeline.specs import ModelCosts
+from pipeline.records.towers import Tower, TowerModuleSpec, Towers
+from pipeline.specs.model import ModelCosts
 from pipeline.towers.layout import WHOLE_WORLD, check_towers
 
 

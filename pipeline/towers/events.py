@@ -16,7 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.embeddings.event_lookups import EventLookups, event_lookups
-from pipeline.records import DatasetSchema
+from pipeline.records.dataset import DatasetSchema
 
 Ids: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # lengths, values, weights of the values
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pipeline.config import HardwareConfig, PlanConfig
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.plan import PlanConfig
 from pipeline.errors import ConfigError
-from pipeline.records import Plan, TablePlan, Tower, Towers
+from pipeline.records.plan import Plan, TablePlan
+from pipeline.records.towers import Tower, Towers
 
 _AGAIN = "nightjar partition force=true rebuilds towers.json"
 # TorchRec runs these over the hosts of all ranks, never within a process group.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.embeddings.widths import Projections
 from pipeline.models.layers.interaction import CrossNet
-from pipeline.records import TowerModuleSpec
+from pipeline.records.towers import TowerModuleSpec
 
 
 class PassThrough(nn.Module):

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.config import PartitionConfig
-from pipeline.records import TowerEvidence
+from pipeline.config.partition import PartitionConfig
+from pipeline.records.towers import TowerEvidence
 from pipeline.towers.clustering import ClusteringProblem, Ints, cluster, make_problem
 from pipeline.towers.placement import Matrix, distances, mean_between, place
 

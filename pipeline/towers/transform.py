@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from pipeline.embeddings.collection import feature_vectors, penalised, reordered
 from pipeline.embeddings.sharding import TableRanks
 from pipeline.errors import ConfigError
-from pipeline.records import Plan
+from pipeline.records.plan import Plan
 from pipeline.towers.events import TowerEvents, by_key, by_sample, merge_kjts
 from pipeline.towers.layout import TowerLayout
 from pipeline.towers.modules import joined, projected_tower

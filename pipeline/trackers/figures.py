@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline import units
-from pipeline.records import Result
+from pipeline.records.result import Result
 
 # Keys of ``metrics.jsonl`` that are no curves.
 NO_CURVE = frozenset({"step", "steps_total", "eta_seconds", "seconds", "resumed_step", "best_step", "epoch"})

@@ -12,15 +12,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.clock import CLOCK, Clock
-from pipeline.config import Config, TrackConfig
+from pipeline.config import Config
 from pipeline.config.secrets import recorded
+from pipeline.config.track import TrackConfig
 from pipeline.errors import LostLeaseError
-from pipeline.records import NightRecord, Result, read
+from pipeline.records.night import NightRecord
+from pipeline.records.record import read
+from pipeline.records.result import Result
 from pipeline.records.runs import run_directory
 from pipeline.report.records import NORMS, read_records
 from pipeline.specs import TRACKERS
 from pipeline.specs.tracker import RunTracking, Served, ServedVersion, Tracker
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 END_SECONDS, INTERRUPTED_SECONDS = 30.0, 5.0  # in which trackers are told of the end; nobody waits longer for them
 log = logging.getLogger(__name__)

@@ -20,10 +20,11 @@ from pipeline.trackers.mlflow_registry import register
 from pipeline.trackers.mlflow_server import EXISTS, MISSING, MlflowError, MlflowServer, quoted
 
 if TYPE_CHECKING:
-    from pipeline.config import TrackConfig
-    from pipeline.records import NightRecord, Result
+    from pipeline.config.track import TrackConfig
+    from pipeline.records.night import NightRecord
+    from pipeline.records.result import Result
     from pipeline.specs.tracker import Served
-    from pipeline.store import Store
+    from pipeline.store.artifacts import Store
 
 Point = tuple[str, int]  # a metric and a step
 AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # MLflow's limits for one call

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, LaunchError
-from pipeline.records import NIGHT, RUNNING, ErrorPart, NightRecord, StageOutcome, read
+from pipeline.records.night import NIGHT, RUNNING, NightRecord
+from pipeline.records.record import read
+from pipeline.records.result import ErrorPart, StageOutcome
 from pipeline.records.runs import run_directory
 from pipeline.specs.tracker import RunTracking, Tracker
 from pipeline.trackers.figures import final_figures
@@ -21,9 +23,9 @@ from pipeline.trackers.figures import final_figures
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from pipeline.config import TrackConfig
-    from pipeline.records import Result
-    from pipeline.store import Store
+    from pipeline.config.track import TrackConfig
+    from pipeline.records.result import Result
+    from pipeline.store.artifacts import Store
 
 SEND_SECONDS = 10.0
 SERVICE = "nightjar"

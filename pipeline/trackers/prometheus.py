@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import units
 from pipeline.errors import ConfigError
-from pipeline.records import FAILED, HELD, PUBLISHED, NightRecord, Result
+from pipeline.records.night import FAILED, HELD, PUBLISHED, NightRecord
+from pipeline.records.result import Result
 from pipeline.specs.tracker import RunTracking, Tracker
 from pipeline.trackers.figures import curve_figures, final_figures
 
 if TYPE_CHECKING:
-    from pipeline.config import TrackConfig
-    from pipeline.store import Store
+    from pipeline.config.track import TrackConfig
+    from pipeline.store.artifacts import Store
 
 Labelled = dict[tuple[tuple[str, str], ...], float]
 PUSH_SECONDS = 10.0

@@ -12,9 +12,9 @@ from pipeline.specs.tracker import RunTracking, Tracker
 from pipeline.trackers.figures import curve_figures, final_figures, grouped
 
 if TYPE_CHECKING:
-    from pipeline.config import TrackConfig
-    from pipeline.records import Result
-    from pipeline.store import Store
+    from pipeline.config.track import TrackConfig
+    from pipeline.records.result import Result
+    from pipeline.store.artifacts import Store
 
 FOLDER = "tensorboard"
 HPARAMS = ("train.", "model.", "data.", "partition.", "checkpoint.", "seed")

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.layers import EventWeights
-from pipeline.models.layers.jagged import fillers
+from pipeline.models.layers.jagged import EventWeights, fillers
 from pipeline.training.sequence_vectors import SequenceEncoders
 
 MOST_EVENTS = 12  # of the example, where some row of the first batch has no more

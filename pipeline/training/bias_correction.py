@@ -18,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from pipeline.checkpoint.collectives import exchange
-from pipeline.records import BY_LOGIT, LABEL, NEGATIVE_RATE, ROW_WEIGHT, DatasetSchema
+from pipeline.records.dataset import BY_LOGIT, LABEL, NEGATIVE_RATE, ROW_WEIGHT, DatasetSchema
 from pipeline.training.data import BatchReader
 from pipeline.training.parquet import SplitReader
 from pipeline.training.predict import score

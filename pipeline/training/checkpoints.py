@@ -20,13 +20,14 @@ from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.save import parsed_artifact
 from pipeline.checkpoint.train_state import TrainState
 from pipeline.checkpoint.warm import warm_start
-from pipeline.config import PartitionConfig
+from pipeline.config.partition import PartitionConfig
 from pipeline.embeddings.fused_optimizer import set_table_steps
 from pipeline.embeddings.row_access import reset_rows
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
-from pipeline.records import dataset_path
-from pipeline.store import Artifact, Store
+from pipeline.records.dataset import dataset_path
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.training.bias_correction import set_level, unset_level
 from pipeline.training.compiling import AutoCompile
 from pipeline.training.early_stopping import Stopping

@@ -22,8 +22,9 @@ from pipeline.checkpoint.collectives import exchange
 from pipeline.config.fields import AUTO
 from pipeline.errors import NightjarError
 from pipeline.machine import processor
-from pipeline.models.layers import batch_norms
-from pipeline.store import Store, artifact_key
+from pipeline.models.layers.mlp import batch_norms
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import artifact_key
 from pipeline.training.distributed import largest
 from pipeline.training.model import DensePart
 from pipeline.training.settings import ModelSettings

@@ -23,7 +23,7 @@ from torchrec.streamable import Pipelineable
 
 from pipeline.embeddings.event_lookups import EventLookups, Segment, event_lookups
 from pipeline.errors import DataError
-from pipeline.records import BY_WEIGHTS, DatasetSchema
+from pipeline.records.dataset import BY_WEIGHTS, DatasetSchema
 from pipeline.training.parquet import DecodedColumns, SplitReader
 from pipeline.training.prefetch_exchange import Announce, Announcement, Announcements
 from pipeline.training.sampler import BatchSampler, Order

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint.collectives import exchange
-from pipeline.config import HardwareConfig
+from pipeline.config.hardware import HardwareConfig
 from pipeline.cpus import available_cpus
 from pipeline.embeddings.huge_pages import LARGE_PAGE
 from pipeline.embeddings.workers import Workers

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.checkpoint.collectives import once
-from pipeline.config import TrainConfig
+from pipeline.config.train import TrainConfig
 from pipeline.errors import GuardError
 from pipeline.training.distributed import add_up, first_fault
 from pipeline.training.faults import LAYER, Fault

@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.config import TrainConfig
 from pipeline.config.fields import AUTO
+from pipeline.config.train import TrainConfig
 from pipeline.cpus import available_cpus
 from pipeline.embeddings.fused_optimizer import anchors
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.errors import ConfigError
-from pipeline.models.layers import batch_norms
-from pipeline.records import DatasetSchema, Plan
+from pipeline.models.layers.mlp import batch_norms
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.plan import Plan
 from pipeline.specs.optimizers import ParameterGroup
 from pipeline.training.data import Batch
 from pipeline.training.model import Output

@@ -12,13 +12,16 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
-from pipeline.config import TrainConfig
+from pipeline.config.train import TrainConfig
 from pipeline.embeddings.norms import histograms, squared_norms
-from pipeline.embeddings.ssd import SsdStore
+from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.errors import ArtifactError, LaunchError
-from pipeline.models.layers import log_odds
-from pipeline.records import DatasetSchema, Plan, Towers
-from pipeline.store import Artifact, Store
+from pipeline.models.layers.mlp import log_odds
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.plan import Plan
+from pipeline.records.towers import Towers
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.towers.links import LinkBytes
 from pipeline.training.bias_correction import levels
 from pipeline.training.checkpoints import Checkpoints

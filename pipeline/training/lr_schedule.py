@@ -10,8 +10,8 @@ import logging
 import math
 from dataclasses import replace
 
-from pipeline.config import TrainConfig
 from pipeline.config.fields import AUTO
+from pipeline.config.train import TrainConfig
 from pipeline.units import plural
 
 log = logging.getLogger(__name__)

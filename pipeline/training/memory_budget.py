@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.config import HardwareConfig
-from pipeline.embeddings.ssd import pss_bytes, ssd_tables
+from pipeline.config.hardware import HardwareConfig
+from pipeline.embeddings.ssd.diagnostics import pss_bytes
+from pipeline.embeddings.ssd.store import ssd_tables
 from pipeline.errors import GuardError
-from pipeline.records import Plan
+from pipeline.records.plan import Plan
 from pipeline.training.distributed import add_up
 from pipeline.units import GIB
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.evaluation.metrics import entropy_of_rate
-from pipeline.records import DatasetSchema
-from pipeline.specs import TaskSums
+from pipeline.records.dataset import DatasetSchema
+from pipeline.specs.label_kind import TaskSums
 from pipeline.training.distributed import add_up
 from pipeline.training.model import Output
 from pipeline.training.tasks import main_sums, task_figures, task_sums

@@ -15,23 +15,27 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from pipeline.config import DataConfig, ModelConfig, TrainConfig
+from pipeline.config.data import DataConfig
+from pipeline.config.model import ModelConfig
+from pipeline.config.train import TrainConfig
 from pipeline.embeddings.collection import build_collection, event_collection, feature_vectors, penalised
 from pipeline.embeddings.row_access import RowAccess
 from pipeline.embeddings.sharding import shard_model, whole_tables
-from pipeline.embeddings.ssd import SsdStore
+from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.embeddings.table_optimizer_config import table_rules
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.widths import Projections, projections
 from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError
-from pipeline.models import build_model
-from pipeline.models.layers import MaxNorm, Ranker, batch_norms
+from pipeline.models.build import build_model
+from pipeline.models.layers.mlp import MaxNorm, Ranker, batch_norms
 from pipeline.models.layers.multi_task import MultiTaskRanker
-from pipeline.records import DatasetSchema, Plan, Towers
-from pipeline.specs import ModelInputs, task_inputs
-from pipeline.towers import TowerLayout, layout_of
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.plan import Plan
+from pipeline.records.towers import Towers
+from pipeline.specs.model import ModelInputs, task_inputs
 from pipeline.towers.events import TowerEvents
+from pipeline.towers.layout import TowerLayout, layout_of
 from pipeline.towers.transform import TowerEmbeddings, exchange_codecs, flat_exchange_codecs, make_groups
 from pipeline.training.data import Batch, RowCounts
 from pipeline.training.distributed import workers_of

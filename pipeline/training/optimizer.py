@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from pipeline.config import TrainConfig
-from pipeline.config.train import AverageConfig
+from pipeline.config.train import AverageConfig, TrainConfig
 from pipeline.embeddings.fused_optimizer import clip_table_gradients, replica_optimizer, set_sparse_lr
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.workers import Workers

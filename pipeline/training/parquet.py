@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ArtifactError, GuardError
 from pipeline.evaluation.metrics import counted_for
-from pipeline.records import (
+from pipeline.records.dataset import (
     LABEL,
     NEGATIVE_RATE,
     RAW,
@@ -25,13 +25,14 @@ from pipeline.records import (
     UNSEEN,
     DatasetSchema,
     raw_column,
-    read,
     task_column,
     unseen_column,
     weight_column,
 )
-from pipeline.specs import LABEL_KINDS
-from pipeline.store import Artifact, Store
+from pipeline.records.record import read
+from pipeline.specs.label_kind import LABEL_KINDS
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.store.retrying import explained, retried
 
 SCHEMA_FILE, PROFILE_FILE = "schema.json", "profile.json"

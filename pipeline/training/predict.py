@@ -20,8 +20,12 @@ from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.workers import Workers
 from pipeline.evaluation.ensemble_members import ne_of, shares
 from pipeline.models.layers.jagged import EVEN_ROWS
-from pipeline.records import LABEL, Member, Plan, Towers
-from pipeline.store import Artifact, Store
+from pipeline.records.dataset import LABEL
+from pipeline.records.ensemble import Member
+from pipeline.records.plan import Plan
+from pipeline.records.towers import Towers
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.training.attention import EventAttention, watching
 from pipeline.training.data import Batch, BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from pipeline.embeddings.event_lookups import event_lookups
-from pipeline.records import DatasetSchema, ShardPlan
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.plan import ShardPlan
 from pipeline.training.distributed import side_group
 from pipeline.training.parquet import DecodedColumns, SplitReader
 

@@ -18,10 +18,12 @@ import torch.distributed as dist
 from pipeline.checkpoint.config_compatibility import check_changes
 from pipeline.checkpoint.reader import RestoreTarget
 from pipeline.checkpoint.warm import warm_start
-from pipeline.config import ModelConfig
+from pipeline.config.model import ModelConfig
 from pipeline.errors import GuardError
-from pipeline.records import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, TablePlan
-from pipeline.store import Artifact, Store
+from pipeline.records.dataset import RESERVED_ROWS, DatasetSchema
+from pipeline.records.plan import Plan, ShardPlan, TablePlan
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 from pipeline.towers.interaction import Interaction
 from pipeline.towers.placement import Matrix
 from pipeline.training.data import Batch, BatchReader

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from pipeline.config import DebugConfig
+from pipeline.config.train import DebugConfig
 from pipeline.errors import GuardError
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 from pipeline.training.roofline import Speed
 
 log = logging.getLogger(__name__)

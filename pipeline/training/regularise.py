@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.models.layers import BatchNorm, MaxNorm
+from pipeline.models.layers.mlp import BatchNorm, MaxNorm
 
 
 class _SumOfRanks(torch.autograd.Function):

@@ -10,10 +10,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipeline.config import CheckpointConfig, DataConfig
+from pipeline.config.checkpoint import CheckpointConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import ArtifactError
-from pipeline.records import DatasetSchema, dataset_path, read
-from pipeline.store import Artifact, Store
+from pipeline.records.dataset import DatasetSchema, dataset_path
+from pipeline.records.record import read
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
 
 
 def remapped_rows(

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from pipeline.config import CheckpointConfig, TrainConfig
+from pipeline.config.checkpoint import CheckpointConfig
+from pipeline.config.train import TrainConfig
 from pipeline.errors import ConfigError
 from pipeline.training.lr_schedule import lr_factor, planned_steps, warmup_steps
 from pipeline.training.optimizer import steps_before

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.config import ModelConfig
-from pipeline.models import build_model
-from pipeline.specs import ModelInputs
+from pipeline.config.model import ModelConfig
+from pipeline.models.build import build_model
+from pipeline.specs.model import ModelInputs
 from pipeline.training.linear import product
 
 # A product runs for this long and at least three times; the best one counts, so that other work does not.

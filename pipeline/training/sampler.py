@@ -15,9 +15,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from pipeline.config import TrainConfig
-from pipeline.config.train import fitting_lanes
-from pipeline.store import Artifact
+from pipeline.config.train import TrainConfig, fitting_lanes
+from pipeline.store.manifest import Artifact
 from pipeline.training.parquet import RowGroup
 
 

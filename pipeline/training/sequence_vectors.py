@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from pipeline.config import ModelConfig
+from pipeline.config.model import ModelConfig
 from pipeline.embeddings.event_lookups import EventLookups, event_lookups
 from pipeline.models.sequence_encoders import build_sequences
-from pipeline.records import DatasetSchema
+from pipeline.records.dataset import DatasetSchema
 
 Part = tuple[int, int]  # samples, events
 

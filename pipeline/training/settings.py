@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pipeline.config import (
-    CheckpointConfig,
-    Config,
-    DataConfig,
-    DebugConfig,
-    HardwareConfig,
-    ModelConfig,
-    PartitionConfig,
-    TrainConfig,
-)
+from pipeline.config import Config
+from pipeline.config.checkpoint import CheckpointConfig
+from pipeline.config.data import DataConfig
+from pipeline.config.hardware import HardwareConfig
+from pipeline.config.model import ModelConfig
+from pipeline.config.partition import PartitionConfig
 from pipeline.config.secrets import recorded
+from pipeline.config.train import DebugConfig, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)

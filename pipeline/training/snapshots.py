@@ -21,8 +21,7 @@ from torch import Tensor
 
 from pipeline.checkpoint.collectives import exchange
 from pipeline.checkpoint.index import name_of
-from pipeline.config import TrainConfig
-from pipeline.config.train import PERTURB, RESET
+from pipeline.config.train import PERTURB, RESET, TrainConfig
 from pipeline.embeddings.fused_optimizer import set_table_steps
 from pipeline.errors import ConfigError
 from pipeline.evaluation.ensemble_members import choose, fitted_weights, ne_of

@@ -13,11 +13,12 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.collectives import exchange
 from pipeline.checkpoint.index import committed
-from pipeline.config import HardwareConfig
-from pipeline.embeddings.ssd import FIGURES, SsdStore, named, pss_bytes, ssd_tables
+from pipeline.config.hardware import HardwareConfig
+from pipeline.embeddings.ssd.diagnostics import FIGURES, named, pss_bytes
+from pipeline.embeddings.ssd.store import SsdStore, ssd_tables
 from pipeline.errors import GuardError
-from pipeline.records import Plan
-from pipeline.store import Store
+from pipeline.records.plan import Plan
+from pipeline.store.artifacts import Store
 from pipeline.training.distributed import add_up, largest
 
 SCRATCH = "scratch"

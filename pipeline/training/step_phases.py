@@ -21,7 +21,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.embeddings.single_rank_lookup import looked_up
 from pipeline.embeddings.tables import sharded_collections
-from pipeline.records import PHASES, Plan
+from pipeline.records.plan import PHASES, Plan
 from pipeline.training.distributed import add_up, largest
 from pipeline.training.memory_budget import MemoryMeter
 

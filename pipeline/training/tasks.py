@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.config import TrainConfig
-from pipeline.records import DatasetSchema, TaskColumn
-from pipeline.specs import LABEL_KINDS, MAIN_TASK, LabelKind, TaskSums
+from pipeline.config.train import TrainConfig
+from pipeline.records.dataset import DatasetSchema, TaskColumn
+from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK, LabelKind, TaskSums
 
 
 @dataclass(frozen=True)

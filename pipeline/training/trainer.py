@@ -20,11 +20,13 @@ from pipeline.embeddings.fused_optimizer import keeping_steps
 from pipeline.embeddings.huge_pages import use_large_pages
 from pipeline.embeddings.sharding import cached_tables
 from pipeline.embeddings.single_rank_lookup import without_exchange
-from pipeline.embeddings.ssd import SsdStore
+from pipeline.embeddings.ssd.store import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
 from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError
-from pipeline.records import DatasetSchema, Plan, Towers
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.plan import Plan
+from pipeline.records.towers import Towers
 from pipeline.towers.links import Links
 from pipeline.training.data import Batch
 from pipeline.training.distributed import workers_of

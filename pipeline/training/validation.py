@@ -14,11 +14,11 @@ import numpy as np
 import torch.distributed as dist
 
 from pipeline.checkpoint.collectives import exchange, together
-from pipeline.config import TrainConfig
+from pipeline.config.train import TrainConfig
 from pipeline.errors import DataError, GuardError
-from pipeline.evaluation import evaluate
 from pipeline.evaluation.bootstrap import loss_parts
-from pipeline.records import LABEL, VALIDATION
+from pipeline.evaluation.metrics import evaluate
+from pipeline.records.dataset import LABEL, VALIDATION
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.early_stopping import Stopping, StoppingDecision, ValidationResult, is_due, looks_after
 from pipeline.training.guards import GuardFigures

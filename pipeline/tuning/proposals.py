@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import TuneConfig
+from pipeline.config.tuning import TuneConfig
 from pipeline.errors import ConfigError
 from pipeline.records.study import DONE, PRUNED, TRYING, Dimension, TrialRecord
 from pipeline.tuning.space import held, rounded

@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError, NightjarError
 from pipeline.launch.signals import handled
 from pipeline.records.study import BROKEN, TRYING, Dimension, StudyRecord, StudyShown, TrialRecord, study_directory
 from pipeline.report.study import study_page
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 from pipeline.tuning import study_store
 from pipeline.tuning.proposals import optuna
 from pipeline.tuning.significance import best_of

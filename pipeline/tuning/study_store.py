@@ -21,7 +21,7 @@ from pipeline.records.study import (
     study_directory,
     trial_path,
 )
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 from pipeline.store.conditional import Seen, SwappedError, swap
 from pipeline.tuning.significance import best_of, finished, gain_of, given_of
 

@@ -21,7 +21,7 @@ from pipeline.logs import level_arguments
 from pipeline.records.record import read
 from pipeline.records.study import TRYING, TrialRecord, trial_path
 from pipeline.specs.stage import StageIO
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 
 _SAID = "nightjar: "
 FULL_DISK = 64  # added to the exit code of a trial that found a disk full

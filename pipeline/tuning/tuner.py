@@ -20,12 +20,14 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, LaunchError, NightjarError
 from pipeline.launch.run_records import read_steps
 from pipeline.launch.signals import Interrupted
-from pipeline.records import DatasetSchema, Result, read
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.record import read
+from pipeline.records.result import Result
 from pipeline.records.runs import run_directory
 from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING, Dimension, Look, TrialRecord
-from pipeline.report import read_records
+from pipeline.report.records import read_records
 from pipeline.specs import STAGES
-from pipeline.store import Store
+from pipeline.store.artifacts import Store
 from pipeline.tuning import study_store
 from pipeline.tuning.proposals import FAR, decided, proposal
 from pipeline.tuning.significance import best_of

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pipeline.compose import compose
 from pipeline.config import ModelConfig
 from pipeline.errors import ConfigError
-from pipeline.models import build_model
+from pipeline.models.build import build_model
 from pipeline.models.costs import model_costs
 from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs

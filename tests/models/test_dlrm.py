@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError
-from pipeline.models import build_model
+from pipeline.models.build import build_model
 from pipeline.models.layers import DotInteraction, log_odds
 from pipeline.models.settings import DlrmConfig
 from pipeline.native import library

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from pipeline.compose import compose
 from pipeline.errors import ConfigError
-from pipeline.models import build_model
+from pipeline.models.build import build_model
 from pipeline.models.layers import CrossNet, batch_norms, pair_products
 from pipeline.models.settings import DcnV2Config, FinalMlpConfig, WideDeepConfig
 from pipeline.publishing.program import PROGRAM, read_program, write_program

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.config import TaskOptions
 from pipeline.errors import ConfigError
-from pipeline.models import build_model
+from pipeline.models.build import build_model
 from pipeline.models.costs import model_costs
 from pipeline.models.layers import Ranker
 from pipeline.models.layers.multi_task import ChainedHeads, ExtractionLevel, MixtureOfExperts, MultiTaskRanker

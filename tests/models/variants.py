@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config import ModelConfig
-from pipeline.models import build_model
+from pipeline.models.build import build_model
 from pipeline.models.layers import Ranker
 from pipeline.models.settings import (
     DcnV2Config,

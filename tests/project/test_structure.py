@@ -175,6 +175,23 @@ def test_no_modules_import_each_other_in_a_circle(where: str) -> None:
         pytest.fail(f"a circle of imports {where}: {' <- '.join(error.args[1])}")
 
 
+def test_names_come_from_the_modules_that_define_them() -> None:
+    """A package lists names for those who use it from outside; inside, an import says where to read on."""
+    listed = {}
+    for module, path in MODULES.items():
+        nodes = tree_of(path).body if path.name == "__init__.py" else []
+        kept = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module != module]
+        listed[module] = {alias.asname or alias.name for node in kept for alias in node.names}
+    assert {"ModelConfig", "TrainConfig"} <= listed["pipeline.config"]
+    wrong = []
+    for path in SOURCES:
+        nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]
+        for node in nodes:
+            names = listed.get(node.module or "", set()) & {alias.name for alias in node.names}
+            wrong += [f"{path.relative_to(ROOT)} imports {name} from {node.module}" for name in sorted(names)]
+    assert wrong == [], "\n".join(wrong)
+
+
 def test_nothing_pickles() -> None:
     pickling = re.compile(r"^\s*(import pickle|from pickle|import dill)|\btorch\.(save|load)\(", re.M)
     assert [str(path.relative_to(ROOT)) for path in SOURCES if pickling.search(path.read_text())] == []

@@ -61,7 +61,7 @@ def inputs(seed: int, dim: int = built.DIM) -> ModelInputs:
 
 
 def dense_part(seed: int = 3):
-    from pipeline.models import build_model
+    from pipeline.models.build import build_model
     from pipeline.publishing.dense import DensePart
 
     return DensePart(build_model(MODEL, inputs(seed)), [], []).eval()

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.config import Config
 from pipeline.config.model import TableConfig
-from pipeline.models import build_model
+from pipeline.models.build import build_model
 from pipeline.search.architecture import Choices
 from pipeline.search.parts import SPECS
 from pipeline.search.supernet import SuperNet

@@ -11,7 +11,7 @@ from pipeline.checkpoint.reader import read_state
 from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.errors import ConfigError
-from pipeline.models import build_model
+from pipeline.models.build import build_model
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import ModelInputs

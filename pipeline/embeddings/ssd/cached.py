@@ -20,7 +20,7 @@ from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
 from pipeline.embeddings.ssd.slots import DeviceSlots, Recency
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import GuardError
-from pipeline.records import ShardPlan
+from pipeline.records.plan import ShardPlan
 from pipeline.records.scratch import LOG_SPARE
 
 # Places and their turns in line are numbers of 32 bits, and there are two turns for each place.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.errors import ConfigError, FullScratchError, GuardError
-from pipeline.records import Plan
+from pipeline.records.plan import Plan
 from pipeline.records.scratch import LOG_SPARE, PAGE, log_shape
 from pipeline.units import GIB
 

@@ -26,7 +26,7 @@ from pipeline.embeddings.ssd.log import F32, I8, MOST_ROWS, LogReads, RowLog, Wr
 from pipeline.embeddings.ssd.slots import HostSlots, Recency, Slots
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import PlanError
-from pipeline.records import ShardPlan
+from pipeline.records.plan import ShardPlan
 from pipeline.records.scratch import LOG_SPARE
 
 _NONE: I64 = np.empty(0, np.int64)

@@ -28,7 +28,7 @@ from pipeline.embeddings.ssd.shard import ShardRequest, SsdShard
 from pipeline.embeddings.ssd.slots import looked_up
 from pipeline.embeddings.table_optimizer_config import TableRules
 from pipeline.embeddings.tables import TableSpec, kept_state, kernels
-from pipeline.records import Plan, ShardPlan
+from pipeline.records.plan import Plan, ShardPlan
 from pipeline.records.scratch import LOG_SPARE
 from pipeline.specs.optimizers import FLOAT, StateColumn
 

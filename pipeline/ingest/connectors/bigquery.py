@@ -12,7 +12,7 @@ from pipeline.ingest.connectors.options import ANONYMOUS
 from pipeline.specs.connector import Connector, Snapshot
 
 if TYPE_CHECKING:
-    from pipeline.config import DataConfig
+    from pipeline.config.data import DataConfig
 
 _TABLE = re.compile(r"[^.`]+\.[^.`]+\.[^.`]+")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.specs.connector import Connector, Snapshot
 
 if TYPE_CHECKING:
-    from pipeline.config import DataConfig
+    from pipeline.config.data import DataConfig
 
 
 class Delta(Connector):

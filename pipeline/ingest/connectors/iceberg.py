@@ -8,7 +8,7 @@ from pipeline.errors import ConfigError
 from pipeline.specs.connector import Connector, Snapshot
 
 if TYPE_CHECKING:
-    from pipeline.config import DataConfig
+    from pipeline.config.data import DataConfig
 
 
 class Iceberg(Connector):

@@ -9,7 +9,7 @@ from pipeline.ingest.connectors.options import CONFIG_FILE, MESSAGES, REGISTRY, 
 from pipeline.specs.connector import Connector, Snapshot
 
 if TYPE_CHECKING:
-    from pipeline.config import DataConfig
+    from pipeline.config.data import DataConfig
 
 
 class Kafka(Connector):

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest.formats.columnar import WHOLE, Columnar, Part
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileOpener
 from pyarrow import orc
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.ingest.arrow import check_types, frame_of
 from pipeline.ingest.formats.file_format import FileFormat, LogFile
 from pipeline.ingest.schema import require_columns

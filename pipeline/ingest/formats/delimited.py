@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import BinaryIO, cast
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.formats.file_format import BOM, FileFormat, LineReader, LogFile
 from pipeline.ingest.quoted import LONGEST, TextLayout, records

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, cast
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest.quoted import TextLayout
 from pipeline.ingest.schema import DataSpec

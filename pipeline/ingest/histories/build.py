@@ -11,7 +11,7 @@ from datetime import date
 import numpy as np
 import polars as pl
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.config.sequences import EVENT_TIME
 from pipeline.errors import DataError
 from pipeline.ingest.days import day_number
@@ -24,7 +24,7 @@ from pipeline.ingest.ids import as_lists
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block, RawBlock, Source, WrappedSource
 from pipeline.ingest.spill import KeyPartitions, Spill
-from pipeline.store import Draft
+from pipeline.store.artifacts import Draft
 
 _ELEMENTS = 1 << 21  # of lists that are made at a time
 

@@ -12,15 +12,16 @@ from datetime import date, timedelta
 
 import polars as pl
 
-from pipeline.config import DataConfig
+from pipeline.config.data import DataConfig
 from pipeline.ingest.days import day_number
 from pipeline.ingest.histories.events import event_schema
 from pipeline.ingest.histories.plan import HistoryPlan
 from pipeline.ingest.history import around
 from pipeline.ingest.output import write_frame
 from pipeline.ingest.schema import data_spec
-from pipeline.records import HISTORIES
-from pipeline.store import Artifact, Draft, Store
+from pipeline.records.dataset import HISTORIES
+from pipeline.store.artifacts import Draft, Store
+from pipeline.store.manifest import Artifact
 
 _PART_ROWS = 1 << 20
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from pipeline.ingest.schema import DAY, DataSpec
 from pipeline.ingest.sources import Block
 from pipeline.ingest.values import text_of
 from pipeline.ingest.zones import instants, standard
-from pipeline.records import LABEL
+from pipeline.records.dataset import LABEL
 
 _KEPT = {"key": pl.UInt64, "check": pl.UInt64, "time": pl.Int64, "day": pl.Int32, "counts": pl.Boolean}
 

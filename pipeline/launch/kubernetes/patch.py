@@ -11,8 +11,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.config import PodConfig
 from pipeline.config.kubernetes import PATCH_ALL
+from pipeline.config.launch import PodConfig
 from pipeline.errors import ConfigError
 
 Object = dict[str, Any]

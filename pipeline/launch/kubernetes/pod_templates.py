@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.config import Config, PodConfig, PodResources
+from pipeline.config import Config
 from pipeline.config.kubernetes import EMBEDDING
+from pipeline.config.launch import PodConfig, PodResources
 from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import distributed, resources_of, roles_of
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.config import LaunchConfig
+from pipeline.config.launch import LaunchConfig
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import ROLE_HINT, WARM_UP_SECONDS, Api, Object
 

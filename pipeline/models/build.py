@@ -1,0 +1,36 @@
+"""Build any registered ranking model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from pipeline.config.model import ModelConfig
+from pipeline.specs.model import MODELS, ModelInputs, all_tasks
+
+if TYPE_CHECKING:
+    from pipeline.models.layers.mlp import Ranker
+
+
+def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
+    """The model that ``config`` (checked) names, for ``inputs``; ConfigError for an unknown name.
+
+    With ``inputs.tasks`` its logits are [B, T], the main task's first (``layers.multi_task.MultiTaskRanker``).
+
+    Its initial weights depend on ``inputs.seed`` alone. The CPU's global random state stays as it is.
+    """
+    import torch
+
+    spec = MODELS.get(config.name)
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(inputs.seed)
+        ranker = cast("Ranker", spec.build(config, inputs))
+        return _of_tasks(ranker, config, inputs) if inputs.tasks else ranker
+
+
+def _of_tasks(ranker: Ranker, config: ModelConfig, inputs: ModelInputs) -> Ranker:
+    """``ranker`` with the layers of several tasks in the place of its last one; ConfigError where it has no such."""
+    from pipeline.models.layers.mlp import initialise
+    from pipeline.models.layers.multi_task import MultiTaskRanker, TaskHeads
+
+    heads = config.task_architecture.build(ranker.drop_head(), all_tasks(inputs.tasks))
+    return MultiTaskRanker(ranker, cast(TaskHeads, initialise(heads, inputs.seed + 1)))
