@@ -29,7 +29,7 @@ from pipeline.checkpoint.collectives import (
 )
 from pipeline.config import Config
 from pipeline.publishing.served import ServedModel, fetch_version, local_version
-from pipeline.publishing.served_tables import WrittenTable, write_table
+from pipeline.publishing.table_writer import WrittenTable, write_table
 from pipeline.records.gate import Importance
 from pipeline.records.serving import TableLayout
 from pipeline.serving.importance import importance

@@ -7,7 +7,7 @@ from unittest import mock
 from pipeline.checkpoint.reader import ChainReader
 from pipeline.publishing import commands, promotion
 from pipeline.publishing.served import SERVING, Description, local_version
-from pipeline.publishing.served_tables import WrittenTable, write_table
+from pipeline.publishing.table_writer import WrittenTable, write_table
 from pipeline.records import TableLayout
 from pipeline.stages import promoting as stage
 from pipeline.stages.judging import WrittenModel

@@ -25,9 +25,9 @@ if "fork-server" in sys.orig_argv:
     from contextlib import contextmanager
     from pathlib import Path
 
-    from pipeline.stages import worker
+    from pipeline.stages import execution
 
-    first_step_in_time, mark = worker.first_step_in_time, Path("{mark}")
+    first_step_in_time, mark = execution.first_step_in_time, Path("{mark}")
 
     @contextmanager
     def hanging(minutes, fail):
@@ -42,7 +42,7 @@ if "fork-server" in sys.orig_argv:
 
             yield hang_once
 
-    worker.first_step_in_time = hanging
+    execution.first_step_in_time = hanging
 """
 SETTINGS = [
     "run=f",

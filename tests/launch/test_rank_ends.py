@@ -10,17 +10,17 @@ import threading
 from pipeline.compose import compose
 from pipeline.records.runs import Step
 from pipeline.specs.stage import StageIO
-from pipeline.stages import worker
+from pipeline.stages import execution
 
 def left_waiting(step, config, store, io):
     threading.Thread(target=threading.Event().wait).start()  # the interpreter would wait for it
     print("worked")
 
 step = Step(name="ingest", key="", path="datasets/x")
-worker.load = lambda store, run: compose([])
-worker.read_steps = lambda store, run: [step]
-worker.run_stage = left_waiting
-raise SystemExit(worker.work("ingest", "STORE/runs/r/config.yaml", 0, lambda config, store, rank: StageIO()))
+execution.load = lambda store, run: compose([])
+execution.read_steps = lambda store, run: [step]
+execution.run_stage = left_waiting
+raise SystemExit(execution.work("ingest", "STORE/runs/r/config.yaml", 0, lambda config, store, rank: StageIO()))
 """
 
 

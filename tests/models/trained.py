@@ -12,7 +12,7 @@ from pipeline.config import Config, DataConfig, EvaluateConfig, GuardConfig, Har
 from pipeline.publishing.dense import dense_part
 from pipeline.publishing.program import write_program
 from pipeline.publishing.served import SERVING, Description, ServedModel
-from pipeline.publishing.served_tables import write_table
+from pipeline.publishing.table_writer import write_table
 from pipeline.records import SparseColumn, Tower, Towers
 from pipeline.store import Store
 from pipeline.training.loop import train

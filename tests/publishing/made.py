@@ -16,7 +16,7 @@ from pipeline.models.settings import DlrmConfig
 from pipeline.publishing.dense import CONFIG, probe, write_dense
 from pipeline.publishing.program import PROGRAM, Program, read_program, write_program
 from pipeline.publishing.served import SERVING, Description
-from pipeline.publishing.served_tables import write_table
+from pipeline.publishing.table_writer import write_table
 from pipeline.publishing.versions import version_path
 from pipeline.records import WEIGHTS, DatasetSchema, SparseColumn, Tower, Towers
 from pipeline.specs import ModelInputs

@@ -10,7 +10,7 @@ from pipeline.checkpoint.reader import ChainReader
 from pipeline.publishing.dense import Ensemble, joined, places
 from pipeline.publishing.program import write_program
 from pipeline.publishing.served import SERVING, Description, ServedModel, local_version
-from pipeline.publishing.served_tables import write_table
+from pipeline.publishing.table_writer import write_table
 from pipeline.publishing.versions import version_path
 from pipeline.records import GATE, GateRecord, Result, TrainPart, ensemble_of, members_of, read
 from pipeline.store import Store

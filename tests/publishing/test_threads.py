@@ -9,7 +9,8 @@ import torch
 from pipeline.checkpoint.reader import ChainReader
 from pipeline.compose import compose
 from pipeline.ingest.stage import ingest
-from pipeline.publishing.served_tables import WrittenTable, bits
+from pipeline.publishing.served_tables import bits
+from pipeline.publishing.table_writer import WrittenTable
 from pipeline.records import TableLayout
 from pipeline.serving.importance import importance
 from pipeline.serving.scorer import run_in_threads
