@@ -373,11 +373,16 @@ def _sampled(parts: list[Any], first_test_day: int) -> Iterator[pl.DataFrame]:
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    """Start a Ray of this machine, or join the one at ``address``; ConfigError where nothing answers there."""
-    try:
-        if address is None:
+    """Start a Ray of this machine, or join the one at ``address``; ConfigError where it does not start or answer."""
+    if address is None:
+        try:
             start_local_ray(ray)
-            return
+        except (ImportError, OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            message = f"Ray {ray.__version__} cannot be started on this machine: {error}"
+            hint = "ingest.engine=local ingests without Ray; ingest.ray.address=<host>:<port> joins one that runs"
+            raise ConfigError(message, hint=hint) from None
+        return
+    try:
         _call(address)
         ray.init(address=address, **INIT_OPTIONS)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:

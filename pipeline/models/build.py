@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
-    """The model that ``config`` (checked) names, for ``inputs``; ConfigError for an unknown name.
+    """Build the model that ``config`` (checked) names, for ``inputs``; ConfigError for an unknown name.
 
     With ``inputs.tasks`` its logits are [B, T], the main task's first (``layers.multi_task.MultiTaskRanker``).
 
@@ -28,7 +28,7 @@ def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
 
 
 def _of_tasks(ranker: Ranker, config: ModelConfig, inputs: ModelInputs) -> Ranker:
-    """``ranker`` with the layers of several tasks in the place of its last one; ConfigError where it has no such."""
+    """Replace the last layer of ``ranker`` by those of several tasks; ConfigError where it has none to replace."""
     from pipeline.models.layers.mlp import initialise
     from pipeline.models.layers.multi_task import MultiTaskRanker, TaskHeads
 

@@ -81,7 +81,7 @@ __all__ = [
 STAGES: Registry[Stage] = registries.STAGES
 TRACKERS: Registry[Tracker] = registries.TRACKERS
 SEARCH_PARTS: Registry[SearchPart] = registries.SEARCH_PARTS
-# All registries, for ``nightjar doctor``.
+# All registries, for ``nightjar doctor`` and for the packages that artifact keys cover.
 REGISTRIES: tuple[Registry[Any], ...] = (
     STAGES,
     MODELS,

@@ -109,10 +109,21 @@ def test_a_ray_of_this_machine_listens_on_its_loopback_alone(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_ray_that_listens_elsewhere_is_stopped_and_refused(tmp_path, monkeypatch):
+def test_a_ray_that_listens_elsewhere_is_stopped_and_refused(monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setattr("ray._private.services.resolve_ip_for_localhost", lambda host: "127.0.0.2")
     with pytest.raises(ConfigError, match=r"listens on 127\.0\.0\.2"), engine_of(IngestConfig(engine="ray")):
+        pass
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_ray_that_cannot_be_started_is_named(monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.delattr("ray._private.ray_constants")  # a Ray that is built in another way
+    monkeypatch.setitem(sys.modules, "ray._private.ray_constants", None)
+    with pytest.raises(ConfigError, match="cannot be started on this machine"), engine_of(IngestConfig(engine="ray")):
         pass
     assert not ray.is_initialized()
 

@@ -54,8 +54,13 @@ class IndexedRunner(ClusterRunner):
 
 def indexed_job_phase(job: Object) -> str:
     """running | succeeded | failed, by the conditions of a ``batch/v1`` job."""
+    return _phase_by_conditions(job, "Complete")
+
+
+def _phase_by_conditions(job: Object, done: str) -> str:
+    """running | succeeded | failed; ``done``: the type of the condition that holds once the job has succeeded."""
     conditions = {c["type"] for c in job.get("status", {}).get("conditions") or [] if c["status"] == "True"}
-    return "succeeded" if "Complete" in conditions else "failed" if "Failed" in conditions else "running"
+    return "succeeded" if done in conditions else "failed" if "Failed" in conditions else "running"
 
 
 def _is_of(service: Object, job: str) -> bool:
@@ -85,8 +90,7 @@ class JobSetRunner(ClusterRunner):
 
 def job_set_phase(job: Object) -> str:
     """running | succeeded | failed, by the conditions of a JobSet."""
-    conditions = {c["type"] for c in job.get("status", {}).get("conditions") or [] if c["status"] == "True"}
-    return "succeeded" if "Completed" in conditions else "failed" if "Failed" in conditions else "running"
+    return _phase_by_conditions(job, "Completed")
 
 
 class VolcanoRunner(ClusterRunner):
