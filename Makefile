@@ -90,7 +90,7 @@ test-ray: install ## ingestion by Ray, on two nodes of this machine (installs th
 test-mlflow: install ## runs and versions in a real MLflow server (installs MLflow into .venv-mlflow)
 	@test -x .venv-mlflow/bin/mlflow || $(PYTHON) -m venv .venv-mlflow
 	@.venv-mlflow/bin/python -m pip --disable-pip-version-check install -q "mlflow>=2.10"
-	@.venv/bin/python -m pytest -m mlflow --mlflow=.venv-mlflow tests/trackers
+	@.venv/bin/python -m pytest -m mlflow --mlflow=.venv-mlflow tests/plugins/trackers
 
 .PHONY: test-control
 test-control: install ## the table of faults of the control plane, on a real API server (minutes of waiting; few CPUs)

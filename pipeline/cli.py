@@ -23,15 +23,13 @@ from pipeline.commands import (
     published,
     run,
     runs,
-    scaling,
-    search,
     stores,
-    tune,
     worker,
 )
 from pipeline.commands.command import Command, complain
 from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, LostLeaseError, NightjarError, exit_code_of
+from pipeline.specs.registry import load_hooks
 from pipeline.versions import missing_triple
 
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
@@ -54,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. An expected failure prints one message."""
     if arguments is None:  # this process is ours; before any stage loads torch or Polars
         share_cpus()
-    known = commands()
+    try:
+        known = commands()
+    except NightjarError as error:  # of an installed package that adds commands
+        return complain(str(error), exit_code_of(error))
     parser = _parser(known)
     given = list(sys.argv[1:] if arguments is None else arguments)
     if (unknown := _unknown_command(given, known)) is not None:
@@ -88,24 +89,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def commands() -> list[Command]:
     """All commands, in the order of ``nightjar --help``."""
-    families = (
-        init,
-        plans,
-        scaling,
-        ckpt,
-        published,
-        stores,
-        calibrate,
-        clusters,
-        nights,
-        explain,
-        doctor,
-        runs,
-        search,
-        tune,
-        worker,
-    )
-    return [*run.commands(), *(command for family in families for command in family.COMMANDS)]
+    families = (init, plans, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, runs, worker)
+    known = [*run.commands(), *(command for family in families for command in family.COMMANDS)]
+    for package, added in load_hooks("nightjar.commands").items():
+        # The commands of a family stay together, behind the one that its first command names.
+        names = [command.name for command in known]
+        place = names.index(added[0].after) + 1 if added[0].after in names else len(known)
+        for command in added:
+            if command.name in names:
+                raise ConfigError(
+                    f"entry point {package!r} of nightjar.commands adds command {command.name!r}, "
+                    "which there is already",
+                    hint="uninstall the package that adds it, or rename its command",
+                )
+        known[place:place] = added
+    return known
 
 
 def _parser(known: Sequence[Command]) -> argparse.ArgumentParser:

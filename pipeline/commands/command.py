@@ -22,7 +22,8 @@ class Command:
     """``add_arguments`` fills its parser and sets ``function``, which takes the options and returns the exit code.
 
     ``composes``: it takes overrides. ``takes_store``: ``store=URL`` works like ``--store``. ``own_help``: its
-    ``--help`` is not argparse's. ``internal``: users need not know it.
+    ``--help`` is not argparse's. ``internal``: users need not know it. ``after``: the command behind which
+    ``nightjar --help`` lists a plugin's; the last one where there is none of this name.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Command:
     takes_store: bool = False
     own_help: bool = False
     internal: bool = False
+    after: str = ""
 
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:

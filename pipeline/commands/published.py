@@ -174,8 +174,8 @@ def _rollback(options: argparse.Namespace) -> int:
 def _track(store: Store, current: Current) -> None:
     """Tell the trackers of the run that made the version that serves now; it serves, whatever they say."""
     from pipeline.publishing.versions import version_path
+    from pipeline.report.tracking import tell_serving
     from pipeline.stages.execution import load
-    from pipeline.trackers.following import tell_serving
 
     made = store.find(version_path(current.model, str(current.version)))
     run = made.summary.get("run") if made is not None else None

@@ -15,6 +15,7 @@ from pipeline.errors import NightjarError, exit_code_of
 from pipeline.logs import TERMINAL, add_level, show
 from pipeline.records.result import Result
 from pipeline.specs import STAGES
+from pipeline.specs.registry import load_hooks
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 CodeOf = Callable[[BaseException], int]
 log = logging.getLogger(__name__)
-SWEEPER = "hydra/sweeper=nightjar"  # with -m: a study in place of a grid
+SWEEPER = "hydra/sweeper="  # with -m, the name of a plugin's: what it does in place of a grid
 
 
 def commands() -> list[Command]:
@@ -87,11 +88,10 @@ def _run(options: argparse.Namespace) -> int:
         return inspection.show(overrides, options)
     from pipeline.compose import compose, sweep
 
-    if options.multirun and SWEEPER in overrides:
-        from pipeline.commands.studies import run_study
-
-        return run_study([each for each in overrides if each != SWEEPER], options.config_dir)
     if options.multirun:
+        for name, sweeper in load_hooks("nightjar.sweepers").items():
+            if (chosen := f"{SWEEPER}{name}") in overrides:
+                return int(sweeper([text for text in overrides if text != chosen], options.config_dir))
         jobs = sweep(overrides)
         return _sweep(jobs, [compose(job, options.config_dir) for job in jobs])
     return _one_run(compose(overrides, options.config_dir))[0]
@@ -176,10 +176,10 @@ def _held_run(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Resul
     from pipeline.launch.run_records import record_failure
     from pipeline.launch.signals import Interrupted
     from pipeline.report.html import write_report
+    from pipeline.report.tracking import followed
     from pipeline.stages.cleanup import discard
     from pipeline.stages.execution import run_stage
     from pipeline.stages.steps import prepare, with_possible_stages
-    from pipeline.trackers.following import followed
 
     console = Console(write=TERMINAL.pass_on, columns=0 if logs.is_json() else columns())
     log.info("run %s: %s (store %s)", config.run, ", ".join(config.stages), config.store)
@@ -237,10 +237,12 @@ def failed(error: Any, code_of: CodeOf = exit_code_of) -> int:
 def stage_io(config: Config, store: Store, width: int) -> StageIO:
     """Who hears of a stage, on a terminal of ``width`` columns (0: none)."""
     from pipeline.specs.stage import StageIO
-    from pipeline.tuning.trial_process import on_trial
 
     reporter = _reporter(config, store, width)
-    return on_trial(config, store, StageIO(interval=reporter.interval, close=reporter.close))
+    io = StageIO(interval=reporter.interval, close=reporter.close)
+    for listen in load_hooks("nightjar.stage_io").values():
+        io = listen(config, store, io)
+    return io
 
 
 def _reporter(config: Config, store: Store, width: int) -> Reporter:

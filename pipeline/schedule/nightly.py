@@ -26,6 +26,7 @@ from pipeline.launch.signals import Interrupted
 from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord
 from pipeline.records.record import read
 from pipeline.records.runs import run_directory
+from pipeline.report.tracking import tell_night
 from pipeline.schedule.base import find_base, night_config, run_name
 from pipeline.schedule.dates import ANY_DAY, night_zone
 from pipeline.schedule.night_summary import finished_record, line_of, write_summary
@@ -34,7 +35,6 @@ from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
 from pipeline.store.manifest import artifact_key
 from pipeline.store.retrying import explained
-from pipeline.trackers.following import tell_night
 from pipeline.units import for_chat
 
 INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher

@@ -11,10 +11,8 @@ from typing import Any
 from pipeline.specs.registry import Registry
 
 STAGES: Registry[Any] = Registry("stage", setting="stages", home="pipeline.stages")
-TRACKERS: Registry[Any] = Registry("tracker", setting="track.to", home="pipeline.trackers")
-SEARCH_PARTS: Registry[Any] = Registry(
-    "search part", setting="search.parts", home="pipeline.search.parts", group="nightjar.search_parts"
-)
+TRACKERS: Registry[Any] = Registry("tracker", setting="track.to", group="nightjar.trackers")
+SEARCH_PARTS: Registry[Any] = Registry("search part", setting="search.parts", group="nightjar.search_parts")
 
 
 def default_stages() -> list[str]:

@@ -2,13 +2,17 @@
 
 A registry imports the module with its built-in choices on first use. That imports no torch, so that a configuration can
 be checked against the names. The options of a choice are fields of its spec, which settings replace (``with_options``).
+
+What is optional (``pipeline.plugins``) is found by the entry points of Nightjar itself, exactly as other packages' is.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
@@ -17,8 +21,65 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.errors import ConfigError
 
+NIGHTJAR = "nightjar"  # this distribution
 BUILT_IN = "built in"
 ADDED = "added by this process"
+
+
+@functools.lru_cache(1)
+def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    # Reads one file of each installed package, some 20 ms in all: once in a process unless sys.path changes.
+    installed = entry_points()
+    points: list[EntryPoint] = []
+    for group in installed.groups:
+        if group.startswith(f"{NIGHTJAR}."):
+            points.extend(installed.select(group=group))
+    return tuple(points)
+
+
+def find_plugins(group: str) -> list[EntryPoint]:
+    """Find what installed packages add to ``group``.
+
+    Returns:
+        Entry points by name, those of Nightjar's own plugins first.
+    """
+    points = [point for point in _installed(tuple(sys.path)) if point.group == group]
+    return sorted(points, key=lambda point: (not _is_own(point), point.name))
+
+
+def _is_own(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == NIGHTJAR
+
+
+def load_hooks(group: str) -> dict[str, Any]:
+    """Load what Nightjar's plugins and other packages add to ``group``, by name.
+
+    Raises:
+        ConfigError: One cannot be imported, or two have one name.
+    """
+    hooks: dict[str, Any] = {}
+    for point in find_plugins(group):
+        if point.name in hooks:
+            raise ConfigError(
+                f"package {_package_of(point)} adds {point.name!r} to {group}, which has one of this name already",
+                hint="rename its entry point, or uninstall one of the two packages",
+            )
+        hooks[point.name] = _import(point, f"package {_package_of(point)} adds {point.name!r} to {group}")
+    return hooks
+
+
+def _package_of(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+
+
+def _import(point: EntryPoint, added: str) -> Any:
+    try:
+        return point.load()
+    except Exception as error:  # a package may raise anything while it is imported
+        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{added}, which cannot be imported: {reason}", hint="install the package again, or uninstall it"
+        ) from error
 
 
 class Named(Protocol):
@@ -37,9 +98,9 @@ _states = itertools.count(1)
 class Registry(Generic[T]):
     """The choices of one ``kind``, such as model, by name and in the order of registration.
 
-    ``setting``: the key that chooses among them. ``home``: the module whose tuple ``SPECS`` lists the built-in ones.
-    ``group``: the entry point group for installed packages; None: packages cannot add any. ``problem``: a function that
-    says what is wrong with a package's choice; "" if nothing is.
+    ``setting``: the key that chooses among them. ``home``: the module whose tuple ``SPECS`` lists the built-in ones;
+    None: all are plugins. ``group``: the entry point group of plugins and of installed packages; None: packages cannot
+    add any. ``problem``: a function that says what is wrong with a package's choice; "" if nothing is.
     """
 
     state = 0  # another number whenever the choices of any registry are others than those that packages bring
@@ -49,7 +110,7 @@ class Registry(Generic[T]):
         kind: str,
         *,
         setting: str,
-        home: str,
+        home: str | None = None,
         group: str | None = None,
         problem: Callable[[Any], str] = lambda spec: "",
     ) -> None:
@@ -106,38 +167,38 @@ class Registry(Generic[T]):
 
     def _loaded(self) -> dict[str, T]:
         if self._specs is None:
-            built_in: tuple[T, ...] = importlib.import_module(self.home).SPECS
+            built_in: tuple[T, ...] = importlib.import_module(self.home).SPECS if self.home else ()
             specs = {spec.name: spec for spec in built_in}
             origins = dict.fromkeys(specs, BUILT_IN)
-            for point in entry_points(group=self.group) if self.group else ():
-                package = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-                if point.name in specs:
-                    raise ConfigError(
-                        f"package {package} adds {self.kind} {point.name!r}, which {origins[point.name]} has already",
-                        hint="rename its entry point, or uninstall one of the two packages",
-                    )
-                specs[point.name] = self._load(point, package)
-                origins[point.name] = package
+            for point in find_plugins(self.group) if self.group else ():
+                package = _package_of(point)
+                for spec in self._load(point, package):
+                    if spec.name in specs:
+                        raise ConfigError(
+                            f"package {package} adds {self.kind} {spec.name!r}, which {origins[spec.name]} has already",
+                            hint="rename its entry point, or uninstall one of the two packages",
+                        )
+                    specs[spec.name] = spec
+                    origins[spec.name] = BUILT_IN if _is_own(point) else package
             self._specs, self._origins = specs, origins
         return self._specs
 
-    def _load(self, point: EntryPoint, package: str) -> T:
-        """Load a package's choice; ConfigError if it cannot be imported or is invalid."""
+    def _load(self, point: EntryPoint, package: str) -> tuple[T, ...]:
+        """Load what an entry point names: one choice of the same name, or a tuple of choices."""
         added = f"package {package} adds {self.kind} {point.name!r}"
-        try:
-            spec: T = point.load()
-        except Exception as error:  # a package may raise anything while it is imported
-            reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-            raise ConfigError(
-                f"{added}, which cannot be imported: {reason}", hint="install the package again, or uninstall it"
-            ) from error
-        if (name := getattr(spec, "name", None)) != point.name:
+        loaded = _import(point, added)
+        if isinstance(loaded, tuple):
+            specs: tuple[T, ...] = loaded
+        elif (name := getattr(loaded, "name", None)) != point.name:
             raise ConfigError(
                 f"{added}, whose spec has the name {name!r}", hint="one name for the entry point and the spec"
             )
-        if problem := self.problem(spec):
-            raise ConfigError(f"{added}, {problem}", hint="correct the package, or uninstall it")
-        return spec
+        else:
+            specs = (loaded,)
+        for spec in specs:
+            if problem := self.problem(spec):
+                raise ConfigError(f"{added}, {problem}", hint="correct the package, or uninstall it")
+        return specs
 
 
 _OWN = ("name", "doc")  # fields of every choice, which are no options

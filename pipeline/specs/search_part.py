@@ -30,7 +30,7 @@ class Decision:
 
 
 class SearchPart(ABC):
-    """A choice of ``search.parts``, of ``search/parts.py`` or a package. Its file must not import torch at its top.
+    """A choice of ``search.parts``. Its file must not import torch at its top.
 
     The cost needs no code of a part: the planner prices the configuration that ``apply`` makes of each choice.
     """
@@ -46,7 +46,7 @@ class SearchPart(ABC):
     def attach(self, net: Any, decisions: Sequence[Decision]) -> None:
         """Have the super-net act by the decisions' gates, at the places it offers (``SuperNet.at``).
 
-        ``net``: a ``pipeline.search.supernet.SuperNet``.
+        ``net``: a ``pipeline.plugins.search.supernet.SuperNet``.
         """
 
     @abstractmethod

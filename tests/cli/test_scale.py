@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.scaling import rates
+from pipeline.plugins.capacity import rates
 
 SMALL = ("experiment=demo", "data.synthetic.rows=2000", "hardware=laptop")
 

@@ -10,12 +10,12 @@ import yaml
 from pipeline import cli
 from pipeline.compose import compose, to_yaml
 from pipeline.errors import ConfigError
+from pipeline.plugins.tuning import study
 from pipeline.schedule.manifests import schedule_config
 from pipeline.training.settings import TrainingSettings
-from pipeline.tuning import study
 from pipeline.units import for_chat, printable
 from tests.launch.cluster_cases import CLUSTER
-from tests.tuning.test_study import RATES, SMALL
+from tests.plugins.tuning.test_study import RATES, SMALL
 
 SECRET = "hunter2hunter2"
 HELD = [

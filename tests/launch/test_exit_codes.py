@@ -8,7 +8,7 @@ import pytest
 
 import pipeline.cli
 import pipeline.launch.kubernetes.api
-import pipeline.trackers.mlflow_server
+import pipeline.plugins.trackers.mlflow_server
 import pipeline.training  # every room that may have errors of its own
 from pipeline.commands.run import failed
 from pipeline.errors import (

@@ -12,10 +12,10 @@ from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan, render_plan
 from pipeline.planning.bipartite import predict_any, sample_bytes
 from pipeline.planning.step_prediction import BETWEEN, WITHIN, step_parts
+from pipeline.plugins.capacity.dryrun import dry_run
+from pipeline.plugins.capacity.report import worlds_of
+from pipeline.plugins.capacity.worlds import Rates, resized, worlds
 from pipeline.records import Plan
-from pipeline.report.scale import worlds_of
-from pipeline.scaling.dryrun import dry_run
-from pipeline.scaling.worlds import Rates, resized, worlds
 from tests.planning.plan_cases import check_plan, configure, cpu, criteo, dataset
 
 ROWS = {"user": 500_000, "item": 20_000, "device": 10}

@@ -16,7 +16,7 @@ import pytest
 from pipeline import cli
 from pipeline.compose import compose, sweep
 from pipeline.errors import NightjarError
-from pipeline.tuning.space import edges, split
+from pipeline.plugins.tuning.space import edges, split
 from tests.commands import nightjar
 from tests.waits import PATIENCE
 

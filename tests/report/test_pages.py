@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.plugins.capacity.record import Scale, ScaleFigure, Wall, World
+from pipeline.plugins.capacity.report import scale_page
+from pipeline.plugins.search.report import search_page
+from pipeline.plugins.tuning.report import study_page
 from pipeline.records import (
     DecisionRecord,
     Figures,
@@ -27,7 +31,6 @@ from pipeline.records import (
     Towers,
 )
 from pipeline.records.outlook import NightPlan, Outlook, Reached, TableOutlook
-from pipeline.records.scale import Scale, ScaleFigure, Wall, World
 from pipeline.report.comparing import comparison_page, comparison_text
 from pipeline.report.gate import gate_page
 from pipeline.report.html import ReportData, render
@@ -35,12 +38,9 @@ from pipeline.report.night import night_markdown, night_page
 from pipeline.report.outlook import outlook_page
 from pipeline.report.page import wrapping
 from pipeline.report.plans import plan_page
-from pipeline.report.scale import scale_page
-from pipeline.report.search import search_page
-from pipeline.report.study import study_page
 from pipeline.report.towers import towers_page
+from tests.plugins.tuning.studies import shown, trial
 from tests.records.made import figures
-from tests.tuning.studies import shown, trial
 
 PACKAGE = Path(__file__).parents[2] / "pipeline"
 TEMPLATES = PACKAGE / "report" / "templates"

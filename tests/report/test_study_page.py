@@ -1,8 +1,8 @@
 """A study's page and text, from made-up trials."""
 
+from pipeline.plugins.tuning.report import front, studies_listing, study_page, study_text
 from pipeline.records.study import BROKEN, PRUNED, StudyLine
-from pipeline.report.study import front, studies_listing, study_page, study_text
-from tests.tuning.studies import shown, trial
+from tests.plugins.tuning.studies import shown, trial
 
 TRIALS = [
     trial(0, 0.52, step_ms=2.0, table_bytes=2**21, test_ne=0.53, test_auc=0.9),

@@ -1,0 +1,352 @@
+"""A dry run: every rank of a large world, one after the other in this process, without rows, links or a store.
+
+The planner plans, TorchRec shards tables on the meta device in a process group that connects nobody
+(``torch.testing._internal.distributed.fake_pg``), shards are cut into a checkpoint's files and named, and batches are
+dealt out. One rank's objects exist at a time; what every rank said is checked against the others.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from pipeline.checkpoint.chunks import RowBlock, TableCoding
+from pipeline.checkpoint.save import extent_of, pieces, report_of
+from pipeline.config import Config
+from pipeline.config.train import TrainConfig
+from pipeline.embeddings.collection import build_collection, event_collection
+from pipeline.embeddings.sharding import to_sharding_plan
+from pipeline.embeddings.tables import kernels
+from pipeline.errors import ConfigError
+from pipeline.launch.local_ranks import local_world
+from pipeline.planning.cost import FLOAT
+from pipeline.planning.hardware import memory_gib
+from pipeline.planning.inputs import PlanInputs
+from pipeline.planning.planner import make_plan
+from pipeline.planning.quiet import quiet
+from pipeline.plugins.capacity.record import DryRank, DryRun
+from pipeline.plugins.capacity.worlds import resized
+from pipeline.records.checkpoint import Extent, Index, TableSize
+from pipeline.records.plan import Plan, TablePlan
+from pipeline.store.manifest import FileEntry
+from pipeline.training.parquet import RowGroup
+from pipeline.training.sampler import BatchSampler, Order, decoded_share
+from pipeline.units import GIB, MIB
+
+META, DATA_PARALLEL = "meta", "data_parallel"
+TABLES, EVENTS = "collection", "event_tables"
+MEASURED = 16  # ranks whose objects are weighed: doing so takes ten times as long
+MOST_PROBLEMS = 20
+NO_SUM = "xxh3_128:" + "0" * 32  # as long as a checksum
+Shard = tuple[str, int, int, int, int]  # table, first row, rows, first column, columns
+
+
+def dry_run(
+    config: Config, inputs: PlanInputs, ranks: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> DryRun:
+    """Run ``ranks`` ranks dry, rounded up to whole hosts. Raises what planning raises; needs no process group.
+
+    ``progress``: called with (ranks done, ranks in all).
+    """
+    if inputs.hardware.embedding_hosts:
+        raise ConfigError(
+            "all ranks of a dry run do the same work, but hardware.embedding_hosts is "
+            f"{inputs.hardware.embedding_hosts}",
+            hint="hardware.embedding_hosts=0, or nightjar scale, which predicts such a cluster",
+        )
+    sized, clock = resized(inputs, ranks), _PhaseSeconds()
+    with clock.timed("planning"):
+        plan = make_plan(sized)
+    world = _World(config, sized, plan, clock)
+    gc.freeze()  # what there is stays: collecting garbage looks only at what the ranks leave
+    try:
+        for rank in range(plan.world_size):
+            progress(rank, plan.world_size)
+            world.visit(rank)
+    finally:
+        gc.unfreeze()
+    progress(plan.world_size, plan.world_size)
+    with clock.timed("checking"):
+        return world.found()
+
+
+@dataclass
+class _PhaseSeconds:
+    """Seconds of this process by what took them."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Add the block's time to ``what``."""
+        began = time.perf_counter()
+        yield
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - began
+
+
+class _World:
+    """What the ranks visited so far have said."""
+
+    def __init__(self, config: Config, inputs: PlanInputs, plan: Plan, clock: _PhaseSeconds) -> None:
+        self._config, self._inputs, self._plan, self._clock = config, inputs, plan, clock
+        self._planned = _shards_by_rank(plan)
+        self._rows = _bytes_by_rank(plan)
+        self._extents: list[Extent] = []
+        self._reports: list[int] = []
+        self._sharding: dict[int, int] = {}
+        self._deal = deal_of(inputs.train, inputs.schema.groups.get("train", []))
+        self._dealt: dict[int, np.ndarray] = {}
+        self._measured = _spread(plan.world_size, self._planned)
+        self.problems: list[str] = []
+
+    def visit(self, rank: int) -> None:
+        """Be ``rank``: shard, name the files of a checkpoint, take rows of batches."""
+        with self._clock.timed("sharding"):
+            shards = self._sharded(rank)
+        if sorted(shards) != sorted(self._planned[rank]):
+            self._complain(f"rank {rank} has shards {shards[:2]}.., the plan says {self._planned[rank][:2]}..")
+        with self._clock.timed("naming"):
+            extents = list(self._named(rank, [shard for shard in shards if self._owns(rank, shard)]))
+        self._extents += extents
+        self._reports.append(len(json.dumps(_report(extents))))
+        with self._clock.timed("dealing"):
+            self._take(rank)
+
+    def _sharded(self, rank: int) -> list[Shard]:
+        """The shards that TorchRec gives ``rank``; of measured ranks, the bytes of its objects."""
+        weigh = rank in self._measured
+        with fake_rank(rank, self._plan.world_size, self._plan.ranks_per_host), quiet():
+            if weigh:
+                tracemalloc.start()
+            model = sharded_on_meta(self._inputs, self._plan)
+            if weigh:
+                gc.collect()
+                self._sharding[rank] = tracemalloc.get_traced_memory()[0]
+                tracemalloc.stop()
+            return [shard for kernel in kernels(model) for shard in _kernel_shards(kernel)]
+
+    def _owns(self, rank: int, shard: Shard) -> bool:
+        """Whether ``rank`` writes ``shard``: of a table's copies one does, as ``embeddings.rows`` decides."""
+        if self._plan.tables[shard[0]].sharding != DATA_PARALLEL:
+            return True
+        return list(self._plan.tables).index(shard[0]) % self._plan.world_size == rank
+
+    def _named(self, rank: int, shards: list[Shard]) -> Iterator[Extent]:
+        """The files that ``rank`` writes into an exact checkpoint, as the index lists them."""
+        coding, limit = TableCoding("fp32"), int(self._config.checkpoint.chunk_mib * MIB)
+        number = 0
+        for table, row, rows, column, columns in sorted(shards):
+            placed = self._plan.tables[table]
+            block = RowBlock(
+                table, np.arange(row, row + rows), column, _meta(rows, columns), _state(placed, rows, columns)
+            )
+            for chunk in pieces(block, None, limit):
+                yield extent_of(rank, number, chunk, coding)
+                number += 1
+
+    def _take(self, rank: int) -> None:
+        """Count the rows that ``rank`` takes of the first and the last batch of an epoch."""
+        for batch in {0, self._deal.batches - 1}:
+            dealt = self._dealt.setdefault(batch, np.zeros(self._inputs.batch, np.int32))
+            for start, stop in rank_rows(self._deal, batch, rank, self._plan.world_size):
+                dealt[start:stop] += 1
+
+    def found(self) -> DryRun:
+        """What the ranks said together, and what does not fit together."""
+        plan, inputs = self._plan, self._inputs
+        sizes = {name: TableSize(rows=table.rows, dim=table.dim) for name, table in plan.tables.items()}
+        index = len(json.dumps(Index(tables=sizes, files=self._extents).to_json()))
+        manifest = len(json.dumps(_report(self._extents)["files"]))
+        self._check_names()
+        self._check_cover()
+        self._check_memory()
+        for batch, dealt in self._dealt.items():
+            if dealt.max() > 1 or dealt.sum() != self._deal.total(batch):
+                self._complain(
+                    f"batch {batch}: {dealt.sum()} rows are taken, expected {self._deal.total(batch)}, once each"
+                )
+        files = [sum(1 for extent in self._extents if _rank_of(extent) == rank) for rank in self._measured]
+        # Rank 0 hears what all wrote; the others hear the manifest.
+        heard = {rank: manifest if rank else sum(self._reports) for rank in self._measured}
+        weighed = [
+            DryRank(rank=rank, sharding=self._sharding[rank], exchanged=heard[rank], rows=self._rows[rank], files=count)
+            for rank, count in zip(self._measured, files, strict=True)
+        ]
+        groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
+        return DryRun(
+            ranks=plan.world_size,
+            hosts=inputs.hardware.hosts,
+            batch=inputs.batch,
+            tables=len(plan.tables),
+            shards=sum(len(table.shards) for table in plan.tables.values()),
+            plan_bytes=len(json.dumps(plan.to_json())),
+            files=len(self._extents),
+            index_bytes=index,
+            decoded_share=decoded_share(inputs.train, plan.world_size, groups),
+            first=weighed[0],
+            largest=max(weighed, key=lambda each: each.metadata),
+            mean_metadata=sum(each.metadata for each in weighed) / len(weighed),
+            seconds={name: round(seconds, 2) for name, seconds in self._clock.seconds.items()},
+            peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+            problems=tuple(self.problems),
+        )
+
+    def _check_names(self) -> None:
+        names = [extent.file for extent in self._extents]
+        if twice := len(names) - len(set(names)):
+            self._complain(f"{twice} files of a checkpoint have the name of another one")
+
+    def _check_cover(self) -> None:
+        """Every value of every table is in exactly one file."""
+        by_table: dict[str, list[Extent]] = {name: [] for name in self._plan.tables}
+        for extent in self._extents:
+            by_table[extent.table].append(extent)
+        for name, extents in by_table.items():
+            placed = self._plan.tables[name]
+            if problem := uncovered(extents, placed.rows, placed.dim):
+                self._complain(f"table {name!r}: {problem}")
+
+    def _check_memory(self) -> None:
+        """No rank is planned more than it has."""
+        for memory in self._plan.memory[0] if self._plan.memory else ():
+            room = memory_gib(self._inputs.hardware, memory) * GIB
+            most = max(used[memory] for used in self._plan.memory)
+            if most > room:
+                self._complain(f"a rank is planned {most} bytes of {memory}, it has {room:.0f}")
+
+    def _complain(self, problem: str) -> None:
+        if len(self.problems) < MOST_PROBLEMS:
+            self.problems.append(problem)
+
+
+def deal_of(train: TrainConfig, groups: list[list[int]]) -> BatchSampler:
+    """How batches are dealt to ranks; ``groups``: rows of the row groups by file, [] where no rows are known."""
+    sizes = [rows for file in groups for rows in file if rows] or [train.batch]
+    order = Order(key="dry", seed=0, global_batch=train.batch, shuffle=train.shuffle, lanes=train.dealt_lanes)
+    return BatchSampler(order, [RowGroup("", index, rows, 0) for index, rows in enumerate(sizes)])
+
+
+def rank_rows(deal: BatchSampler, batch: int, rank: int, world: int) -> list[tuple[int, int]]:
+    """The places [start, stop) in a global ``batch`` whose rows ``rank`` of ``world`` takes."""
+    shift = [(take, take.lane * deal.quota - batch * deal.quota) for take in deal.takes(batch, rank, world)]
+    return [(take.start + moved, take.stop + moved) for take, moved in shift]
+
+
+@contextmanager
+def fake_rank(rank: int, world: int, local: int) -> Iterator[None]:
+    """Be ``rank`` of ``world`` in a process group that connects nobody: its collectives return at once.
+
+    ``local``: ranks of a host.
+    """
+    with local_world(local):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+def sharded_on_meta(inputs: PlanInputs, plan: Plan) -> DistributedModelParallel:
+    """The tables of ``inputs`` as TorchRec shards them for this process's rank, without storage."""
+    device = torch.device(META)
+    model = nn.Module()
+    collections = {TABLES: build_collection(inputs.schema, inputs.model, device)}
+    if inputs.schema.sequences:
+        collections[EVENTS] = event_collection(inputs.schema, inputs.model, device)
+    plans = None
+    for path, collection in collections.items():
+        model.add_module(path, collection)
+        own = {each.name: plan.tables[each.name] for each in collection.embedding_bag_configs()}
+        part = to_sharding_plan(replace(plan, tables=own, device=META), path)
+        plans = part if plans is None else replace(plans, plan=plans.plan | part.plan)
+    sharder: Any = EmbeddingBagCollectionSharder()
+    return DistributedModelParallel(
+        module=model, device=device, plan=plans, sharders=[sharder], init_data_parallel=False
+    )
+
+
+def uncovered(extents: list[Extent], rows: int, columns: int) -> str:
+    """What is wrong where ``extents`` do not tile a table of ``rows`` x ``columns``; "" where they do."""
+    strips: dict[tuple[int, int], list[Extent]] = {}
+    for extent in extents:
+        strips.setdefault((extent.column, extent.columns), []).append(extent)
+    at = 0
+    for (column, width), own in sorted(strips.items()):
+        if column != at:
+            return f"columns {min(at, column)} to {max(at, column) - 1} are in no file or in two"
+        row = 0
+        for extent in sorted(own, key=lambda each: each.first):
+            if extent.first != row:
+                return f"rows {min(row, extent.first)} to {max(row, extent.first) - 1} are in no file or in two"
+            row = extent.last + 1
+        if row != rows:
+            return f"rows {row} to {rows - 1} are in no file"
+        at = column + width
+    return "" if at == columns else f"columns {at} to {columns - 1} are in no file"
+
+
+def _shards_by_rank(plan: Plan) -> list[list[Shard]]:
+    """The planned shards of every rank that have rows."""
+    ranks: list[list[Shard]] = [[] for _ in range(plan.world_size)]
+    for name, table in plan.tables.items():
+        for shard in table.shards:
+            if shard.rows:
+                ranks[shard.rank].append((name, shard.row, shard.rows, shard.column, shard.columns))
+    return ranks
+
+
+def _bytes_by_rank(plan: Plan) -> list[int]:
+    """Bytes of every rank's rows with optimizer state, wherever they lie."""
+    ranks = [0] * plan.world_size
+    for table in plan.tables.values():
+        for shard in table.shards:
+            ranks[shard.rank] += shard.rows * table.row_bytes(shard.columns)
+    return ranks
+
+
+def _spread(world: int, planned: list[list[Shard]]) -> list[int]:
+    """The ranks to weigh: the first, the last, the one with most shards, and others spread evenly."""
+    most = max(range(world), key=lambda rank: len(planned[rank]))
+    return sorted({0, world - 1, most, *range(0, world, max(1, world // MEASURED))})
+
+
+def _kernel_shards(kernel: Any) -> Iterator[Shard]:
+    """The shards of a kernel that have rows."""
+    for table, weight in zip(kernel.tables, kernel.module.split_embedding_weights(), strict=True):
+        row, column = table.local_metadata.shard_offsets if table.local_metadata is not None else (0, 0)
+        if len(weight):
+            yield table.name, row, len(weight), column, weight.shape[1]
+
+
+def _meta(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device=META)
+
+
+def _state(table: TablePlan, rows: int, columns: int) -> dict[str, torch.Tensor]:
+    """Optimizer state as large as the plan counts it, without storage."""
+    state = {f"row{number}": _meta(rows) for number in range(table.state_bytes // FLOAT)}
+    return state | {f"value{number}": _meta(rows, columns) for number in range(table.value_state_bytes // FLOAT)}
+
+
+def _report(extents: list[Extent]) -> dict[str, Any]:
+    """What a rank tells rank 0 about its files when they are written."""
+    return report_of(extents, {each.file: FileEntry(each.rows * each.columns * FLOAT, NO_SUM) for each in extents})
+
+
+def _rank_of(extent: Extent) -> int:
+    return int(extent.file.rpartition("/")[2].partition("-")[0])

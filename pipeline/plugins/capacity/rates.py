@@ -1,0 +1,193 @@
+"""What a rank reads and writes beside its steps, measured on this machine in a few seconds."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.calibration.trial import DENSE, Trial, make_dataset
+from pipeline.config import Config
+from pipeline.planning.cost import FLOAT
+from pipeline.planning.inputs import PlanInputs
+from pipeline.planning.reservations import row_bytes
+from pipeline.plugins.capacity.record import ScaleFigure
+from pipeline.plugins.capacity.worlds import Rates
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
+from pipeline.store.removal import remove
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pipeline.training.data import BatchReader
+
+SECONDS = 1.0  # of each measurement
+# Bytes of a table's rows that are written, and rows of a drawn dataset that is read.
+TABLE_BYTES, DRAWN_ROWS = 32 << 20, 1 << 19
+PIECE = 8 << 20
+GB = 1e9
+
+
+def measured_rates(
+    config: Config, inputs: PlanInputs, store: Store, dataset: Artifact
+) -> tuple[Rates, dict[str, ScaleFigure]]:
+    """The rates of one rank of ``config`` on this machine, and the figures as they are shown.
+
+    The reader decodes the dataset, or drawn rows where that has none. A checkpoint is written into the store, in a
+    folder of its own that is removed.
+    """
+    known = bool(inputs.schema.rows.get("train"))
+    if known:
+        rows_per_s, how = _decoded(store, dataset, inputs), "this dataset, one reader"
+        size = _stored_bytes(dataset, inputs)
+        read = _read_gb_per_s(store, dataset, inputs)
+    else:
+        rows_per_s, size, read = _drawn(inputs)
+        how = "drawn rows of as many columns, by bytes"
+    written = _checkpoint_gb_per_s(config, store)
+    rates = Rates(rows_per_s=rows_per_s, row_bytes=size, read_gb_per_s=read, checkpoint_gb_per_s=written)
+    figures = {
+        "reader": ScaleFigure(value=round(rows_per_s), unit="rows/s", source=how),
+        "row": ScaleFigure(
+            value=round(size, 1), unit="bytes", source="in the store" if known else "by the tables' lookups"
+        ),
+        "store": ScaleFigure(
+            value=round(read, 3), unit="GB/s", source="read by one rank, caches of this machine included"
+        ),
+        "checkpoint": ScaleFigure(
+            value=round(written, 3), unit="GB/s", source="float32 rows with their state, written by one rank"
+        ),
+    }
+    return rates, figures
+
+
+def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
+    """Rows/s of a reader alone."""
+    from pipeline.training.data import BatchReader
+    from pipeline.training.parquet import SplitReader
+    from pipeline.training.sampler import Order, shuffle_key
+
+    train = inputs.train
+    order = Order(
+        key=shuffle_key(dataset),
+        seed=0,
+        global_batch=train.batch,
+        shuffle=train.shuffle,
+        window_groups=train.shuffle_window_groups,
+        lanes=train.dealt_lanes,
+    )
+    with BatchReader(SplitReader(store, dataset, "train"), order, epochs=1 << 30) as reader:
+        return _rows_per_s(reader, train.batch)
+
+
+def _rows_per_s(reader: BatchReader, batch: int) -> float:
+    """Rows/s of ``reader`` after its first batches, for a second or more."""
+    for _ in range(4):
+        next(reader)
+    began, taken = time.perf_counter(), 0
+    while time.perf_counter() - began < SECONDS or taken < 8:
+        next(reader)
+        taken += batch
+    return taken / (time.perf_counter() - began)
+
+
+def _stored_bytes(dataset: Artifact, inputs: PlanInputs) -> float:
+    """Bytes of a train row in the store."""
+    files = inputs.schema.files["train"]
+    sizes = [dataset.files[name].bytes for name in _paths(files) if name in dataset.files]
+    return sum(sizes) / inputs.schema.rows["train"] if sizes else row_bytes(inputs.schema, inputs.profile)
+
+
+def _paths(files: list[str]) -> list[str]:
+    return [file if "/" in file else f"train/{file}" for file in files]
+
+
+def _read_gb_per_s(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
+    """GB/s at which the files of the train rows come from the store, one after the other."""
+    began, size = time.perf_counter(), 0
+    for name in _paths(inputs.schema.files["train"]):
+        with store.open(f"{dataset.path}/{name}") as source:
+            while time.perf_counter() - began < SECONDS and (piece := source.read(PIECE)):
+                size += len(piece)
+    return size / (time.perf_counter() - began) / GB
+
+
+def _drawn(inputs: PlanInputs) -> tuple[float, float, float]:
+    """Rows/s, bytes of a row and GB/s for a dataset that is described only: by the bytes of drawn rows."""
+    tables = tuple(min(column.rows, 100_000) for column in inputs.schema.sparse)
+    batch = min(inputs.batch, DRAWN_ROWS // 16)
+    trial = Trial(rows=tables, zipf=1.1, dim=1, bottom=(1,), top=(1,), batch=batch)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(folder)
+        schema, profile = make_dataset(store, trial, DRAWN_ROWS // batch)
+        dataset = store.get("datasets/trial", "dataset")
+        drawn = replace(inputs, schema=schema, profile=profile, train=replace(inputs.train, global_batch=batch))
+        rows_per_s, read = _decoded(store, dataset, drawn), _read_gb_per_s(store, dataset, drawn)
+    own = row_bytes(inputs.schema, inputs.profile)
+    share = FLOAT * (1 + DENSE + len(tables)) / own
+    return rows_per_s * share, own, read
+
+
+def _checkpoint_gb_per_s(config: Config, store: Store) -> float:
+    """GB/s of float32 rows with their state that one rank encodes and writes into ``store``."""
+    from pipeline.checkpoint.save import write_checkpoint
+
+    with _scratch(store) as path:
+        began, size, number = time.perf_counter(), 0, 0
+        while time.perf_counter() - began < SECONDS:
+            job = _job(config, f"{path}/{number}")
+            size += sum(block.weight.nbytes + sum(s.nbytes for s in block.state.values()) for block in job.blocks)
+            write_checkpoint(store, job, None)
+            number += 1
+        return size / (time.perf_counter() - began) / GB
+
+
+def _job(config: Config, path: str) -> Any:
+    """A checkpoint of one table of the model's width, in the coding of the configuration."""
+    import torch
+
+    from pipeline.checkpoint.chunks import RowBlock
+    from pipeline.checkpoint.codings import Codings
+    from pipeline.checkpoint.save import Job
+    from pipeline.embeddings.table_optimizer_config import table_rules
+    from pipeline.records.checkpoint import TableSize
+    from pipeline.units import MIB
+
+    rules, width = table_rules(config.model, config.train), config.model.embedding_dim
+    rows = TABLE_BYTES // (FLOAT * width)
+    state = {
+        column.name: torch.rand(*((rows, width) if column.per_value else (rows,))) for column in rules.common.columns
+    }
+    blocks = [RowBlock("measured", np.arange(rows), 0, torch.randn(rows, width), state)]
+    coding = Codings(config.checkpoint, rules).of(blocks, final=False)
+    return Job(
+        path=path,
+        key="measured",
+        config={},
+        inputs={},
+        blocks=blocks,
+        coding=coding,
+        dense={},
+        state={},
+        tables={"measured": TableSize(rows=rows, dim=width)},
+        summary={},
+        chunk_bytes=int(config.checkpoint.chunk_mib * MIB),
+    )
+
+
+@contextmanager
+def _scratch(store: Store) -> Iterator[str]:
+    """A folder of the store that is removed afterwards."""
+    path = f"measured/{os.getpid()}-{time.time_ns()}"
+    try:
+        yield path
+    finally:
+        remove(store, path, nested=True)
+        if not store.names("measured"):
+            remove(store, "measured")

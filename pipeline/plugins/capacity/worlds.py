@@ -1,0 +1,240 @@
+"""Predicted trainings on many ranks: the planner's cost model, with what ranks read and write beside their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from pipeline.config.checkpoint import CheckpointConfig
+from pipeline.config.hardware import HardwareConfig
+from pipeline.errors import ConfigError, PlanError
+from pipeline.planning.bipartite import predict_any
+from pipeline.planning.cost import BYTES_PER_MS
+from pipeline.planning.hardware import fast_memory, memory_gib
+from pipeline.planning.inputs import PlanInputs
+from pipeline.planning.planner import make_plan
+from pipeline.planning.step_prediction import BETWEEN, WITHIN, Prediction, step_parts
+from pipeline.plugins.capacity.record import Wall, World
+from pipeline.records.plan import Plan
+from pipeline.training.sampler import decoded_share
+from pipeline.units import GIB
+
+BESIDE = ("reader", "store", "checkpoint")
+MINUTE_MS = 60_000.0
+# Ranks that are added bring samples/s in proportion; where they bring less than this share of it, there is a wall.
+GROWS = 0.5
+SETTINGS = {
+    "compute": "a smaller dense part (model.*), or ranks of more cores",
+    "overhead": "train.global_batch: more samples share what a step costs",
+    WITHIN: "partition.exchange=fp16: half of the bytes",
+    BETWEEN: "partition=dmt partition.exchange=fp16: less between hosts, half of the bytes",
+    "all_reduce": "train.global_batch: fewer steps, and so fewer all-reduces",
+    "reader": "ingest.rows_per_group: smaller, so that every rank has lanes of its own (train.lanes)",
+    "checkpoint": "checkpoint.every_steps: fewer checkpoints; checkpoint.quantise: smaller ones",
+    "store": "store=<one that serves more>",
+    "memory": "hardware.ddr_gib",
+}
+
+
+# With embedding hosts, which have no towers and share the work of the tables.
+APART = {
+    **SETTINGS,
+    "compute": "hardware.embedding_hosts: more, where lookups take long; a smaller dense part (model.*)",
+    BETWEEN: "partition.exchange=fp16: half of the bytes; hardware.embedding_hosts: more links",
+    "memory": "hardware.embedding_ddr_gib",
+}
+
+
+def setting_of(bound: str, hardware: HardwareConfig) -> str:
+    """What moves a ``bound`` on such a cluster."""
+    return (APART if hardware.embedding_hosts else SETTINGS)[bound]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What one rank reads and writes beside its steps.
+
+    ``rows_per_s``: decoded; ``row_bytes``: of a train row in the store; ``read_gb_per_s``: from the store by one rank;
+    ``checkpoint_gb_per_s``: of float32 rows with their state, encoded and written; ``store_gb_per_s``: what the store
+    serves all ranks together, 0: no limit is known.
+    """
+
+    rows_per_s: float
+    row_bytes: float
+    read_gb_per_s: float
+    checkpoint_gb_per_s: float
+    store_gb_per_s: float = 0.0
+
+
+def worlds(
+    inputs: PlanInputs,
+    rates: Rates,
+    checkpoint: CheckpointConfig,
+    ranks: Iterable[int],
+    per_rank: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[World]:
+    """A prediction for every number of ``ranks``, rising; each is rounded up to whole hosts.
+
+    ``per_rank``: samples of a step on every rank; None: the batch stays as it is, whatever the ranks. ``progress``:
+    called with (worlds planned, worlds in all).
+    """
+    found: dict[int, World] = {}
+    counts = sorted(set(ranks))
+    for done, count in enumerate(counts):
+        progress(done, len(counts))
+        sized = resized(inputs, count, per_rank)
+        if sized.world_size not in found:
+            found[sized.world_size] = _world(sized, rates, checkpoint)
+    progress(len(counts), len(counts))
+    return with_efficiency(list(found.values()))
+
+
+def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> PlanInputs:
+    """``inputs`` for ``ranks`` ranks or more, on whole hosts; ``per_rank``: samples a step on each (None: as is).
+
+    Embedding hosts stay the same share of all hosts, at least one, beside at least one worker.
+    """
+    local = min(inputs.hardware.ranks_per_host, ranks)
+    hosts, owners = -(-ranks // local), inputs.hardware.embedding_hosts
+    if owners:
+        hosts = max(hosts, 2)
+        owners = min(max(round(hosts * owners / inputs.hardware.hosts), 1), hosts - 1)
+    sized = inputs.changed("hardware.ranks_per_host", local).changed("hardware.hosts", hosts)
+    sized = sized.changed("hardware.embedding_hosts", owners)
+    return sized if per_rank is None else sized.changed("train.global_batch", per_rank * sized.hardware.workers)
+
+
+def _world(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> World:
+    try:
+        if inputs.batch < inputs.hardware.workers:
+            raise ConfigError(
+                f"train.global_batch is {inputs.batch}, fewer than {inputs.hardware.workers} ranks",
+                hint=f"train.global_batch={64 * inputs.hardware.workers}",
+            )
+        plan = make_plan(inputs)
+    except (ConfigError, PlanError) as error:
+        bound = "memory" if isinstance(error, PlanError) else "overhead"
+        setting = error.hint.split(", or ")[0] or setting_of(bound, inputs.hardware)
+        return World(
+            ranks=inputs.world_size,
+            hosts=inputs.hardware.hosts,
+            batch=inputs.batch,
+            fits=False,
+            bound=bound,
+            setting=setting,
+            problem=error.message,
+            embedding_hosts=inputs.hardware.embedding_hosts,
+        )
+    return _planned(plan, inputs, rates, checkpoint)
+
+
+def _planned(plan: Plan, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> World:
+    predicted, device = predict_any(plan, inputs), inputs.hardware.device
+    parts = step_parts(plan, inputs, predicted)
+    step_ms = sum(parts.values())
+    parts |= beside_ms(predicted, inputs, rates, checkpoint, step_ms)
+    bound = longest(parts, device)
+    memory = predicted.bytes + predicted.reserved[0].get("process", 0)
+    room = memory_gib(inputs.hardware, fast_memory(inputs.hardware)) * GIB
+    return World(
+        ranks=plan.world_size,
+        hosts=inputs.hardware.hosts,
+        batch=inputs.batch,
+        fits=True,
+        bound=bound,
+        then=longest({**parts, bound: 0.0}, device),
+        setting=setting_of(bound, inputs.hardware),
+        step_ms=round(step_ms, 4),
+        embedding_hosts=inputs.hardware.embedding_hosts,
+        samples_per_s=round(1e3 * inputs.batch / whole_ms(parts, device), 1),
+        parts={name: round(ms, 4) for name, ms in parts.items()},
+        memory=memory,
+        filled=round(memory / room, 4),
+    )
+
+
+def beside_ms(
+    predicted: Prediction, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig, step_ms: float
+) -> dict[str, float]:
+    """Ms a step of what goes on beside the steps (BESIDE) on the rank that has most of it.
+
+    A checkpoint counts as a baseline, written between it and the next one.
+    """
+    groups = sum(len(file) for file in inputs.schema.groups.get("train", []))
+    rows = inputs.batch * decoded_share(inputs.train, inputs.hardware.workers, groups)
+    fetched = rows * rates.row_bytes
+    store = fetched / rates.read_gb_per_s / BYTES_PER_MS
+    if rates.store_gb_per_s:
+        store = max(store, inputs.hardware.workers * fetched / rates.store_gb_per_s / BYTES_PER_MS)
+    steps = steps_between(inputs, checkpoint, step_ms)
+    written = max(predicted.tables) / rates.checkpoint_gb_per_s / BYTES_PER_MS
+    return {"reader": 1e3 * rows / rates.rows_per_s, "store": store, "checkpoint": written / steps if steps else 0.0}
+
+
+def steps_between(inputs: PlanInputs, checkpoint: CheckpointConfig, step_ms: float) -> float:
+    """Steps between two checkpoints; without any on the way those of the training, 0 where its rows are not known."""
+    rows, train = inputs.schema.rows.get("train", 0), inputs.train
+    every = [float(train.max_steps or train.epochs * rows / inputs.batch)]
+    if checkpoint.every_steps is not None:
+        every.append(float(checkpoint.every_steps))
+    if checkpoint.every_minutes is not None:
+        every.append(checkpoint.every_minutes * MINUTE_MS / step_ms)
+    return min((each for each in every if each), default=0.0)
+
+
+def whole_ms(parts: Mapping[str, float], device: str) -> float:
+    """Ms that a step takes with all that goes on beside it.
+
+    On a GPU the longest counts. On a CPU the reader takes its time from the step, whose cores it works on.
+    """
+    step = sum(ms for name, ms in parts.items() if name not in BESIDE)
+    inside = step + (parts["reader"] if device == "cpu" else 0.0)
+    return max(inside, *(parts[name] for name in BESIDE))
+
+
+def longest(parts: Mapping[str, float], device: str) -> str:
+    """The part that a step waits for: what goes on beside it where that takes longer, else the step's longest part."""
+    whole = whole_ms(parts, device)
+    beside = max(BESIDE, key=lambda name: parts[name])
+    if parts[beside] >= whole:
+        return beside
+    inside = [name for name in parts if name not in BESIDE or (name == "reader" and device == "cpu")]
+    return max(inside, key=lambda name: parts[name])
+
+
+def with_efficiency(found: list[World]) -> list[World]:
+    """``found`` with samples/s of a rank over those of the smallest world that fits."""
+    first = next((each for each in found if each.samples_per_s), None)
+    if first is None:
+        return found
+    assert first.samples_per_s is not None
+    alone = first.samples_per_s / first.ranks
+    return [
+        replace(each, efficiency=round(each.samples_per_s / each.ranks / alone, 4)) if each.samples_per_s else each
+        for each in found
+    ]
+
+
+def wall_of(found: list[World], device: str) -> Wall | None:
+    """Where growing ends to pay: the first world that no plan fits, or whose samples/s grow by less than GROWS.
+
+    Its bound is the part of the step that is longest beyond its share: that of the world before, divided by how many
+    times the ranks there are. None where all worlds pay.
+    """
+    for before, each in pairwise([found[0], *found]):
+        if not each.fits:
+            return Wall(ranks=each.ranks, bound=each.bound, setting=each.setting)
+        if before is each or before.samples_per_s is None or each.samples_per_s is None:
+            continue
+        more = each.ranks / before.ranks
+        if each.samples_per_s / before.samples_per_s - 1 < GROWS * (more - 1):
+            own, former = each.parts or {}, before.parts or {}
+            per_sample = before.batch / each.batch
+            beyond = {name: max(ms * per_sample - former[name] / more, 0.0) for name, ms in own.items()}
+            bound = longest(beyond, device)
+            then = longest({**beyond, bound: 0.0}, device)
+            settings = APART if each.embedding_hosts else SETTINGS
+            return Wall(ranks=each.ranks, bound=bound, setting=settings[bound], then=then)
+    return None

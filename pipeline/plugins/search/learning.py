@@ -1,0 +1,148 @@
+"""The steps of a search: the super-net's weights and the choices' probabilities learn in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipeline.checkpoint.train_state import flatten_optimizer, load_optimizer
+from pipeline.config import Config
+from pipeline.embeddings.table_optimizer_config import table_rules
+from pipeline.models.layers.mlp import initialise
+from pipeline.plugins.search.architecture import Choices, Costs, Gates
+from pipeline.plugins.search.rows import SearchBatch
+from pipeline.plugins.search.state import SearchState
+from pipeline.plugins.search.supernet import SuperNet
+from pipeline.plugins.search.tables import SearchTables
+from pipeline.records.dataset import DatasetSchema
+from pipeline.specs.optimizers import ParameterGroup
+from pipeline.training.lr_schedule import lr_factor
+from pipeline.training.model import compute_dtype
+
+
+class Learner:
+    """The super-net, its tables and its choices, with what trains each of them.
+
+    ``total``: steps of the weights, over which the learning rates follow ``train.schedule``.
+    """
+
+    def __init__(self, config: Config, schema: DatasetSchema, choices: Choices, total: int, start: float) -> None:
+        self.config, self.choices, self.total = config, choices, total
+        train, search = config.train, config.search
+        dtype = compute_dtype(train.precision, torch.device("cpu"))
+        self.net = initialise(SuperNet(config.model, schema, config.seed, dtype), config.seed)  # type: ignore[arg-type]
+        self.net.start_at(start)
+        self.tables = SearchTables(schema, config.model, table_rules(config.model, train), config.seed)
+        group = ParameterGroup(list(self.net.parameters()), train.lr, train.weight_decay)
+        self.dense = train.dense_spec.build([group])
+        self.architecture = torch.optim.Adam(choices.parameters(), lr=search.lr, betas=(0.9, 0.99))
+
+    @property
+    def measured(self) -> list[int]:
+        """Places of the decisions whose probabilities follow what is measured, not gradients."""
+        return [place for place, each in enumerate(self.choices.decisions) if each.name in self.net.measured]
+
+    def learn_weights(self, rows: SearchBatch, step: int, temperature: float, *, whole: bool = False) -> float:
+        """A step (from 0) of the weights for an architecture drawn at ``temperature``; the rows' mean log loss.
+
+        ``whole``: with all columns and pairs.
+        """
+        with torch.no_grad():
+            gates = self.choices.draw(temperature, self.net.measured if whole else ())
+        loss = self._loss(rows, gates)
+        factor = lr_factor(self.config.train, step, self.total)
+        self.dense.zero_grad(set_to_none=True)
+        loss.backward()
+        for group in self.dense.param_groups:
+            group["lr"] = self.config.train.lr * factor
+        self.dense.step()
+        self.tables.step(self.config.train.sparse_lr * factor, factor, step + 1)
+        return loss.item()
+
+    def learn_choices(self, rows: SearchBatch, costs: Costs, temperature: float) -> tuple[float, float]:
+        """A step of the probabilities: log loss of a drawn architecture plus the expected cost. Returns both.
+
+        Those of decisions that are measured stay: at a gate of 1 the gradient is that of a slight change, which weights
+        make up for, and says little of what it costs to do without.
+        """
+        weights = [*self.net.parameters(), self.tables.rows]
+        for each in weights:
+            each.requires_grad_(False)
+        loss = self._loss(rows, self.choices.draw(temperature))
+        cost = costs.expected(self.choices.probabilities())
+        self.architecture.zero_grad(set_to_none=True)
+        (loss + cost).backward()
+        assert self.choices.logits.grad is not None
+        self.choices.logits.grad[self.measured] = 0
+        self.architecture.step()
+        for each in weights:
+            each.requires_grad_(True)
+        return loss.item(), cost.item()
+
+    def sort_columns(self) -> None:
+        """Turn every table to its principal axes, so that its first columns are the best of their number.
+
+        The model stays the same: the projections are turned back.
+        """
+        self.net.project.data = self.tables.turn(self.net.project.data)
+
+    @torch.no_grad()
+    def compare(self, batches: Sequence[SearchBatch], chosen: Gates) -> dict[str, Tensor]:
+        """Log loss that each choice by itself adds to that of the architecture ``chosen``, the mean over equal batches.
+
+        [choices] of each decision that is measured; 0 for the choice that is in ``chosen``.
+        """
+        added = {name: torch.zeros(len(chosen[name])) for name in sorted(self.net.measured)}
+        for rows in batches:
+            embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
+            base = self._loss(rows, chosen, embeddings)
+            for name, losses in added.items():
+                for place, gate in enumerate(torch.eye(len(losses))):
+                    if not chosen[name][place]:
+                        losses[place] += self._loss(rows, {**chosen, name: gate}, embeddings) - base
+        return {name: losses / len(batches) for name, losses in added.items()}
+
+    def state(self) -> SearchState:
+        """All that a step changes."""
+        tensors: dict[str, Tensor] = {f"net/{name}": each for name, each in self.net.named_parameters()}
+        tensors |= {f"tables/{name}": each for name, each in self.tables.state.items()}
+        tensors |= {"rows": self.tables.rows, "logits": self.choices.logits}
+        tensors["generator"] = self.choices.generator.get_state()
+        values: dict[str, Any] = {}
+        for name, (optimizer, parameters) in self._optimizers().items():
+            parts, values[name] = flatten_optimizer(optimizer, parameters)
+            tensors |= {f"{name}/{part}": each for part, each in parts.items()}
+        return SearchState(tensors=tensors, values=values)
+
+    @torch.no_grad()
+    def restore(self, state: SearchState) -> None:
+        """Put ``state`` in place."""
+        for name, parameter in self.net.named_parameters():
+            parameter.copy_(state.tensors[f"net/{name}"])
+        for name, values in self.tables.state.items():
+            values.copy_(state.tensors[f"tables/{name}"])
+        self.tables.rows.copy_(state.tensors["rows"])
+        self.choices.logits.copy_(state.tensors["logits"])
+        self.choices.generator.set_state(state.tensors["generator"])
+        for name, (optimizer, parameters) in self._optimizers().items():
+            load_optimizer(optimizer, parameters, state.starting(f"{name}/"), state.values[name])
+
+    def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, Tensor]]]:
+        """Those of the weights and of the choices, with their parameters by name."""
+        return {
+            "dense": (self.dense, dict(self.net.named_parameters())),
+            "architecture": (self.architecture, dict(self.choices.named_parameters())),
+        }
+
+    def _loss(self, rows: SearchBatch, gates: Gates, embeddings: Tensor | None = None) -> Tensor:
+        """The rows' mean log loss; ``embeddings``: theirs, if they are known."""
+        if embeddings is None:
+            embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
+        logits: Tensor = self.net(rows.dense, embeddings, gates)
+        if rows.offset is not None:
+            logits = logits + rows.offset
+        return functional.binary_cross_entropy_with_logits(logits, rows.labels, rows.weights, reduction="sum")

@@ -1,0 +1,282 @@
+"""The course of a search: weights alone, then weights and choices in turns."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+from pipeline import units
+from pipeline.embeddings.table_optimizer_config import table_rules
+from pipeline.errors import PlanError
+from pipeline.machine import usable_memory
+from pipeline.plugins.search.architecture import Choices, Costs, LossWeights, tabulate
+from pipeline.plugins.search.learning import Learner
+from pipeline.plugins.search.rows import SearchBatch, SplitBatches, start_logit
+from pipeline.plugins.search.space import ArchitectureSpace
+from pipeline.plugins.search.state import SearchState, SearchStore
+from pipeline.records.search import DecisionRecord, SearchPoint, SearchRecord
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import Artifact
+from pipeline.training.memory_budget import status_bytes
+from pipeline.training.sampler import Order, shuffle_key
+
+log = logging.getLogger(__name__)
+POINTS = 24  # of the record
+COMPARED, DECIDING = 16, 32  # batches of held rows by which choices are compared: under way, at the end
+OPEN, FINAL = 1e-3, 1e-4  # log loss that makes a choice e times as likely as another: under way, at the end
+TABLES = 2  # times that the costs are tabulated around the choices that are the most probable ones then
+KEEPING = 0.05  # of a search's time that it may take to keep its state
+DECIDED = 0.5  # of the way from as likely as the others to certain
+VALUE = 4  # bytes of a float32
+COPIES = 2  # of rows and their optimizers' state: a second one while the search's state is written or read
+
+Progress = Callable[[int, int], None]
+
+
+def search(
+    space: ArchitectureSpace,
+    store: Store,
+    dataset: Artifact,
+    progress: Progress = lambda done, total: None,
+    kept: SearchStore | None = None,
+) -> SearchRecord:
+    """Search the architecture in ``space`` on the train rows of ``dataset``. Equal inputs give equal decisions.
+
+    ``kept``: where the state is kept at intervals; a search that was stopped goes on from there, bit for bit.
+    PlanError where the super-net does not fit into memory.
+    """
+    config = space.config
+    require_memory(space)
+    order = Order(
+        key=shuffle_key(dataset),
+        seed=config.seed,
+        global_batch=config.train.batch,
+        shuffle=config.train.shuffle,
+        window_groups=config.train.shuffle_window_groups,
+        lanes=config.train.dealt_lanes,
+    )
+    parts = SplitBatches(store, dataset, order, share=config.search.held_share, epochs=config.search.epochs)
+    course = _Course(space, parts, kept)
+    with parts.open(*course.batches()) as (learnt, held):
+        course.run(learnt, held, progress)
+    return _record(space, course, dataset)
+
+
+def table_bytes(space: ArchitectureSpace, dim: int) -> int:
+    """Bytes that the tables take at width ``dim``: rows, their optimizers' state, and the copy that is kept."""
+    rules = table_rules(space.config.model, space.config.train)
+    columns = {column.name: column for table in space.schema.tables for column in rules.of(table.name).columns}
+    values = dim + sum(dim if column.per_value else 1 for column in columns.values())
+    return COPIES * VALUE * values * sum(table.rows for table in space.schema.tables)
+
+
+def require_memory(space: ArchitectureSpace, room: int | None = None) -> None:
+    """Raise PlanError where the tables of the super-net do not fit into ``room`` bytes of memory.
+
+    By default that is what this process may still use on this machine. The dense part and a batch are small beside
+    tables that come near it, and are not counted.
+    """
+    dim, rows = space.config.model.embedding_dim, sum(table.rows for table in space.schema.tables)
+    if room is None:
+        room = usable_memory() - status_bytes("VmRSS")
+    if (needed := table_bytes(space, dim)) <= room:
+        return
+    fitting = next((width for width in range(dim - dim % 4, 3, -4) if table_bytes(space, width) <= room), None)
+    narrower = f"model.embedding_dim={fitting}, or " if fitting else ""
+    raise PlanError(
+        f"the search needs {units.size(needed)} for {units.count(rows)} rows at their full width of {dim}, with the "
+        f"optimizer's state and a copy of both to go on from, but this machine has {units.size(max(room, 0))} left",
+        hint=f"{narrower}data.sparse_defaults.min_count=<higher>, which makes fewer rows",
+    )
+
+
+class _Course:
+    """A search under way, after ``done`` steps; ``kept`` has the state of one that was stopped.
+
+    ``points``: of the record, with the probabilities at each in ``over_time``.
+    """
+
+    def __init__(self, space: ArchitectureSpace, parts: SplitBatches, kept: SearchStore | None) -> None:
+        config, self._began, self._keeping = space.config, time.monotonic(), 0.0
+        self.space, self.parts, self.kept, self.settings = space, parts, kept, config.search
+        self.choices = Choices(space.decisions, config.seed)
+        self.learner = Learner(config, space.schema, self.choices, parts.steps, start_logit(parts.base_rate))
+        for part, own in space.parts:
+            part.attach(self.learner.net, own)
+        self.first = round(self.settings.warmup * parts.steps)  # step in which choices begin to learn
+        self.before = space.price(space.original)
+        self.points: list[SearchPoint] = []
+        self.over_time: list[dict[str, list[float]]] = []
+        self._costs: Costs | None = None
+        self._sums: list[tuple[float, float | None, float | None]] = []
+        self.done, self._earlier = 0, 0.0
+        self._held = 0  # batches of the held rows that were used
+        state = None if kept is None else kept.read()
+        if state is not None and state.values.get("shuffle_key") == parts.order.key:
+            self._restore(state)
+
+    @property
+    def seconds(self) -> float:
+        """That the search has taken so far, those before it was stopped too."""
+        return self._earlier + time.monotonic() - self._began
+
+    def batches(self) -> tuple[int, int]:
+        """Batches of both parts of the rows that the steps so far have used."""
+        return self.done, self._held
+
+    def run(self, learnt: Iterator[SearchBatch], held: Iterator[SearchBatch], progress: Progress) -> None:
+        """All steps that are left."""
+        total, held = self.parts.steps, self._counted(held)
+        for step in range(self.done, total):
+            self._step(step, next(learnt), held)
+            self.done = step + 1
+            if self.done == total:
+                self._around(total, held)
+            if self.done * POINTS // total > step * POINTS // total:
+                self._point(self.done)
+                self._keep()
+            progress(self.done, total)
+
+    def temperature(self, step: int) -> float:
+        """It stays while the weights learn alone, then changes by a constant factor."""
+        start, end = self.settings.temperature, self.settings.final_temperature
+        done = max(0, step - self.first) / max(1, self.parts.steps - 1 - self.first)
+        return float(start * (end / start) ** done)
+
+    def _counted(self, held: Iterator[SearchBatch]) -> Iterator[SearchBatch]:
+        for rows in held:
+            self._held += 1
+            yield rows
+
+    def _step(self, step: int, rows: SearchBatch, held: Iterator[SearchBatch]) -> None:
+        temperature, alone = self.temperature(step), step < self.first
+        if not alone and self._is_time(step):
+            self._around(step, held)
+        loss = self.learner.learn_weights(rows, step, temperature, whole=alone)
+        if alone:
+            self._sums.append((loss, None, None))
+            return
+        assert self._costs is not None
+        self._sums.append((loss, *self.learner.learn_choices(next(held), self._costs, temperature)))
+
+    def _is_time(self, step: int) -> bool:
+        """Whether choices are measured and costs tabulated before this step."""
+        steps, since = self.parts.steps - self.first, step - self.first
+        return since * TABLES // steps > (since - 1) * TABLES // steps
+
+    def _around(self, step: int, held: Iterator[SearchBatch]) -> None:
+        """Tabulate the costs around the most probable choices, and measure what can be measured beside these.
+
+        Measured choices are then as likely as their log loss and their cost say.
+        """
+        self._costs = self._tabulated()
+        if step == 0:  # nothing has learnt yet
+            return
+        if step == self.first:
+            self.learner.sort_columns()
+        table = {each.name: row for each, row in zip(self.space.decisions, self._costs.table, strict=True)}
+        last = step == self.parts.steps
+        batches = list(islice(held, DECIDING if last else COMPARED)) if self.learner.net.measured else []
+        for name, losses in self.learner.compare(batches, self.choices.likeliest()).items():
+            self.choices.measured(name, losses + table[name][: len(losses)], FINAL if last else OPEN)
+
+    def _tabulated(self) -> Costs:
+        at = self.choices.best()
+        weights = LossWeights(ms=self.settings.cost, bytes=self.settings.memory)
+        return tabulate(self.space.decisions, at, self.space.price, weights, self.before)
+
+    def _point(self, step: int) -> None:
+        """Record what was measured since the last point."""
+        together = zip(*self._sums, strict=True)
+        columns: list[list[float]] = [[value for value in each if value is not None] for each in together]
+        loss, held, cost = (sum(values) / len(values) if values else None for values in columns)
+        assert loss is not None
+        temperature = self.temperature(step - 1)
+        self.points.append(SearchPoint(step=step, temperature=temperature, loss=loss, held_loss=held, cost=cost))
+        self.over_time.append(self.choices.by_name())
+        self._sums = []
+        log.info("step %d of %d: log loss %.5f, held rows %s", step, self.parts.steps, loss, held and f"{held:.5f}")
+
+    def _keep(self) -> None:
+        """Keep the state in the store, unless that would take too much of the search's time."""
+        if self.kept is None or self.done == self.parts.steps or self._keeping > KEEPING * self.seconds:
+            return
+        began, learner = time.monotonic(), self.learner.state()
+        assert not self._sums  # it is a point of the record
+        costs = {} if self._costs is None else {"costs": self._costs.table}
+        values = {
+            "done": self.done,
+            "held": self._held,
+            "seconds": self.seconds,
+            "start": self._costs and self._costs.start,
+            "points": [asdict(point) for point in self.points],
+            "over_time": self.over_time,
+            "learner": learner.values,
+            "shuffle_key": self.parts.order.key,
+        }
+        self.kept.write(SearchState(tensors={**learner.tensors, **costs}, values=values))
+        self._keeping += time.monotonic() - began
+
+    def _restore(self, state: SearchState) -> None:
+        """Go on from ``state``."""
+        values = state.values
+        self.learner.restore(SearchState(tensors=state.tensors, values=values["learner"]))
+        if values["start"] is not None:
+            self._costs = Costs(start=values["start"], table=state.tensors["costs"])
+        self.points = [SearchPoint(**point) for point in values["points"]]
+        self.done, self._held, self.over_time = values["done"], values["held"], values["over_time"]
+        self._earlier = values["seconds"]
+        log.info("the search goes on from step %d of %d", self.done, self.parts.steps)
+
+
+def _record(space: ArchitectureSpace, course: _Course, dataset: Artifact) -> SearchRecord:
+    chosen, last, parts = course.choices.best(), course.choices.by_name(), course.parts
+    after = space.planned(chosen)
+    return SearchRecord(
+        name=str(space.config.search.name),
+        dataset=dataset.path,
+        seed=space.config.seed,
+        steps=parts.steps,
+        rows=parts.learnt_rows,
+        held_rows=parts.held_rows,
+        seconds=round(course.seconds, 3),
+        before=space.planned(space.original),
+        after=after,
+        decisions={
+            each.name: DecisionRecord(
+                part=part.name,
+                choices=each.choices,
+                chosen=chosen[each.name],
+                probability=round(max(last[each.name]), 4),
+                history=tuple(tuple(round(p, 4) for p in point[each.name]) for point in course.over_time),
+            )
+            for part, own in space.parts
+            for each in own
+        },
+        points=tuple(course.points),
+        undecided=tuple(name for name, row in last.items() if not decided(row)),
+    )
+
+
+def decided(probabilities: list[float]) -> bool:
+    """Whether one choice is much more likely than it would be if all were alike."""
+    alike = 1 / len(probabilities)
+    return (max(probabilities) - alike) / (1 - alike) >= DECIDED
+
+
+def warning(record: SearchRecord, settings: Any) -> str:
+    """What to say of a search that has decided less than half of what it was to decide; "" of any other."""
+    open_, every = len(record.undecided), len(record.decisions)
+    if 2 * open_ <= every:
+        return ""
+    return (
+        f"the search decided {every - open_} of {every} questions; the choices of the others stayed about as likely as "
+        f"at first, so the model found is hardly better than one drawn at random. Try more steps "
+        f"(search.epochs={2 * settings.epochs}), a faster rate of the choices (search.lr={2 * settings.lr:g}), or a "
+        f"higher weight of the cost (search.cost={max(2 * settings.cost, 0.005):g} "
+        f"search.memory={max(2 * settings.memory, 0.005):g})"
+    )

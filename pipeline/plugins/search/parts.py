@@ -1,0 +1,179 @@
+"""The searchable parts: widths of tables, interactions of features, MLPs. No torch at import."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from pipeline.config.model import COLUMN_STEP
+from pipeline.specs.search_part import Decision, SearchPart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from pipeline.config import Config
+    from pipeline.models.settings import DlrmConfig
+    from pipeline.plugins.search.architecture import Gates
+    from pipeline.plugins.search.supernet import SuperNet
+    from pipeline.records.dataset import DatasetSchema
+
+
+class Widths(SearchPart):
+    """A table's rows keep their first values: a mask that the features of the table share."""
+
+    name = "widths"
+    doc = "the width of each embedding table: its own or a power of two below it, on a GPU 4 at least."
+
+    def decisions(self, config: Config, schema: DatasetSchema) -> list[Decision]:
+        """See ``SearchPart.decisions``."""
+        least = COLUMN_STEP if config.hardware.device == "cuda" else 1
+        found = []
+        for table in schema.tables:
+            widest = config.model.dim_of(table.name)
+            powers = [2**power for power in range(widest.bit_length()) if least <= 2**power < widest]
+            found.append(Decision(name=_decision_name(table.name), choices=(widest, *reversed(powers))))
+        return [each for each in found if len(each.choices) > 1]
+
+    def attach(self, net: SuperNet, decisions: Sequence[Decision]) -> None:
+        """See ``SearchPart.attach``."""
+        import torch
+
+        from pipeline.plugins.search.architecture import first_values
+
+        by_table = {each.name: first_values(each.choices, net.dim) for each in decisions}
+        owners = [_decision_name(column.owner) for column in net.schema.sparse]
+        whole = torch.ones(net.dim)
+
+        def mask(embeddings: Tensor, gates: Gates) -> Tensor:
+            kept = {name: gates[name] @ masks for name, masks in by_table.items()}
+            return embeddings * torch.stack([kept.get(owner, whole) for owner in owners])
+
+        net.at("embeddings", mask)
+        net.measured |= by_table.keys()
+
+    def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
+        """See ``SearchPart.apply``."""
+        tables = dict(config.model.tables)
+        for name, dim in chosen.items():
+            table = name.removeprefix(_decision_name(""))
+            if dim != config.model.dim_of(table):
+                tables[table] = replace(config.model.table(table), dim=dim)
+        return replace(config, model=replace(config.model, tables=tables))
+
+
+def _decision_name(table: str) -> str:
+    return f"width of {table}"
+
+
+WIDTHS = Widths()
+
+
+class Interactions(SearchPart):
+    """A dropped pair's dot product is zero. Pairs with the numeric features' vector stay: a feature acts there."""
+
+    name = "interactions"
+    doc = "the pairs of categorical features whose dot product the model takes."
+
+    def decisions(self, config: Config, schema: DatasetSchema) -> list[Decision]:
+        """See ``SearchPart.decisions``."""
+        names = [column.name for column in schema.sparse]
+        dropped = {frozenset(pair) for pair in cast("DlrmConfig", config.model).drop_pairs}
+        pairs = [pair for pair in itertools.combinations(names, 2) if frozenset(pair) not in dropped]
+        return [Decision(name=_pair_name(*pair), choices=(True, False), like="a pair") for pair in pairs]
+
+    def attach(self, net: SuperNet, decisions: Sequence[Decision]) -> None:
+        """See ``SearchPart.attach``."""
+        import torch
+
+        names = [each.name for each in decisions]
+        at = {_pair_name(*pair): place for place, pair in enumerate(net.pairs)}
+        places = torch.tensor([at[name] for name in names])
+
+        def keep(products: Tensor, gates: Gates) -> Tensor:
+            kept = torch.stack([gates[name][0] for name in names])
+            return products * torch.ones(len(at)).index_copy(0, places, kept)
+
+        net.at("pairs", keep)
+        net.measured |= {*names}
+
+    def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
+        """See ``SearchPart.apply``."""
+        model = cast("DlrmConfig", config.model)
+        dropped = [name.split(_BETWEEN) for name, kept in chosen.items() if not kept]
+        return replace(config, model=replace(model, drop_pairs=[*model.drop_pairs, *dropped]))
+
+
+_BETWEEN = " x "
+
+
+def _pair_name(one: str, other: str) -> str:
+    return f"{one}{_BETWEEN}{other}"
+
+
+INTERACTIONS = Interactions()
+
+
+HALVINGS = 4  # of a layer's width
+NARROWEST = 8
+SETTINGS = ("bottom_mlp", "top_mlp")
+
+
+class Mlps(SearchPart):
+    """A layer keeps its first values; an MLP ends behind one of its layers, with a last layer of its own for each."""
+
+    name = "mlps"
+    doc = "the widths of the layers of bottom_mlp and top_mlp, down to a sixteenth, and how many layers there are."
+
+    def decisions(self, config: Config, schema: DatasetSchema) -> list[Decision]:
+        """See ``SearchPart.decisions``."""
+        found = []
+        for setting in SETTINGS if schema.dense else ("top_mlp",):
+            widths = getattr(cast("DlrmConfig", config.model), setting)
+            for place, width in enumerate(widths):
+                halves = [width >> by for by in range(1, HALVINGS + 1) if width >> by >= NARROWEST]
+                found.append(Decision(name=f"{setting} layer {place + 1}", choices=(width, *halves)))
+            found.append(Decision(name=f"{setting} layers", choices=tuple(range(len(widths), 0, -1))))
+        return [each for each in found if len(each.choices) > 1]
+
+    def attach(self, net: SuperNet, decisions: Sequence[Decision]) -> None:
+        """See ``SearchPart.attach``."""
+        from pipeline.plugins.search.architecture import first_values
+
+        for each in decisions:
+            setting, _, rest = each.name.partition(" ")
+            if rest == "layers":
+                net.at(f"{setting} depth", _ends(each.name))
+            else:
+                net.at(each.name, _narrowed(each.name, first_values(each.choices, each.choices[0])))
+
+    def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
+        """See ``SearchPart.apply``."""
+        mlps: dict[str, Any] = {}
+        for setting in SETTINGS:
+            widths = [
+                chosen.get(f"{setting} layer {place + 1}", width)
+                for place, width in enumerate(getattr(config.model, setting))
+            ]
+            mlps[setting] = widths[: chosen.get(f"{setting} layers", len(widths))]
+        return replace(config, model=replace(cast("DlrmConfig", config.model), **mlps))
+
+
+def _narrowed(name: str, masks: Tensor) -> Callable[[Tensor, Gates], Tensor]:
+    return lambda hidden, gates: hidden * (gates[name] @ masks)
+
+
+def _ends(name: str) -> Callable[[Tensor, Gates], Tensor]:
+    """The mean of the ends [layers, B, n], deepest first, by the gates: [1, B, n]."""
+    return lambda ends, gates: (gates[name] @ ends.flatten(1)).view(1, *ends.shape[1:])
+
+
+MLPS = Mlps()
+
+
+__all__ = ["SPECS"]
+
+SPECS = (WIDTHS, INTERACTIONS, MLPS)

@@ -1,0 +1,157 @@
+"""TensorBoard: event files of scalars, histograms and hyper-parameters in ``runs/<run>/tensorboard`` of the store."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.plugins.trackers.figures import curve_figures, final_figures, grouped
+from pipeline.records.runs import run_directory
+from pipeline.specs.tracker import RunTracking, Tracker
+
+if TYPE_CHECKING:
+    from pipeline.config.track import TrackConfig
+    from pipeline.records.result import Result
+    from pipeline.store.artifacts import Store
+
+FOLDER = "tensorboard"
+HPARAMS = ("train.", "model.", "data.", "partition.", "checkpoint.", "seed")
+
+
+class _EventFile(RunTracking):
+    """One event file for a launcher. Steps that a resumed training repeats are written again."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self.store, self.folder = store, f"{run_directory(run)}/{FOLDER}"
+        self.path = f"{self.folder}/events.out.tfevents.{int(time.time())}.nightjar"
+        self.written: dict[int, Mapping[str, Any]] = {}
+        self.content = b""
+        self._begun, self._size = False, 0
+        self._last = 0  # the step that the file ends with
+
+    def records(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write those that are new."""
+        fresh = [record for record in records if self.written.get(record["step"]) != record]
+        events = [self._event(record["step"], _named(record), record.get("norms", {})) for record in fresh]
+        if fresh and fresh[0]["step"] <= self._last:
+            events.insert(0, _again(fresh[0]["step"]))
+        self._write(events)
+        self._last = fresh[-1]["step"] if fresh else self._last
+        self.written = {record["step"]: record for record in records}
+
+    def ended(self, result: Result, settings: Mapping[str, Any]) -> None:
+        """Write the final figures, the seconds of the stages, and the hyper-parameters with them."""
+        step = max(self.written, default=0)
+        figures = {f"eval/{name}": value for name, value in final_figures(result).items()}
+        seconds = {f"seconds/{name}": stage.seconds for name, stage in result.stages.items()}
+        chosen = {name: value for name, value in settings.items() if name.startswith(HPARAMS)}
+        self._write([*_session(chosen, result.status), self._event(step, {**figures, **seconds}, {})])
+
+    def _event(self, step: int, figures: Mapping[str, float], norms: Mapping[str, Any]) -> Any:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+        values += [Summary.Value(tag=f"embeddings/{name}", histo=_histogram(own)) for name, own in norms.items()]
+        return Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+
+    def _write(self, events: Sequence[Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if not events:
+            return
+        if not self._begun:  # an earlier launcher's file has the same steps
+            for name in self.store.names(self.folder):
+                self.store.fs.rm(self.store.full(f"{self.folder}/{name}"))
+            events = [Event(wall_time=time.time(), file_version="brain.Event:2"), *events]
+        sink = io.BytesIO()
+        writer = RecordWriter(sink)
+        for event in events:
+            writer.write(event.SerializeToString())
+        fresh = sink.getvalue()
+        if self.store.is_local and self._begun:  # TensorBoard keeps the file open
+            with self.store.fs.open(self.store.full(self.path), "r+b") as file:
+                file.seek(self._size)  # over what a full disk cut short, which TensorBoard could not read past
+                file.write(fresh)
+        else:
+            self.store.write_bytes(self.path, self.content + fresh)
+        self.content = b"" if self.store.is_local else self.content + fresh
+        self._begun, self._size = True, self._size + len(fresh)
+
+
+def _again(step: int) -> Any:
+    """An event that makes TensorBoard forget ``step`` and what is after it."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    return Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
+
+
+def _named(record: Mapping[str, Any]) -> dict[str, float]:
+    return {grouped(name): value for name, value in curve_figures(record).items()}
+
+
+def _histogram(norms: Mapping[str, Any]) -> Any:
+    """``pipeline.embeddings.norms`` as TensorBoard keeps a histogram; bins are half octaves."""
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto
+
+    rows, low = norms["rows"], norms["low"]
+    limits = [2.0 ** ((low + place + 1) / 2) for place in range(len(norms["counts"]))]
+    return HistogramProto(
+        min=norms["smallest"],
+        max=norms["largest"],
+        num=rows,
+        sum=rows * norms["mean"],
+        sum_squares=rows * norms["mean_square"],
+        bucket_limit=limits,
+        bucket=norms["counts"],
+    )
+
+
+def _session(settings: Mapping[str, Any], status: str) -> list[Any]:
+    """Begin and end of a session of the hyper-parameters plugin."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+    start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            start.hparams[name].bool_value = value
+        elif isinstance(value, int | float):
+            start.hparams[name].number_value = value
+        else:
+            start.hparams[name].string_value = str(value)
+    ended = api_pb2.STATUS_SUCCESS if status == "done" else api_pb2.STATUS_FAILURE
+    end = plugin_data_pb2.SessionEndInfo(status=ended, end_time_secs=time.time())
+    data = plugin_data_pb2.HParamsPluginData
+    parts = (
+        (metadata.SESSION_START_INFO_TAG, data(session_start_info=start)),
+        (metadata.SESSION_END_INFO_TAG, data(session_end_info=end)),
+    )
+    return [
+        Event(
+            wall_time=time.time(),
+            summary=Summary(
+                value=[
+                    Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(own), tensor=metadata.NULL_TENSOR)
+                ]
+            ),
+        )
+        for tag, own in parts
+    ]
+
+
+class _TensorBoard(Tracker):
+    name = "tensorboard"
+    doc = "event files in runs/<run>/tensorboard of the store, for tensorboard --logdir"
+    package = "tensorboard"
+
+    def run(self, track: TrackConfig, store: Store, run: str, model: str) -> RunTracking:
+        """An event file of the run."""
+        return _EventFile(store, run)
+
+
+TENSORBOARD = _TensorBoard()

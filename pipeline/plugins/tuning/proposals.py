@@ -1,0 +1,154 @@
+"""What Optuna is asked: the settings of the next trial, whether a trial goes on, which settings matter.
+
+An Optuna study is rebuilt in memory from the records for every question, so nothing has to be kept but the records.
+Random numbers are drawn by (seed, number of the trial): a study that goes on proposes nothing twice.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.tuning import TuneConfig
+from pipeline.errors import ConfigError
+from pipeline.plugins.tuning.space import held, rounded
+from pipeline.records.study import DONE, PRUNED, TRYING, Dimension, TrialRecord
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+FAR = 2**62  # samples: no trial gets there
+_RUNGS = "completed_rung_"  # what Optuna's successive halving calls a trial's value at a rung
+_SEEDS = 2**32
+
+
+def optuna() -> ModuleType:
+    """Optuna, which says only what is wrong. ConfigError where it is not installed."""
+    try:
+        import optuna as module
+    except ImportError:
+        raise ConfigError(
+            "nightjar tune needs Optuna, which is not installed", hint="pip install 'nightjar[tune]'"
+        ) from None
+    module.logging.set_verbosity(module.logging.WARNING)
+    warnings.filterwarnings("ignore", category=module.exceptions.ExperimentalWarning)
+    warnings.filterwarnings("ignore", message="Target and region quantiles select the same")  # few finished trials
+    return module
+
+
+def proposal(
+    space: Mapping[str, Dimension],
+    trials: Sequence[TrialRecord],
+    config: TuneConfig,
+    number: int,
+    earlier: Sequence[TrialRecord] = (),
+) -> dict[str, Any]:
+    """The settings of trial ``number``. ``earlier``: trials of another study that inform it."""
+    module = optuna()
+    kinds: dict[str, Any] = {"tpe": module.samplers.TPESampler, "random": module.samplers.RandomSampler}
+    study = module.create_study(sampler=kinds[config.sampler](seed=(config.seed * 1_000_003 + number) % _SEEDS))
+    for trial in [*earlier, *trials]:
+        if all(held(space[key], trial.parameters.get(key)) is not None for key in space):
+            study.add_trial(_frozen(module, trial, space))
+    asked = study.ask({key: _distribution(module, each) for key, each in space.items()}).params
+    return {key: rounded(each, asked[key]) for key, each in space.items()}
+
+
+def decided(
+    space: Mapping[str, Dimension],
+    trials: Sequence[TrialRecord],
+    config: TuneConfig,
+    number: int,
+    rows: int,
+    samples_total: int,
+) -> tuple[bool, TrialRecord]:
+    """Whether trial ``number`` ends after its last look, and its record with the rungs that it has reached.
+
+    ``rows``: of an epoch; ``samples_total``: of the longest training.
+    """
+    module = optuna()
+    pruner = _pruner(module, config, rows, samples_total)
+    study = module.create_study(study_name="study")
+    for trial in trials:
+        study.add_trial(_frozen(module, trial, space))
+    at = next(place for place, each in enumerate(trials) if each.number == number)
+    ends = bool(pruner.prune(study, study.get_trials(deepcopy=False)[at]))
+    attributes = study.get_trials()[at].system_attrs
+    rungs = {key.removeprefix(_RUNGS): value for key, value in attributes.items() if key.startswith(_RUNGS)}
+    record = replace(trials[at], rungs=rungs or None)
+    return ends, replace(record, asks_at=next_rung(config, rows, record.looks[-1].samples))
+
+
+def next_rung(config: TuneConfig, rows: int, samples: int) -> int:
+    """The samples of the first rung beyond ``samples``; ``FAR`` where nothing ends trials early."""
+    if config.pruner == "none":
+        return FAR
+    rung = first_rung(config, rows)
+    while rung <= samples:
+        rung *= config.reduction
+    return rung
+
+
+def first_rung(config: TuneConfig, rows: int) -> int:
+    """Samples that every trial trains."""
+    return max(1, math.floor(config.min_epochs * rows))
+
+
+def importance(space: Mapping[str, Dimension], trials: Sequence[TrialRecord]) -> dict[str, float] | None:
+    """How much each setting decides whether a trial is among the best (PED-ANOVA, IJCAI 2023): shares that sum to 1.
+
+    None with fewer than two finished trials.
+    """
+    finished = [each for each in trials if each.state == DONE and each.ne is not None]
+    if len(finished) < 2:
+        return None
+    module = optuna()
+    study = module.create_study()
+    for trial in finished:
+        study.add_trial(_frozen(module, trial, space))
+    evaluator = module.importance.PedAnovaImportanceEvaluator(target_quantile=max(0.1, min(0.5, 5 / len(finished))))
+    shares = module.importance.get_param_importances(study, evaluator=evaluator)
+    return {key: float(share) for key, share in sorted(shares.items(), key=lambda item: -item[1])}
+
+
+def _pruner(module: ModuleType, config: TuneConfig, rows: int, samples_total: int) -> Any:
+    first = first_rung(config, rows)
+    if config.pruner == "asha":
+        return module.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=config.reduction)
+    if config.pruner == "hyperband":
+        most = max(samples_total, first)
+        return module.pruners.HyperbandPruner(min_resource=first, max_resource=most, reduction_factor=config.reduction)
+    return module.pruners.NopPruner()
+
+
+def _frozen(module: ModuleType, trial: TrialRecord, space: Mapping[str, Dimension]) -> FrozenTrial:
+    states = module.trial.TrialState
+    known = {DONE: states.COMPLETE, PRUNED: states.PRUNED, TRYING: states.RUNNING}
+    frozen: FrozenTrial = module.trial.create_trial(
+        state=known.get(trial.state, states.FAIL),
+        value=trial.ne if trial.state == DONE else None,
+        params={key: trial.parameters[key] for key in space},
+        distributions={key: _distribution(module, each) for key, each in space.items()},
+        system_attrs={f"{_RUNGS}{rung}": value for rung, value in (trial.rungs or {}).items()},
+        intermediate_values={look.samples: look.ne for look in trial.looks},
+    )
+    return frozen
+
+
+def _distribution(module: ModuleType, dimension: Dimension) -> BaseDistribution:
+    kinds: Any = module.distributions
+    if dimension.kind == "choice":
+        made: BaseDistribution = kinds.CategoricalDistribution(dimension.choices)
+        return made
+    if dimension.kind == "int":
+        step = int(dimension.step or 1)
+        low, high = int(dimension.low or 0), int(dimension.high or 0)
+        return kinds.IntDistribution(low, high, log=dimension.log, step=1 if dimension.log else step)  # type: ignore[no-any-return]
+    return kinds.FloatDistribution(  # type: ignore[no-any-return]
+        dimension.low, dimension.high, log=dimension.log, step=None if dimension.log else dimension.step
+    )

@@ -1,0 +1,254 @@
+"""A study from its overrides to its report: what ``nightjar tune`` does."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pipeline.compose import NOT_IN_RUN_NAME, compose
+from pipeline.compose.experiment import experiment_file
+from pipeline.compose.overrides import parse
+from pipeline.config import Config
+from pipeline.cpus import available_cpus
+from pipeline.errors import ConfigError, NightjarError
+from pipeline.launch.signals import handled
+from pipeline.plugins.tuning import study_store
+from pipeline.plugins.tuning.proposals import optuna
+from pipeline.plugins.tuning.report import study_page
+from pipeline.plugins.tuning.significance import best_of
+from pipeline.plugins.tuning.space import edges, held, split
+from pipeline.plugins.tuning.tuner import Tuner
+from pipeline.records.study import BROKEN, TRYING, Dimension, StudyRecord, StudyShown, TrialRecord, study_directory
+from pipeline.store.artifacts import Store
+
+PAGE, BEST = "report.html", "best.yaml"
+OWN = ("run", "tune", "launch", "store", "stages", "track")  # groups whose settings may change while a study lasts
+OF_NIGHTS = ("nightly", "schedule")  # trials do not read them, and the webhook may be a secret
+Progress = Callable[[int, int], None]
+log = logging.getLogger(__name__)
+
+
+def tune(
+    overrides: Sequence[str], config_dir: str | None = None, progress: Progress = lambda done, total: None
+) -> tuple[Store, StudyShown]:
+    """Begin the study that ``overrides`` describe, or continue it. ``progress``: told of ended trials and of all.
+    Returns its store and what there is to show.
+
+    Raises ConfigError for a setting or a range that is wrong, and where the study of this name is another one;
+    LaunchError where another tuner has it; the error of the trials where none of them succeeded.
+    """
+    optuna()
+    shared, space = split(_with_study(overrides))
+    config = _checked(shared, space, config_dir)
+    store = Store(config.store)
+    store.answers()
+    study = str(config.tune.study)
+    with handled(), study_store.study_lock(store, study, config.launch.lease_seconds):
+        record = _begun(config, store, shared, space)
+        earlier = _earlier(config, store, study)
+        log.info("study %s: %s (store %s)", study, ", ".join(space), config.store)
+
+        def settled(trials: list[TrialRecord]) -> None:
+            progress(sum(each.state != TRYING for each in trials), max(len(trials), config.tune.trials))
+            _write_page(store, study_store.shown(store, study))
+
+        firsts, given = _firsts(config, space, earlier)
+        common = [*record.overrides, *_now(shared)]
+        trials = Tuner(config, store, common, space, config_dir, firsts, given, earlier, settled).run()
+        shown = study_store.shown(store, study)
+        _write_best(store, shown, config_dir)
+    _require_one(trials)
+    return store, shown
+
+
+def _write_page(store: Store, shown: StudyShown) -> None:
+    """Write ``report.html``."""
+    store.write_bytes(f"{study_directory(shown.study.study)}/{PAGE}", study_page(shown).encode())
+
+
+def _write_best(store: Store, shown: StudyShown, config_dir: str | None) -> None:
+    """Write ``best.yaml``, where a trial is done and an experiment can say what it ran with."""
+    if shown.best_trial is None:
+        return
+    try:
+        text = best_file(shown.study, shown.best_trial, config_dir)
+    except ConfigError as error:
+        log.warning("%s is not written: %s", BEST, error.message)
+        return
+    store.write_bytes(f"{study_directory(shown.study.study)}/{BEST}", text.encode())
+
+
+def best_file(study: StudyRecord, trial: TrialRecord, config_dir: str | None = None) -> str:
+    """An experiment that makes the run of ``trial`` again, with the same figures."""
+    about = (
+        f"Trial {trial.number} of study {study.study}: validation NE {trial.ne:.5f}.",
+        "  nightjar run experiment=<name of this file>     from my/experiment/<name>.yaml",
+        *(f"  {each}" for each in trial.overrides),
+    )
+    return experiment_file([*study.overrides, *trial.overrides], config_dir, about)
+
+
+def _with_study(overrides: Sequence[str]) -> list[str]:
+    """``study=NAME`` is short for ``tune.study=NAME``."""
+    return [f"tune.{text}" if text.startswith("study=") else text for text in overrides]
+
+
+def _checked(shared: Sequence[str], space: dict[str, Dimension], config_dir: str | None) -> Config:
+    """The configuration that all trials share, after every choice and both ends of every range were composed."""
+    config = compose(shared, config_dir)
+    study = config.tune.study or config.data.name
+    config = dataclasses.replace(config, tune=dataclasses.replace(config.tune, study=study))
+    _check(config)
+    for ends in edges(space):
+        compose([*shared, *ends], config_dir)
+    return config
+
+
+def _check(config: Config) -> None:
+    if not config.data.split.validates:
+        raise ConfigError(
+            "a study compares trials by their validation rows, but the dataset has none",
+            hint="data.split.validation_share=0.1",
+        )
+    if "train" not in config.stages:
+        raise ConfigError(
+            f"stages=[{','.join(config.stages)}] has no train, which trials need", hint="leave stages out"
+        )
+    if "publish" in config.stages:
+        raise ConfigError(
+            "trials are not published, but stages names publish", hint="leave stages out, and publish the best one"
+        )
+    if config.launch.name == "hosts":
+        raise ConfigError(
+            "launch=hosts runs one stage, but a study starts whole runs", hint="launch=local or launch=kubernetes"
+        )
+    if config.tune.trial is not None:
+        raise ConfigError(f"tune.trial={config.tune.trial} is set, which only a study does", hint="leave it out")
+    if config.force:
+        raise ConfigError("force=true would begin the trials of a study again", hint="study=<another name>")
+
+
+def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str, Dimension]) -> StudyRecord:
+    """The record of the study, written if it begins. ConfigError where the one in the store has other settings."""
+    study = str(config.tune.study)
+    record = StudyRecord(
+        study=study,
+        overrides=(*_without_own(shared), *_threads(config)),
+        space=space,
+        settings=_settings(config, space),
+        created=time.time(),
+        warm_start=config.tune.warm_start,
+    )
+    known = study_store.find_study(store, study)
+    if known is None:
+        study_store.write_study(store, record)
+        return record
+    hint = f"study=<another name> tune.warm_start={study}"
+    for key in {**known.space, **space}:
+        if known.space.get(key) != space.get(key):
+            raise ConfigError(f"study {study!r} searches {key} over another space than these overrides", hint=hint)
+    for key in known.settings.keys() & record.settings.keys():  # a new release has new settings, at their defaults
+        former, now = known.settings[key], record.settings[key]
+        if former != now:
+            raise ConfigError(
+                f"study {study!r} has {key}={_written(former)}, but these overrides have {key}={_written(now)}",
+                hint=f"{key}={_written(former)}, or {hint}",
+            )
+    return known
+
+
+def _settings(config: Config, space: dict[str, Dimension]) -> dict[str, Any]:
+    """The settings that decide what trials compute, by dotted name, without those of ``space`` and of the machine."""
+    tree = {
+        key: value for key, value in dataclasses.asdict(config).items() if key not in (*NOT_IN_RUN_NAME, "hardware")
+    }
+    return {key: value for key, value in _flat(tree) if not any(f"{key}.".startswith(f"{each}.") for each in space)}
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _without_own(shared: Sequence[str]) -> list[str]:
+    """The overrides that a study records and gives to every trial."""
+    return [text for text in shared if _group(text) not in (*OWN, *OF_NIGHTS)]
+
+
+def _now(shared: Sequence[str]) -> list[str]:
+    """The overrides that may differ from call to call."""
+    return [text for text in shared if _group(text) in OWN]
+
+
+def _group(text: str) -> str:
+    return parse([text])[0].key_or_group.split(".")[0]
+
+
+def _threads(config: Config) -> list[str]:
+    """Threads for each trial, where several share the CPUs of this machine and the user has not said how many."""
+    alone = config.tune.parallel == 1 or config.train.threads_per_rank is not None
+    if alone or config.launch.name != "local" or config.hardware.device != "cpu":
+        return []
+    return [f"train.threads_per_rank={max(1, available_cpus() // (config.tune.parallel * config.machine_ranks))}"]
+
+
+def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
+    """The trials of ``tune.warm_start``."""
+    name = config.tune.warm_start
+    if name is None:
+        return []
+    if name == study:
+        raise ConfigError(f"tune.warm_start={name} is this study itself", hint="study=<another name>")
+    study_store.read_study(store, name)
+    return [each for each in study_store.trials_of(store, name) if each.state not in (TRYING, BROKEN)]
+
+
+def _firsts(
+    config: Config, space: dict[str, Dimension], earlier: list[TrialRecord]
+) -> tuple[list[dict[str, Any]], bool]:
+    """The first trials: the settings as they are without a study, and the best ones of the earlier study.
+
+    And whether the former are among them, which then are the first.
+    """
+    wanted = [{key: _present(config, key) for key in space}]
+    if (best := best_of(earlier)) is not None:
+        wanted.append({key: best.parameters.get(key) for key in space})
+    firsts = [{key: held(space[key], value) for key, value in each.items()} for each in wanted]
+    known = [each for place, each in enumerate(firsts) if None not in each.values() and each not in firsts[:place]]
+    return known, firsts[0] in known
+
+
+def _present(config: Config, key: str) -> Any:
+    """The value of setting ``key``, as overrides write it; of a group the name."""
+    node: Any = config
+    for part in key.lstrip("+").replace("/", ".").split("."):
+        node = node.get(part) if isinstance(node, dict) else getattr(node, part, None)
+    if dataclasses.is_dataclass(node):
+        return getattr(node, "name", None)
+    return _written(node)
+
+
+def _written(value: Any) -> Any:
+    """``value`` as an override writes it; numbers as they are."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(str(_written(each)) for each in value)}]"
+    return value
+
+
+def _require_one(trials: Sequence[TrialRecord]) -> None:
+    """Raise what the trials failed with where all of them did."""
+    failed = [each for each in trials if each.state == BROKEN]
+    if failed and len(failed) == len(trials):
+        kinds = (kind for kind in NightjarError.__subclasses__() if kind.exit_code == failed[0].exit_code)
+        raise next(kinds, NightjarError)(
+            f"all {len(trials)} trials failed, the first with: {failed[0].error}",
+            hint=f"nightjar result {failed[0].run}",
+        )

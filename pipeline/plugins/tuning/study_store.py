@@ -1,0 +1,119 @@
+"""A study in the store: its record, its trials' records, and the lock that one tuner holds.
+
+A trial's record is created before its run begins, under a condition, so a number is given to one trial. All later
+writes replace the record whole, under the lock. Whoever comes after a crash finds every trial as it was decided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from pipeline.errors import ArtifactError, LaunchError
+from pipeline.launch.locks import folder_lock
+from pipeline.plugins.tuning.significance import best_of, finished, gain_of, given_of
+from pipeline.records.record import read
+from pipeline.records.study import StudyLine, StudyRecord, StudyShown, TrialRecord, study_directory, trial_path
+from pipeline.store.artifacts import Store
+from pipeline.store.conditional import Seen, SwappedError, swap
+
+
+def study_lock(store: Store, study: str, seconds: float) -> AbstractContextManager[None]:
+    """Lock ``study`` for this tuner; LaunchError where another one has it. ``seconds``: as of ``run_lock``."""
+    return folder_lock(
+        store,
+        study_directory(study),
+        f"study {study!r}",
+        seconds,
+        hint="run the same command again once that one has ended, or study=<another name>",
+    )
+
+
+def find_study(store: Store, study: str) -> StudyRecord | None:
+    """The record of ``study``; None where it has not begun."""
+    path = f"{study_directory(study)}/{StudyRecord.FILE}"
+    return read(StudyRecord, store, path) if store.exists(path) else None
+
+
+def read_study(store: Store, study: str) -> StudyRecord:
+    """The record of ``study``; ArtifactError, with the studies there are, where there is none."""
+    record = find_study(store, study)
+    if record is None:
+        known = ", ".join(studies(store)) or "none"
+        raise ArtifactError(f"no study {study!r} in store {store.url}; studies: {known}", hint="store=<its store>")
+    return record
+
+
+def studies(store: Store) -> list[str]:
+    """The names of the studies in ``store``."""
+    return [name for name in store.folders("studies") if find_study(store, name) is not None]
+
+
+def write_study(store: Store, record: StudyRecord) -> None:
+    """Write the record of a study that begins."""
+    store.write_json(f"{study_directory(record.study)}/{StudyRecord.FILE}", record.to_json())
+
+
+def trials_of(store: Store, study: str) -> list[TrialRecord]:
+    """The trials of ``study`` by number."""
+    return list(_trials(store, study))
+
+
+def _trials(store: Store, study: str) -> Iterator[TrialRecord]:
+    folder = f"{study_directory(study)}/trials"
+    for name in store.names(folder):
+        if name.endswith(".json") and not name.startswith("."):
+            yield read(TrialRecord, store, f"{folder}/{name}")
+
+
+def create_trial(store: Store, study: str, trial: TrialRecord) -> None:
+    """Write the record of a trial that begins; LaunchError where another tuner has taken its number."""
+    data = (json.dumps(trial.to_json(), indent=1) + "\n").encode()
+    try:
+        swap(store, trial_path(study, trial.number), Seen(None), data)
+    except SwappedError:
+        raise LaunchError(
+            f"trial {trial.number} of study {study!r} was begun by another tuner",
+            hint="run the same command again once that one has ended",
+        ) from None
+
+
+def write_trial(store: Store, study: str, trial: TrialRecord) -> None:
+    """Replace the record of a trial."""
+    store.write_json(trial_path(study, trial.number), trial.to_json())
+
+
+def study_line(store: Store, study: str) -> StudyLine:
+    """The line of ``nightjar tune ls`` about ``study``."""
+    record, trials = read_study(store, study), trials_of(store, study)
+    states = [each.state for each in trials]
+    best = best_of(trials)
+    return StudyLine(
+        study=study,
+        created=record.created,
+        trials={state: states.count(state) for state in dict.fromkeys(states)},
+        best=best.number if best else None,
+        ne=best.ne if best else None,
+    )
+
+
+def shown(store: Store, study: str) -> StudyShown:
+    """What ``nightjar tune show`` and the page tell of ``study``."""
+    from pipeline.plugins.tuning.proposals import importance
+
+    record, trials = read_study(store, study), trials_of(store, study)
+    best, given, done = best_of(trials), given_of(trials), finished(trials)
+    lowest = done[0] if given is not None and done[0] is not given else None
+    whole = [each.steps_total for each in trials if each.steps_total is not None]
+    mean = sum(whole) / len(whole) if whole else 0.0
+    return StudyShown(
+        study=record,
+        trials=tuple(trials),
+        best=best.number if best else None,
+        lowest=lowest.number if lowest else None,
+        gain=gain_of(lowest, given) if lowest and given else None,
+        importance=importance(record.space, trials),
+        steps=sum(each.steps or 0 for each in trials),
+        steps_in_full=round(sum(mean if each.steps_total is None else each.steps_total for each in trials)),
+    )

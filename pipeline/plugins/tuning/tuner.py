@@ -1,0 +1,252 @@
+"""The loop of a study: begins trials, answers their looks, and takes in what they end with.
+
+Everything that is decided is written to the trial's record before anybody acts on it. After a kill -9 of any process
+the same command finds the records: ended trials stay ended, and a running one goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline import units
+from pipeline.config import Config
+from pipeline.errors import ArtifactError, LaunchError, NightjarError
+from pipeline.launch.run_records import read_steps
+from pipeline.launch.signals import Interrupted
+from pipeline.plugins.tuning import study_store
+from pipeline.plugins.tuning.proposals import FAR, decided, proposal
+from pipeline.plugins.tuning.significance import best_of
+from pipeline.plugins.tuning.trial_process import TrialProcess, found_full, full_disk, poll_seconds
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.record import read
+from pipeline.records.result import Result
+from pipeline.records.runs import run_directory
+from pipeline.records.study import BROKEN, DONE, PRUNED, TRYING, Dimension, Look, TrialRecord
+from pipeline.report.records import read_records
+from pipeline.specs import STAGES
+from pipeline.store.artifacts import Store
+
+ATTEMPTS = 3  # of a trial whose process is killed, or cannot start
+LAUNCHING, SIGNALLED = 8, 128
+log = logging.getLogger(__name__)
+
+
+class Tuner:
+    """A study of ``config`` over ``space``. ``shared``: the overrides of every trial; ``firsts``: the first trials,
+    of which the first of all has the settings as ``given`` without the study.
+
+    ``earlier``: trials of another study that inform this one. ``settled`` is called when a trial has ended.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        shared: Sequence[str],
+        space: Mapping[str, Dimension],
+        config_dir: str | None,
+        firsts: Sequence[dict[str, Any]],
+        given: bool,
+        earlier: Sequence[TrialRecord],
+        settled: Callable[[list[TrialRecord]], None],
+    ) -> None:
+        self.config, self.tune, self.store, self.space = config, config.tune, store, space
+        self.shared, self.config_dir, self.firsts, self.earlier = shared, config_dir, firsts, earlier
+        self.given = given
+        self.study, self.settled = str(config.tune.study), settled
+        self.trials = self._known()
+        self.processes: dict[int, TrialProcess] = {}
+        self.logs = Path(tempfile.mkdtemp(prefix="nightjar-study-"))
+        self._rows: dict[str, int] = {}
+
+    def _known(self) -> list[TrialRecord]:
+        """The trials so far, each at the place of its number. ArtifactError where one is missing."""
+        trials = study_store.trials_of(self.store, self.study)
+        if missing := set(range(len(trials))) - {each.number for each in trials}:
+            raise ArtifactError(
+                f"study {self.study!r} has {len(trials)} trials, but no record of trial {min(missing)}",
+                hint=f"study=<another name> tune.warm_start={self.study}",
+            )
+        return trials
+
+    def run(self) -> list[TrialRecord]:
+        """Run the study until it has its trials, or its time is over; returns all trials."""
+        last = None if self.tune.minutes is None else time.monotonic() + 60 * self.tune.minutes
+        try:
+            self.settled(self.trials)
+            while True:
+                for trial in [each for each in self.trials if each.state == TRYING]:
+                    self._answer(trial)
+                for number, process in list(self.processes.items()):
+                    if (code := process.exit_code()) is not None:
+                        self._end(self.trials[number], self.processes.pop(number), code)
+                self._begin(last is not None and time.monotonic() > last)
+                if not self.processes:
+                    self.settled(self.trials)  # a trial that no process had may have been ended, too
+                    return self.trials
+                time.sleep(poll_seconds(self.store))
+        except Interrupted as stop:
+            for process in self.processes.values():
+                process.stop(stop.number)
+            for process in self.processes.values():
+                process.wait()
+            raise Interrupted(stop.number, "the same command continues the study") from stop
+        finally:
+            for process in self.processes.values():
+                process.kill()
+            shutil.rmtree(self.logs, ignore_errors=True)
+
+    def _begin(self, late: bool) -> None:
+        """Start the next trial where there is room: first those that an earlier tuner left."""
+        if len(self.processes) >= self.tune.parallel or not all(map(self._has_inputs, self.processes)):
+            return
+        left = [each for each in self.trials if each.state == TRYING and each.number not in self.processes]
+        if left:
+            log.info("trial %d: goes on, %s", left[0].number, " ".join(left[0].overrides))
+            self._launch(left[0])
+        elif len(self.trials) < self.tune.trials and not late:
+            self._launch(self._next())
+
+    def _next(self) -> TrialRecord:
+        """A new trial, its record written. LaunchError where its run is another one's, whose looks it would have."""
+        number = len(self.trials)
+        run = f"{self.study}-{number:05d}"
+        if self.store.names(run_directory(run)):
+            raise LaunchError(
+                f"trial {number} of study {self.study!r} would be the run {run}, which is there without it",
+                hint=f"study=<another name>, or remove {self.store.url_of(run_directory(run))}",
+            )
+        if number < len(self.firsts):
+            parameters = self.firsts[number]
+        else:
+            parameters = proposal(self.space, self.trials, self.tune, number, self.earlier)
+        trial = TrialRecord(
+            number=number,
+            run=run,
+            state=TRYING,
+            parameters=parameters,
+            started=time.time(),
+            asks_at=FAR if self.tune.pruner == "none" else 0,
+            given=self.given and not number,
+        )
+        study_store.create_trial(self.store, self.study, trial)
+        self.trials.append(trial)
+        log.info("trial %d: begins, %s", number, " ".join(trial.overrides))
+        return trial
+
+    def _launch(self, trial: TrialRecord) -> None:
+        own = [f"run={trial.run}", f"tune.study={self.study}", f"tune.trial={trial.number}"]
+        overrides = [*self.shared, *trial.overrides, *own]
+        self.processes[trial.number] = TrialProcess(overrides, self.config_dir, self.logs / f"{trial.run}.log")
+
+    def _has_inputs(self, number: int) -> bool:
+        """Whether a running trial has what other trials may share with it: two of them are not to make the same."""
+        try:
+            steps = read_steps(self.store, self.trials[number].run)
+        except NightjarError:  # it has not begun
+            return False
+        return all(self.store.find(step.path) is not None for step in steps if STAGES.get(step.name).shared)
+
+    def _answer(self, trial: TrialRecord) -> None:
+        """Take in the looks that are new, and decide at the last of them whether ``trial`` goes on."""
+        records = read_records(self.store, trial.run) if trial.asks_at < FAR else []
+        known = trial.looks[-1].step if trial.looks else 0
+        new = [each for each in records if each["step"] > known and each.get("validation_ne") is not None]
+        if not new or new[-1]["samples"] < trial.asks_at:
+            return
+        last = new[-1]
+        looks = tuple(Look(step=each["step"], samples=each["samples"], ne=each["validation_ne"]) for each in new)
+        trial = replace(trial, looks=(*trial.looks, *looks), steps_total=last["steps_total"])
+        self.trials[trial.number] = trial
+        rows = self._train_rows(trial.run)
+        longest = round(self.config.train.epochs * rows)
+        ends, trial = decided(self.space, self.trials, self.tune, trial.number, rows, longest)
+        if ends and last["step"] < last["steps_total"]:
+            trial = replace(
+                trial, state=PRUNED, ended=time.time(), steps=last["step"], ne=min(e.ne for e in trial.looks)
+            )
+        self._write(trial)
+
+    def _train_rows(self, run: str) -> int:
+        """Train rows of the dataset of ``run``."""
+        path = next(step.path for step in read_steps(self.store, run) if step.name == "ingest")
+        if path not in self._rows:
+            self._rows[path] = read(DatasetSchema, self.store, f"{path}/schema.json").rows["train"]
+        return self._rows[path]
+
+    def _end(self, trial: TrialRecord, process: TrialProcess, code: int) -> None:
+        """Take in how the process of ``trial`` ended.
+
+        A full disk ends the study, with its error: it is no fault of the trial, which goes on with the same command.
+        """
+        if trial.state == TRYING and found_full(code):
+            raise full_disk(code, f"trial {trial.number} of study {self.study!r}: {process.error()}")
+        result = self._result(trial.run)
+        passing = code == LAUNCHING or code > SIGNALLED
+        if trial.state == TRYING and passing and trial.attempts + 1 < ATTEMPTS:
+            log.warning("trial %d: ended with exit code %d, begins again: %s", trial.number, code, process.error())
+            self._write(replace(trial, attempts=trial.attempts + 1))
+            return
+        if result is not None:
+            trial = _with_figures(trial, result, read_records(self.store, trial.run))
+        if trial.state == TRYING:
+            trial = replace(trial, state=DONE if code == 0 and trial.ne is not None else BROKEN, ended=time.time())
+        if trial.state == BROKEN:
+            message = result.error.message if result is not None and result.error is not None else process.error()
+            trial = replace(trial, error=message, exit_code=code)
+        self._write(trial)
+        self._tell(trial)
+        self.settled(self.trials)
+
+    def _result(self, run: str) -> Result | None:
+        path = f"{run_directory(run)}/{Result.FILE}"
+        return read(Result, self.store, path) if self.store.exists(path) else None
+
+    def _write(self, trial: TrialRecord) -> None:
+        study_store.write_trial(self.store, self.study, trial)
+        self.trials[trial.number] = trial
+
+    def _tell(self, trial: TrialRecord) -> None:
+        best = best_of(self.trials)
+        so_far = f"; best {units.decimal(best.ne, 5)} of trial {best.number}" if best else ""
+        if trial.state == BROKEN:
+            log.warning("trial %d: failed with exit code %s: %s%s", trial.number, trial.exit_code, trial.error, so_far)
+            return
+        steps = f"after {units.count(trial.steps)} of {units.count(trial.steps_total)} steps"
+        ended = "ended early" if trial.state == PRUNED else "done"
+        log.info("trial %d: %s %s, validation NE %s%s", trial.number, ended, steps, units.decimal(trial.ne, 5), so_far)
+
+
+def _with_figures(trial: TrialRecord, result: Result, records: Sequence[Mapping[str, Any]]) -> TrialRecord:
+    """``trial`` with the figures of its run. A pruned one keeps the NE that it was judged by."""
+    looked = result.train.validation if result.train is not None else None
+    if trial.state == TRYING and looked is not None and result.train is not None:
+        looks = tuple(
+            Look(step=each["step"], samples=each["samples"], ne=each["validation_ne"])
+            for each in records
+            if each.get("validation_ne") is not None
+        )
+        planned = max((int(each["steps_total"]) for each in records), default=result.train.steps)
+        trial = replace(
+            trial,
+            looks=looks,
+            ne=looked.ne,
+            auc=looked.auc,
+            parts=looked.parts,
+            steps=result.train.steps,
+            steps_total=planned,
+        )
+    if result.eval is not None:
+        trial = replace(trial, test_ne=result.eval.ne, test_auc=result.eval.auc)
+    if result.plan is not None:
+        tiers = result.plan.tiers or {}
+        size = sum(size for name, size in tiers.items() if name.endswith("_bytes"))
+        trial = replace(trial, step_ms=result.plan.predicted_step_ms, table_bytes=size)
+    return trial
