@@ -44,7 +44,7 @@ class SearchConfig:
 
     def check(self, path: str) -> None:
         """There must be something to search."""
-        if not self.parts:
+        if not self.parts and SEARCH_PARTS.names():
             raise ConfigError(
                 f"{path}.parts is empty, expected some of: {', '.join(SEARCH_PARTS.names())}",
                 hint=f"{path}.parts=[{','.join(SEARCH_PARTS.names())}]",

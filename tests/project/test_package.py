@@ -105,6 +105,8 @@ class Hiding:
     def find_spec(self, name, path=None, target=None):
         hidden = name.partition(".")[0] in ("torch", "torchrec", "fbgemm_gpu", "tensordict", "torchmetrics")
         return None if hidden else self.finder.find_spec(name, path, target)
+    def __getattr__(self, name):  # metadata of what is installed
+        return getattr(self.finder, name)
 sys.meta_path[:] = map(Hiding, sys.meta_path)
 from pipeline.cli import main
 for command in json.loads(sys.argv[1]):
