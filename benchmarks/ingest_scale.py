@@ -215,7 +215,7 @@ def _started(workers: int) -> tuple[list[int], list[float]]:
         return told, ended
     import ray
 
-    from pipeline.ingest.ray_engine import RayEngine, start_local_ray
+    from pipeline.plugins.ray.engine import RayEngine, start_local_ray
 
     start_local_ray(ray, num_cpus=workers)
     get = RayEngine._get

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
+from pipeline.specs.registry import ENGINES, find_plugins
 
 LOGIT, WEIGHTS = "logit", "weights"
 
@@ -241,6 +242,11 @@ class DedupeConfig:
             )
 
 
+def engine_names() -> tuple[str, ...]:
+    """List the choices of ``ingest.engine``: threads of this machine, and engines of plugins."""
+    return ("local", *(point.name for point in find_plugins(ENGINES)))
+
+
 @dataclass(kw_only=True)
 class RayConfig:
     """Ray, used when ``ingest.engine=ray``."""
@@ -253,7 +259,7 @@ class IngestConfig:
     """How ingestion reads the logs and lays out its files. The rows do not depend on it."""
 
     engine: str = setting(
-        "local", choices=("local", "ray"), doc="local ingests with threads of this machine, ray with workers of Ray."
+        "local", choices=engine_names, doc="local ingests with threads of this machine, ray with workers of Ray."
     )
     ray: RayConfig = setting(factory=RayConfig, doc="Settings of engine ray.")
     block_mib: int = setting(16, low=1, high=4096, doc="Size of the blocks in which logs are read, in MiB.")

@@ -44,6 +44,7 @@ from pipeline.ingest.validation import RejectCounts, check_day, check_kept, held
 from pipeline.records.dataset import EVENTS, RAW, TRANSFORMS, UNSEEN, VALIDATION
 from pipeline.specs.connector import Snapshot
 from pipeline.specs.id_mapping import FittedMapping, FittingDay
+from pipeline.specs.registry import ENGINES, load_hooks
 from pipeline.store.artifacts import Draft, Store
 
 QUALITY = "quality.json"
@@ -478,11 +479,10 @@ def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> 
 
 def engine_of(config: IngestConfig) -> IngestEngine:
     """The engine that ``ingest.engine`` names. ConfigError where it is not installed."""
-    if config.engine == "ray":
-        from pipeline.ingest.ray_engine import RayEngine
-
-        return RayEngine(config)
-    return LocalEngine()
+    if config.engine == "local":
+        return LocalEngine()
+    engine: IngestEngine = load_hooks(ENGINES)[config.engine](config)
+    return engine
 
 
 class _RateReporter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from pipeline.specs.registry import Registry
+from pipeline.specs.registry import Registry, expect_instance
 
 if TYPE_CHECKING:
     from pipeline.records.model_version import CalibrationCurve
@@ -31,7 +31,11 @@ class Calibrator(ABC):
 
 
 CALIBRATORS: Registry[Calibrator] = Registry(
-    "calibrator", setting="publish.calibrator.method", home="pipeline.evaluation.calibrators"
+    "calibrator",
+    setting="publish.calibrator.method",
+    home="pipeline.evaluation.calibrators",
+    group="nightjar.calibrators",
+    problem=expect_instance(Calibrator),
 )
 
 

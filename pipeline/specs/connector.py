@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
-from pipeline.specs.registry import Registry
+from pipeline.specs.registry import Registry, expect_instance
 
 if TYPE_CHECKING:
     from datetime import date
@@ -70,7 +70,7 @@ class Snapshot(ABC):
 
 
 class Connector(ABC):
-    """A kind of table or stream, one file in ``ingest/connectors/``, which imports its library inside its methods.
+    """A kind of table or stream. Its library is imported inside its methods.
 
     ``package``: what ``extra`` of Nightjar installs; ``module``: what is imported of it. ``options``: those of
     ``data.options`` that it knows, with what they mean; None: it hands them to its library. ``on_disk``: ``data.path``
@@ -132,4 +132,6 @@ def newest(current: Snapshot, earlier: Callable[[int], Snapshot | None], mark: s
     return None
 
 
-CONNECTORS: Registry[Connector] = Registry("connector", setting="data.format", home="pipeline.ingest.connectors")
+CONNECTORS: Registry[Connector] = Registry(
+    "connector", setting="data.format", group="nightjar.connectors", problem=expect_instance(Connector)
+)

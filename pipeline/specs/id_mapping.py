@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from pipeline.errors import ConfigError
 from pipeline.records.dataset import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
-from pipeline.specs.registry import Registry
+from pipeline.specs.registry import Registry, expect_instance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -398,7 +398,11 @@ def curve_points(rows: int) -> np.ndarray:
 
 
 ID_MAPPINGS: Registry[IdMapping] = Registry(
-    "id mapping", setting="data.sparse_defaults.mapping", home="pipeline.ingest.id_mappings"
+    "id mapping",
+    setting="data.sparse_defaults.mapping",
+    home="pipeline.ingest.id_mappings",
+    group="nightjar.id_mappings",
+    problem=expect_instance(IdMapping),
 )
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.specs.registry import Registry
+from pipeline.specs.registry import Registry, expect_instance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,5 +86,9 @@ class LabelKind(ABC):
 
 
 LABEL_KINDS: Registry[LabelKind] = Registry(
-    "label kind", setting="data.tasks.<name>.kind", home="pipeline.ingest.label_kinds"
+    "label kind",
+    setting="data.tasks.<name>.kind",
+    home="pipeline.ingest.label_kinds",
+    group="nightjar.label_kinds",
+    problem=expect_instance(LabelKind),
 )

@@ -168,8 +168,14 @@ MODELS: Registry[Model[Any]] = Registry(
     "model", setting="model.name", home="pipeline.models", group="nightjar.models", problem=model_problem
 )
 TASK_ARCHITECTURES: Registry[TaskArchitecture] = Registry(
-    "task architecture", setting="model.tasks", home="pipeline.models.task_architectures"
+    "task architecture",
+    setting="model.tasks",
+    home="pipeline.models.task_architectures",
+    group="nightjar.task_architectures",
 )
 SEQUENCE_BLOCKS: Registry[SequenceBlock] = Registry(
-    "sequence block", setting="model.sequences.<name>.block", home="pipeline.models.sequences"
+    "sequence block",
+    setting="model.sequences.<name>.block",
+    home="pipeline.models.sequences",
+    group="nightjar.sequence_blocks",
 )

@@ -151,8 +151,14 @@ class DenseOptimizer(Protocol):
 
 
 TABLE_OPTIMIZERS: Registry[TableOptimizer] = Registry(
-    "table optimizer", setting="train.sparse_optimizer", home="pipeline.embeddings.table_optimizers"
+    "table optimizer",
+    setting="train.sparse_optimizer",
+    home="pipeline.embeddings.table_optimizers",
+    group="nightjar.table_optimizers",
 )
 DENSE_OPTIMIZERS: Registry[DenseOptimizer] = Registry(
-    "dense optimizer", setting="train.dense_optimizer", home="pipeline.training.dense_optimizers"
+    "dense optimizer",
+    setting="train.dense_optimizer",
+    home="pipeline.training.dense_optimizers",
+    group="nightjar.dense_optimizers",
 )

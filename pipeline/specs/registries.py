@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.specs.registry import Registry
 
-STAGES: Registry[Any] = Registry("stage", setting="stages", home="pipeline.stages")
+STAGES: Registry[Any] = Registry("stage", setting="stages", home="pipeline.stages", group="nightjar.stages")
 TRACKERS: Registry[Any] = Registry("tracker", setting="track.to", group="nightjar.trackers")
 SEARCH_PARTS: Registry[Any] = Registry("search part", setting="search.parts", group="nightjar.search_parts")
 

@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from pipeline.errors import ConfigError
 
 NIGHTJAR = "nightjar"  # this distribution
+ENGINES = "nightjar.engines"  # entry points of engines of ingestion
 BUILT_IN = "built in"
 ADDED = "added by this process"
 
@@ -80,6 +81,17 @@ def _import(point: EntryPoint, added: str) -> Any:
         raise ConfigError(
             f"{added}, which cannot be imported: {reason}", hint="install the package again, or uninstall it"
         ) from error
+
+
+def expect_instance(kind: type) -> Callable[[Any], str]:
+    """Return a ``problem`` of registries: "" for an instance of ``kind``, else what is wrong, in words."""
+
+    def problem(spec: Any) -> str:
+        if isinstance(spec, kind):
+            return ""
+        return f"which is {spec!r}, expected an instance of {kind.__name__}"
+
+    return problem
 
 
 class Named(Protocol):

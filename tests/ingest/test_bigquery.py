@@ -14,10 +14,10 @@ from google.cloud.bigquery_storage_v1 import types
 
 from pipeline.config import SparseFeature, WatermarkConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
-from pipeline.ingest import bigquery_table
 from pipeline.ingest.days import day_state
 from pipeline.ingest.sample import read_sample
 from pipeline.ingest.stage import raw_fingerprint
+from pipeline.plugins.connectors import bigquery_table
 from tests.ingest import test_delta
 from tests.ingest.test_delta import DAY, of_days, pinned
 from tests.ingest.test_formats import log

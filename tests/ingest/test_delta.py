@@ -18,7 +18,7 @@ from pipeline.config import DenseFeature, SparseFeature, WatermarkConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state, delivered_mark
 from pipeline.ingest.stage import ingest, raw_fingerprint
-from pipeline.ingest.table_files import DataFile, TableColumn, opened
+from pipeline.plugins.connectors.table_files import DataFile, TableColumn, opened
 from pipeline.specs import CONNECTORS
 from pipeline.store import Store
 from tests.ingest.conftest import csv_config
@@ -112,7 +112,7 @@ def test_commits_after_the_key_was_made_change_nothing(run_ingest, tmp_path):
 
 
 def test_a_commit_between_the_blocks_changes_nothing(run_ingest, tmp_path, monkeypatch):
-    from pipeline.ingest.table_files import TableFileSource
+    from pipeline.plugins.connectors.table_files import TableFileSource
 
     commit(tmp_path / "table", log())
     expected = run_ingest(config(tmp_path / "table"))

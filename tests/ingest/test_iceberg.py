@@ -19,8 +19,8 @@ from pyroaring import BitMap
 from pipeline.config import SparseFeature, WatermarkConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
-from pipeline.ingest.iceberg_table import _IcebergDeletes
 from pipeline.ingest.stage import raw_fingerprint
+from pipeline.plugins.connectors.iceberg_table import _IcebergDeletes
 from tests.ingest import test_delta
 from tests.ingest.test_delta import DAY, of_days, pinned
 from tests.ingest.test_formats import log

@@ -21,12 +21,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pipeline import cli
 from pipeline.config import LabelConfig, SparseFeature, WatermarkConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
-from pipeline.ingest import kafka_topic, messages
 from pipeline.ingest.days import day_state
-from pipeline.ingest.messages import AvroDecoder, registered
 from pipeline.ingest.parse import parse
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.stage import raw_fingerprint
+from pipeline.plugins.connectors import kafka_topic, messages
+from pipeline.plugins.connectors.messages import AvroDecoder, registered
 from tests.ingest import test_delta
 from tests.ingest.conftest import csv_config
 from tests.ingest.test_delta import DAY, pinned

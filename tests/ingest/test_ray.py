@@ -18,9 +18,9 @@ from pipeline.config import DenseFeature, IngestConfig, SparseFeature, SplitConf
 from pipeline.errors import DataError, LaunchError, UnreachableError
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
-from pipeline.ingest.ray_engine import RayEngine
 from pipeline.ingest.schema import data_spec
 from pipeline.ingest.sources import answering
+from pipeline.plugins.ray.engine import RayEngine
 
 from .conftest import csv_config
 from .test_days import Nights

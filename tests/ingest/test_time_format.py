@@ -13,8 +13,8 @@ from pipeline.config import DataConfig, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.rejects import RejectedRows
-from pipeline.ingest.table_files import days_between
 from pipeline.ingest.times import day_of, hour_of
+from pipeline.plugins.connectors.table_files import days_between
 from tests.keys import key_config
 
 from .conftest import csv_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
-from pipeline.ingest.connectors.options import CONFIG_FILE, MESSAGES, REGISTRY, SCHEMA_FILE, SERVERS
+from pipeline.plugins.connectors.options import CONFIG_FILE, MESSAGES, REGISTRY, SCHEMA_FILE, SERVERS
 from pipeline.specs.connector import Connector, Snapshot
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Kafka(Connector):
 
     def opened(self, data: DataConfig, mark: str) -> Snapshot:
         """The ranges of offsets."""
-        from pipeline.ingest.kafka_topic import open_topic
+        from pipeline.plugins.connectors.kafka_topic import open_topic
 
         snapshot: Any = open_topic(data, mark)
         return snapshot

@@ -22,7 +22,7 @@ from pyarrow.fs import PyFileSystem
 from pipeline.config.data import DataConfig
 from pipeline.errors import DataError, UnreachableError
 from pipeline.ingest.days import day_number
-from pipeline.ingest.table_files import (
+from pipeline.plugins.connectors.table_files import (
     DataFile,
     TableColumn,
     TableSnapshot,

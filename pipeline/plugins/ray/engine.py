@@ -20,7 +20,6 @@ import polars as pl
 
 from pipeline.config.ingest import IngestConfig
 from pipeline.errors import ConfigError, LaunchError, NightjarError
-from pipeline.ingest import ray_work as work
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, train_rows
 from pipeline.ingest.engines import IngestEngine, Numbering
 from pipeline.ingest.quality import Alone
@@ -29,6 +28,7 @@ from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.state import fitted_dense
 from pipeline.ingest.statistics_pass import Fit, Partial
 from pipeline.ingest.transform_pass import FittedState
+from pipeline.plugins.ray import work as work
 from pipeline.records.dataset import EVENTS
 from pipeline.specs.id_mapping import Counts, FittedMapping, FittingDay
 from pipeline.store.artifacts import Draft

@@ -40,8 +40,15 @@ from pyiceberg.types import DateType, IntegerType, LongType, StringType, Timesta
 from pipeline.config.data import DataConfig
 from pipeline.errors import ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.ingest.days import day_number
-from pipeline.ingest.table_files import DataFile, TableColumn, TableSnapshot, error_message, opened, snapshot_number
 from pipeline.ingest.zones import end_of_day
+from pipeline.plugins.connectors.table_files import (
+    DataFile,
+    TableColumn,
+    TableSnapshot,
+    error_message,
+    opened,
+    snapshot_number,
+)
 from pipeline.specs.connector import newest
 from pipeline.store.retrying import passes, retried
 

@@ -31,7 +31,7 @@ class Iceberg(Connector):
 
     def opened(self, data: DataConfig, mark: str) -> Snapshot:
         """The snapshot of the table."""
-        from pipeline.ingest.iceberg_table import open_table
+        from pipeline.plugins.connectors.iceberg_table import open_table
 
         snapshot: Any = open_table(data, mark)
         return snapshot

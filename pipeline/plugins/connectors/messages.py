@@ -23,13 +23,13 @@ import polars as pl
 
 from pipeline.config.data import DataConfig
 from pipeline.errors import ConfigError, DataError, UnreachableError
-from pipeline.ingest.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.formats.file_format import LogFile
 from pipeline.ingest.formats.json_lines import TELLING_LINES, json_frame, object_lines
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.schema import DataSpec, require_columns
 from pipeline.ingest.sources import RawBlock
+from pipeline.plugins.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
 from pipeline.store.retrying import retried
 
 REGISTRY_SECONDS = 10.0

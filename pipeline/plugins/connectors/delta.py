@@ -20,7 +20,7 @@ class Delta(Connector):
 
     def opened(self, data: DataConfig, mark: str) -> Snapshot:
         """The version of the table."""
-        from pipeline.ingest.delta_table import open_table
+        from pipeline.plugins.connectors.delta_table import open_table
 
         snapshot: Any = open_table(data, mark)
         return snapshot

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
-from pipeline.ingest.connectors.options import ANONYMOUS
+from pipeline.plugins.connectors.options import ANONYMOUS
 from pipeline.specs.connector import Connector, Snapshot
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class BigQuery(Connector):
 
     def opened(self, data: DataConfig, mark: str) -> Snapshot:
         """The table at its time."""
-        from pipeline.ingest.bigquery_table import BigQuerySnapshot
+        from pipeline.plugins.connectors.bigquery_table import BigQuerySnapshot
 
         snapshot: Any = BigQuerySnapshot(data)
         return snapshot

@@ -1,0 +1,1 @@
+"""Ingestion by workers of Ray, ``ingest.engine=ray``."""
