@@ -84,7 +84,7 @@ test-changed: install ## the tests of make test that import or read what changed
 .PHONY: test-ray
 test-ray: install ## ingestion by Ray, on two nodes of this machine (installs the extra ray)
 	@.venv/bin/pip install -q "ray>=2.40"
-	@.venv/bin/python -m pytest -m ray tests/ingest
+	@.venv/bin/python -m pytest -m ray tests/plugins/ray
 
 .PHONY: test-mlflow
 test-mlflow: install ## runs and versions in a real MLflow server (installs MLflow into .venv-mlflow)

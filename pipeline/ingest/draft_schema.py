@@ -7,6 +7,7 @@ import re
 
 from pipeline.ingest.infer import Guess, Schema, feature_name
 from pipeline.ingest.sample import LogSample
+from pipeline.specs.connector import CONNECTORS
 
 _PLAIN = re.compile(r"[A-Za-z_][\w-]*")
 _NOT_TEXT = re.compile(r"(?i)(true|false|yes|no|on|off|y|n|null)$")  # what YAML does not read as text
@@ -16,13 +17,17 @@ _WIDTH = 118
 def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
     """The file ``data/<name>.yaml`` for the log of ``sample``."""
     label, text = schema.label, sample.text
+    # A package adds a connector and no file data/<connector>.yaml; columns of Parquet are typed as a table's are.
+    of_package = sample.kind in CONNECTORS.names() and bool(CONNECTORS.package(sample.kind))
     lines = [
         f"# Written by nightjar init from {sample.rows:,} of about {sample.total:,} rows in {sample.files} file(s).",
         "# Every line is a guess from this sample: read it, and change what you know better (docs/data.md).",
-        f"defaults: [{sample.kind}]",
+        f"defaults: [{'parquet' if of_package else sample.kind}]",
         f"name: {quoted(name)}",
         f"path: {quoted(sample.path)}",
     ]
+    if of_package:
+        lines.append(f"format: {sample.kind}")
     if sample.options:
         lines.append("options: " + json.dumps(dict(sample.options)))
     if text and text.is_criteo:

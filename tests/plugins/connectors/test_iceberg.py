@@ -21,9 +21,9 @@ from pipeline.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.plugins.connectors.iceberg_table import _IcebergDeletes
-from tests.ingest import test_delta
-from tests.ingest.test_delta import DAY, of_days, pinned
 from tests.ingest.test_formats import log
+from tests.plugins.connectors import test_delta
+from tests.plugins.connectors.test_delta import DAY, of_days, pinned
 from tests.servers import refusing
 
 

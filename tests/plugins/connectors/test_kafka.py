@@ -27,10 +27,10 @@ from pipeline.ingest.schema import data_spec
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.plugins.connectors import kafka_topic, messages
 from pipeline.plugins.connectors.messages import AvroDecoder, registered
-from tests.ingest import test_delta
 from tests.ingest.conftest import csv_config
-from tests.ingest.test_delta import DAY, pinned
 from tests.ingest.test_formats import log
+from tests.plugins.connectors import test_delta
+from tests.plugins.connectors.test_delta import DAY, pinned
 from tests.servers import kept_port
 from tests.waits import PATIENCE
 

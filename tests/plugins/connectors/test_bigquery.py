@@ -18,9 +18,9 @@ from pipeline.ingest.days import day_state
 from pipeline.ingest.sample import read_sample
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.plugins.connectors import bigquery_table
-from tests.ingest import test_delta
-from tests.ingest.test_delta import DAY, of_days, pinned
 from tests.ingest.test_formats import log
+from tests.plugins.connectors import test_delta
+from tests.plugins.connectors.test_delta import DAY, of_days, pinned
 
 SERVICE = "google.cloud.bigquery.storage.v1.BigQueryRead"
 BEFORE, NOON = datetime(2026, 1, 1, tzinfo=UTC), "2026-02-02T12:00:00Z"

@@ -1,0 +1,1 @@
+"""Click logs in SQLite, and a ledger of runs, for Nightjar."""

@@ -1,0 +1,5 @@
+"""The runner of ingestion's tests, for connectors."""
+
+from tests.ingest.conftest import run_ingest
+
+__all__ = ["run_ingest"]
