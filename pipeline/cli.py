@@ -14,7 +14,6 @@ from pipeline import logs
 from pipeline.commands import (
     calibrate,
     ckpt,
-    clusters,
     doctor,
     explain,
     init,
@@ -89,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def commands() -> list[Command]:
     """All commands, in the order of ``nightjar --help``."""
-    families = (init, plans, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, runs, worker)
+    families = (init, plans, ckpt, published, stores, calibrate, nights, explain, doctor, runs, worker)
     known = [*run.commands(), *(command for family in families for command in family.COMMANDS)]
     for package, added in load_hooks("nightjar.commands").items():
         # The commands of a family stay together, behind the one that its first command names.

@@ -21,7 +21,7 @@ from tests.servers import kept_port
 from tests.waits import PATIENCE, until
 
 if TYPE_CHECKING:
-    from pipeline.launch.kubernetes.api import Api
+    from pipeline.plugins.kubernetes.api import Api
 
 ROOT = Path(__file__).parents[1]
 JOBS = "/apis/batch/v1/namespaces/training/jobs"
@@ -66,7 +66,7 @@ def start_job(
     api: Api, cron: dict[str, Any], name: str, command: Callable[[list[str]], list[str]], retries: int = 0
 ) -> None:
     """Start a job of CronJob ``cron``, as kubectl create job --from=cronjob/.. does, with another ``command``."""
-    from pipeline.schedule.cluster import collection
+    from pipeline.plugins.kubernetes.schedule import collection
 
     owner = api.get(f"{collection(cron)}/{cron['metadata']['name']}")["metadata"]
     reference = {"apiVersion": cron["apiVersion"], "kind": "CronJob", "name": owner["name"], "uid": owner["uid"]}
@@ -120,7 +120,7 @@ def stubborn_node(cluster: TestCluster, run: str, status: dict[str, Any]) -> Ite
 def _api(kubeconfig: Path) -> Api:
     from kubernetes.config import new_client_from_config
 
-    from pipeline.launch.kubernetes.api import Api
+    from pipeline.plugins.kubernetes.api import Api
 
     return Api(new_client_from_config(str(kubeconfig)))
 
@@ -183,9 +183,9 @@ def running(assets: Path, folder: Path, home: Path) -> Iterator[TestCluster]:
     if "resourcequota" not in kit.CONTROLLERS:  # one that the kit leaves out: clusters that have become too small
         kit.CONTROLLERS = (*kit.CONTROLLERS, "resourcequota")
     kit.START_TIMEOUT = PATIENCE
-    from pipeline.launch.kubernetes.pod_templates import launcher_account
-    from pipeline.schedule.cluster import apply
-    from pipeline.schedule.manifests import access
+    from pipeline.plugins.kubernetes.manifests import access
+    from pipeline.plugins.kubernetes.pod_templates import launcher_account
+    from pipeline.plugins.kubernetes.schedule import apply
     from tests.launch.cluster_cases import config_for
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a test run that is told to end leaves no cluster behind

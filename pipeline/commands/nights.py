@@ -121,23 +121,28 @@ def _nights(
 ) -> int:
     """As ``_locked``, for a configuration that composes."""
     from pipeline.launch.locks import night_lock
+    from pipeline.launch.schedulers import launcher_of
     from pipeline.schedule.backfill import missed_nights, run_nights
-    from pipeline.schedule.cluster import end_leftovers, night_job
     from pipeline.schedule.dates import night_zone
     from pipeline.schedule.nightly import refusals_posted
     from pipeline.store.artifacts import Store
 
     settings, model, store = config.nightly, config.model_name, Store(config.store)
-    zone, known = night_zone(config), None
+    zone, known, launcher = night_zone(config), None, launcher_of(config)
+    if job is not None and launcher is None:
+        raise ConfigError(
+            f"job={job} is given, but launch is {config.launch.name}, which has no jobs", hint="leave job= out"
+        )
     with refusals_posted(config, store, lambda: wanted(zone, known.due if known else None)[-1]) as posted:
-        known = night_job(config, job) if job is not None else None
+        if launcher is not None and job is not None:
+            known = launcher.night_job(config, job)
         days = wanted(zone, known.due if known else None)
         doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
         with night_lock(store, model, settings.lease_seconds, doing):
             if catch_up:
                 days = missed_nights(store, model, days[0], settings.catch_up) + days
-            if known is not None:
-                end_leftovers(config, model, days[-1], days)
+            if launcher is not None and known is not None:
+                launcher.end_leftovers(config, model, days[-1], days)
             posted.begun = True
             wait = settings.wait_minutes if catch_up else 0.0
             return run_nights(

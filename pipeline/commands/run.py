@@ -139,11 +139,11 @@ def run_code(config: Config) -> int:
 
 def _alone(config: Config, code_of: CodeOf = exit_code_of) -> tuple[int, Result | None]:
     """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
-    from pipeline.launch.schedulers import only_launcher
+    from pipeline.launch.schedulers import launcher_of, only_launcher
     from pipeline.store.artifacts import Store
     from pipeline.versions import require_triple
 
-    if config.launch.name != "kubernetes" and set(config.stages) != {"ingest"}:
+    if launcher_of(config) is None and set(config.stages) != {"ingest"}:
         require_triple()
     logs.speak(config.launch.logs, str(config.run))
     store = Store(config.store)

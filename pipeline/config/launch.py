@@ -10,6 +10,7 @@ from omegaconf import MISSING
 from pipeline.config.fields import setting
 from pipeline.logs import FORMATS as LOG_FORMATS
 from pipeline.specs.registries import STAGES, inline_stages
+from pipeline.specs.registry import LAUNCHERS, find_plugins
 
 
 @dataclass(kw_only=True)
@@ -80,13 +81,18 @@ class PodConfig:
     )
 
 
+def launcher_names() -> tuple[str, ...]:
+    """List the choices of ``launch``: this machine, this host among several, and launchers of plugins."""
+    return ("local", "hosts", *(point.name for point in find_plugins(LAUNCHERS)))
+
+
 @dataclass(kw_only=True)
 class LaunchConfig:
     """How and where stages are started. Settings from ``job`` on are for Kubernetes alone, but for ``port``."""
 
     name: str = setting(
         "local",
-        choices=("local", "hosts", "kubernetes"),
+        choices=launcher_names,
         doc="Run stages on this machine, one stage on several hosts on each of which a scheduler starts this command, "
         "or stages as jobs on a Kubernetes cluster.",
     )

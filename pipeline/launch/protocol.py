@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import date, datetime
 from typing import Protocol
 
 from pipeline.config import Config
@@ -82,3 +86,34 @@ class StageRunner(Protocol):
 
     def close(self) -> None:
         """Let go of what the launcher holds; stages that outlast it go on."""
+
+
+@dataclass(frozen=True)
+class NightJob:
+    """The job of a night. ``due``: when it was to start; ``deadline``: when its launchers are ended, None for never.
+
+    Every launcher of the job finds the same times, however late it starts: date=yesterday counts from ``due``.
+    """
+
+    due: datetime
+    deadline: datetime | None
+
+
+class Launcher(ABC):
+    """A choice of ``launch`` that runs stages elsewhere: an entry point of group ``nightjar.launchers``."""
+
+    @abstractmethod
+    def runner(self, config: Config) -> StageRunner:
+        """Connect to what runs the stages of ``config``."""
+
+    @abstractmethod
+    def only_launcher(self, config: Config) -> AbstractContextManager[None]:
+        """Hold the run there: LaunchError, before anything is written, where another launcher holds it."""
+
+    @abstractmethod
+    def night_job(self, config: Config, name: str) -> NightJob:
+        """Find the job ``name`` that started this launcher for a night; LaunchError where there is none."""
+
+    @abstractmethod
+    def end_leftovers(self, config: Config, model: str, day: date, kept: Iterable[date]) -> None:
+        """End what still runs of nights of ``model`` before ``day``, except the ``kept`` ones."""

@@ -10,8 +10,8 @@ import yaml
 from pipeline import cli
 from pipeline.compose import compose, to_yaml
 from pipeline.errors import ConfigError
+from pipeline.plugins.kubernetes.manifests import schedule_config
 from pipeline.plugins.tuning import study
-from pipeline.schedule.manifests import schedule_config
 from pipeline.training.settings import TrainingSettings
 from pipeline.units import for_chat, printable
 from tests.launch.cluster_cases import CLUSTER

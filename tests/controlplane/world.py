@@ -18,9 +18,9 @@ from typing import Any
 
 import fsspec
 
-from pipeline.launch.kubernetes.pod_templates import launcher_account
-from pipeline.schedule.cluster import apply
-from pipeline.schedule.manifests import access
+from pipeline.plugins.kubernetes.manifests import access
+from pipeline.plugins.kubernetes.pod_templates import launcher_account
+from pipeline.plugins.kubernetes.schedule import apply
 from pipeline.store import Store
 from tests.checkpoint.s3 import Proxy as S3Proxy
 from tests.cluster_kit import TestCluster, stubborn_node, wait_for

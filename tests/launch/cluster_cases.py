@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.launch.kubernetes.job_manifest import as_yaml, stage_objects
+from pipeline.plugins.kubernetes.job_manifest import as_yaml, stage_objects
+from pipeline.plugins.kubernetes.manifests import schedule_objects
 from pipeline.records.runs import Step
-from pipeline.schedule.manifests import schedule_objects
 from pipeline.specs import STAGES
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -18,15 +18,15 @@ from pipeline.checkpoint.reader import ChainReader
 from pipeline.checkpoint.reference import find_checkpoint
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
-from pipeline.launch.kubernetes.api import RefusedError
-from pipeline.launch.kubernetes.job_kinds import IndexedRunner, VolcanoRunner
-from pipeline.launch.kubernetes.job_manifest import stage_objects
-from pipeline.launch.kubernetes.jobs import ClusterJob
-from pipeline.launch.kubernetes.lease_object import held
-from pipeline.launch.kubernetes.rbac import allowed, check_rights, granted
+from pipeline.plugins.kubernetes.api import RefusedError
+from pipeline.plugins.kubernetes.job_kinds import IndexedRunner, VolcanoRunner
+from pipeline.plugins.kubernetes.job_manifest import stage_objects
+from pipeline.plugins.kubernetes.jobs import ClusterJob
+from pipeline.plugins.kubernetes.lease_object import held
+from pipeline.plugins.kubernetes.manifests import cron_job, schedule_config, schedule_objects
+from pipeline.plugins.kubernetes.rbac import allowed, check_rights, granted
+from pipeline.plugins.kubernetes.schedule import apply, collection, delete, status, suspend
 from pipeline.records.runs import Step
-from pipeline.schedule.cluster import apply, collection, delete, status, suspend
-from pipeline.schedule.manifests import cron_job, schedule_config, schedule_objects
 from pipeline.store import Store
 from tests.cluster_kit import JOBS, PODS, VOLCANO, start_job, wait_for
 from tests.conftest import ROOT

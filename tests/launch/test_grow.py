@@ -12,8 +12,8 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError, LaunchError, NightjarError, PlanError
 from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.elastic import Growth, MoreRoomError, with_more_hosts
-from pipeline.launch.kubernetes.capacity_probe import WAITING, as_room, room_of
-from pipeline.launch.kubernetes.job_kinds import IndexedRunner
+from pipeline.plugins.kubernetes.capacity_probe import WAITING, as_room, room_of
+from pipeline.plugins.kubernetes.job_kinds import IndexedRunner
 from pipeline.records import Grown, Shrunk
 from pipeline.records.runs import Step
 from pipeline.report.summary import hosts_lines

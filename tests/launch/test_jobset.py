@@ -9,10 +9,10 @@ import yaml
 
 from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
-from pipeline.launch.kubernetes.api import RefusedError
-from pipeline.launch.kubernetes.diagnosis import job_problem
-from pipeline.launch.kubernetes.job_kinds import JobSetRunner, job_set_phase
-from pipeline.launch.kubernetes.pod_templates import job_name
+from pipeline.plugins.kubernetes.api import RefusedError
+from pipeline.plugins.kubernetes.diagnosis import job_problem
+from pipeline.plugins.kubernetes.job_kinds import JobSetRunner, job_set_phase
+from pipeline.plugins.kubernetes.pod_templates import job_name
 from pipeline.records.runs import Step
 from tests.launch.cluster_cases import CLUSTER, config_for, rendered
 from tests.launch.test_cluster import INGEST, wait_for

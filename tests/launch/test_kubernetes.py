@@ -15,10 +15,10 @@ from pipeline import cli
 from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import pod_command
-from pipeline.launch.kubernetes.api import refusal
-from pipeline.launch.kubernetes.diagnosis import death, pending_problem
-from pipeline.launch.kubernetes.pod_templates import job_name
 from pipeline.launch.stage_logs import never_met
+from pipeline.plugins.kubernetes.api import refusal
+from pipeline.plugins.kubernetes.diagnosis import death, pending_problem
+from pipeline.plugins.kubernetes.pod_templates import job_name
 from pipeline.records.runs import Step
 from pipeline.stages.execution import first_step_in_time
 from tests.launch.cluster_cases import CLUSTER, GOLDEN, GOLDEN_FILES, IMAGE, golden, rendered

@@ -17,7 +17,7 @@ from pipeline.compose import compose
 from pipeline.errors import LaunchError
 from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.elastic import NoRoomError
-from pipeline.launch.kubernetes.job_kinds import JobSetRunner
+from pipeline.plugins.kubernetes.job_kinds import JobSetRunner
 from pipeline.records.runs import Step
 from pipeline.store import Store
 from tests.cluster_kit import JOBS, PODS, TestCluster, wait_for

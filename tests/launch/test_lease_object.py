@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.clock import CLOCK, Clock
 from pipeline.errors import LaunchError
-from pipeline.launch.kubernetes.api import RefusedError
-from pipeline.launch.kubernetes.lease_object import LeaseObject, held
+from pipeline.plugins.kubernetes.api import RefusedError
+from pipeline.plugins.kubernetes.lease_object import LeaseObject, held
 from pipeline.store.lease import Lease
 from tests.logged import listen
 from tests.waits import TurnedClock

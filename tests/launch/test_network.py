@@ -6,14 +6,14 @@ import kubernetes_validate
 import pytest
 
 from pipeline.errors import LaunchError, LostLeaseError
-from pipeline.launch.kubernetes.api import RefusedError
-from pipeline.launch.kubernetes.job_kinds import IndexedRunner
-from pipeline.launch.kubernetes.job_manifest import indexed_job
-from pipeline.launch.kubernetes.network import among, closed, on_host_network, opens, run_policy, selects
-from pipeline.launch.kubernetes.pod_templates import job_labels
-from pipeline.launch.kubernetes.rbac import NETWORK, granted, rights
+from pipeline.plugins.kubernetes.api import RefusedError
+from pipeline.plugins.kubernetes.job_kinds import IndexedRunner
+from pipeline.plugins.kubernetes.job_manifest import indexed_job
+from pipeline.plugins.kubernetes.manifests import network_policy
+from pipeline.plugins.kubernetes.network import among, closed, on_host_network, opens, run_policy, selects
+from pipeline.plugins.kubernetes.pod_templates import job_labels
+from pipeline.plugins.kubernetes.rbac import NETWORK, granted, rights
 from pipeline.records.runs import Step
-from pipeline.schedule.manifests import network_policy
 from tests.launch.cluster_cases import config_for
 from tests.logged import listen
 

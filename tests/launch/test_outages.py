@@ -16,12 +16,12 @@ import pytest
 from pipeline.clock import CLOCK
 from pipeline.errors import PassingError
 from pipeline.launch.chain import Console, StageChain
-from pipeline.launch.kubernetes.api import Api, RefusedError, UnansweredError, refusal
-from pipeline.launch.kubernetes.diagnosis import is_alive, is_lost, job_problem
-from pipeline.launch.kubernetes.job_kinds import VolcanoRunner
-from pipeline.launch.kubernetes.jobs import ClusterJob
-from pipeline.launch.kubernetes.podlogs import _LogFollower
 from pipeline.launch.signals import Interrupted
+from pipeline.plugins.kubernetes.api import Api, RefusedError, UnansweredError, refusal
+from pipeline.plugins.kubernetes.diagnosis import is_alive, is_lost, job_problem
+from pipeline.plugins.kubernetes.job_kinds import VolcanoRunner
+from pipeline.plugins.kubernetes.jobs import ClusterJob
+from pipeline.plugins.kubernetes.podlogs import _LogFollower
 from pipeline.records import StageAttempt
 from pipeline.records.runs import Step
 from pipeline.store import Store

@@ -6,9 +6,9 @@ import yaml
 
 from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
-from pipeline.launch.kubernetes.patch import merged
-from pipeline.launch.kubernetes.pod_templates import check_templates, pod_template
-from pipeline.schedule.manifests import schedule_objects
+from pipeline.plugins.kubernetes.manifests import schedule_objects
+from pipeline.plugins.kubernetes.patch import merged
+from pipeline.plugins.kubernetes.pod_templates import check_templates, pod_template
 from tests.launch.cluster_cases import CLUSTER, config_for, rendered
 
 VERSION = kubernetes_validate.latest_version()

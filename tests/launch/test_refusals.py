@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.launch.kubernetes.api import Api, check_clock
 from pipeline.launch.locks import night_lease_path
+from pipeline.plugins.kubernetes.api import Api, check_clock
 from pipeline.store import Store
 from tests.launch.cluster_cases import CLUSTER
 from tests.servers import kept_port

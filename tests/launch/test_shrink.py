@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment
 from pipeline.launch.chain import Console, StageChain
 from pipeline.launch.elastic import NoRoomError, allowed_pending_minutes, with_fewer_hosts
-from pipeline.launch.kubernetes.jobs import ClusterJob, ClusterRunner
+from pipeline.plugins.kubernetes.jobs import ClusterJob, ClusterRunner
 from pipeline.records import Shrunk
 from pipeline.records.runs import Step
 from pipeline.report.summary import hosts_lines

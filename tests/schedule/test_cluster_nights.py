@@ -22,8 +22,8 @@ import pytest
 from pipeline.compose import compose
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.launch.locks import night_lease_path
-from pipeline.schedule.cluster import NightJobState, apply, status, suspend
-from pipeline.schedule.manifests import schedule_config, schedule_objects
+from pipeline.plugins.kubernetes.manifests import schedule_config, schedule_objects
+from pipeline.plugins.kubernetes.schedule import NightJobState, apply, status, suspend
 from pipeline.store import Store
 from tests.cluster_kit import PODS, VOLCANO, TestCluster, start_job, wait_for
 from tests.conftest import ROOT

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.launch.kubernetes.lease_object import held
 from pipeline.launch.locks import night_lease_path
+from pipeline.plugins.kubernetes.lease_object import held
 from pipeline.store import Store
 from tests.cluster_kit import VOLCANO, TestCluster, stubborn_node
 from tests.launch.cluster_cases import CLUSTER, IMAGE

@@ -7,11 +7,11 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
-from pipeline.launch.kubernetes.job_kinds import IndexedRunner, VolcanoRunner
 from pipeline.launch.signals import SIGNALLED
+from pipeline.plugins.kubernetes.job_kinds import IndexedRunner, VolcanoRunner
+from pipeline.plugins.kubernetes.schedule import end_leftovers, night_job
 from pipeline.records import FAILED, RUNNING
 from pipeline.records.runs import Step
-from pipeline.schedule.cluster import end_leftovers, night_job
 from pipeline.schedule.nightly import read_record, run_night
 from pipeline.store import Store
 from tests.cluster_kit import JOBS, wait_for

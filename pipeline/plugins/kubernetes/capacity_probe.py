@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.errors import LaunchError
-from pipeline.launch.kubernetes.api import Api
-from pipeline.launch.kubernetes.patch import CONTAINER
-from pipeline.launch.kubernetes.pod_templates import STAGE_LABEL, Object
+from pipeline.plugins.kubernetes.api import Api
+from pipeline.plugins.kubernetes.patch import CONTAINER
+from pipeline.plugins.kubernetes.pod_templates import STAGE_LABEL, Object
 from pipeline.records.runs import Step
 
 HOLD_SECONDS = 3600

@@ -13,8 +13,8 @@ from pipeline.config.kubernetes import EMBEDDING
 from pipeline.config.launch import PodConfig, PodResources
 from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import distributed, resources_of, roles_of
-from pipeline.launch.kubernetes.api import Api, Object, RefusedError
-from pipeline.launch.kubernetes.patch import CONTAINER, patched
+from pipeline.plugins.kubernetes.api import Api, Object, RefusedError
+from pipeline.plugins.kubernetes.patch import CONTAINER, patched
 from pipeline.records.runs import Step
 
 LONGEST = 63  # of a DNS label, which a pod's host name is

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pipeline.launch.kubernetes.patch import CONTAINER
-from pipeline.launch.kubernetes.pod_templates import Object
+from pipeline.plugins.kubernetes.patch import CONTAINER
+from pipeline.plugins.kubernetes.pod_templates import Object
 
 # Reasons of a waiting container that no waiting mends.
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")

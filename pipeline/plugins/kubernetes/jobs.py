@@ -15,12 +15,12 @@ from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import hosts_of
 from pipeline.launch.elastic import NoRoomError, allowed_pending_minutes, fewest_hosts
-from pipeline.launch.kubernetes.api import Api, Object, RefusedError
-from pipeline.launch.kubernetes.capacity_probe import ASKING_SECONDS, JobRoom, as_room, room_of
-from pipeline.launch.kubernetes.diagnosis import PodProblem, death, is_alive, is_lost, job_problem, pending_problem
-from pipeline.launch.kubernetes.pod_templates import ATTEMPT_LABEL, RUN_LABEL, job_name, run_label, stage_selector
-from pipeline.launch.kubernetes.podlogs import PodLogs
 from pipeline.launch.protocol import GivenUpError
+from pipeline.plugins.kubernetes.api import Api, Object, RefusedError
+from pipeline.plugins.kubernetes.capacity_probe import ASKING_SECONDS, JobRoom, as_room, room_of
+from pipeline.plugins.kubernetes.diagnosis import PodProblem, death, is_alive, is_lost, job_problem, pending_problem
+from pipeline.plugins.kubernetes.pod_templates import ATTEMPT_LABEL, RUN_LABEL, job_name, run_label, stage_selector
+from pipeline.plugins.kubernetes.podlogs import PodLogs
 from pipeline.records.runs import Step
 
 MOST_ATTEMPTS = 999

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pipeline.config import Config
 from pipeline.config.kubernetes import LAUNCHER
 from pipeline.errors import LaunchError, LostLeaseError
-from pipeline.launch.kubernetes.api import Api, Object, RefusedError
-from pipeline.launch.kubernetes.pod_templates import NIGHTJAR_LABELS, RUN_LABEL, STAGE_LABEL, run_label
-from pipeline.launch.kubernetes.rbac import NETWORK, allowed
+from pipeline.plugins.kubernetes.api import Api, Object, RefusedError
+from pipeline.plugins.kubernetes.pod_templates import NIGHTJAR_LABELS, RUN_LABEL, STAGE_LABEL, run_label
+from pipeline.plugins.kubernetes.rbac import NETWORK, allowed
 
 VERSION, KIND = "networking.k8s.io/v1", "NetworkPolicy"
 BRISK_SECONDS = 5.0  # for the answer to what a run asks when it has ended

@@ -9,8 +9,8 @@ from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.config.secrets import check_overrides_of_schedule
 from pipeline.errors import ConfigError
-from pipeline.launch.kubernetes.network import KIND, VERSION, among
-from pipeline.launch.kubernetes.pod_templates import (
+from pipeline.plugins.kubernetes.network import KIND, VERSION, among
+from pipeline.plugins.kubernetes.pod_templates import (
     LAUNCHER,
     NIGHTJAR_LABELS,
     Object,
@@ -18,7 +18,7 @@ from pipeline.launch.kubernetes.pod_templates import (
     pod_template,
     stage_account,
 )
-from pipeline.launch.kubernetes.rbac import rules
+from pipeline.plugins.kubernetes.rbac import rules
 from pipeline.schedule.dates import ANY_DAY, night_zone, split_arguments
 
 NIGHT = "date=yesterday"  # the last whole day when the night's job was made, in schedule.time_zone

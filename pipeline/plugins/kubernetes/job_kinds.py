@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pipeline.config import Config
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment, pods_app
-from pipeline.launch.kubernetes.api import RefusedError
-from pipeline.launch.kubernetes.job_manifest import indexed_job, job_set, pod_service, volcano_job
-from pipeline.launch.kubernetes.jobs import ClusterRunner
-from pipeline.launch.kubernetes.pod_templates import ATTEMPT_LABEL, Object
 from pipeline.launch.runner import rendered_for_volcano
+from pipeline.plugins.kubernetes.api import Api, RefusedError
+from pipeline.plugins.kubernetes.job_manifest import indexed_job, job_set, pod_service, volcano_job
+from pipeline.plugins.kubernetes.jobs import ClusterRunner
+from pipeline.plugins.kubernetes.pod_templates import ATTEMPT_LABEL, Object
 from pipeline.records.runs import Step
 
 VOLCANO_PHASES = {"Completed": "succeeded", "Failed": "failed", "Terminated": "failed", "Aborted": "cancelled"}
@@ -115,3 +116,12 @@ class VolcanoRunner(ClusterRunner):
     def pod_selector(self, name: str) -> str:
         """The label that Volcano sets."""
         return f"volcano.sh/job-name={name}"
+
+
+def cluster_runner(config: Config, api: Api) -> ClusterRunner:
+    """What submits stages in the form that ``launch.job`` names."""
+    if config.launch.job == "indexed":
+        return IndexedRunner(config, api)
+    if config.launch.job == "jobset":
+        return JobSetRunner(config, api)
+    return VolcanoRunner(config, api)

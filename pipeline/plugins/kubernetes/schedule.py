@@ -9,10 +9,10 @@ from datetime import date, datetime, timedelta
 
 from pipeline.config import Config
 from pipeline.errors import LaunchError
-from pipeline.launch.kubernetes.api import Api, connect
-from pipeline.launch.kubernetes.job_kinds import indexed_job_phase
-from pipeline.launch.kubernetes.pod_templates import RUN_LABEL, Object, run_label
-from pipeline.launch.schedulers import cluster_runner
+from pipeline.launch.protocol import NightJob
+from pipeline.plugins.kubernetes.api import Api, connect
+from pipeline.plugins.kubernetes.job_kinds import cluster_runner, indexed_job_phase
+from pipeline.plugins.kubernetes.pod_templates import RUN_LABEL, Object, run_label
 from pipeline.schedule.base import run_name
 
 PLURALS = {
@@ -139,17 +139,6 @@ def _live(api: Api, cron: Object) -> Object:
             hint="nightjar schedule apply with the same settings",
         )
     return live
-
-
-@dataclass(frozen=True)
-class NightJob:
-    """The job of a night. ``due``: when it was to start; ``deadline``: when its launchers are ended, None for never.
-
-    Every launcher of the job finds the same times, however late it starts: date=yesterday counts from ``due``.
-    """
-
-    due: datetime
-    deadline: datetime | None
 
 
 def night_job(config: Config, name: str) -> NightJob:

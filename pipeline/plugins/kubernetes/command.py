@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.launch.kubernetes.api import Api
+    from pipeline.plugins.kubernetes.api import Api
 
 LAUNCH = """\
 Takes the overrides of nightjar run. Nothing is submitted, and no cluster is contacted.
@@ -68,8 +68,8 @@ def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.compose import compose
-    from pipeline.launch.kubernetes.job_manifest import require_cluster, stage_objects
-    from pipeline.launch.kubernetes.network import run_policy
+    from pipeline.plugins.kubernetes.job_manifest import require_cluster, stage_objects
+    from pipeline.plugins.kubernetes.network import run_policy
     from pipeline.records.runs import run_directory
     from pipeline.stages.steps import steps, with_possible_stages
     from pipeline.store.artifacts import Store
@@ -87,7 +87,7 @@ def _render_schedule(options: argparse.Namespace) -> int:
 
 
 def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
-    from pipeline.launch.kubernetes.job_manifest import as_yaml
+    from pipeline.plugins.kubernetes.job_manifest import as_yaml
 
     if out is None:
         show(as_yaml(objects).rstrip())
@@ -105,7 +105,7 @@ def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
 
 
 def _apply(options: argparse.Namespace) -> int:
-    from pipeline.schedule.cluster import apply
+    from pipeline.plugins.kubernetes.schedule import apply
 
     show("\n".join(apply(*_in_cluster(options))))
     return 0
@@ -114,7 +114,7 @@ def _apply(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from pipeline.schedule.cluster import status
+    from pipeline.plugins.kubernetes.schedule import status
 
     api, objects = _in_cluster(options)
     state = status(api, objects[-1])
@@ -123,7 +123,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _suspend(options: argparse.Namespace, suspended: bool) -> int:
-    from pipeline.schedule.cluster import suspend
+    from pipeline.plugins.kubernetes.schedule import suspend
 
     api, (*_, cron) = _in_cluster(options)
     suspend(api, cron, suspended)
@@ -132,7 +132,7 @@ def _suspend(options: argparse.Namespace, suspended: bool) -> int:
 
 
 def _delete(options: argparse.Namespace) -> int:
-    from pipeline.schedule.cluster import delete
+    from pipeline.plugins.kubernetes.schedule import delete
 
     show("\n".join(delete(*_in_cluster(options))))
     return 0
@@ -141,9 +141,9 @@ def _delete(options: argparse.Namespace) -> int:
 def _schedule_config(options: argparse.Namespace) -> Config:
     """What every night is composed of, its day apart; ConfigError for what no night of the CronJob would take."""
     from pipeline.config.kubernetes import cron_times
-    from pipeline.launch.kubernetes.job_manifest import require_cluster
+    from pipeline.plugins.kubernetes.job_manifest import require_cluster
+    from pipeline.plugins.kubernetes.manifests import schedule_config
     from pipeline.schedule.dates import gap_of
-    from pipeline.schedule.manifests import schedule_config
 
     config = schedule_config(options.overrides)
     require_cluster(config)
@@ -158,14 +158,14 @@ def _schedule_config(options: argparse.Namespace) -> Config:
 
 
 def _schedule_objects(config: Config, options: argparse.Namespace) -> list[dict[str, Any]]:
-    from pipeline.schedule.manifests import schedule_objects
+    from pipeline.plugins.kubernetes.manifests import schedule_objects
 
     return schedule_objects(config, options.overrides)
 
 
 def _in_cluster(options: argparse.Namespace) -> tuple[Api, list[dict[str, Any]]]:
     """The cluster, and the schedule's objects in it, the CronJob last."""
-    from pipeline.launch.kubernetes.api import connect
+    from pipeline.plugins.kubernetes.api import connect
 
     config = _schedule_config(options)
     return connect(config.launch.context), _schedule_objects(config, options)
@@ -173,7 +173,11 @@ def _in_cluster(options: argparse.Namespace) -> tuple[Api, list[dict[str, Any]]]
 
 COMMANDS = (
     Command(
-        name="launch", help="render a run's jobs for a Kubernetes cluster", add_arguments=add_launch, composes=True
+        name="launch",
+        after="calibrate",
+        help="render a run's jobs for a Kubernetes cluster",
+        add_arguments=add_launch,
+        composes=True,
     ),
     Command(
         name="schedule",

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from pipeline.errors import LaunchError
-from pipeline.launch.kubernetes.api import Api, Object
-from pipeline.launch.kubernetes.patch import CONTAINER
+from pipeline.plugins.kubernetes.api import Api, Object
+from pipeline.plugins.kubernetes.patch import CONTAINER
 
 STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 LONGEST = 1 << 20  # bytes kept of one pod's log, from its end
