@@ -403,6 +403,7 @@ ID_MAPPINGS: Registry[IdMapping] = Registry(
     home="pipeline.ingest.id_mappings",
     group="nightjar.id_mappings",
     problem=expect_instance(IdMapping),
+    further=("data.sparse.<feature>.mapping",),
 )
 
 

@@ -155,6 +155,7 @@ TABLE_OPTIMIZERS: Registry[TableOptimizer] = Registry(
     setting="train.sparse_optimizer",
     home="pipeline.embeddings.table_optimizers",
     group="nightjar.table_optimizers",
+    further=("model.tables.<table>.optimizer",),
 )
 DENSE_OPTIMIZERS: Registry[DenseOptimizer] = Registry(
     "dense optimizer",

@@ -12,6 +12,7 @@ import difflib
 import functools
 import importlib
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,7 +114,8 @@ class Registry(Generic[T]):
 
     ``setting``: the key that chooses among them. ``home``: the module whose tuple ``SPECS`` lists the built-in ones;
     None: all are plugins. ``group``: the entry point group of plugins and of installed packages; None: packages cannot
-    add any. ``problem``: a function that says what is wrong with a package's choice; "" if nothing is.
+    add any. ``problem``: a function that says what is wrong with a package's choice; "" if nothing is. ``further``:
+    other settings that choose among them, with ``<name>`` for any name; ``paths`` has all of them, with ``*`` for it.
     """
 
     state = 0  # another number whenever the choices of any registry are others than those that packages bring
@@ -126,12 +128,14 @@ class Registry(Generic[T]):
         home: str | None = None,
         group: str | None = None,
         problem: Callable[[Any], str] = lambda spec: "",
+        further: tuple[str, ...] = (),
     ) -> None:
         self.kind = kind
         self.setting = setting
         self.home = home
         self.group = group
         self.problem = problem
+        self.paths = tuple(re.sub("<[^>]+>", "*", path) for path in (setting, *further))
         self._specs: dict[str, T] | None = None
         self._origins: dict[str, str] = {}
 
@@ -174,8 +178,9 @@ class Registry(Generic[T]):
             Registry.state = state if Registry.state == own else next(_states)
 
     def package(self, name: str) -> str:
-        """The package and version that adds the choice ``name``; "" for one that is built in."""
-        origin = self.origin(name)
+        """The package and version that adds the choice ``name``; "" for one that is built in, or is no choice."""
+        self._loaded()
+        origin = self._origins.get(name, BUILT_IN)
         return "" if origin in (BUILT_IN, ADDED) else origin
 
     def _loaded(self) -> dict[str, T]:

@@ -42,16 +42,18 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
         {"code": {"revision", "packages": {kind of choice: package and version}}}, without a revision of 0 and without
         packages where everything chosen is built in; {} for neither, so that keys of earlier releases stay.
     """
-    packages: dict[str, str] = {}
+    packages: dict[str, set[str]] = {}
     code: dict[str, Any] = {"revision": revision} if revision else {}
     for registry in REGISTRIES:
-        if registry.group is None or not any(u.covers(registry.setting) and u.when(config) for u in uses):
-            continue
-        for _, name in values_at(config, registry.setting.split(".")):
-            if package := registry.package(name):
-                packages[registry.kind] = package
+        for path in registry.paths if registry.group else ():
+            if not any(u.covers(path) and u.when(config) for u in uses):
+                continue
+            for _, chosen in values_at(config, path.split(".")):
+                for name in chosen if isinstance(chosen, list) else [chosen]:
+                    if package := registry.package(name):
+                        packages.setdefault(registry.kind, set()).add(package)
     if packages:
-        code["packages"] = packages
+        code["packages"] = {kind: ", ".join(sorted(named)) for kind, named in packages.items()}
     return {"code": code} if code else {}
 
 

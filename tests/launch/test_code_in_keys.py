@@ -11,7 +11,7 @@ from pipeline.calibration import hardware_cache
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.records.runs import Step
-from pipeline.specs import MODELS, STAGES
+from pipeline.specs import ID_MAPPINGS, MODELS, STAGES
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 from tests.commands import nightjar
@@ -48,6 +48,24 @@ def test_another_version_of_a_package_trains_its_model_again(tmp_path: Path, mon
     first, second = found.values()
     assert [name for name in first if first[name].key != second[name].key] == AFTER_THE_MODEL
     assert first["train"].scratch != second["train"].scratch and dataset
+
+
+def test_a_package_that_one_feature_asks_for_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice may be named by an entry, as a feature's mapping and a table's optimizer are."""
+    code = "from pipeline.ingest.id_mappings import HashMapping\nSPEC = HashMapping(name='own', doc='a hash')\n"
+    (tmp_path / "own_mapping_of_a_feature.py").write_text(code)
+    about = tmp_path / "own-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 3\n")
+    (about / "entry_points.txt").write_text("[nightjar.id_mappings]\nown = own_mapping_of_a_feature:SPEC\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "path", [str(tmp_path), *sys.path])
+        patch.setattr(ID_MAPPINGS, "_specs", None)
+        config = compose(["run=r", "experiment=demo"])
+        feature = next(iter(config.data.sparse))
+        chosen = compose(["run=r", "experiment=demo", f"data.sparse.{feature}.mapping=own"])
+        assert "code" not in made(config, tmp_path)["ingest"].config
+        assert made(chosen, tmp_path)["ingest"].config["code"] == {"packages": {"id mapping": "own 3"}}
 
 
 @pytest.mark.parametrize("stage", STAGES.names())
