@@ -8,16 +8,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.native import Head, StepsLibrary
-
-if TYPE_CHECKING:
-    from pipeline.models.settings import RankerConfig
 
 MOMENTUM = 0.1
 EPS = 1e-5
@@ -234,12 +231,6 @@ def mlp(widths: Sequence[int], *, last_activation: bool, norm: str = "none", dro
         if hidden:
             layers += [*normalised(norm, widths[i + 1]), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
     return nn.Sequential(*layers)
-
-
-def top_mlp(width: int, config: RankerConfig) -> tuple[nn.Sequential, int]:
-    """The hidden layers that lead from ``width`` values to the logit, by the settings, and the width they end with."""
-    widths = [width, *config.top_mlp]
-    return mlp(widths, last_activation=True, norm=config.norm, dropout=config.dropout), widths[-1]
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:
