@@ -25,10 +25,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from pipeline.embeddings.collection import feature_vectors, penalised, reordered
 from pipeline.embeddings.sharding import TableRanks
 from pipeline.errors import ConfigError
+from pipeline.models.layers.interaction import concat_parts
 from pipeline.records.plan import Plan
 from pipeline.towers.events import TowerEvents, by_key, by_sample, merge_kjts
 from pipeline.towers.layout import TowerLayout
-from pipeline.towers.modules import joined, projected_tower
+from pipeline.towers.modules import projected_tower
 
 Sent: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
 _FORWARD = {"fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
@@ -237,7 +238,7 @@ class TowerEmbeddings(nn.Module):
         sizes = [sum(each[name] for name in self.layout.towers.towers[number].features) for number in own.towers]
         parts = embeddings.split(sizes, dim=1)
         with torch.autocast(embeddings.device.type, self.dtype, enabled=self.dtype is not None):
-            return joined([self.tower[n](part).float() for n, part in zip(own.towers, parts, strict=True)])
+            return concat_parts([self.tower[n](part).float() for n, part in zip(own.towers, parts, strict=True)])
 
     def reduce_gradients(self) -> None:
         """Average the gradients of this rank's tower modules over the ranks of its tower hosts alone. Collective."""

@@ -299,3 +299,8 @@ class VectorLinear(nn.Linear):
 def concat_vectors(dense: Tensor, embeddings: Tensor) -> Tensor:
     """dense [B, n] and the flattened embeddings [B, V, D]: [B, n + V * D]."""
     return torch.cat([dense.to(embeddings.dtype), embeddings.flatten(1)], dim=1)
+
+
+def concat_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate ``parts`` along dimension 1; one part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
