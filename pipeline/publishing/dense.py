@@ -74,9 +74,6 @@ def write_dense(
     """Write what ``read_dense`` builds the dense part from, but for ``config.yaml``.
 
     Args:
-        draft: The version.
-        schema: Of the dataset that the model was trained on.
-        towers: Those of its plan.
         weights: Of each member the parameters of its checkpoint, by name.
         shares: What each member's logits count.
         logits: What ``probe`` gives of the module; empty: nothing tells whether a reader's code computes the same.
@@ -213,10 +210,8 @@ def build_member(
     """Build the dense part of a checkpoint, for evaluation.
 
     Args:
-        schema: Of the dataset.
         towers: Those of the plan; flat: there are none.
         weights: Parameters by their names in the checkpoint.
-        model: Settings, as are ``data`` and ``hardware``.
         data: Names the features with transform max_norm.
         hardware: Its hosts decide the order of the towers.
         seed: Of the weights that these take the place of.
@@ -255,7 +250,7 @@ def build_member(
         # Towers bring embeddings to width D themselves.
         project = None
 
-    # 2. The ranking model, and the layers in front of it.
+    # 2. The ranking model, the layers in front of it, and sequences.
     tasks = task_inputs(schema.tasks)
     ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed, tasks=tasks))
     load_weights(ranking, weights, _RANKING)
@@ -266,27 +261,33 @@ def build_member(
     if project is not None:
         load_weights(project, weights, _PROJECT)
 
-    # 3. Sequences.
-    sequences: list[SequenceInputs] = []
-    if schema.sequences:
-        encoders = build_sequences(model, schema, seed)
-        load_weights(encoders, weights, _HISTORIES)
-        positions = {column.name: position for position, column in enumerate(schema.sparse)}
-        for sequence in schema.sequences:
-            column_widths = [model.dim_of(column.owner) for column in sequence.columns]
-            candidates = [positions[column.table] if column.table else None for column in sequence.columns]
-            sequences.append(SequenceInputs(encoders[sequence.name], column_widths, candidates))
-
     dense_model = DenseModel(
         ranking,
         normalise=normalise,
         project=project,
         widths=list(widths.values()) if uneven else None,
-        sequences=sequences,
+        sequences=load_sequences(schema, weights, model, seed),
         towers=tower_inputs,
         order=order,
     )
     return dense_model.eval()
+
+
+def load_sequences(
+    schema: DatasetSchema, weights: Mapping[str, Tensor], model: ModelConfig, seed: int
+) -> list[SequenceInputs]:
+    """Build the encoders of all sequences; the arguments are those of ``build_member``."""
+    if not schema.sequences:
+        return []
+    encoders = build_sequences(model, schema, seed)
+    load_weights(encoders, weights, _HISTORIES)
+    positions = {column.name: position for position, column in enumerate(schema.sparse)}
+    sequences = []
+    for sequence in schema.sequences:
+        widths = [model.dim_of(column.owner) for column in sequence.columns]
+        candidates = [positions[column.table] if column.table else None for column in sequence.columns]
+        sequences.append(SequenceInputs(encoders[sequence.name], widths, candidates))
+    return sequences
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> None:

@@ -192,9 +192,8 @@ class DensePart(DenseModel):
             events: See ``Batch``.
 
         Returns:
-            The loss, and logits in float32, labels and weights. Where rows without a click were left out, the loss is
-            of the logits that the rest has, and the logits are those of all rows; the weights say how many rows each
-            row stands for.
+            The loss; logits in float32, labels and weights. Where rows without a click were left out, the loss is of
+            the logits that the rest has, the logits are those of all rows, and weights say for how many each stands.
         """
         # 1. With embedding hosts, only the workers have samples, on the device of the ranking model.
         if self.workers is not None and pooled is not None and not isinstance(pooled, Tensor):
@@ -235,6 +234,15 @@ class DensePart(DenseModel):
             logits = logits.clone()
 
         # 4. The loss.
+        loss, labels, weights = self.compute_loss(logits, labels, weights, extra)
+        self._embeddings = vectors.detach()
+        self.faults.check_forward(dense.detach(), vectors.detach(), loss.detach())
+        return loss, (logits.detach(), labels, weights)
+
+    def compute_loss(
+        self, logits: Tensor, labels: Tensor, weights: Tensor, extra: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss of ``logits``, and labels and weights as metrics take them."""
         offset = self.counts.offset(extra)
         if self.tasks and extra is not None:
             labels = join_labels(labels, extra, self.tasks)
@@ -243,18 +251,14 @@ class DensePart(DenseModel):
                 others = self.counts.left_out(labels[:, 0], extra)
             loss = self.task_loss(logits, labels, weights, offset, others)
         else:
-            targets = labels
-            if self.smoothing:
-                targets = labels.lerp(torch.full_like(labels, 0.5), self.smoothing)
+            targets = labels.lerp(torch.full_like(labels, 0.5), self.smoothing) if self.smoothing else labels
             sampled_logits = logits if offset is None else logits + offset
             loss = functional.binary_cross_entropy_with_logits(sampled_logits, targets, weights, reduction="sum")
         main_labels = labels[:, 0] if labels.dim() > 1 else labels
         counted = self.counts.in_figures(main_labels, extra)
         if counted is not None:
             weights = counted * (weights > 0)
-        self._embeddings = vectors.detach()
-        self.faults.check_forward(dense.detach(), vectors.detach(), loss.detach())
-        return loss, (logits.detach(), labels, weights)
+        return loss, labels, weights
 
     def rank(self, dense: Tensor, embeddings: Tensor, real: Tensor) -> Tensor:
         """Run the ranking model; ``real`` [b]: which rows are no padding, for the statistics of batch norms."""
@@ -282,12 +286,12 @@ class DensePart(DenseModel):
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """The autocast dtype for ``train.precision``; None: float32. ConfigError for bf16 on a device that lacks it."""
-    able = has_fast_bf16(device)
-    if precision == "bf16" and not able and device.type != "cpu":
+    fast = has_fast_bf16(device)
+    if precision == "bf16" and not fast and device.type != "cpu":
         raise ConfigError(
             "train.precision is bf16, but this CUDA device cannot compute in it", hint="train.precision=fp32"
         )
-    return torch.bfloat16 if precision == "bf16" or (precision == "auto" and able) else None
+    return torch.bfloat16 if precision == "bf16" or (precision == "auto" and fast) else None
 
 
 def use_tf32(precision: str, device: torch.device) -> None:
@@ -318,14 +322,7 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
-    """Build the unsharded flat model, its tables on the meta device.
-
-    Args:
-        settings: Of the model and its training.
-        schema: Of the dataset.
-        device: Of the dense part.
-        trained: Whether it is trained: it is then compiled if the settings say so.
-    """
+    """Build the unsharded flat model, its tables on the meta device; ``trained``: it is, and compiled if set so."""
     meta = torch.device("meta")
     dim = settings.model.embedding_dim
     collection = build_collection(schema, settings.model, meta)
@@ -453,12 +450,7 @@ def assemble(
     """Build and shard the configured model, flat or with towers. Collective.
 
     Args:
-        settings: Of the model and its training.
-        schema: Of the dataset.
-        plan: Where the tables are.
         towers: None or flat: there are none.
-        device: Of this rank.
-        trained: Whether it is trained.
         ssd: The files of the plan's tables on tier ssd.
         whole: A flat model that is not trained gets all tables on every rank (``whole_tables``), whatever the plan.
 
