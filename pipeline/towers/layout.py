@@ -169,7 +169,7 @@ def _by_global_rank(layout: TowerLayout, figures: Sequence[Sequence[Any]]) -> li
     # A plan may lack these figures.
     if not all(figures):
         return []
-    by_rank = {}
+    by_rank: dict[int, Any] = {}
     for group, group_figures in enumerate(figures):
         by_rank.update(zip(layout.tower_ranks(group), group_figures, strict=True))
     return [by_rank[rank] for rank in sorted(by_rank)]

@@ -60,7 +60,7 @@ def partition(
     problem = make_problem(items, count, arrays, pinned, settings.imbalance, room)
     # 3. Towers of bounded load.
     assigned = cluster(problem, positions, separation, seed)
-    home = {}
+    home: dict[str, int] = {}
     for item, tower in zip(items, assigned, strict=True):
         home |= dict.fromkeys((features[index] for index in item), int(tower))
     towers = [[name for name in features if home[name] == tower] for tower in range(count)]
