@@ -12,25 +12,27 @@ if TYPE_CHECKING:
 
 
 def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
-    """Build the model that ``config`` (checked) names, for ``inputs``; ConfigError for an unknown name.
+    """Build the model that ``config`` (checked) names, for ``inputs``.
 
     With ``inputs.tasks`` its logits are [B, T], the main task's first (``layers.multi_task.MultiTaskRanker``).
 
     Its initial weights depend on ``inputs.seed`` alone. The CPU's global random state stays as it is.
+
+    Raises:
+        ConfigError: The name is unknown, or there are several tasks and the model has no last layer to replace.
     """
     import torch
+
+    from pipeline.models.layers.mlp import initialise
 
     spec = MODELS.get(config.name)
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(inputs.seed)
         ranker = cast("Ranker", spec.build(config, inputs))
-        return _of_tasks(ranker, config, inputs) if inputs.tasks else ranker
+        if not inputs.tasks:
+            return ranker
+        from pipeline.models.layers.multi_task import MultiTaskRanker, TaskHeads
 
-
-def _of_tasks(ranker: Ranker, config: ModelConfig, inputs: ModelInputs) -> Ranker:
-    """Replace the last layer of ``ranker`` by those of several tasks; ConfigError where it has none to replace."""
-    from pipeline.models.layers.mlp import initialise
-    from pipeline.models.layers.multi_task import MultiTaskRanker, TaskHeads
-
-    heads = config.task_architecture.build(ranker.drop_head(), all_tasks(inputs.tasks))
-    return MultiTaskRanker(ranker, cast(TaskHeads, initialise(heads, inputs.seed + 1)))
+        # The layers of several tasks take the place of the last one.
+        heads = config.task_architecture.build(ranker.drop_head(), all_tasks(inputs.tasks))
+        return MultiTaskRanker(ranker, cast(TaskHeads, initialise(heads, inputs.seed + 1)))

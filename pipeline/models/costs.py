@@ -7,7 +7,6 @@ seconds of CPU time, so a process counts a model once, and only where it makes a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -21,17 +20,23 @@ from pipeline.specs.model import MODELS, ModelCosts, ModelInputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-SAMPLES = 1024  # of the pass that is counted; a power of two, so that a sample's share of a product is exact
+# Of the pass that is counted; a power of two, so that a sample's share of a product is exact.
+SAMPLES = 1024
 
 
 def model_costs(config: ModelConfig, inputs: ModelInputs) -> ModelCosts:
-    """The costs of the model that ``config`` names, built for ``inputs``; ConfigError where it cannot be counted.
+    """Return the costs of the model that ``config`` names, built for ``inputs``.
 
-    ``flop``: of matrix products, forward and backward, without the gradient of the dense features, as
-    ``torch.utils.flop_counter`` counts them. ``activations``: values that the forward pass writes and the backward
-    pass reads: the outputs of all operations but views, without inputs and parameters. An element-wise operation whose
-    input no gradient needs counts as working in place.
+    Returns:
+        ``flop`` of matrix products, forward and backward, without the gradient of the dense features, as
+        ``torch.utils.flop_counter`` counts them. ``activations``: values that the forward pass writes and the backward
+        pass reads: the outputs of all operations but views, without inputs and parameters. An element-wise operation
+        whose input no gradient needs counts as working in place.
+
+    Raises:
+        ConfigError: It cannot be counted.
     """
+    # Tables and sequences are not part of the module, and the seed does not change its costs.
     key = json.dumps(asdict(replace(config, tables={}, sequences={})), sort_keys=True)
     return _counted(key, replace(inputs, seed=0))
 
@@ -43,7 +48,13 @@ def _counted(key: str, inputs: ModelInputs) -> ModelCosts:
     config = MODELS.get(record["name"]).config(**record)
     import torch
 
-    module = _without_storage(config, inputs)
+    # 1,000 tables make a top layer of gigabytes, which a plan has no need of: the meta device stores nothing. A model
+    # whose constructor works with values is built on the CPU first.
+    try:
+        with torch.device("meta"):
+            module = build_model(config, inputs).to("meta")
+    except (RuntimeError, NotImplementedError, ValueError):
+        module = build_model(config, inputs).to("meta")
     dense = torch.zeros(SAMPLES, len(inputs.dense), device="meta")
     embeddings = torch.zeros(SAMPLES, len(inputs.vectors), inputs.dim, device="meta", requires_grad=True)
     try:
@@ -55,12 +66,12 @@ def _counted(key: str, inputs: ModelInputs) -> ModelCosts:
         ) from error
 
 
-def module_costs(module: Any, *given: Tensor) -> ModelCosts:
-    """The costs of a sample in a pass of ``module`` on the meta device over ``given``, ``SAMPLES`` rows each."""
+def module_costs(module: Any, *inputs: Tensor) -> ModelCosts:
+    """Return the costs of a sample in a pass of ``module`` on the meta device; ``inputs``: of ``SAMPLES`` rows."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as products:
-        output, activations = _forward(module, *given)
+        output, activations = _forward(module, *inputs)
         output.sum().backward()
     return ModelCosts(
         flop=products.get_total_flops() / SAMPLES,
@@ -69,22 +80,8 @@ def module_costs(module: Any, *given: Tensor) -> ModelCosts:
     )
 
 
-def _without_storage(config: ModelConfig, inputs: ModelInputs) -> Any:
-    """The model on the meta device: 1,000 tables make a top layer of gigabytes, which a plan has no need of.
-
-    A model whose constructor works with values is built on the CPU first.
-    """
-    import torch
-
-    try:
-        with torch.device("meta"):
-            return build_model(config, inputs).to("meta")
-    except (RuntimeError, NotImplementedError, ValueError):
-        return build_model(config, inputs).to("meta")
-
-
-def _forward(module: Any, *given: Tensor) -> tuple[Tensor, int]:
-    """The output for ``given``, and the number of activations that the forward pass writes."""
+def _forward(module: Any, *inputs: Tensor) -> tuple[Tensor, int]:
+    # The output, and the number of activations that the forward pass writes.
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -92,22 +89,24 @@ def _forward(module: Any, *given: Tensor) -> tuple[Tensor, int]:
     def storages(values: Any) -> list[tuple[int, int]]:
         return [(v.untyped_storage()._cdata, v.numel()) for v in tree_leaves(values) if isinstance(v, torch.Tensor)]
 
-    known = {storage for storage, _ in storages([*given, *module.parameters(), *module.buffers()])}
+    known = {storage for storage, _ in storages([*inputs, *module.parameters(), *module.buffers()])}
     written: dict[int, int] = {}
-    in_place: list[tuple[list[tuple[int, int]], int]] = []  # inputs of an element-wise operation, values of its output
-    kept: list[Tensor] = []  # alive, so that no storage's address is used twice
+    # Of element-wise operations the inputs and the number of values of the output.
+    pointwise: list[tuple[list[tuple[int, int]], int]] = []
+    # Alive, so that no storage's address is used twice.
+    alive: list[Tensor] = []
     saved: set[int] = set()
 
     class Writes(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
-            kept.extend(v for v in tree_leaves(result) if isinstance(v, torch.Tensor))
+            alive.extend(v for v in tree_leaves(result) if isinstance(v, torch.Tensor))
             for storage, values in storages(result):
                 if storage in known or storage in written:
                     continue
                 written[storage] = values
                 if torch.Tag.pointwise in func.tags:
-                    in_place.append((storages(args), values))
+                    pointwise.append((storages(args), values))
             return result
 
     def save(value: Tensor) -> Tensor:
@@ -115,17 +114,14 @@ def _forward(module: Any, *given: Tensor) -> tuple[Tensor, int]:
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(save, lambda value: value), Writes():
-        output = module(*given)
-    return output, sum(written.values()) - _overwritten(in_place, written, saved)
+        output = module(*inputs)
 
-
-def _overwritten(
-    in_place: Iterable[tuple[list[tuple[int, int]], int]], written: dict[int, int], saved: set[int]
-) -> int:
-    """Values of element-wise operations that replace an input which nothing needs any more."""
-    free, total = {storage: values for storage, values in written.items() if storage not in saved}, 0
-    for inputs, values in in_place:
-        gone = next((storage for storage, _ in inputs if free.get(storage) == values), None)
-        if gone is not None:
-            total += free.pop(gone)
-    return total
+    # An element-wise operation writes over an input of its size that nothing needs any more.
+    free = {storage: values for storage, values in written.items() if storage not in saved}
+    overwritten = 0
+    for operands, values in pointwise:
+        for storage, _ in operands:
+            if free.get(storage) == values:
+                overwritten += free.pop(storage)
+                break
+    return output, sum(written.values()) - overwritten

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from pipeline.models.layers.interaction import CrossNet, concat_vectors
-from pipeline.models.layers.mlp import HeadedRanker, Logit, top_mlp
+from pipeline.models.layers.mlp import HeadedRanker, Logit, mlp
 from pipeline.specs.model import ModelInputs
-
-if TYPE_CHECKING:
-    from pipeline.models.settings import DcnV2Config
 
 
 class DcnV2(HeadedRanker):
-    """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32.
+    """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32."""
 
-    Stacked: the MLP takes what the cross layers give (figure 1a). Parallel: it takes the inputs, and the last layer
-    takes both (figure 1b).
-    """
-
-    def __init__(self, config: DcnV2Config, inputs: ModelInputs) -> None:
+    def __init__(
+        self,
+        inputs: ModelInputs,
+        *,
+        cross: str,
+        cross_layers: int,
+        cross_rank: int,
+        cross_experts: int,
+        cross_structure: str,
+        top_mlp: Sequence[int],
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.parallel = config.cross_structure == "parallel"
-        self.cross = CrossNet(config.cross, config.cross_layers, inputs.width, config.cross_rank, config.cross_experts)
-        self.top, width = top_mlp(inputs.width, config)
-        self.head = Logit(width + inputs.width * self.parallel)
+        self.parallel = cross_structure == "parallel"
+        self.cross = CrossNet(cross, cross_layers, inputs.width, cross_rank, cross_experts)
+        widths = [inputs.width, *top_mlp]
+        self.top = mlp(widths, last_activation=True, norm=norm, dropout=dropout)
+        self.head = Logit(widths[-1] + inputs.width * self.parallel)
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """See ``Ranker.last_hidden``."""
         first = concat_vectors(dense, embeddings)
         crossed = self.cross(first)
-        hidden: Tensor = torch.cat([crossed, self.top(first)], dim=1) if self.parallel else self.top(crossed)
+        if self.parallel:
+            # Figure 1b: the MLP takes the inputs, and the last layer takes both.
+            return torch.cat([crossed, self.top(first)], dim=1)
+        # Figure 1a: the MLP takes what the cross layers give.
+        hidden: Tensor = self.top(crossed)
         return hidden

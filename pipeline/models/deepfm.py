@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers.interaction import Vectors, pair_products, with_own_weights
-from pipeline.models.layers.mlp import HeadedRanker, Logit, top_mlp
+from pipeline.models.layers.mlp import HeadedRanker, Logit, mlp
 from pipeline.specs.model import ModelInputs
-
-if TYPE_CHECKING:
-    from pipeline.models.settings import DeepFmConfig
 
 
 class DeepFm(HeadedRanker):
@@ -22,28 +19,43 @@ class DeepFm(HeadedRanker):
     features have weights of their own, and together one latent vector, which an MLP computes.
     """
 
-    def __init__(self, config: DeepFmConfig, inputs: ModelInputs) -> None:
+    def __init__(
+        self,
+        inputs: ModelInputs,
+        *,
+        bottom_mlp: Sequence[int],
+        top_mlp: Sequence[int],
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        dense, latent = len(inputs.dense), inputs.dim - 1
+        dense = len(inputs.dense)
+        latent = inputs.dim - 1
         self.first = nn.Linear(dense, 1, bias=False) if dense else None
-        self.vectors = Vectors(dense, len(inputs.vectors), latent, config.bottom_mlp)
-        self.top, width = top_mlp(self.vectors.count * latent, config)
-        self.head = Logit(width)
+        self.vectors = Vectors(dense, len(inputs.vectors), latent, bottom_mlp)
+        widths = [self.vectors.count * latent, *top_mlp]
+        self.top = mlp(widths, last_activation=True, norm=norm, dropout=dropout)
+        self.head = Logit(widths[-1])
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         weights, latent = with_own_weights(embeddings)
         vectors = self.vectors(dense, latent)
         logits: Tensor = self.head(self.top(vectors.flatten(1)))
         logits = logits + pair_products(vectors.to(logits.dtype)) + weights.squeeze(1)
-        return logits if self.first is None else logits + self.first(dense).squeeze(1)
+        if self.first is not None:
+            logits = logits + self.first(dense).squeeze(1)
+        return logits
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """The MLP's last layer, and what ``forward`` adds to the logit: of the pairs, and of the first order."""
+        """Return the MLP's last layer, and the two terms of a logit without weights: pairs and first order."""
         weights, latent = with_own_weights(embeddings)
         vectors = self.vectors(dense, latent)
         deep = self.top(vectors.flatten(1))
-        first = weights if self.first is None else weights + self.first(dense)
-        return torch.cat([deep, pair_products(vectors)[:, None].to(deep.dtype), first.to(deep.dtype)], dim=1)
+        first_order = weights
+        if self.first is not None:
+            first_order = first_order + self.first(dense)
+        pairs = pair_products(vectors)[:, None]
+        return torch.cat([deep, pairs.to(deep.dtype), first_order.to(deep.dtype)], dim=1)
 
     def drop_head(self) -> int:
         """See ``Ranker.drop_head``."""

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers.interaction import DotInteraction, LowRankCross, VectorLinear, Vectors
 from pipeline.models.layers.jagged import SelfAttention
-from pipeline.models.layers.mlp import HeadedRanker, Logit, top_mlp
+from pipeline.models.layers.mlp import HeadedRanker, Logit, mlp
+from pipeline.models.settings import check_heads
 from pipeline.specs.model import ModelInputs
-
-if TYPE_CHECKING:
-    from pipeline.models.settings import DhenConfig
 
 
 class Dot(nn.Module):
     """[B, m, D] -> [B, l, D]: the dot products of all pairs, and a linear layer on them (advanced DLRM)."""
 
-    def __init__(self, count: int, dim: int, config: DhenConfig) -> None:
+    def __init__(self, count: int, dim: int, outputs: int) -> None:
         super().__init__()
-        self.shape = config.module_vectors, dim
+        self.shape = outputs, dim
         self.interaction = DotInteraction(count, dim)
-        self.linear = nn.Linear(self.interaction.width, config.module_vectors * dim)
+        self.linear = nn.Linear(self.interaction.width, outputs * dim)
 
     def forward(self, vectors: Tensor) -> Tensor:
         result: Tensor = self.linear(self.interaction(vectors)).unflatten(1, self.shape)
@@ -34,38 +31,32 @@ class Dot(nn.Module):
 class Attention(nn.Sequential):
     """[B, m, D] -> [B, l, D]: a layer of a transformer's encoder, and a linear layer over the vectors."""
 
-    def __init__(self, count: int, dim: int, config: DhenConfig) -> None:
-        config.check_heads("model", dim)
-        super().__init__(SelfAttention(dim, config.heads), VectorLinear(count, config.module_vectors))
+    def __init__(self, count: int, dim: int, outputs: int, heads: int) -> None:
+        # The settings check embedding_dim; vectors of towers have a width of their own.
+        check_heads("model", heads, dim)
+        super().__init__(SelfAttention(dim, heads), VectorLinear(count, outputs))
 
 
 class Convolution(nn.Module):
     """[B, m, D] -> [B, l, D]: a 3 x 3 convolution over the vectors as an image, and a linear layer over its rows."""
 
-    def __init__(self, count: int, dim: int, config: DhenConfig) -> None:
+    def __init__(self, count: int, outputs: int, channels: int) -> None:
         super().__init__()
-        self.convolution = nn.Conv2d(1, config.channels, 3, padding=1)
-        self.linear = VectorLinear(config.channels * count, config.module_vectors)
+        self.convolution = nn.Conv2d(1, channels, 3, padding=1)
+        self.linear = VectorLinear(channels * count, outputs)
 
     def forward(self, vectors: Tensor) -> Tensor:
         result: Tensor = self.linear(self.convolution(vectors[:, None]).flatten(1, 2))
         return result
 
 
-class Mixed(VectorLinear):
-    """[B, m, D] -> [B, l, D]: a linear layer over the vectors."""
-
-    def __init__(self, count: int, dim: int, config: DhenConfig) -> None:
-        super().__init__(count, config.module_vectors)
-
-
 class Crossed(nn.Module):
     """[B, m, D] -> [B, l, D]: a cross layer on the flattened vectors, and a linear layer over them."""
 
-    def __init__(self, count: int, dim: int, config: DhenConfig) -> None:
+    def __init__(self, count: int, dim: int, outputs: int, rank: int) -> None:
         super().__init__()
-        self.cross = LowRankCross(count * dim, config.cross_rank)
-        self.linear = VectorLinear(count, config.module_vectors)
+        self.cross = LowRankCross(count * dim, rank)
+        self.linear = VectorLinear(count, outputs)
 
     def forward(self, vectors: Tensor) -> Tensor:
         flat = vectors.flatten(1)
@@ -73,17 +64,8 @@ class Crossed(nn.Module):
         return result
 
 
-MODULES: dict[str, Callable[[int, int, DhenConfig], nn.Module]] = {
-    "dot": Dot,
-    "attention": Attention,
-    "convolution": Convolution,
-    "linear": Mixed,
-    "cross": Crossed,
-}
-
-
-class Joined(nn.Module):
-    """Ensemble ``concat``: [B, l, D] of each module side by side; ``count`` vectors come out."""
+class ConcatEnsemble(nn.Module):
+    """Ensemble ``concat``: [B, l, D] of each module, concatenated; ``count`` vectors come out."""
 
     def __init__(self, modules: int, vectors: int) -> None:
         super().__init__()
@@ -93,7 +75,7 @@ class Joined(nn.Module):
         return torch.cat(parts, dim=1)
 
 
-class Summed(nn.Module):
+class SumEnsemble(nn.Module):
     """Ensemble ``sum``."""
 
     def __init__(self, modules: int, vectors: int) -> None:
@@ -104,7 +86,7 @@ class Summed(nn.Module):
         return torch.stack(parts).sum(0)
 
 
-class Weighted(nn.Module):
+class WeightedSumEnsemble(nn.Module):
     """Ensemble ``weighted_sum``: a learnt weight for each module."""
 
     def __init__(self, modules: int, vectors: int) -> None:
@@ -116,7 +98,11 @@ class Weighted(nn.Module):
         return (torch.stack(parts) * self.weights[:, None, None, None]).sum(0)
 
 
-ENSEMBLES: dict[str, Callable[[int, int], nn.Module]] = {"concat": Joined, "sum": Summed, "weighted_sum": Weighted}
+ENSEMBLES: dict[str, Callable[[int, int], nn.Module]] = {
+    "concat": ConcatEnsemble,
+    "sum": SumEnsemble,
+    "weighted_sum": WeightedSumEnsemble,
+}
 
 
 class DhenLayer(nn.Module):
@@ -125,11 +111,11 @@ class DhenLayer(nn.Module):
     The shortcut is X itself, or W X where the number of vectors changes.
     """
 
-    def __init__(self, count: int, dim: int, config: DhenConfig) -> None:
+    def __init__(self, interactions: Sequence[nn.Module], ensemble: nn.Module, count: int, dim: int) -> None:
         super().__init__()
-        self.interactions = nn.ModuleList(MODULES[name](count, dim, config) for name in config.modules)
-        self.ensemble = ENSEMBLES[config.ensemble](len(config.modules), config.module_vectors)
-        self.count: int = self.ensemble.count  # type: ignore[assignment]
+        self.interactions = nn.ModuleList(interactions)
+        self.ensemble = ensemble
+        self.count: int = ensemble.count  # type: ignore[assignment]
         self.shortcut = nn.Identity() if count == self.count else VectorLinear(count, self.count)
         self.norm = nn.LayerNorm(dim)
 
@@ -142,16 +128,42 @@ class DhenLayer(nn.Module):
 class Dhen(HeadedRanker):
     """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32."""
 
-    def __init__(self, config: DhenConfig, inputs: ModelInputs) -> None:
+    def __init__(
+        self,
+        inputs: ModelInputs,
+        *,
+        layers: int,
+        modules: Sequence[str],
+        ensemble: str,
+        module_vectors: int,
+        cross_rank: int,
+        heads: int,
+        channels: int,
+        bottom_mlp: Sequence[int],
+        top_mlp: Sequence[int],
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.vectors = Vectors(len(inputs.dense), len(inputs.vectors), inputs.dim, config.bottom_mlp)
-        count, layers = self.vectors.count, []
-        for _ in range(config.layers):
-            layers.append(DhenLayer(count, inputs.dim, config))
-            count = layers[-1].count
-        self.layers = nn.Sequential(*layers)
-        self.top, width = top_mlp(count * inputs.dim, config)
-        self.head = Logit(width)
+        dim = inputs.dim
+        self.vectors = Vectors(len(inputs.dense), len(inputs.vectors), dim, bottom_mlp)
+        makers: dict[str, Callable[[int], nn.Module]] = {
+            "dot": lambda count: Dot(count, dim, module_vectors),
+            "attention": lambda count: Attention(count, dim, module_vectors, heads),
+            "convolution": lambda count: Convolution(count, module_vectors, channels),
+            "linear": lambda count: VectorLinear(count, module_vectors),
+            "cross": lambda count: Crossed(count, dim, module_vectors, cross_rank),
+        }
+        count = self.vectors.count
+        self.layers = nn.Sequential()
+        for _ in range(layers):
+            interactions = [makers[name](count) for name in modules]
+            layer = DhenLayer(interactions, ENSEMBLES[ensemble](len(modules), module_vectors), count, dim)
+            self.layers.append(layer)
+            count = layer.count
+        widths = [count * dim, *top_mlp]
+        self.top = mlp(widths, last_activation=True, norm=norm, dropout=dropout)
+        self.head = Logit(widths[-1])
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """See ``Ranker.last_hidden``."""

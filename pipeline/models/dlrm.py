@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from pipeline.errors import ConfigError
 from pipeline.models.layers.interaction import DotInteraction
-from pipeline.models.layers.mlp import HeadedRanker, Logit, compute_dtype, mlp, top_mlp
+from pipeline.models.layers.mlp import HeadedRanker, Logit, compute_dtype, mlp
 from pipeline.specs.model import ModelInputs
-
-if TYPE_CHECKING:
-    from pipeline.models.settings import DlrmConfig
-
-
-def numbered_pairs(pairs: Sequence[Sequence[str]], vectors: Sequence[str], shift: int) -> set[tuple[int, int]]:
-    """``pairs`` of names by their places among ``vectors``, from ``shift`` on; ConfigError for another name."""
-    places = {name: place + shift for place, name in enumerate(vectors)}
-    found = set()
-    for one, other in pairs:
-        if unknown := [name for name in (one, other) if name not in places]:
-            near = difflib.get_close_matches(unknown[0], places, 1, 0.0)[0]
-            raise ConfigError(
-                f"model.drop_pairs names {unknown[0]!r}, but the model's vectors are: {', '.join(vectors)}",
-                hint=f"{near!r} is the nearest; with towers, model.drop_pairs=[]",
-            )
-        found.add((places[one], places[other]))
-    return found
 
 
 class Dlrm(HeadedRanker):
@@ -39,14 +20,26 @@ class Dlrm(HeadedRanker):
     the ``dense`` argument of forward is then [B, 0] and is not read.
     """
 
-    def __init__(self, config: DlrmConfig, inputs: ModelInputs) -> None:
+    def __init__(
+        self,
+        inputs: ModelInputs,
+        *,
+        bottom_mlp: Sequence[int],
+        top_mlp: Sequence[int],
+        drop_pairs: Sequence[Sequence[str]] = (),
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         dense, dim = len(inputs.dense), inputs.dim
-        self.bottom = mlp([dense, *config.bottom_mlp, dim], last_activation=True) if dense else None
-        dropped = numbered_pairs(config.drop_pairs, inputs.vectors, shift=int(dense > 0))
-        self.interaction = DotInteraction(len(inputs.vectors) + (dense > 0), dim, dropped)
-        self.top, width = top_mlp(self.interaction.width, config)
-        self.head = Logit(width)
+        self.bottom = mlp([dense, *bottom_mlp, dim], last_activation=True) if dense else None
+        # The bottom MLP's output is vector 0, so that the features' vectors start at 1.
+        shift = int(dense > 0)
+        dropped = numbered_pairs(drop_pairs, inputs.vectors, shift)
+        self.interaction = DotInteraction(len(inputs.vectors) + shift, dim, dropped)
+        widths = [self.interaction.width, *top_mlp]
+        self.top = mlp(widths, last_activation=True, norm=norm, dropout=dropout)
+        self.head = Logit(widths[-1])
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """See ``Ranker.last_hidden``."""
@@ -56,3 +49,24 @@ class Dlrm(HeadedRanker):
             interacted = self.interaction(embeddings.to(compute_dtype(embeddings)))
         hidden: Tensor = self.top(interacted)
         return hidden
+
+
+def numbered_pairs(pairs: Sequence[Sequence[str]], vectors: Sequence[str], shift: int) -> set[tuple[int, int]]:
+    """Return ``pairs`` of names as positions among ``vectors``, counted from ``shift``.
+
+    Raises:
+        ConfigError: A pair names something else.
+    """
+    positions = {name: position for position, name in enumerate(vectors, start=shift)}
+    numbered = set()
+    for pair in pairs:
+        for name in pair:
+            if name not in positions:
+                nearest = difflib.get_close_matches(name, positions, 1, 0.0)[0]
+                raise ConfigError(
+                    f"model.drop_pairs names {name!r}, but the model's vectors are: {', '.join(vectors)}",
+                    hint=f"{nearest!r} is the nearest; with towers, model.drop_pairs=[]",
+                )
+        first, second = pair
+        numbered.add((positions[first], positions[second]))
+    return numbered

@@ -3,50 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError
 from pipeline.models.layers.interaction import BilinearLogit, concat_vectors
-from pipeline.models.layers.mlp import FeatureGate, Ranker, mlp, top_mlp
+from pipeline.models.layers.mlp import FeatureGate, Ranker, mlp
 from pipeline.specs.model import ModelInputs
-
-if TYPE_CHECKING:
-    from pipeline.models.settings import FinalMlpConfig
 
 
 class FinalMlp(Ranker):
     """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32."""
 
-    def __init__(self, config: FinalMlpConfig, inputs: ModelInputs) -> None:
+    def __init__(
+        self,
+        inputs: ModelInputs,
+        *,
+        second_mlp: Sequence[int],
+        gate_hidden: int,
+        heads: int,
+        top_mlp: Sequence[int],
+        first_gate: Sequence[str] = (),
+        second_gate: Sequence[str] = (),
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.contexts = [
-            _places("first_gate", config.first_gate, inputs),
-            _places("second_gate", config.second_gate, inputs),
+            gate_positions("first_gate", first_gate, inputs),
+            gate_positions("second_gate", second_gate, inputs),
         ]
-        widths = [len(places) * inputs.dim for places in self.contexts]
-        self.first_gate, self.second_gate = (FeatureGate(inputs.width, w, config.gate_hidden) for w in widths)
-        self.first, first = top_mlp(inputs.width, config)
-        second = [inputs.width, *config.second_mlp]
-        self.second = mlp(second, last_activation=True, norm=config.norm, dropout=config.dropout)
-        self.fusion = BilinearLogit(first, second[-1], config.heads)
-        self.width = first + second[-1]
+        context_widths = [len(positions) * inputs.dim for positions in self.contexts]
+        self.first_gate = FeatureGate(inputs.width, context_widths[0], gate_hidden)
+        self.second_gate = FeatureGate(inputs.width, context_widths[1], gate_hidden)
+        first = [inputs.width, *top_mlp]
+        second = [inputs.width, *second_mlp]
+        self.first = mlp(first, last_activation=True, norm=norm, dropout=dropout)
+        self.second = mlp(second, last_activation=True, norm=norm, dropout=dropout)
+        self.fusion = BilinearLogit(first[-1], second[-1], heads)
+        self.width = first[-1] + second[-1]
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        logits: Tensor = self.fusion(*self._streams(dense, embeddings))
+        first, second = self.streams(dense, embeddings)
+        logits: Tensor = self.fusion(first, second)
         return logits
 
-    def _streams(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    def streams(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what both streams give, [B, w] each."""
         inputs = concat_vectors(dense, embeddings)
-        one, other = (embeddings[:, places].flatten(1) for places in self.contexts)
-        first = self.first(self.first_gate(inputs, one))
-        return first, self.second(self.second_gate(inputs, other))
+        first_context = embeddings[:, self.contexts[0]].flatten(1)
+        second_context = embeddings[:, self.contexts[1]].flatten(1)
+        first = self.first(self.first_gate(inputs, first_context))
+        second = self.second(self.second_gate(inputs, second_context))
+        return first, second
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """Both streams side by side; several tasks have no bilinear fusion."""
-        return torch.cat(self._streams(dense, embeddings), dim=1)
+        """Return both streams, concatenated; several tasks have no bilinear fusion."""
+        return torch.cat(self.streams(dense, embeddings), dim=1)
 
     def drop_head(self) -> int:
         """See ``Ranker.drop_head``."""
@@ -58,12 +72,16 @@ class FinalMlp(Ranker):
         self.fusion.start_at(logit)
 
 
-def _places(name: str, features: Sequence[str], inputs: ModelInputs) -> list[int]:
-    """Where the vectors of ``features`` are; ConfigError for one that the model does not get as a vector of its own."""
+def gate_positions(setting: str, features: Sequence[str], inputs: ModelInputs) -> list[int]:
+    """Return the positions of ``features`` among the vectors; ``setting`` names them, for messages.
+
+    Raises:
+        ConfigError: The model does not get a feature as a vector of its own.
+    """
     for feature in features:
         if feature not in inputs.vectors:
             raise ConfigError(
-                f"model.{name} names {feature!r}, expected some of: {', '.join(inputs.vectors)}",
-                hint=f"model.{name}=[{inputs.vectors[0]}]",
+                f"model.{setting} names {feature!r}, expected some of: {', '.join(inputs.vectors)}",
+                hint=f"model.{setting}=[{inputs.vectors[0]}]",
             )
     return [inputs.vectors.index(feature) for feature in features]

@@ -2,44 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers.interaction import Vectors
-from pipeline.models.layers.mlp import HeadedRanker, Logit, MaskBlock, top_mlp
+from pipeline.models.layers.mlp import HeadedRanker, Logit, MaskBlock, mlp
 from pipeline.specs.model import ModelInputs
-
-if TYPE_CHECKING:
-    from pipeline.models.settings import MaskNetConfig
 
 
 class MaskNet(HeadedRanker):
-    """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32.
+    """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32."""
 
-    Each vector is normalised by itself before the blocks. Serial: a block takes what the one before it gives; its mask
-    is always of the inputs (section 3.5). Parallel: all take the inputs, and the MLP takes what all give (3.6).
-    """
-
-    def __init__(self, config: MaskNetConfig, inputs: ModelInputs) -> None:
+    def __init__(
+        self,
+        inputs: ModelInputs,
+        *,
+        block_structure: str,
+        blocks: int,
+        block_width: int,
+        mask_width: int,
+        bottom_mlp: Sequence[int],
+        top_mlp: Sequence[int],
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.vectors = Vectors(len(inputs.dense), len(inputs.vectors), inputs.dim, config.bottom_mlp)
+        self.vectors = Vectors(len(inputs.dense), len(inputs.vectors), inputs.dim, bottom_mlp)
         self.norm = nn.LayerNorm(inputs.dim)
-        self.parallel = config.block_structure == "parallel"
-        whole, width = self.vectors.count * inputs.dim, config.block_width
-        given = [whole] * config.blocks if self.parallel else [whole, *[width] * (config.blocks - 1)]
-        self.blocks = nn.ModuleList(MaskBlock(each, whole, config.mask_width, width) for each in given)
-        self.top, last = top_mlp(width * (config.blocks if self.parallel else 1), config)
-        self.head = Logit(last)
+        self.parallel = block_structure == "parallel"
+        whole = self.vectors.count * inputs.dim
+        self.blocks = nn.ModuleList()
+        for number in range(blocks):
+            # In series, every block but the first takes what the one before it gives.
+            width = whole if self.parallel or number == 0 else block_width
+            self.blocks.append(MaskBlock(width, whole, mask_width, block_width))
+        widths = [block_width * (blocks if self.parallel else 1), *top_mlp]
+        self.top = mlp(widths, last_activation=True, norm=norm, dropout=dropout)
+        self.head = Logit(widths[-1])
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """See ``Ranker.last_hidden``."""
         vectors = self.vectors(dense, embeddings)
-        whole, value = vectors.flatten(1), self.norm(vectors).flatten(1)
+        whole = vectors.flatten(1)
+        # Each vector is normalised by itself before the blocks.
+        value = self.norm(vectors).flatten(1)
         if self.parallel:
+            # Section 3.6: all blocks take the inputs, and the MLP takes what all give.
             value = torch.cat([block(value, whole) for block in self.blocks], dim=1)
         else:
+            # Section 3.5: a block takes what the one before it gives; its mask is always of the inputs.
             for block in self.blocks:
                 value = block(value, whole)
         hidden: Tensor = self.top(value)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from pipeline.models.layers.interaction import concat_vectors
-from pipeline.models.layers.mlp import HeadedRanker, Logit, top_mlp
+from pipeline.models.layers.mlp import HeadedRanker, Logit, mlp
 from pipeline.specs.model import ModelInputs
-
-if TYPE_CHECKING:
-    from pipeline.models.settings import MlpConfig
 
 
 class MlpRanker(HeadedRanker):
     """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32."""
 
-    def __init__(self, config: MlpConfig, inputs: ModelInputs) -> None:
+    def __init__(
+        self, inputs: ModelInputs, *, top_mlp: Sequence[int], norm: str = "none", dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.top, width = top_mlp(inputs.width, config)
-        self.head = Logit(width)
+        widths = [inputs.width, *top_mlp]
+        self.top = mlp(widths, last_activation=True, norm=norm, dropout=dropout)
+        self.head = Logit(widths[-1])
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """See ``Ranker.last_hidden``."""

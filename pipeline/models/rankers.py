@@ -1,13 +1,11 @@
-"""The built-in rankers: their names, settings, and how each is built. No torch at import."""
+"""The built-in rankers: their names, settings and torch modules. No torch at import."""
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.specs.model import ModelInputs
-
-if TYPE_CHECKING:
-    from pipeline.models.layers.mlp import Ranker
 from pipeline.models.settings import (
     DcnV2Config,
     DeepFmConfig,
@@ -16,159 +14,66 @@ from pipeline.models.settings import (
     FinalMlpConfig,
     MaskNetConfig,
     MlpConfig,
+    RankerConfig,
     WideDeepConfig,
     WukongConfig,
 )
+from pipeline.specs.model import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.layers.mlp import Ranker
 
 
-class DlrmModel:
-    """DLRM as a choice of ``model``."""
+@dataclass(frozen=True)
+class BuiltInRanker:
+    """A built-in ranker as a choice of ``model``: its name in a configuration, and the class of its settings."""
 
-    name = "dlrm"
-    config = DlrmConfig
+    name: str
+    config: type[RankerConfig]
 
-    def build(self, config: DlrmConfig, inputs: ModelInputs) -> Ranker:
-        """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.dlrm import Dlrm
+    def build(self, config: RankerConfig, inputs: ModelInputs) -> Ranker:
+        """Build the module, its weights drawn from ``inputs.seed``."""
         from pipeline.models.layers.mlp import initialise
 
-        return initialise(Dlrm(config, inputs), inputs.seed)
+        ranker_class = ranker_classes()[self.name]
+        # A module's constructor names the settings that it uses: it knows numbers, not configurations.
+        names = [name for name in inspect.signature(ranker_class).parameters if name != "inputs"]
+        ranker = ranker_class(inputs, **{name: getattr(config, name) for name in names})  # type: ignore[call-arg]
+        return initialise(ranker, inputs.seed)
 
 
-DLRM = DlrmModel()
+def ranker_classes() -> dict[str, type[Ranker]]:
+    """Return the torch module of every built-in ranker, by the ranker's name."""
+    # Imported here, since they load torch, which composing a configuration does without.
+    from pipeline.models.dcnv2 import DcnV2
+    from pipeline.models.deepfm import DeepFm
+    from pipeline.models.dhen import Dhen
+    from pipeline.models.dlrm import Dlrm
+    from pipeline.models.finalmlp import FinalMlp
+    from pipeline.models.masknet import MaskNet
+    from pipeline.models.mlp import MlpRanker
+    from pipeline.models.wide_deep import WideDeep
+    from pipeline.models.wukong import Wukong
+
+    return {
+        "dlrm": Dlrm,
+        "dcnv2": DcnV2,
+        "deepfm": DeepFm,
+        "wide_deep": WideDeep,
+        "finalmlp": FinalMlp,
+        "masknet": MaskNet,
+        "dhen": Dhen,
+        "wukong": Wukong,
+        "mlp": MlpRanker,
+    }
 
 
-class DcnV2Model:
-    """``dcnv2`` as a choice of ``model``."""
-
-    name = "dcnv2"
-    config = DcnV2Config
-
-    def build(self, config: DcnV2Config, inputs: ModelInputs) -> Ranker:
-        """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.dcnv2 import DcnV2
-        from pipeline.models.layers.mlp import initialise
-
-        return initialise(DcnV2(config, inputs), inputs.seed)
-
-
-DCNV2 = DcnV2Model()
-
-
-class DeepFmModel:
-    """``deepfm`` as a choice of ``model``."""
-
-    name = "deepfm"
-    config = DeepFmConfig
-
-    def build(self, config: DeepFmConfig, inputs: ModelInputs) -> Ranker:
-        """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.deepfm import DeepFm
-        from pipeline.models.layers.mlp import initialise
-
-        return initialise(DeepFm(config, inputs), inputs.seed)
-
-
-DEEPFM = DeepFmModel()
-
-
-class WideDeepModel:
-    """``wide_deep`` as a choice of ``model``."""
-
-    name = "wide_deep"
-    config = WideDeepConfig
-
-    def build(self, config: WideDeepConfig, inputs: ModelInputs) -> Ranker:
-        """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.layers.mlp import initialise
-        from pipeline.models.wide_deep import WideDeep
-
-        return initialise(WideDeep(config, inputs), inputs.seed)
-
-
-WIDE_DEEP = WideDeepModel()
-
-
-class FinalMlpModel:
-    """``finalmlp`` as a choice of ``model``."""
-
-    name = "finalmlp"
-    config = FinalMlpConfig
-
-    def build(self, config: FinalMlpConfig, inputs: ModelInputs) -> Ranker:
-        """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.finalmlp import FinalMlp
-        from pipeline.models.layers.mlp import initialise
-
-        return initialise(FinalMlp(config, inputs), inputs.seed)
-
-
-FINALMLP = FinalMlpModel()
-
-
-class MaskNetModel:
-    """``masknet`` as a choice of ``model``."""
-
-    name = "masknet"
-    config = MaskNetConfig
-
-    def build(self, config: MaskNetConfig, inputs: ModelInputs) -> Ranker:
-        """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.layers.mlp import initialise
-        from pipeline.models.masknet import MaskNet
-
-        return initialise(MaskNet(config, inputs), inputs.seed)
-
-
-MASKNET = MaskNetModel()
-
-
-class DhenModel:
-    """``dhen`` as a choice of ``model``."""
-
-    name = "dhen"
-    config = DhenConfig
-
-    def build(self, config: DhenConfig, inputs: ModelInputs) -> Ranker:
-        """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.dhen import Dhen
-        from pipeline.models.layers.mlp import initialise
-
-        return initialise(Dhen(config, inputs), inputs.seed)
-
-
-DHEN = DhenModel()
-
-
-class WukongModel:
-    """``wukong`` as a choice of ``model``."""
-
-    name = "wukong"
-    config = WukongConfig
-
-    def build(self, config: WukongConfig, inputs: ModelInputs) -> Ranker:
-        """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.layers.mlp import initialise
-        from pipeline.models.wukong import Wukong
-
-        return initialise(Wukong(config, inputs), inputs.seed)
-
-
-WUKONG = WukongModel()
-
-
-class MlpModel:
-    """``mlp`` as a choice of ``model``."""
-
-    name = "mlp"
-    config = MlpConfig
-
-    def build(self, config: MlpConfig, inputs: ModelInputs) -> Ranker:
-        """The module, its weights drawn from ``inputs.seed``."""
-        from pipeline.models.layers.mlp import initialise
-        from pipeline.models.mlp import MlpRanker
-
-        return initialise(MlpRanker(config, inputs), inputs.seed)
-
-
-MLP = MlpModel()
+DLRM = BuiltInRanker("dlrm", DlrmConfig)
+DCNV2 = BuiltInRanker("dcnv2", DcnV2Config)
+DEEPFM = BuiltInRanker("deepfm", DeepFmConfig)
+WIDE_DEEP = BuiltInRanker("wide_deep", WideDeepConfig)
+FINALMLP = BuiltInRanker("finalmlp", FinalMlpConfig)
+MASKNET = BuiltInRanker("masknet", MaskNetConfig)
+DHEN = BuiltInRanker("dhen", DhenConfig)
+WUKONG = BuiltInRanker("wukong", WukongConfig)
+MLP = BuiltInRanker("mlp", MlpConfig)

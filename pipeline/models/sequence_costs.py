@@ -6,12 +6,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.config.model import ModelConfig
 from pipeline.records.dataset import DatasetSchema, SequenceGroup, SequenceProfile
 
-SAMPLES = 16  # of the pass that is counted; real ones, since the work depends on the lengths
-NORMAL_P99 = 2.326  # standard deviations from the mean of a normal distribution to its 99th percentile
+if TYPE_CHECKING:
+    from torch import nn
+
+# Of the pass that is counted. Real ones, on no meta device, since the work depends on the lengths.
+SAMPLES = 16
+# Standard deviations from the mean of a normal distribution to its 99th percentile.
+NORMAL_P99 = 2.326
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,64 +36,62 @@ _COUNTED: dict[str, dict[str, BlockCosts]] = {}  # by what they depend on
 def sequence_costs(
     model: ModelConfig, schema: DatasetSchema, measured: Mapping[str, SequenceProfile]
 ) -> dict[str, BlockCosts]:
-    """What ``models.costs.model_costs`` counts, of the block of each sequence; per sample of lengths as ``measured``.
+    """Return the costs of each sequence's block, as ``model_costs`` counts them, per sample of lengths as ``measured``.
 
     A sequence that was not measured has the longest ones.
     """
     if not schema.sequences:
         return {}
-    lengths = {each.name: lengths_like(each, measured.get(each.name)) for each in schema.sequences}
-    settings = {each.name: asdict(model.sequence(each.name)) for each in schema.sequences}
-    widths = [[model.dim_of(column.owner) for column in each.columns] for each in schema.sequences]
-    longest = [each.max_length for each in schema.sequences]  # as many places have vectors
-    key = json.dumps([model.embedding_dim, settings, widths, longest, lengths], sort_keys=True)
+    lengths, settings, widths = {}, {}, {}
+    for sequence in schema.sequences:
+        lengths[sequence.name] = lengths_like(sequence, measured.get(sequence.name))
+        settings[sequence.name] = asdict(model.sequence(sequence.name))
+        widths[sequence.name] = [model.dim_of(column.owner) for column in sequence.columns]
+    # As many places have vectors.
+    longest = [sequence.max_length for sequence in schema.sequences]
+    key = json.dumps([model.embedding_dim, settings, list(widths.values()), longest, lengths], sort_keys=True)
     if key not in _COUNTED:
-        _COUNTED[key] = _counted(model, schema, lengths)
+        from pipeline.models.sequence_encoders import build_sequences
+
+        encoders = build_sequences(model, schema, 0)
+        counted = {}
+        for name, encoder in encoders.items():
+            counted[name] = _block_costs(encoder, widths[name], lengths[name])
+        _COUNTED[key] = counted
     return _COUNTED[key]
 
 
 def lengths_like(sequence: SequenceGroup, measured: SequenceProfile | None) -> list[int]:
-    """``SAMPLES`` lengths with the mean and the spread that were ``measured``: attention grows with their squares.
-
-    Short and long ones, the spread that of a normal distribution with this 99th percentile.
-    """
+    """Return ``SAMPLES`` lengths, short and long ones, with the mean and the spread that were ``measured``."""
+    # The spread counts as attention grows with the squares of lengths.
     if measured is None:
         return [sequence.max_length] * SAMPLES
     longest = float(sequence.max_length)
     mean = min(max(measured.looked_up, 1.0), longest)
     spread = max(measured.p99 - mean, 0.0) / NORMAL_P99
-    low, high, total = max(mean - spread, 1.0), min(mean + spread, longest), round(SAMPLES * mean)
+    low = max(mean - spread, 1.0)
+    high = min(mean + spread, longest)
+    total = round(SAMPLES * mean)
     if high - low < 1:
-        return _shared(total, SAMPLES)
+        return _divide(total, SAMPLES)
     long = min(max(round(SAMPLES * (mean - low) / (high - low)), 1), SAMPLES - 1)
-    most = min(round(high), (total - (SAMPLES - long)) // long)  # the others have an event each at least
-    return _shared(total - long * most, SAMPLES - long) + [most] * long
+    # The others have an event each at least.
+    most = min(round(high), (total - (SAMPLES - long)) // long)
+    return _divide(total - long * most, SAMPLES - long) + [most] * long
 
 
-def _shared(total: int, parts: int) -> list[int]:
-    """``total`` in whole ``parts`` that differ by one at most."""
-    return [total // parts + (place < total % parts) for place in range(parts)]
+def _divide(total: int, parts: int) -> list[int]:
+    # Whole parts that differ by one at most.
+    return [total // parts + (number < total % parts) for number in range(parts)]
 
 
-def _counted(model: ModelConfig, schema: DatasetSchema, lengths: Mapping[str, list[int]]) -> dict[str, BlockCosts]:
-    from pipeline.models.sequence_encoders import build_sequences
-
-    modules = build_sequences(model, schema, 0)
-    return {
-        each.name: _block_costs(
-            modules[each.name], [model.dim_of(column.owner) for column in each.columns], lengths[each.name]
-        )
-        for each in schema.sequences
-    }
-
-
-def _block_costs(module: object, widths: list[int], lengths: list[int]) -> BlockCosts:
+def _block_costs(module: nn.Module, widths: list[int], lengths: list[int]) -> BlockCosts:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    assert isinstance(module, torch.nn.Module)
     saved = dict[int, int]()
-    kept: list[torch.Tensor] = []  # alive, so that no storage's address is used twice
+    # Alive, so that no storage's address is used twice.
+    kept: list[torch.Tensor] = []
 
     def save(value: torch.Tensor) -> torch.Tensor:
         saved[value.untyped_storage()._cdata] = value.numel()
@@ -113,9 +117,7 @@ def _block_costs(module: object, widths: list[int], lengths: list[int]) -> Block
 
 
 def events_of_batch(measured: SequenceProfile, samples: int) -> float:
-    """Events of ``samples`` rows that 99 of 100 batches do not exceed.
-
-    The distance from mean to 99th percentile grows with the root of the number of rows, as of any sum.
-    """
+    """Return the events of ``samples`` rows that 99 of 100 batches do not exceed."""
+    # The distance from mean to 99th percentile grows with the root of the number of rows, as of any sum.
     mean = max(measured.looked_up, 1.0)
     return samples * mean + math.sqrt(samples) * max(measured.p99 - mean, 0.0)

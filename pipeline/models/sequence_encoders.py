@@ -21,7 +21,7 @@ from pipeline.models.layers.jagged import (
     wide,
 )
 from pipeline.models.layers.mlp import initialise, mlp
-from pipeline.records.dataset import DatasetSchema, SequenceGroup
+from pipeline.records.dataset import DatasetSchema
 from pipeline.specs.model import BlockInputs
 
 
@@ -65,9 +65,11 @@ class HstuLayer(nn.Module):
         """New ``values`` [n, D]; with ``last`` only those of each sample's newest event, [B, D]."""
         normed = self.norm(values)
         key, value = (self._by_head(part) for part in self._silu(self.pair(normed)))
+        # With ``last``, only the newest event asks: the work is linear in the number of events.
         gate, query = self._silu(self.asking(jagged.newest(normed) if last else normed))
         query = self._by_head(query)
-        if self.age is not None and ages is not None:  # one more column of the keys, which every query takes as it is
+        if self.age is not None and ages is not None:
+            # One more column of the keys, which every query takes as it is.
             key = torch.cat([key, wide(self.age(ages))[:, :, None]], dim=2)
             query = torch.cat([query, torch.ones_like(query[:, :, :1])], dim=2)
         if last:
@@ -94,7 +96,8 @@ class Hstu(nn.Module):
 
     def forward(self, events: Tensor, jagged: Jagged, target: Tensor | None, ages: Tensor | None = None) -> Tensor:
         assert target is not None
-        if ages is not None:  # the target has none: its time is the row's
+        if ages is not None:
+            # The target has none: its time is the row's.
             ages, _ = jagged.followed_by(ages, ages.new_zeros(target.shape[0], ages.shape[1]))
         events, jagged = jagged.followed_by(events, target)
         for number, layer in enumerate(self.layers, start=1):
@@ -165,7 +168,7 @@ class Transformer(nn.Module):
 
 
 def build_sequences(model: ModelConfig, schema: DatasetSchema, seed: int) -> nn.ModuleDict:
-    """A ``SequenceVector`` for each sequence of ``schema``, by name.
+    """Build a ``SequenceVector`` for each sequence of ``schema``, by name.
 
     Initial weights depend on ``seed`` and the name alone. The global random state stays as it is.
     """
@@ -174,7 +177,11 @@ def build_sequences(model: ModelConfig, schema: DatasetSchema, seed: int) -> nn.
         settings = model.sequence(sequence.name)
         spec = settings.block_at(f"model.sequences.{sequence.name}")
         widths = [model.dim_of(column.owner) for column in sequence.columns]
-        age = _age_of(sequence) if spec.ages else None
+        # The column of the events' ages, where there is one and the block wants it.
+        age = None
+        names = [column.name for column in sequence.columns]
+        if spec.ages and event_feature(sequence.name, AGE) in names:
+            age = names.index(event_feature(sequence.name, AGE))
         ages = 0 if age is None else widths[age]
         with torch.random.fork_rng(devices=()):
             block = spec.build(BlockInputs(dim=model.embedding_dim, max_length=sequence.max_length, ages=ages))
@@ -188,15 +195,8 @@ def build_sequences(model: ModelConfig, schema: DatasetSchema, seed: int) -> nn.
                 age=age,
             )
         digest = hashlib.blake2b(f"{seed}|{sequence.name}".encode(), digest_size=8).digest()
-        own = int.from_bytes(digest, "little") >> 1
-        initialise(vector, own)
-        vector.start(own)
+        sequence_seed = int.from_bytes(digest, "little") >> 1
+        initialise(vector, sequence_seed)
+        vector.start(sequence_seed)
         vectors[sequence.name] = vector
     return vectors
-
-
-def _age_of(sequence: SequenceGroup) -> int | None:
-    """The column of the events' ages, by its place; None without."""
-    names = [column.name for column in sequence.columns]
-    age = event_feature(sequence.name, AGE)
-    return names.index(age) if age in names else None

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 from pipeline.config.fields import setting
 from pipeline.config.model import ModelConfig
 from pipeline.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 NORMS = ("none", "batch", "layer")
 
@@ -208,15 +204,7 @@ class DhenConfig(VectorRankerConfig):
         if not self.modules:
             raise ConfigError(f"{path}.modules is [], expected a module at least", hint=f"{path}.modules=[dot,cross]")
         if "attention" in self.modules:
-            self.check_heads(path, self.embedding_dim)
-
-    def check_heads(self, path: str, width: int) -> None:
-        """ConfigError where the heads do not divide vectors of ``width``; those of towers have a width of their own."""
-        if width % self.heads:
-            raise ConfigError(
-                f"{path}.heads is {self.heads}, expected a divisor of the vectors' width {width}",
-                hint=f"{path}.heads=1",
-            )
+            check_heads(path, self.heads, self.embedding_dim)
 
 
 @dataclass(kw_only=True)
@@ -242,3 +230,12 @@ class MlpConfig(RankerConfig):
     """One MLP on the dense features and all embeddings, side by side."""
 
     name: str = setting("mlp", choices=("mlp",), doc="Ranking model to train.")
+
+
+def check_heads(path: str, heads: int, width: int) -> None:
+    """Raise ConfigError where ``heads`` do not divide vectors of ``width``; ``path``: of the model's settings."""
+    if width % heads:
+        raise ConfigError(
+            f"{path}.heads is {heads}, expected a divisor of the vectors' width {width}",
+            hint=f"{path}.heads=1",
+        )

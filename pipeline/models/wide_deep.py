@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.models.layers.interaction import concat_vectors, with_own_weights
-from pipeline.models.layers.mlp import HeadedRanker, Logit, MaxNorm, top_mlp
+from pipeline.models.layers.mlp import HeadedRanker, Logit, MaxNorm, mlp
 from pipeline.specs.model import ModelInputs
-
-if TYPE_CHECKING:
-    from pipeline.models.settings import WideDeepConfig
 
 
 class SparseLinear(nn.Module):
@@ -42,35 +39,47 @@ class WideDeep(HeadedRanker):
     wide part of the paper and is added to the logit; more feed the last layer through ReLU.
     """
 
-    def __init__(self, config: WideDeepConfig, inputs: ModelInputs) -> None:
+    def __init__(
+        self,
+        inputs: ModelInputs,
+        *,
+        wide: int,
+        top_mlp: Sequence[int],
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         dense, vectors = len(inputs.dense), len(inputs.vectors)
-        if config.wide >= inputs.dim:
+        # The settings check embedding_dim; vectors of towers have a width of their own.
+        if wide >= inputs.dim:
             raise ConfigError(
-                f"model.wide is {config.wide}, expected less than the width {inputs.dim} of the vectors",
-                hint="model.wide=1",
+                f"model.wide is {wide}, expected less than the width {inputs.dim} of the vectors", hint="model.wide=1"
             )
-        self.count = config.wide
-        self.wide = SparseLinear(dense, config.wide)
-        self.top, width = top_mlp(dense + vectors * (inputs.dim - config.wide), config)
-        self.head = Logit(width if config.wide == 1 else width + config.wide)
+        self.count = wide
+        self.wide = SparseLinear(dense, wide)
+        widths = [dense + vectors * (inputs.dim - wide), *top_mlp]
+        self.top = mlp(widths, last_activation=True, norm=norm, dropout=dropout)
+        self.head = Logit(widths[-1] if wide == 1 else widths[-1] + wide)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        deep, wide = self._parts(dense, embeddings)
+        deep, wide = self.deep_and_wide(dense, embeddings)
         if self.count > 1:
             logits: Tensor = self.head(torch.cat([deep, torch.relu(wide)], dim=1))
             return logits
         return self.head(deep) + wide.squeeze(1)
 
-    def _parts(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    def deep_and_wide(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the last hidden layer of the MLP, [B, w], and the output of the sparse linear layer, [B, J]."""
         weights, rest = with_own_weights(embeddings, self.count)
         wide = self.wide(dense, weights)
         return self.top(concat_vectors(dense, rest)), wide
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """The deep part's last layer beside the wide part."""
-        deep, wide = self._parts(dense, embeddings)
-        return torch.cat([deep, (torch.relu(wide) if self.count > 1 else wide).to(deep.dtype)], dim=1)
+        """Return the deep part's last layer and the wide part, concatenated."""
+        deep, wide = self.deep_and_wide(dense, embeddings)
+        if self.count > 1:
+            wide = torch.relu(wide)
+        return torch.cat([deep, wide.to(deep.dtype)], dim=1)
 
     def drop_head(self) -> int:
         """See ``Ranker.drop_head``."""

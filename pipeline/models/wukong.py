@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers.interaction import VectorLinear, Vectors
-from pipeline.models.layers.mlp import HeadedRanker, Logit, mlp, top_mlp
+from pipeline.models.layers.mlp import HeadedRanker, Logit, mlp
 from pipeline.specs.model import ModelInputs
-
-if TYPE_CHECKING:
-    from pipeline.models.settings import WukongConfig
 
 
 class FactorBlock(nn.Module):
     """[B, m, D] -> [B, n_F, D]: MLP(LN(flatten(X (X^T Y)))) with Y [m, k] learnt (section 3.4)."""
 
-    def __init__(self, count: int, dim: int, config: WukongConfig) -> None:
+    def __init__(self, count: int, dim: int, products: int, hidden: Sequence[int], outputs: int) -> None:
         super().__init__()
-        self.shape = config.product_vectors, dim
-        products = count * config.products
-        self.sums = VectorLinear(count, config.products, bias=False)
-        self.norm = nn.LayerNorm(products)
-        self.mlp = mlp([products, *config.products_mlp, config.product_vectors * dim], last_activation=False)
+        self.shape = outputs, dim
+        self.sums = VectorLinear(count, products, bias=False)
+        self.norm = nn.LayerNorm(count * products)
+        self.mlp = mlp([count * products, *hidden, outputs * dim], last_activation=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
         products = torch.bmm(vectors, self.sums(vectors).mT)
@@ -35,11 +31,11 @@ class FactorBlock(nn.Module):
 class WukongLayer(nn.Module):
     """[B, m, D] -> [B, n_F + n_L, D]: LN(concat(FMB(X), LCB(X)) + X); X by a linear layer where the numbers differ."""
 
-    def __init__(self, count: int, dim: int, config: WukongConfig) -> None:
+    def __init__(self, factors: FactorBlock, count: int, dim: int, linear_vectors: int) -> None:
         super().__init__()
-        self.factors = FactorBlock(count, dim, config)
-        self.linear = VectorLinear(count, config.linear_vectors)
-        self.count = config.product_vectors + config.linear_vectors
+        self.factors = factors
+        self.linear = VectorLinear(count, linear_vectors)
+        self.count = factors.shape[0] + linear_vectors
         self.shortcut = nn.Identity() if count == self.count else VectorLinear(count, self.count)
         self.norm = nn.LayerNorm(dim)
 
@@ -52,13 +48,32 @@ class WukongLayer(nn.Module):
 class Wukong(HeadedRanker):
     """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32."""
 
-    def __init__(self, config: WukongConfig, inputs: ModelInputs) -> None:
+    def __init__(
+        self,
+        inputs: ModelInputs,
+        *,
+        layers: int,
+        products: int,
+        products_mlp: Sequence[int],
+        product_vectors: int,
+        linear_vectors: int,
+        bottom_mlp: Sequence[int],
+        top_mlp: Sequence[int],
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.vectors = Vectors(len(inputs.dense), len(inputs.vectors), inputs.dim, config.bottom_mlp)
-        counts = [self.vectors.count, *[config.product_vectors + config.linear_vectors] * config.layers]
-        self.layers = nn.Sequential(*(WukongLayer(count, inputs.dim, config) for count in counts[:-1]))
-        self.top, width = top_mlp(counts[-1] * inputs.dim, config)
-        self.head = Logit(width)
+        self.vectors = Vectors(len(inputs.dense), len(inputs.vectors), inputs.dim, bottom_mlp)
+        count = self.vectors.count
+        self.layers = nn.Sequential()
+        for _ in range(layers):
+            factors = FactorBlock(count, inputs.dim, products, products_mlp, product_vectors)
+            layer = WukongLayer(factors, count, inputs.dim, linear_vectors)
+            self.layers.append(layer)
+            count = layer.count
+        widths = [count * inputs.dim, *top_mlp]
+        self.top = mlp(widths, last_activation=True, norm=norm, dropout=dropout)
+        self.head = Logit(widths[-1])
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """See ``Ranker.last_hidden``."""

@@ -10,20 +10,24 @@ from pipeline.records.model_version import ModelCard
 from pipeline.records.serving import TableLayout
 
 CARD_TEXT = "README.md"
-_LARGEST = 8  # tables shown in the text
+# Tables that the text shows.
+_LARGEST = 8
 
 
 def card_text(card: ModelCard) -> str:
-    """``README.md`` of a version."""
+    """Return ``README.md`` of a version."""
     gate = card.gate
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(card.created))
     lines = [f"# {card.model} {card.version}", "", f"Made {made} by run `{card.lineage.run}`.", ""]
-    lines += ["## Verdict", "", gate.verdict + (f" (forced: {gate.forced})" if gate.forced else "")]
-    lines += ["", *(f"- {reason}" for reason in gate.reasons), *([""] if gate.reasons else [])]
+    verdict = f"{gate.verdict} (forced: {gate.forced})" if gate.forced else gate.verdict
+    lines += ["## Verdict", "", verdict, ""]
+    if gate.reasons:
+        lines += [*(f"- {reason}" for reason in gate.reasons), ""]
     lines += ["## Figures on held-out rows, as served", "", "| figure | value | interval |", "|---|---|---|"]
     for name, (point, low, high) in card.figures.items():
         lines.append(f"| {name} | {point:.5f} | {low:.5f} to {high:.5f} |")
-    lines += ["", f"Calibrator: {card.calibrator.words}."] if card.calibrator is not None else []
+    if card.calibrator is not None:
+        lines += ["", f"Calibrator: {card.calibrator.words}."]
     lines += ["", "## Data", "", *_facts(card.data), "", "## Lineage", "", *_facts(card.lineage.to_json())]
     lines += ["", "## Tables", "", *_tables(card.tables), "", "## Plan", "", *_facts(card.plan.to_json())]
     lines += ["", "All settings: `config.yaml`. Every file's checksum: `manifest.json`.", ""]

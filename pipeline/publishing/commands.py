@@ -18,9 +18,12 @@ UNFINISHED = "not finished: it is being written, or its writer was killed (model
 
 
 def list_versions(store: Store, model: str) -> ListedModel:
-    """The versions of ``model``, oldest first, and which of them serves. ConfigError if the model is unknown.
+    """List the versions of ``model``, oldest first, and say which of them serves.
 
     Includes unfinished versions, and the serving one even if its files are missing.
+
+    Raises:
+        ConfigError: The model is unknown.
     """
     if model not in models(store):
         known = ", ".join(models(store)) or "none"
@@ -64,7 +67,7 @@ def _withdrawn(
 
 
 def show(store: Store, model: str, version: str | None) -> ShownVersion:
-    """The card of a version (None: the serving one), its files and log. ArtifactError if there is no such version."""
+    """Return the card of a version (None: the serving one), its files and log; ArtifactError if there is none."""
     current = read_current(store, model)
     name = version or current.version
     if name is None:
@@ -82,40 +85,43 @@ def show(store: Store, model: str, version: str | None) -> ShownVersion:
 
 
 def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_run: bool) -> list[RemovedVersion]:
-    """Remove all but the newest ``keep`` versions; returns what was (or would be) removed.
+    """Remove all but the newest ``keep`` versions, and return what was removed, or would be by a ``dry_run``.
 
     The serving version and the one before it always stay. So does whatever is younger than ``min_age_seconds``, which
-    may be in the making. The manifest of a version goes first, so half a version never looks whole.
+    may be in the making.
     """
     with model_lock(store, model):
         entries = list_versions(store, model).versions
-        whole = [each.version for each in entries if not each.problem]
-        stay = {*(whole[-keep:] if keep else ()), *(each.version for each in entries if each.serves or each.previous)}
-        gone, now = [], store_time(store)
-        for each in entries:
-            path = version_path(model, each.version)
-            if each.version in stay or now - _touched(store, path, each) < min_age_seconds:
+        whole = [entry.version for entry in entries if not entry.problem]
+        stay = set(whole[-keep:]) if keep else set()
+        stay.update(entry.version for entry in entries if entry.serves or entry.previous)
+        now = store_time(store)
+        removed = []
+        for entry in entries:
+            path = version_path(model, entry.version)
+            if entry.version in stay or now - _last_written(store, path, entry) < min_age_seconds:
                 continue
-            problem = "never finished" if each.problem == UNFINISHED else each.problem
+            problem = "never finished" if entry.problem == UNFINISHED else entry.problem
             reason = problem or f"not among the newest {keep}"
-            gone.append(RemovedVersion(version=each.version, bytes=each.bytes, reason=reason))
+            removed.append(RemovedVersion(version=entry.version, bytes=entry.bytes, reason=reason))
             if not dry_run:
+                # The manifest goes first, so that half a version never looks whole.
                 forget(store, path)
         for name in store.names(model_path(model)):
             full = store.full(f"{model_path(model)}/{name}")
             if name.startswith(".write-") and not dry_run and age(store, full, now) >= min_age_seconds:
                 store.fs.rm_file(full)
-    for entry in () if dry_run else gone:  # after the lock, so that a night need not wait while large files are removed
-        remove(store, version_path(model, entry.version))
-    return gone
+    if not dry_run:
+        # After the lock, so that a night need not wait while large files are removed.
+        for version in removed:
+            remove(store, version_path(model, version.version))
+    return removed
 
 
-def _touched(store: Store, path: str, each: ListedVersion) -> float:
-    """When a version was last written, seconds since 1970; for an unfinished one, the time of its newest file.
-
-    By the clock of an object store, which its publisher's may differ from.
-    """
-    if each.created is not None:
-        return each.created if store.is_local else written(store, store.full(f"{path}/{MANIFEST}"))
+def _last_written(store: Store, path: str, entry: ListedVersion) -> float:
+    # Seconds since 1970, by the clock of an object store, which its publisher's may differ from.
+    if entry.created is not None:
+        return entry.created if store.is_local else written(store, store.full(f"{path}/{MANIFEST}"))
+    # Of an unfinished version, the time of its newest file.
     full = store.full(path)
     return max(written(store, file) for file in store.fs.find(full) or [full])

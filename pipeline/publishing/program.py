@@ -25,7 +25,8 @@ from pipeline.store.artifacts import Draft
 from pipeline.store.retrying import passes
 
 PROGRAM = "dense.pt2"
-_EXAMPLE_ROWS = 3  # not 0 or 1, which torch would specialise on
+# Not 0 or 1, which torch would specialise on.
+_EXAMPLE_ROWS = 3
 # What an archive of ours has: raw tensors, JSON, marks of its format.
 _MODEL, _SAMPLE = "models/model.json", "data/sample_inputs/model.pt"
 _ENTRY = re.compile(
@@ -95,6 +96,8 @@ _EXPRESSION = re.compile(
 )
 # Of parameters, which have names of features: whatever torch can put between double quotes.
 _WORD, _PATH = re.compile(r"[A-Za-z_]\w*"), re.compile(r'[^"\\\x00-\x1f\x7f]*')
+# By key, what is left of guards, which are lines of Python, and of what is known of the code that was exported.
+_CLEARED: dict[str, Any] = {"metadata": {}, "guards_code": [], "treespec_namedtuple_fields": {}}
 _NUMBER = re.compile(r"-?Infinity|NaN")
 # By key, the texts that a program of ours has. Names become lines of Python when torch makes a module of the program.
 _TEXTS = {
@@ -121,27 +124,35 @@ Program = Callable[..., Tensor]
 def write_program(
     draft: Draft, module: nn.Module, dense: int, embeddings: tuple[int, ...], events: Sequence[int] = ()
 ) -> None:
-    """Write ``module``: (dense [b, n] float32, ``embeddings`` [b, ...] float32) -> logits [b] or [b, T].
+    """Export ``module``: (dense [b, n] float32, embeddings [b, ...] float32, *events) -> logits [b] or [b, T].
 
-    ``events``: the width of each sequence's events. The program then takes for each of them the embeddings of all
-    events [n, width], sample by sample, and the sample of each, [n] int64.
+    Args:
+        draft: The version.
+        module: A ``DenseModel``, or an ensemble of some.
+        dense: Number of dense features.
+        embeddings: Shape of a sample's embeddings.
+        events: The width of each sequence's events. The program takes for each of them the embeddings of all events
+            [n, width], sample by sample, and the sample of each, [n] int64.
     """
     rows = torch.export.Dim("rows")
     example = [torch.zeros(_EXAMPLE_ROWS, dense), torch.zeros(_EXAMPLE_ROWS, *embeddings)]
     shapes: list[dict[int, Any]] = [{0: rows}, {0: rows}]
     for number, width in enumerate(events):
         count = torch.export.Dim(f"events{number}")
-        own = torch.arange(_EXAMPLE_ROWS).repeat_interleave(number + 2)
-        example += [torch.zeros(len(own), width), own]
+        samples = torch.arange(_EXAMPLE_ROWS).repeat_interleave(number + 2)
+        example += [torch.zeros(len(samples), width), samples]
         shapes += [{0: count}, {0: count}]
-    with torch.no_grad(), _quiet():
-        taken = (*shapes[:2], tuple(shapes[2:])) if events else tuple(shapes)  # those of ``*events`` are one argument
-        program = torch.export.export(module.eval(), tuple(example), dynamic_shapes=taken)
-    program.example_inputs = None  # it would be pickled
+    # To torch, *events are one argument.
+    dynamic_shapes = (*shapes[:2], tuple(shapes[2:])) if events else tuple(shapes)
+    with torch.no_grad(), _without_tracing_advice():
+        program = torch.export.export(module.eval(), tuple(example), dynamic_shapes=dynamic_shapes)
+    # It would be pickled.
+    program.example_inputs = None
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:
-                node.meta.pop("stack_trace", None)  # the lines of this source and its folder on this machine
+                # The lines of this source, and its folder on this machine.
+                node.meta.pop("stack_trace", None)
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     with draft.open(PROGRAM) as sink:
@@ -149,8 +160,8 @@ def write_program(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the advice that torch logs when torchrec asks whether it is tracing."""
+def _without_tracing_advice() -> Iterator[None]:
+    # Torch logs advice when torchrec asks whether it is tracing.
     logger = logging.getLogger("torch.fx._symbolic_trace")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -163,26 +174,26 @@ def _quiet() -> Iterator[None]:
 def read_program(path: Path) -> Program:
     """Read what ``write_program`` of an earlier release wrote, whose versions hold nothing else to build from.
 
-    ``torch.export.load`` is made for archives that one trusts: pickled objects, expressions, guards and libraries in
-    one can run code, and an operator may be any function of torch. So it gets an archive made anew, of the entries and
-    names that ``write_program`` writes, and nothing else.
-
     Raises:
         ArtifactError: It is no such program.
     """
+    # torch.export.load is made for archives that one trusts: pickled objects, expressions, guards and libraries in one
+    # can run code, and an operator may be any function of torch. So it gets an archive made anew, of the entries and
+    # names that write_program writes, and nothing else.
     try:
-        module = torch.export.load(io.BytesIO(_rebuilt(path))).module()
-    except Exception as error:  # whatever torch, zipfile and json raise for one that is cut off or changed
+        module = torch.export.load(io.BytesIO(_rebuild_archive(path))).module()
+    # Torch, zipfile and json raise many things for an archive that is cut off or changed.
+    except Exception as error:
         if isinstance(error, ArtifactError) or passes(error):
             raise
         raise ArtifactError(f"{path} is not an exported program: {error}", hint="publish it again") from error
     return module
 
 
-def _rebuilt(path: Path) -> bytes:
-    """The archive at ``path`` without what could run code; ArtifactError where it has more than data."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(made, "w") as copy:
+def _rebuild_archive(path: Path) -> bytes:
+    # ArtifactError where it has more than data.
+    rebuilt = io.BytesIO()
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(rebuilt, "w") as copy:
         root = next(iter(archive.namelist()), "").partition("/")[0]
         for entry in archive.infolist():
             folder, _, name = entry.filename.partition("/")
@@ -194,17 +205,19 @@ def _rebuilt(path: Path) -> bytes:
             if name == "archive_format" and data != b"pt2":
                 raise _unsafe(path, f"format {data[:20]!r}")
             if name.endswith("_config.json"):
-                _check_config(path, json.loads(data))
+                _check_tensors(path, json.loads(data))
             if name == _MODEL:
-                data = json.dumps(_checked(path, json.loads(data))).encode()
+                model = _clear(json.loads(data))
+                _check(path, "", model)
+                data = json.dumps(model).encode()
             copy.writestr(entry.filename, data)
         if f"{root}/archive_format" not in archive.namelist():
             raise _unsafe(path, "no mark of its format")
-    return made.getvalue()
+    return rebuilt.getvalue()
 
 
-def _check_config(path: Path, config: dict[str, Any]) -> None:
-    """ArtifactError for tensors that are pickled, or lie elsewhere."""
+def _check_tensors(path: Path, config: dict[str, Any]) -> None:
+    # ArtifactError for tensors that are pickled, or lie elsewhere.
     for name, payload in config["config"].items():
         if payload.get("use_pickle") or not _TENSOR.fullmatch(payload["path_name"]):
             raise _unsafe(path, "pickled tensors")
@@ -213,24 +226,20 @@ def _check_config(path: Path, config: dict[str, Any]) -> None:
         _check(path, "", payload["tensor_meta"])
 
 
-def _checked(path: Path, model: dict[str, Any]) -> dict[str, Any]:
-    """The program without guards, which are lines of Python, and what is known of the code that was exported."""
-    left_out: dict[str, Any] = {"metadata": {}, "guards_code": [], "treespec_namedtuple_fields": {}}
-
-    def plain(node: Any) -> Any:
-        if isinstance(node, list):
-            return [plain(each) for each in node]
-        if not isinstance(node, dict):
-            return node
-        return {key: left_out[key] if key in left_out else plain(value) for key, value in node.items()}
-
-    checked: dict[str, Any] = plain(model)
-    _check(path, "", checked)
-    return checked
+def _clear(node: Any) -> Any:
+    # JSON, the values of _CLEARED emptied wherever they are.
+    if isinstance(node, list):
+        return [_clear(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    cleared = {}
+    for key, value in node.items():
+        cleared[key] = _CLEARED[key] if key in _CLEARED else _clear(value)
+    return cleared
 
 
 def _check(path: Path, key: str, node: Any) -> None:
-    """ArtifactError for anything below ``node``, the value of ``key``, that ``write_program`` does not write."""
+    # ArtifactError for anything below node, the value of key, that write_program does not write.
     if isinstance(node, list):
         for each in node:
             _check(path, key, each)
@@ -255,11 +264,7 @@ def _check(path: Path, key: str, node: Any) -> None:
 
 
 def _computes(target: str) -> bool:
-    """Whether ``target`` is an operator of torch that gives tensors of tensors and numbers, and does nothing else.
-
-    ``from_file`` maps any file and writes to it: of operators that take text, only those are let through whose text is
-    known to be harmless. One that writes to its arguments could write to what another has mapped.
-    """
+    # Whether target is an operator of torch that gives tensors of tensors and numbers, and does nothing else.
     parts = _ATEN.fullmatch(target)
     if parts is None:
         return False
@@ -268,17 +273,21 @@ def _computes(target: str) -> bool:
     if not isinstance(operator, OpOverload):
         return False
     schema = operator._schema
-    kinds = [str(argument.type) for argument in schema.arguments]
+    # One that writes to its arguments could write to what another has mapped.
     if schema.is_mutable and name not in _IN_PLACE:
         return False
-    return not any("Storage" in kind or ("str" in kind and name not in _WITH_TEXT) for kind in kinds)
+    # from_file maps any file and writes to it: of operators that take text, only those are let through whose text is
+    # known to be harmless.
+    for argument in schema.arguments:
+        kind = str(argument.type)
+        if "Storage" in kind or ("str" in kind and name not in _WITH_TEXT):
+            return False
+    return True
 
 
 def _is_plain_tree(saved: Any) -> bool:
-    """Whether ``saved``, the JSON of a pytree, has tuples, lists and dictionaries of leaves.
-
-    Of any other kind of node, and of a context that says so, torch imports a module and takes attributes of it.
-    """
+    # Whether the JSON of a pytree has tuples, lists and dictionaries of leaves. Of any other kind of node, and of a
+    # context that says so, torch imports a module and takes attributes of it.
 
     def plain(node: Any) -> bool:
         if not isinstance(node, dict) or set(node) != {"type", "context", "children_spec"}:

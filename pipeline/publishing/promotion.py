@@ -31,7 +31,8 @@ from pipeline.store.retrying import explained, passes
 CURRENT = "current.json"
 FORMAT = 1
 _LOG_ENTRIES = 200
-_TRIES = 10  # of a promotion beside other writers, one of which succeeds at each try
+# Of a promotion beside other writers, one of which succeeds at each try.
+_TRIES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def read_current(store: Store, model: str) -> Current:
 
 
 def _read(store: Store, model: str) -> tuple[Seen, Current]:
-    """The bytes of ``current.json``, for ``swap``, and their content."""
+    # The bytes of current.json, for swap, and their content.
     seen = read_marked(store, _current_path(model))
     return seen, _parsed(store, model, seen)
 
@@ -128,16 +129,15 @@ class Training:
         """The training that the manifest of ``version`` names."""
         summary = version.summary
         paths = [path for path in (summary.get("checkpoint"), *summary.get("members", ())) if path]
-        checksums = {
-            name: entry.checksum
-            for name, entry in version.files.items()
-            if name == WEIGHTS or name.startswith("tables/")
-        }
-        whole = xxhash.xxh3_128_hexdigest(json.dumps(checksums, sort_keys=True).encode())
+        checksums = {}
+        for name, entry in version.files.items():
+            if name == WEIGHTS or name.startswith("tables/"):
+                checksums[name] = entry.checksum
+        content = None
+        if WEIGHTS in checksums:
+            content = xxhash.xxh3_128_hexdigest(json.dumps(checksums, sort_keys=True).encode())
         return Training(
-            key=version.inputs.get("train"),
-            weights=",".join(map(_checkpoint, paths)) or None,
-            content=whole if WEIGHTS in checksums else None,
+            key=version.inputs.get("train"), weights=",".join(map(_key_and_step, paths)) or None, content=content
         )
 
     def is_same(self, other: Training) -> bool:
@@ -146,10 +146,11 @@ class Training:
         return any(one is not None and one == another for one, another in pairs)
 
 
-def _checkpoint(path: str) -> str:
-    """Key and step of a checkpoint; a forced training has a numbered directory (``<key>.2``)."""
+def _key_and_step(path: str) -> str:
     directory, _, step = path.rpartition("/")
-    return f"{directory.rpartition('/')[2].partition('.')[0]}/{step}"
+    # A forced training has a numbered directory: <key>.2.
+    key = directory.rpartition("/")[2].partition(".")[0]
+    return f"{key}/{step}"
 
 
 def withdrawal(
@@ -172,35 +173,44 @@ def withdrawal(
         The latest rollback, or promotion of an earlier version by hand, that ended the service of one of them. None if
         there was none, or if somebody let one of them serve again since.
     """
-    trained = {
-        entry.version: Training(entry.training, entry.weights, entry.content) for entry in current.log if entry.training
-    }
-
     read = {} if read is None else read
+    logged = {}
+    for entry in current.log:
+        if entry.training:
+            logged[entry.version] = Training(entry.training, entry.weights, entry.content)
 
-    def is_of_it(other: str) -> bool:
-        known = trained.get(other)
-        if known is None or known.weights is None or known.content is None:  # the log of an earlier release
+    def is_same_training(other: str) -> bool:
+        known = logged.get(other)
+        # The log of an earlier release has less.
+        if known is None or known.weights is None or known.content is None:
             if other not in read:
-                read[other] = _training_of(store, current.model, other)
+                try:
+                    artifact = store.find(version_path(current.model, other))
+                except DamagedError:
+                    artifact = None
+                # The version may be gone.
+                read[other] = None if artifact is None else Training.of(artifact)
             known = read[other] or known
         return known is not None and known.is_same(training)
 
     for entry in reversed(current.log):
         if entry.version == version:
             return None
+        # A stage neither takes a version back nor lets a withdrawn one serve again.
         if entry.by == "publish":
-            continue  # a stage neither takes a version back nor lets a withdrawn one serve again
+            continue
         former = entry.instead_of
-        if former and _goes_back(entry, former) and (former == version or is_of_it(former)):
-            return entry
-        if is_of_it(entry.version):
+        if former:
+            goes_back = entry.by == "rollback" or number_of(entry.version) < number_of(former)
+            if goes_back and (former == version or is_same_training(former)):
+                return entry
+        if is_same_training(entry.version):
             return None
     return None
 
 
 def withdrawal_text(undone: Promotion, version: str) -> str:
-    """How the training of ``version`` was taken out of service, of ``withdrawal``."""
+    """Say how the training of ``version`` was taken out of service: by ``undone``, of ``withdrawal``."""
     served = "it" if undone.instead_of == version else f"{undone.instead_of}, of the same training,"
     how = "was rolled back" if undone.by == "rollback" else f"was replaced by {undone.version}"
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(undone.at))
@@ -208,27 +218,19 @@ def withdrawal_text(undone: Promotion, version: str) -> str:
     return f"{served} served and {how} on {when}{why}"
 
 
-def _goes_back(entry: Promotion, former: str) -> bool:
-    return entry.by == "rollback" or number_of(entry.version) < number_of(former)
-
-
-def _training_of(store: Store, model: str, version: str) -> Training | None:
-    """The training behind a version whose log entry does not tell it; None if the version is gone."""
-    try:
-        artifact = store.find(version_path(model, version))
-    except DamagedError:
-        return None
-    return None if artifact is None else Training.of(artifact)
-
-
 def promote(
     store: Store, model: str, version: str, *, by: str, reason: str = "", check: Callable[[], None] | None = None
 ) -> Current:
     """Make ``version`` the serving version, unless it serves already.
 
-    ``by``: publish (its tables were just scored) | promote (they are read again). ``check`` may raise to refuse, while
-    nobody else can change what serves. Raises ArtifactError if the version is incomplete, and ConfigError if the gate
-    held it and there is no ``reason``.
+    Args:
+        by: publish (its tables were just scored) or promote (they are read again).
+        check: May raise to refuse, while nobody else can change what serves.
+
+    Raises:
+        ArtifactError: The version is incomplete.
+        ConfigError: The gate held it, and there is no ``reason``.
+        LaunchError: Other processes change what serves all the time.
     """
     mine, whole = uuid.uuid4().hex, None
     with model_lock(store, model):
@@ -240,26 +242,27 @@ def promote(
                 check()
             whole = whole or require_whole(store, model, version, tables=by != "publish")
             if whole.summary.get("verdict") == "HOLD" and not reason.strip():
-                raise _needs_reason(model, version)
+                raise ConfigError(
+                    f"the gate held {version} of model {model!r}; to publish it anyway, give a reason, which is "
+                    "recorded",
+                    hint=f"nightjar models promote {model} {version} --reason 'why it is right'",
+                )
             try:
                 entry = _entry(mine, current, by, whole, reason)
                 return _swap(store, seen, current, (*current.line, version), entry)
             except SwappedError:
-                continue  # another process promoted or rolled back: check everything again
+                # Another process promoted or rolled back: check everything again.
+                continue
         raise _changed(store, model, f"{_TRIES} times")
 
 
-def _needs_reason(model: str, version: str) -> ConfigError:
-    return ConfigError(
-        f"the gate held {version} of model {model!r}; to publish it anyway, give a reason, which is recorded",
-        hint=f"nightjar models promote {model} {version} --reason 'why it is right'",
-    )
-
-
 def roll_back(store: Store, model: str, reason: str = "") -> Current:
-    """Make the previous version serve again. ConfigError if there is none.
+    """Make the previous version serve again.
 
-    Raises LaunchError if another process changes what serves meanwhile, because the previous version is then another.
+    Raises:
+        ConfigError: There is none.
+        LaunchError: Another process changes what serves meanwhile: the previous version is then another.
+        PassingError: It cannot be told whether it serves.
     """
     mine = uuid.uuid4().hex
     with model_lock(store, model):
@@ -326,15 +329,13 @@ def _swap(store: Store, seen: Seen, current: Current, line: tuple[str, ...], ent
 
 
 def better_by_record(store: Store, model: str, incumbent: str, count: int) -> list[str]:
-    """Of the last ``count`` versions up to ``incumbent``, those that scored better than it, best first.
+    """Return those of the last ``count`` versions up to ``incumbent`` that scored better than it, best first.
 
-    Each gate record holds the paired change of NE from the version before it, on rows that both scored. The sums of
-    these changes compare versions of different days fairly; the NE of each version on its own day would compare the
-    days.
-
-    Versions that were rolled back are left out. The line ends at a version that was forced through the gate, because
-    that loss was accepted.
+    Versions that were rolled back are left out.
     """
+    # Each gate record holds the paired change of NE from the version before it, on rows that both scored. The sums of
+    # these changes compare versions of different days fairly; the NE of each version on its own day would compare the
+    # days.
     served = set(read_current(store, model).line)
     levels = dict[str, float]()
     version, level, seen = incumbent, 0.0, 0
@@ -342,20 +343,17 @@ def better_by_record(store: Store, model: str, incumbent: str, count: int) -> li
         if version in served or version == incumbent:
             levels[version] = level
             seen += 1
-        record = _record(store, model, version)
-        before = record.incumbent_version if record is not None else None
-        if record is None or record.change is None or before is None or record.forced or record.verdict == HOLD:
+        try:
+            record = read(GateRecord, store, f"{version_path(model, version)}/{GATE}")
+        except UnreachableError:
+            raise
+        except ArtifactError:
+            # It is missing or damaged.
+            break
+        # The loss of a version that was forced through the gate was accepted.
+        if record.incumbent_version is None or record.change is None or record.forced or record.verdict == HOLD:
             break
         level -= math.log1p(record.change.ne.point)
-        version = before
-    return sorted((name for name in levels if levels[name] < 0), key=lambda name: levels[name])
-
-
-def _record(store: Store, model: str, version: str) -> GateRecord | None:
-    """The gate's record of a version; None if it is missing or damaged."""
-    try:
-        return read(GateRecord, store, f"{version_path(model, version)}/{GATE}")
-    except UnreachableError:
-        raise
-    except ArtifactError:
-        return None
+        version = record.incumbent_version
+    better = [name for name in levels if levels[name] < 0]
+    return sorted(better, key=lambda name: levels[name])

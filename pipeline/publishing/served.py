@@ -25,8 +25,10 @@ from pipeline.records.serving import DENSE, SERVING, WEIGHTS, Description
 from pipeline.specs.model import MODELS
 from pipeline.store.artifacts import Store
 
+# Of a pass at most.
 SCORE_ROWS = 8192
-SCORE_EVENTS = 16_384  # of a pass: attention among events takes memory for each pair of them
+# Of a pass: attention among events takes memory for each pair of them.
+SCORE_EVENTS = 16_384
 NEEDED = (SERVING, DENSE, WEIGHTS, CONFIG, PROGRAM, CALIBRATOR, "tables")
 
 
@@ -60,19 +62,26 @@ def read_calibrator(path: Path) -> CalibratorRecord:
 
 
 class ServedModel:
-    """The version in ``directory``, with at most ``memory`` bytes for table rows.
+    """A version, opened to score rows.
 
-    ``calibrate`` false: its logits are those of the program, as training gives them. ``ranks``: processes of this
-    machine that open it beside each other and share ``memory``.
+    Args:
+        directory: The version's files.
+        memory: Bytes for table rows, at most.
+        calibrate: False: its logits are those of the program, as training gives them.
+        ranks: Processes of this machine that open it beside each other and share ``memory``.
+
+    Raises:
+        ArtifactError: A file is damaged.
+        OtherCodeError: What is installed here is not what made the version.
     """
 
     def __init__(self, directory: Path, memory: int, *, calibrate: bool = True, ranks: int = 1) -> None:
         self.description = read_description(directory / SERVING)
         tables = self.description.tables
         budget = shares(tables, memory)
-        self.tables = {
-            name: TableReader(directory / layout.file, layout, budget[name], ranks) for name, layout in tables.items()
-        }
+        self.tables = {}
+        for name, layout in tables.items():
+            self.tables[name] = TableReader(directory / layout.file, layout, budget[name], ranks)
         # Versions of earlier releases have the program alone. A later one says so, so that nobody leads back to the
         # program by removing a file.
         built = bool(self.description.weights) or (directory / DENSE).exists()
@@ -84,35 +93,47 @@ class ServedModel:
 
     @torch.no_grad()
     def score(self, dense: NDArray[np.float32], ids: Ids) -> NDArray[np.float32]:
-        """Logits [b] for ``dense`` features [b, n] and the ``ids`` of every sparse feature and column of a sequence.
+        """Return logits, calibrated where the version has a calibrator.
 
-        Calibrated where the version has a calibrator. Of a model of several tasks [b, T]: the main task's, then those
-        of ``description.tasks`` in order.
+        Args:
+            dense: Dense features [b, n].
+            ids: Of every sparse feature and every column of a sequence.
+
+        Returns:
+            [b]; of a model of several tasks [b, T]: the main task's, then those of ``description.tasks`` in order.
         """
-        parts, sequences = [], (self.description.sequences or {}).values()
-        for start, stop in self._passes(len(dense), ids):
+        sequences = list((self.description.sequences or {}).values())
+        parts = []
+        for start, stop in self._passes(len(dense), sequences, ids):
             vectors = [self._pooled(name, ids[name], start, stop) for name in self.description.sparse]
             embeddings = torch.stack(vectors, dim=1) if self.description.even else torch.cat(vectors, dim=1)
-            events = [part for columns in sequences for part in self._events(columns, ids, start, stop)]
+            events: list[Tensor] = []
+            for columns in sequences:
+                events += self._events(columns, ids, start, stop)
             parts.append(self._program(torch.from_numpy(dense[start:stop]), embeddings, *events).numpy())
         tasks = self.description.tasks
-        none = np.zeros((0, 1 + len(tasks)) if tasks else 0, np.float32)
-        logits = np.concatenate(parts) if parts else none
+        empty = np.zeros((0, 1 + len(tasks)) if tasks else 0, np.float32)
+        logits = np.concatenate(parts) if parts else empty
         return logits if self.calibrator is None else calibrated(self.calibrator, tasks, logits, ids)
 
-    def _passes(self, rows: int, ids: Ids) -> Iterator[tuple[int, int]]:
-        """First and last row of each pass: ``SCORE_ROWS`` rows, or as many as have ``SCORE_EVENTS`` events."""
-        lists: list[Any] = [ids[columns[0]] for columns in (self.description.sequences or {}).values()]
-        events = sum((each.offsets.astype(np.int64) for each in lists), np.zeros(rows + 1, np.int64))
+    def _passes(self, rows: int, sequences: Sequence[Sequence[str]], ids: Ids) -> Iterator[tuple[int, int]]:
+        # First and last row of each pass: SCORE_ROWS rows, or as many as have SCORE_EVENTS events.
+        events = np.zeros(rows + 1, np.int64)
+        for columns in sequences:
+            lists: Any = ids[columns[0]]
+            events += lists.offsets.astype(np.int64)
         start = 0
         while start < rows:
-            most = int(np.searchsorted(events, events[start] + SCORE_EVENTS, side="right")) - 1
-            stop = min(max(most, start + 1), start + SCORE_ROWS, rows) if lists else min(start + SCORE_ROWS, rows)
+            stop = min(start + SCORE_ROWS, rows)
+            if sequences:
+                most = int(np.searchsorted(events, events[start] + SCORE_EVENTS, side="right")) - 1
+                # A sample with more events is a pass by itself.
+                stop = min(stop, max(most, start + 1))
             yield start, stop
             start = stop
 
     def _events(self, columns: Sequence[str], ids: Ids, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """The embeddings of the events of samples [start, stop), and the sample of each."""
+        # The embeddings of the events of samples [start, stop), and the sample of each.
         vectors = []
         for name in columns:
             lists: Any = ids[name]
@@ -122,16 +143,18 @@ class ServedModel:
         return torch.cat(vectors, dim=1), torch.from_numpy(np.repeat(np.arange(stop - start), lengths))
 
     def _pooled(self, name: str, ids: Any, start: int, stop: int) -> Tensor:
-        """The embeddings of samples [start, stop): for several ids, the weighted sum, or the mean of these."""
+        # The embeddings of samples [start, stop): for several ids, the weighted sum, or the mean of these.
         table = self.description.table_of(name)
         if not self.description.sparse[name]:
             return self.tables[table].lookup(ids[start:stop])
         low, high = int(ids.offsets[start]), int(ids.offsets[stop])
         vectors = self.tables[table].lookup(ids.values[low:high])
         offsets = torch.from_numpy((ids.offsets[start:stop] - low).astype(np.int64))
-        weights = None if ids.weights is None else torch.from_numpy(ids.weights[low:high].astype(np.float32))
-        places = torch.arange(high - low)
-        pooled = functional.embedding_bag(places, vectors, offsets, mode="sum", per_sample_weights=weights)
+        weights = None
+        if ids.weights is not None:
+            weights = torch.from_numpy(ids.weights[low:high].astype(np.float32))
+        positions = torch.arange(high - low)
+        pooled = functional.embedding_bag(positions, vectors, offsets, mode="sum", per_sample_weights=weights)
         if table not in self.description.mean:
             return pooled
         counts = torch.from_numpy(np.diff(ids.offsets[start : stop + 1])).clamp_min(1)
@@ -152,14 +175,14 @@ class ServedModel:
 
 
 def _require_package(description: Description, directory: Path) -> None:
-    """OtherCodeError where the package that adds the ranking model is not the one of the version."""
-    named, model = description.package, description.model
-    installed = MODELS.package(model) if named and model in MODELS.names() else ""
-    if installed != named:
+    # OtherCodeError where the package that adds the ranking model is not the one of the version.
+    expected, model = description.package, description.model
+    installed = MODELS.package(model) if expected and model in MODELS.names() else ""
+    if installed != expected:
         raise OtherCodeError(
-            f"{directory} was made by {named}, but {installed or 'no such package'} is installed, which may compute "
+            f"{directory} was made by {expected}, but {installed or 'no such package'} is installed, which may compute "
             "another model of its weights",
-            hint=f"pip install {named.replace(' ', '==')}, or publish again with what is installed",
+            hint=f"pip install {expected.replace(' ', '==')}, or publish again with what is installed",
         )
 
 
@@ -180,14 +203,17 @@ def local_version(store: Store, path: str, needed: Sequence[str] = NEEDED) -> It
 def fetch_version(store: Store, path: str, folder: str, needed: Sequence[str] = NEEDED) -> None:
     """Copy the files ``needed`` of a version in an object store into ``folder``; as ``local_version``.
 
-    Raises ArtifactError for a file whose name leads out of the version: as a key of an object store it is a name like
-    any other, but on this machine it would be written wherever it points.
+    Raises:
+        ArtifactError: The name of a file leads out of the version.
     """
     start = store.full(path)
-    found = [full for name in needed for full in store.fs.find(f"{start}/{name}")]
-    files = [full for full in found if not full.endswith("/")]  # some tools mark a folder by an empty key
+    files: list[str] = []
+    for name in needed:
+        # Some tools mark a folder by an empty key.
+        files += [full for full in store.fs.find(f"{start}/{name}") if not full.endswith("/")]
     names = [full.removeprefix(f"{start}/") for full in files]
     for name in names:
+        # As a key of an object store it is a name like any other, but here it would be written wherever it points.
         if {"", ".", ".."} & set(name.split("/")) or "\\" in name or "\0" in name:
             raise ArtifactError(
                 f"{path} has a file called {name!r}, which leads out of its folder; nothing of it was copied",

@@ -27,7 +27,7 @@ _RANGE_BYTES = 4
 
 
 def decoded(layout: TableLayout, records: NDArray[np.uint8], rows: NDArray[np.int64]) -> Tensor:
-    """The float32 values [n, dim] of ``records`` [n, record_bytes] with row numbers ``rows`` [n]."""
+    """Return the float32 values [n, dim] of ``records`` [n, record_bytes] with row numbers ``rows`` [n]."""
     codes_and_range = torch.from_numpy(records)
     if not len(rows):
         return torch.zeros(0, layout.dim)
@@ -37,12 +37,15 @@ def decoded(layout: TableLayout, records: NDArray[np.uint8], rows: NDArray[np.in
     ranges = ends.view(torch.float16)
     values = decode(EncodedRows(codes, ranges[:, 0], ranges[:, 1], 1.0, int(layout.coding), layout.dim))
     units = torch.tensor(layout.units, dtype=torch.float32)[torch.from_numpy(rows // layout.block_rows)]
-    return values.mul_(units[:, None])  # a power of two: exact
+    # Powers of two, so that the products are exact.
+    return values.mul_(units[:, None])
 
 
 def record_bytes(dim: int, coding: str) -> int:
-    """Bytes of one record."""
-    return dim * FLOATS[coding].itemsize if coding in FLOATS else packed_bytes(dim, int(coding)) + _RANGE_BYTES
+    """Return the bytes of one record."""
+    if coding in FLOATS:
+        return dim * FLOATS[coding].itemsize
+    return packed_bytes(dim, int(coding)) + _RANGE_BYTES
 
 
 def bits(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
@@ -50,14 +53,15 @@ def bits(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
     return np.packbits(flags, bitorder="little")
 
 
-def is_set(packed: NDArray[np.uint8], places: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Which of the bits at ``places`` [n] are set."""
-    return (packed[places >> 3] >> (places & 7).astype(np.uint8) & 1).astype(bool)
+def is_set(packed: NDArray[np.uint8], positions: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Return which of the bits at ``positions`` [n] are set."""
+    return (packed[positions >> 3] >> (positions & 7).astype(np.uint8) & 1).astype(bool)
 
 
 Records = NDArray[np.uint8]
 _MOST_CREDIT = 15
-_TAG_BYTES = 9  # of a place, beside its record: the row's number and its credit
+# Of a place, besides its record: the row's number and its credit.
+_TAG_BYTES = 9
 # Cold rows are faulted in by this many threads: a disk answers several requests in the time of one.
 _READERS = 8
 _PIECE = 256
@@ -91,7 +95,7 @@ class RowCache:
         return records
 
     def _copy_hits(self, rows: NDArray[np.int64], places: NDArray[np.int64], records: Records) -> NDArray[np.int64]:
-        """Copy cached records into ``records``; returns the positions of the other rows. The caller holds the lock."""
+        # Copies cached records into ``records``; returns the positions of the other rows. The caller holds the lock.
         hit = self._rows[places] == rows
         records[hit] = self._records[places[hit]]
         self._credit[places[hit]] = np.minimum(self._credit[places[hit]] + 1, _MOST_CREDIT)
@@ -101,7 +105,7 @@ class RowCache:
         return missing
 
     def _admit(self, rows: NDArray[np.int64], places: NDArray[np.int64], records: Records) -> None:
-        """Put rows into free places. The caller holds the lock."""
+        # Puts rows into free places. The caller holds the lock.
         free = self._credit[places] == 0
         self._credit[places[~free]] -= 1
         # One of several rows for a place stays: the same one in all three arrays.
@@ -115,8 +119,10 @@ class TableReader:
     """Looks up rows in the file at ``path``, with at most ``memory`` bytes of it in memory.
 
     A file that fits is read as a whole. ``ranks``: processes of this machine that open it beside each other: they share
-    the pages of a file that fits, and each has its part of ``memory`` for rows of a larger one. Raises ArtifactError if
-    its size does not match ``layout``.
+    the pages of a file that fits, and each has its part of ``memory`` for rows of a larger one.
+
+    Raises:
+        ArtifactError: The file's size does not match ``layout``.
     """
 
     def __init__(self, path: Path, layout: TableLayout, memory: int, ranks: int = 1) -> None:
@@ -149,32 +155,34 @@ class TableReader:
         return self._pool is not None
 
     def lookup(self, rows: NDArray[np.integer]) -> Tensor:
-        """float32 [n, dim] of ``rows`` [n], in any order, with repeats."""
+        """Return float32 [n, dim] of ``rows`` [n], which may be in any order and repeat."""
         numbers = rows.astype(np.int64)
         if self._pool is None:
             return decoded(self.layout, self._records[numbers], numbers)
+        # On disk, each row is read once.
         unique, inverse = np.unique(numbers, return_inverse=True)
-        records = self.cache.read(unique, self._fetch) if self.cache is not None else self._fetch(unique)
+        records = self._fetch(unique) if self.cache is None else self.cache.read(unique, self._fetch)
         return decoded(self.layout, records, unique)[inverse]
 
     def _fetch(self, rows: NDArray[np.int64]) -> Records:
-        """Read records from the mapped file in parallel."""
         assert self._pool is not None
         pieces = [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
         return np.concatenate(list(self._pool.map(lambda piece: np.take(self._records, piece, axis=0), pieces)))
 
 
 def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
-    """Bytes of ``memory`` for each table: all of those below an even share, the rest divided by size."""
+    """Divide ``memory`` (bytes): tables below an even share are in it as a whole, the others share the rest by size."""
     budget: dict[str, int] = {}
     left = memory
     sizes = {name: layout.bytes for name, layout in layouts.items()}
     ranked = sorted(sizes, key=lambda name: sizes[name])
-    for place, name in enumerate(ranked):
-        rest = ranked[place:]
-        if sizes[name] * len(rest) > left:
-            total = sum(sizes[other] for other in rest)
-            return budget | {other: left * sizes[other] // total for other in rest}
+    for rank, name in enumerate(ranked):
+        larger = ranked[rank:]
+        if sizes[name] * len(larger) > left:
+            total = sum(sizes[other] for other in larger)
+            for other in larger:
+                budget[other] = left * sizes[other] // total
+            return budget
         budget[name] = sizes[name]
         left -= sizes[name]
     return budget

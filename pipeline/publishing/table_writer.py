@@ -38,53 +38,64 @@ class WrittenTable:
 def write_table(
     draft: Draft, readers: Sequence[ChainReader], table: str, coding: str, window_bytes: int = WINDOW_BYTES
 ) -> WrittenTable:
-    """Write ``table`` as ``tables/<table>.rows``: each row as in the checkpoints of ``readers``, side by side.
-
-    ``window_bytes``: float32 bytes of a checkpoint in memory at a time.
+    """Write ``table`` as ``tables/<table>.rows``: each row as in the checkpoints of ``readers``, concatenated.
 
     Values that are not finite are written as 0 and counted; the gate holds such a version.
+
+    Args:
+        draft: The version.
+        readers: A checkpoint of each member.
+        table: Its name.
+        coding: 8 or 4 bits, fp16 or fp32.
+        window_bytes: Float32 bytes of a checkpoint in memory at a time.
     """
-    rows, dim = readers[0].tables[table].rows, sum(reader.tables[table].dim for reader in readers)
-    name, size = f"tables/{quote(table, safe='')}.rows", record_bytes(dim, coding)
+    rows = readers[0].tables[table].rows
+    dim = sum(reader.tables[table].dim for reader in readers)
+    name = f"tables/{quote(table, safe='')}.rows"
     units: list[float] = []
-    block_rows, bad, quantiser = rows, 0, None
+    block_rows = rows
+    not_finite = 0
+    quantiser: Coding | None = None
     trained = np.zeros(rows, bool) if readers[0].states(table) else None
     with draft.open(name) as sink:
         for windows in zip(*(reader.windows(table, window_bytes) for reader in readers), strict=True):
             first = windows[0]
-            weight = first.weight if len(windows) == 1 else torch.cat([each.weight for each in windows], dim=1)
-            if not (finite := torch.isfinite(weight)).all():
-                bad += int((~finite).sum())
+            weight = first.weight
+            if len(windows) > 1:
+                weight = torch.cat([window.weight for window in windows], dim=1)
+            finite = torch.isfinite(weight)
+            if not finite.all():
+                not_finite += int((~finite).sum())
                 weight = torch.where(finite, weight, 0.0)
             if coding in FLOATS:
                 records = weight.to(FLOATS[coding]).contiguous().view(torch.uint8)
             else:
-                quantiser = quantiser or choose_coding(_sample(weight), int(coding))
-                records, unit = _coded(weight, quantiser)
-                block_rows = len(weight) if not units else block_rows
-                units.append(unit)
+                if quantiser is None:
+                    # Rows spread over the first block decide.
+                    sample = weight[:: max(1, len(weight) // SAMPLE_ROWS)].contiguous()
+                    quantiser = choose_coding(sample, int(coding))
+                    block_rows = len(weight)
+                encoded = encode(weight, quantiser)
+                ends = torch.stack([encoded.low, encoded.span], dim=1).view(torch.uint8)
+                records = torch.cat([encoded.codes, ends], dim=1)
+                units.append(encoded.unit)
             if trained is not None:
-                trained[first.row : first.row + len(weight)] = np.any([_moved(each.state) for each in windows], axis=0)
+                moved = [_moved_rows(window.state) for window in windows]
+                trained[first.row : first.row + len(weight)] = np.any(moved, axis=0)
             sink.write(records.numpy().data)
     layout = TableLayout(
-        file=name, rows=rows, dim=dim, coding=coding, record_bytes=size, block_rows=block_rows, units=units
+        file=name,
+        rows=rows,
+        dim=dim,
+        coding=coding,
+        record_bytes=record_bytes(dim, coding),
+        block_rows=block_rows,
+        units=units,
     )
-    return WrittenTable(layout, bad, None if trained is None else bits(trained))
+    return WrittenTable(layout, not_finite, None if trained is None else bits(trained))
 
 
-def _coded(weight: Tensor, quantiser: Coding) -> tuple[Tensor, float]:
-    """The records [n, bytes] of a block of rows, and its unit."""
-    coded = encode(weight, quantiser)
-    ends = torch.stack([coded.low, coded.span], dim=1).view(torch.uint8)
-    return torch.cat([coded.codes, ends], dim=1), coded.unit
-
-
-def _sample(weight: Tensor) -> Tensor:
-    """Rows spread over a block, for choosing the quantiser's search."""
-    return weight[:: max(1, len(weight) // SAMPLE_ROWS)].contiguous()
-
-
-def _moved(states: Mapping[str, Tensor]) -> NDArray[np.bool_]:
-    """Which rows [n] were trained: their optimizer state is not all zero."""
+def _moved_rows(states: Mapping[str, Tensor]) -> NDArray[np.bool_]:
+    # Rows [n] that were trained: their optimizer state is not all zero.
     moved = [(state.numpy() != 0).reshape(len(state), -1).any(axis=1) for state in states.values()]
     return np.asarray(np.logical_or.reduce(moved))

@@ -13,8 +13,10 @@ from pipeline.store.manifest import MANIFEST, Artifact
 from pipeline.store.references import Record, RecordKind, References, key_of, of_manifest, run_of
 
 KIND = "model"
+_ANOTHER = "another version: nightjar models ls {model}"
 NAME = re.compile(r"v(\d{5,})-[0-9a-f]{8}")
-_TABLES = "tables/"  # begins the names of a version's large files
+# Begins the names of a version's large files.
+_TABLES = "tables/"
 
 
 def model_path(model: str) -> str:
@@ -29,8 +31,8 @@ def version_path(model: str, version: str) -> str:
 
 def new_version(store: Store, model: str, key: str) -> str:
     """A name for a new version: the next number, and the start of its ``key``, which keeps two writers apart."""
-    numbers = [int(match[1]) for name in store.names(model_path(model)) if (match := NAME.fullmatch(name))]
-    return f"v{max(numbers, default=0) + 1:05d}-{key[:8]}"
+    latest = max(map(number_of, store.names(model_path(model))), default=0)
+    return f"v{latest + 1:05d}-{key[:8]}"
 
 
 def number_of(version: str) -> int:
@@ -74,15 +76,11 @@ def require_intact(store: Store, model: str, artifact: Artifact, names: Iterable
     except UnreachableError:
         raise
     except ArtifactError as error:
-        raise ArtifactError(error.message, hint=_other(model)) from None
-
-
-def _other(model: str) -> str:
-    return f"another version: nightjar models ls {model}"
+        raise ArtifactError(error.message, hint=_ANOTHER.format(model=model)) from None
 
 
 def require_whole(store: Store, model: str, version: str, *, tables: bool) -> Artifact:
-    """The version; ArtifactError unless it is committed and its files are as written.
+    """Return the version; ArtifactError unless it is committed and its files are as written.
 
     Without ``tables``, only the sizes of tables are checked, so that a rollback is fast for large ones too.
     """
@@ -92,7 +90,9 @@ def require_whole(store: Store, model: str, version: str, *, tables: bool) -> Ar
         size = store.fs.info(store.full(file))["size"] if store.exists(file) else None
         if size != entry.bytes:
             state = "missing" if size is None else f"{size} bytes"
-            raise ArtifactError(f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint=_other(model))
+            raise ArtifactError(
+                f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint=_ANOTHER.format(model=model)
+            )
     require_intact(store, model, artifact, artifact.files if tables else small_files(artifact))
     return artifact
 
@@ -101,7 +101,8 @@ def model_lock(store: Store, model: str) -> AbstractContextManager[None]:
     """Lock ``current.json`` against other writers of this file system. On an object store, ``swap`` decides."""
     path = store.full(model_path(model))
     if store.is_local and not store.fs.isdir(path):
-        return nullcontext()  # there is no such model; the caller says so
+        # There is no such model; the caller says so.
+        return nullcontext()
     busy = taken(
         f"model {model!r} is already being changed", "another process", path, "run the same command again in a moment"
     )
@@ -114,13 +115,15 @@ def models(store: Store) -> list[str]:
 
 
 def _version(record: Record) -> References:
-    """What the manifest of a version refers to: its inputs, its run and its checkpoint."""
-    made, summary = of_manifest(record), record.get("summary") or {}
-    runs = run_of(summary.get("run")).union(*(run_of(path) for path in made.checkpoints))
-    return made | References(keys=key_of(summary.get("dataset")), runs=runs)
+    # Its inputs, its run and its checkpoint.
+    references = of_manifest(record)
+    summary = record.get("summary") or {}
+    runs = run_of(summary.get("run")).union(*(run_of(path) for path in references.checkpoints))
+    return references | References(keys=key_of(summary.get("dataset")), runs=runs)
 
 
 VERSION_RECORDS = (
-    RecordKind(name="model", pattern=f"models/*/{MANIFEST}", refers=_version, pins=True),  # written by other programs
+    # Written by other programs.
+    RecordKind(name="model", pattern=f"models/*/{MANIFEST}", refers=_version, pins=True),
     RecordKind(name="version", pattern=f"models/*/*/{MANIFEST}", refers=_version, pins=True),
 )

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -21,70 +20,82 @@ from pipeline.towers.layout import WHOLE_WORLD, check_towers
 
 
 def tower_count(partition: PartitionConfig, hosts: int) -> int:
-    """The number of towers: ``partition.towers``, or one a host."""
+    """Return the number of towers: ``partition.towers``, or one a host."""
     return partition.towers or hosts
 
 
 def tower_hosts(count: int, hosts: int) -> list[tuple[int, ...]]:
-    """The hosts of each of ``count`` towers: several hosts a tower, or several towers a host.
+    """Return the hosts of each of ``count`` towers: several hosts a tower, or several towers a host.
 
-    Raises ConfigError where neither number divides the other.
+    Raises:
+        ConfigError: Neither number divides the other.
     """
     if hosts % count == 0:
         span = hosts // count
         return [tuple(range(number * span, (number + 1) * span)) for number in range(count)]
     if count % hosts == 0:
-        share = count // hosts
-        return [(number // share,) for number in range(count)]
+        towers_per_host = count // hosts
+        return [(number // towers_per_host,) for number in range(count)]
     raise ConfigError(
         f"{count} towers do not divide {hosts} hosts, expected a divisor or a multiple of {hosts}",
-        hint=f"partition.towers={_fitting(count, hosts)}",
+        hint=f"partition.towers={largest_count(count, hosts)}",
     )
 
 
-def _fitting(most: int, hosts: int) -> int:
-    """The largest number of towers, up to ``most``, that divides ``hosts`` or is a multiple of it."""
-    return max(n for n in range(1, most + 1) if hosts % n == 0 or n % hosts == 0)
+def largest_count(most: int, hosts: int) -> int:
+    """Return the largest number of towers, up to ``most``, that divides ``hosts`` or is a multiple of it."""
+    return max(count for count in range(1, most + 1) if hosts % count == 0 or count % hosts == 0)
 
 
 def towers_of(
     partition: PartitionConfig, dim: int, hosts: int, assigned: Sequence[Sequence[str]], features: Sequence[str]
 ) -> Towers:
-    """``towers.json`` of ``features`` that are ``assigned`` to towers on ``hosts`` hosts; ``dim``: of the embeddings.
+    """Build ``towers.json`` of ``features``, ``assigned`` by tower; ``dim``: width of the embeddings.
 
-    Raises ConfigError where they do not fit.
+    Raises:
+        ConfigError: They do not fit.
     """
     low_rank = partition.module == "low_rank"
-    towers = Towers(
-        partition=partition.name,
-        towers=tuple(
-            Tower(features=tuple(f), hosts=h) for f, h in zip(assigned, tower_hosts(len(assigned), hosts), strict=True)
-        ),
-        module=TowerModuleSpec(
-            name=partition.module,
-            c=partition.c,
-            p=partition.p,
-            cross_layers=partition.cross_layers,
-            dim=partition.dim or (-(-dim // 4) if low_rank else dim),
-            rank=partition.rank if low_rank else 0,
-        ),
+    # By default, a low-rank tower sends vectors of a quarter of the width.
+    module_dim = partition.dim or (-(-dim // 4) if low_rank else dim)
+    module = TowerModuleSpec(
+        name=partition.module,
+        c=partition.c,
+        p=partition.p,
+        cross_layers=partition.cross_layers,
+        dim=module_dim,
+        rank=partition.rank if low_rank else 0,
     )
+    placed = []
+    for names, own_hosts in zip(assigned, tower_hosts(len(assigned), hosts), strict=True):
+        placed.append(Tower(features=tuple(names), hosts=own_hosts))
+    towers = Towers(partition=partition.name, towers=tuple(placed), module=module)
     check_towers(towers.towers, features, hosts)
     return towers
 
 
 def flat_towers(hosts: int, features: Sequence[str]) -> Towers:
-    """One tower with every feature on every host: ``partition=flat``."""
+    """Return one tower with every feature on every host: ``partition=flat``."""
     return Towers(partition="flat", towers=(Tower(features=tuple(features), hosts=tuple(range(hosts))),))
 
 
 def kept_together(partition: PartitionConfig, shared: Iterable[Sequence[str]]) -> PartitionConfig:
-    """``partition`` with groups of the features and sequences that share a table, ``shared``: it lies in one tower."""
+    """Return ``partition`` with groups of the features and sequences that share a table: it lies in one tower.
+
+    ``shared``: those of each table.
+    """
     groups = [list(group) for group in partition.groups]
-    for names in (each for each in shared if len(each) > 1):
-        joins = [group for group in groups if not set(group).isdisjoint(names)]
-        groups = [group for group in groups if group not in joins]
-        groups.append(list(dict.fromkeys([*itertools.chain(*joins), *names])))
+    for names in shared:
+        if len(names) < 2:
+            continue
+        merged: list[str] = []
+        others = []
+        for group in groups:
+            if set(group).isdisjoint(names):
+                others.append(group)
+            else:
+                merged += group
+        groups = [*others, list(dict.fromkeys([*merged, *names]))]
     return replace(partition, groups=groups)
 
 
@@ -95,9 +106,13 @@ def check_partition(
     features: Sequence[str],
     sequences: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> None:
-    """Raise ConfigError where these ``features`` cannot be partitioned so on this number of ``hosts``.
+    """Check that ``features``, those of the dataset and its sequences, can be partitioned so on ``hosts`` hosts.
 
-    ``features``: those of the dataset, and its sequences; ``sequences``: by name, whose tables their events have.
+    Args:
+        sequences: By name, the features whose tables their events have.
+
+    Raises:
+        ConfigError: They cannot.
     """
     if partition.name == "flat":
         return
@@ -107,18 +122,18 @@ def check_partition(
     if count > len(features):
         raise ConfigError(
             f"{count} towers for {len(features)} features ({', '.join(features)}), expected a feature in each",
-            hint=f"partition.towers={_fitting(len(features), hosts)}",
+            hint=f"partition.towers={largest_count(len(features), hosts)}",
         )
     _check_shardings(plan)
     _check_names(partition, features)
-    _check_together(partition, count)
-    _check_enough(partition, features, count, hosts)
+    _check_pins_and_groups(partition, count)
+    _check_enough_features(partition, features, count, hosts)
     if partition.module == "dlrm" and partition.c == partition.p == 0:
         raise ConfigError("partition.c and partition.p are both 0, so towers have no output", hint="partition.c=1")
 
 
 def _check_shardings(plan: PlanConfig) -> None:
-    """Every table must have a sharding type, pinned or not, that stays within its tower's hosts."""
+    # Every table needs a sharding type, pinned or not, that stays within its tower's hosts.
     for name, pin in plan.tables.items():
         if pin.sharding in WHOLE_WORLD:
             path = f"plan.tables.{name}.sharding"
@@ -136,17 +151,18 @@ def _check_shardings(plan: PlanConfig) -> None:
 
 def _check_names(partition: PartitionConfig, features: Sequence[str]) -> None:
     named = [("partition.pins", name) for name in partition.pins]
-    named += [("partition.groups", name) for group in partition.groups for name in group]
-    for where, name in named:
+    for group in partition.groups:
+        named += [("partition.groups", name) for name in group]
+    for setting, name in named:
         if name not in features:
             near = difflib.get_close_matches(name, features, n=1, cutoff=0.0)[0]
             raise ConfigError(
-                f"{where} names {name!r}, which is not a feature; the nearest is {near!r}",
+                f"{setting} names {name!r}, which is not a feature; the nearest is {near!r}",
                 hint=f"use {near} instead of {name}; the features are {', '.join(features)}",
             )
 
 
-def _check_together(partition: PartitionConfig, count: int) -> None:
+def _check_pins_and_groups(partition: PartitionConfig, count: int) -> None:
     for name, tower in partition.pins.items():
         if not 0 <= tower < count:
             raise ConfigError(
@@ -162,38 +178,39 @@ def _check_together(partition: PartitionConfig, count: int) -> None:
                     hint=f"name {name} in one group only",
                 )
             seen.add(name)
-        wanted = {name: partition.pins[name] for name in group if name in partition.pins}
-        if len(set(wanted.values())) > 1:
-            shown = ", ".join(f"{name} to {tower}" for name, tower in wanted.items())
+        pinned = {name: partition.pins[name] for name in group if name in partition.pins}
+        if len(set(pinned.values())) > 1:
+            shown = ", ".join(f"{name} to {tower}" for name, tower in pinned.items())
             raise ConfigError(
                 f"partition.groups keeps {', '.join(group)} together, but partition.pins sends {shown}",
-                hint=f"~partition.pins.{next(iter(wanted))}",
+                hint=f"~partition.pins.{next(iter(pinned))}",
             )
 
 
 def _check_sequences(partition: PartitionConfig, sequences: Mapping[str, Sequence[str]]) -> None:
-    """A sequence is looked up where its tables are: with all features whose tables its events have."""
+    # A sequence is looked up where its tables are: with all features whose tables its events have.
     for name, features in sequences.items():
-        wanted = {each: partition.pins[each] for each in (*features, name) if each in partition.pins}
-        if len(set(wanted.values())) > 1:
-            first, shown = next(iter(wanted)), ", ".join(f"{each} to tower {tower}" for each, tower in wanted.items())
-            moved = [each for each, tower in wanted.items() if tower != wanted[first]]
-            raise ConfigError(
-                f"partition.pins sends {shown}, but the events of sequence {name!r} are looked up in the tables of "
-                f"{', '.join(features)}: a sequence and its tables lie in one tower",
-                hint=" ".join(f"++partition.pins.{each}={wanted[first]}" for each in moved),
-            )
+        pinned = {each: partition.pins[each] for each in (*features, name) if each in partition.pins}
+        if len(set(pinned.values())) <= 1:
+            continue
+        shown = ", ".join(f"{each} to tower {tower}" for each, tower in pinned.items())
+        first_tower = next(iter(pinned.values()))
+        moves = [f"++partition.pins.{each}={first_tower}" for each, tower in pinned.items() if tower != first_tower]
+        raise ConfigError(
+            f"partition.pins sends {shown}, but the events of sequence {name!r} are looked up in the tables of "
+            f"{', '.join(features)}: a sequence and its tables lie in one tower",
+            hint=" ".join(moves),
+        )
 
 
-def _check_enough(partition: PartitionConfig, features: Sequence[str], count: int, hosts: int) -> None:
-    """Features without a pin must be enough for the towers that no pin names; a group counts as one."""
-    group_of = {name: tuple(group) for group in partition.groups for name in group}
-    units = {group_of.get(name, (name,)) for name in features}
+def _check_enough_features(partition: PartitionConfig, features: Sequence[str], count: int, hosts: int) -> None:
+    # Features without a pin must be enough for the towers that no pin names; a group counts as one.
+    units = set(group_units(features, partition.groups))
     pinned = {unit for unit in units if any(name in partition.pins for name in unit)}
     empty = sorted(set(range(count)) - set(partition.pins.values()))
     free = [", ".join(unit) for unit in units - pinned]
     if len(free) < len(empty):
-        fewer = _fitting(count - len(empty) + len(free), hosts)
+        fewer = largest_count(count - len(empty) + len(free), hosts)
         left = f"only {'; '.join(sorted(free))} can go there" if free else "every feature is pinned elsewhere"
         raise ConfigError(
             f"towers {', '.join(map(str, empty))} of {count} would get no feature: {left} "
@@ -202,22 +219,38 @@ def _check_enough(partition: PartitionConfig, features: Sequence[str], count: in
         )
 
 
+def group_units(features: Sequence[str], groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return what moves as one: groups, at the place of their first feature, and all other features by themselves."""
+    group_of: dict[str, tuple[str, ...]] = {}
+    for group in groups:
+        group_of |= dict.fromkeys(group, tuple(group))
+    return list(dict.fromkeys(group_of.get(name, (name,)) for name in features))
+
+
 def strided(
     features: Sequence[str],
     count: int,
     pins: Mapping[str, int] | None = None,
     groups: Sequence[Sequence[str]] = (),
 ) -> list[list[str]]:
-    """Features by tower, in their own order. A group counts as one feature, at the place of its first.
+    """Deal features out to ``count`` towers in turn, the last of them to towers that would otherwise stay empty.
 
-    ``pins``: {feature: its tower}; the feature's group goes with it. The others are dealt out in turn, the last of them
-    to towers that would otherwise stay empty.
+    Args:
+        pins: A feature's tower; the feature's group goes with it.
+        groups: Features that stay together; a group counts as one feature, at the place of its first.
+
+    Returns:
+        Features by tower, in their own order.
     """
     pins = pins or {}
-    group_of = {name: tuple(group) for group in groups for name in group}
-    units = list(dict.fromkeys(group_of.get(name, (name,)) for name in features))
-    home = {name: pins[member] for unit in units for member in unit if member in pins for name in unit}
-    free = [unit for unit in units if unit[0] not in home]
+    home: dict[str, int] = {}
+    free = []
+    for unit in group_units(features, groups):
+        pinned = [pins[name] for name in unit if name in pins]
+        if pinned:
+            home |= dict.fromkeys(unit, pinned[-1])
+        else:
+            free.append(unit)
     for turn, unit in enumerate(free):
         empty = sorted(set(range(count)) - set(home.values()))
         tower = empty[0] if len(free) - turn <= len(empty) else turn % count
@@ -226,16 +259,18 @@ def strided(
 
 
 def modules_costs(spec: TowerModuleSpec, features: Sequence[int], width: int) -> ModelCosts:
-    """The costs of a sample in the modules of towers with so many ``features`` each, of embeddings of ``width``.
+    """Return the costs of a sample in the modules of towers, counted on the built modules, for the planner.
 
-    For the planner: counted on the built modules, as a ranking model's costs are.
+    ``features``: their number, by tower; ``width``: of their embeddings.
     """
-    each = [_tower_costs(spec, count, width) for count in features]
-    return ModelCosts(
-        flop=sum(one.flop for one in each),
-        parameters=sum(one.parameters for one in each),
-        activations=sum(one.activations for one in each),
-    )
+    flop: float = 0
+    parameters = activations = 0
+    for count in features:
+        costs = _tower_costs(spec, count, width)
+        flop += costs.flop
+        parameters += costs.parameters
+        activations += costs.activations
+    return ModelCosts(flop=flop, parameters=parameters, activations=activations)
 
 
 @lru_cache(maxsize=256)

@@ -20,14 +20,18 @@ from pipeline.towers.placement import Matrix, between
 STARTS = 8
 ROUNDS = 8
 LLOYD_ROUNDS = 50
-EXCESS_COST = 10.0  # of twice the capacity, for every item; the costs of one are at most 1
-MOST_EXACT = 2_000  # pairs of item and tower
-_OPTIONS = {"node_limit": 500, "mip_rel_gap": 1e-3}  # nodes, not seconds: the same towers on every machine
+# Of twice the capacity, for every item; the costs of one are at most 1.
+EXCESS_COST = 10.0
+# Pairs of item and tower that an integer program decides; larger problems are relaxed and rounded.
+MOST_EXACT = 2_000
+# Nodes, not seconds: the same towers on every machine.
+_OPTIONS = {"node_limit": 500, "mip_rel_gap": 1e-3}
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MOST_PASSES = 50
 TOLERANCE = 1e-9
-EXCESS_PRICE = 1e6  # of a load over its capacity by the capacity; distances are at most 1 and features fewer
+# Of a load over its capacity by the capacity; distances are at most 1 and features fewer.
+EXCESS_PRICE = 1e6
 
 
 def cluster(problem: ClusteringProblem, positions: Floats, distances: Matrix, seed: int) -> Ints:
@@ -44,12 +48,14 @@ def cluster(problem: ClusteringProblem, positions: Floats, distances: Matrix, se
 
 
 def _kmeans(problem: ClusteringProblem, positions: Floats, rng: np.random.Generator) -> Ints:
-    """Lloyd's rounds without bounds for the centres, then rounds with bounds until nothing moves."""
+    # Lloyd's rounds without bounds for the centres, then rounds with bounds until nothing moves.
     centres = _first_centres(problem, positions, rng)
     for bounded, rounds in ((False, LLOYD_ROUNDS), (True, ROUNDS)):
         last = None
         for _ in range(rounds):
-            cost = _costs(problem, positions, centres)
+            # Squared distances of every item's features to every centre, summed: [items, T].
+            square = np.square(between(positions, centres))
+            cost = np.array([square[list(item)].sum(0) for item in problem.items])
             assigned = _bounded(problem, cost) if bounded else _nearest(problem, cost)
             if last is not None and np.array_equal(assigned, last):
                 break
@@ -61,23 +67,25 @@ def _kmeans(problem: ClusteringProblem, positions: Floats, rng: np.random.Genera
 
 
 def _first_centres(problem: ClusteringProblem, positions: Floats, rng: np.random.Generator) -> Floats:
-    """k-means++ (Arthur and Vassilvitskii 2007); a tower with pins starts at the mean of its pinned features."""
+    # k-means++ (Arthur and Vassilvitskii 2007); a tower with pins starts at the mean of its pinned features.
     centres: dict[int, Floats] = {}
     for tower in set(problem.pinned.values()):
-        held = [f for item, where in problem.pinned.items() if where == tower for f in problem.items[item]]
-        centres[tower] = positions[held].mean(0)
+        pinned_features: list[int] = []
+        for item, pinned_tower in problem.pinned.items():
+            if pinned_tower == tower:
+                pinned_features += problem.items[item]
+        centres[tower] = positions[pinned_features].mean(0)
     for tower in range(problem.towers):
-        if tower not in centres:
-            far = np.square(between(positions, np.array(list(centres.values())))).min(1) if centres else None
-            odds = far / far.sum() if far is not None and far.sum() > 0 else None
-            centres[tower] = positions[rng.choice(len(positions), p=odds)]
+        if tower in centres:
+            continue
+        # A feature far from all centres is likelier to be the next one.
+        odds = None
+        if centres:
+            nearest = np.square(between(positions, np.array(list(centres.values())))).min(1)
+            if nearest.sum() > 0:
+                odds = nearest / nearest.sum()
+        centres[tower] = positions[rng.choice(len(positions), p=odds)]
     return np.array([centres[tower] for tower in range(problem.towers)])
-
-
-def _costs(problem: ClusteringProblem, positions: Floats, centres: Floats) -> Floats:
-    """Squared distances of every item's features to every centre, summed: [items, T]."""
-    square = np.square(between(positions, centres))
-    return np.array([square[list(item)].sum(0) for item in problem.items])
 
 
 def _nearest(problem: ClusteringProblem, cost: Floats) -> Ints:
@@ -88,12 +96,9 @@ def _nearest(problem: ClusteringProblem, cost: Floats) -> Ints:
 
 
 def _bounded(problem: ClusteringProblem, cost: Floats) -> Ints:
-    """The cheapest assignment within the capacities, or with a small excess where there is none: [items].
-
-    An integer program for HiGHS. Its columns are item i in tower k, row by row, then the excess; every item goes to one
-    tower, and every tower gets an item. Large problems are relaxed and rounded; ``ExchangeDescent`` then mends the
-    loads.
-    """
+    # The cheapest assignment within the capacities, or with a small excess where there is none: [items]. An integer
+    # program for HiGHS. Its columns are item i in tower k, row by row, then the excess; every item goes to one tower,
+    # and every tower gets an item. Large problems are relaxed and rounded; ``ExchangeDescent`` then mends the loads.
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, eye_array, hstack, kron, vstack
 
@@ -107,7 +112,8 @@ def _bounded(problem: ClusteringProblem, cost: Floats) -> Ints:
     fixed = np.zeros((items, towers))
     for item, tower in problem.pinned.items():
         fixed[item, tower] = 1.0
-    scale = max(float(cost.max(initial=0.0)), 1e-12)  # HiGHS' tolerances are absolute
+    # HiGHS' tolerances are absolute.
+    scale = max(float(cost.max(initial=0.0)), 1e-12)
     done = milp(
         np.append(cost.ravel() / scale, EXCESS_COST * items),
         integrality=np.append(np.full(items * towers, items * towers <= MOST_EXACT, dtype=int), 0),
@@ -115,7 +121,8 @@ def _bounded(problem: ClusteringProblem, cost: Floats) -> Ints:
         constraints=LinearConstraint(hstack([csr_array(body), excess]), lower, upper),
         options=_OPTIONS,
     )
-    if done.x is None:  # HiGHS met its node limit before it found an assignment
+    if done.x is None:
+        # HiGHS met its node limit before it found an assignment.
         return _nearest(problem, cost)
     return np.asarray(done.x[:-1].reshape(items, towers).argmax(1), dtype=np.int64)
 
@@ -185,14 +192,11 @@ class ExchangeDescent:
         self._loads = problem.loads / problem.capacity[:, None]
         self._free = np.array([i for i in range(len(problem.items)) if i not in problem.pinned], dtype=np.int64)
         self._count()
-        for tower in np.flatnonzero(self._items == 0):  # rounding may leave a tower empty
-            self._fill(int(tower))
-
-    def _fill(self, tower: int) -> None:
-        """Give an empty tower the free item that is farthest from the others of its own tower."""
-        spare = self._free[self._items[self.assigned[self._free]] > 1]
-        self.assigned[spare[self._near[spare, self.assigned[spare]].argmax()]] = tower
-        self._count()
+        # Rounding may leave a tower empty: it gets the free item that is farthest from the others of its own tower.
+        for tower in np.flatnonzero(self._items == 0):
+            spare = self._free[self._items[self.assigned[self._free]] > 1]
+            self.assigned[spare[self._near[spare, self.assigned[spare]].argmax()]] = int(tower)
+            self._count()
 
     def run(self) -> tuple[Ints, float]:
         """Change until no move or swap helps; returns (towers [items], their cost)."""
@@ -204,18 +208,18 @@ class ExchangeDescent:
         return self.assigned, inside + EXCESS_PRICE * float(self._over(self._used).sum())
 
     def _count(self) -> None:
-        """Compute what depends on ``assigned``."""
+        # What depends on ``assigned``.
         towers = np.eye(self.problem.towers)[self.assigned]
         self._near = self._pair @ towers
         self._items = towers.sum(0)
         self._used = self._loads @ towers
 
     def _over(self, used: Floats) -> Floats:
-        """The shares by which loads [L, ...] exceed their capacities, summed over the loads."""
+        # The shares by which loads [L, ...] exceed their capacities, summed over the loads.
         return np.maximum(used - 1.0 - TOLERANCE, 0.0).sum(0)
 
     def _improve(self, item: int) -> bool:
-        """Make the best move or swap of ``item`` if it helps; whether it did."""
+        # Make the best move or swap of ``item`` if it helps; whether it did.
         gains = np.concatenate([self._moves(item), self._swaps(item)])
         best = int(gains.argmin()) if len(gains) else 0
         if not len(gains) or gains[best] > -TOLERANCE:
@@ -229,7 +233,7 @@ class ExchangeDescent:
         return True
 
     def _moves(self, item: int) -> Floats:
-        """Change of cost by moving ``item`` to each tower [T]; infinite where the move is not allowed."""
+        # Change of cost by moving ``item`` to each tower [T]; infinite where the move is not allowed.
         own, load = self.assigned[item], self._loads[:, item, None]
         cost = 2 * (self._near[item] - self._near[item, own] + self._own[item])
         now = self._over(self._used)
@@ -238,7 +242,7 @@ class ExchangeDescent:
         return np.where(bad, np.inf, cost + EXCESS_PRICE * excess)
 
     def _swaps(self, item: int) -> Floats:
-        """Change of cost by swapping ``item`` with each free item; infinite within its own tower."""
+        # Change of cost by swapping ``item`` with each free item; infinite within its own tower.
         others, own = self._free, self.assigned[item]
         there = self.assigned[others]
         near = self._near

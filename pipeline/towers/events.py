@@ -22,38 +22,46 @@ Ids: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # lengths, values, weight
 
 
 def by_key(ids: KeyedJaggedTensor) -> dict[str, Ids]:
-    """The ids of every key."""
+    """Return the ids of every key."""
     return {key: (each.lengths(), each.values(), each.weights_or_none()) for key, each in ids.to_dict().items()}
 
 
 def merge_kjts(parts: Mapping[str, Ids], keys: Sequence[str], stride: int, *, weighted: bool) -> KeyedJaggedTensor:
-    """The ids of ``keys``, in their order, of ``stride`` rows; where they are ``weighted``, those without count 1."""
-    lengths, values, weights = _joined([parts[key] for key in keys], weighted=weighted)
+    """Return the ids of ``keys``, in order, of ``stride`` rows; where ``weighted``, ids without weights count 1."""
+    lengths, values, weights = _concat_ids([parts[key] for key in keys], weighted=weighted)
     return KeyedJaggedTensor(keys=[*keys], values=values, lengths=lengths, weights=weights, stride=stride)
 
 
 def by_sample(lookups: EventLookups, ids: KeyedJaggedTensor, samples: int, events: Sequence[Tensor]) -> dict[str, Ids]:
-    """The ids of ``Batch.lookups`` by feature and column; an event is one more id of its sample. ``events``: its."""
-    sequences = dict.fromkeys(each.sequence for each in lookups.events)
-    places = dict(zip(sequences, events, strict=True))
-    counts = {name: torch.bincount(rows, minlength=samples).int() for name, rows in places.items()}
-    sizes = [len(places[each.sequence]) if each.sequence else samples for each in lookups.segments]
+    """Return the ids of ``Batch.lookups`` by feature and column; an event is one more id of its sample.
+
+    ``events``: of each sequence the samples of its events.
+    """
+    sequences = dict.fromkeys(segment.sequence for segment in lookups.events)
+    rows_of = dict(zip(sequences, events, strict=True))
+    counts = {name: torch.bincount(rows, minlength=samples).int() for name, rows in rows_of.items()}
+    sizes = [len(rows_of[segment.sequence]) if segment.sequence else samples for segment in lookups.segments]
     found: dict[str, Ids] = {}
     for table, (lengths, values, weights) in by_key(ids).items():
-        rows = [*sizes, len(lengths) - sum(sizes)]
-        per_row = lengths.split(rows)
-        ends = [int(each.sum()) for each in per_row]
-        own = values.split(ends)
-        heavy = None if weights is None else weights.split(ends)
+        # The last rows fill the lookup up to those of other ranks.
+        lengths_by_segment = lengths.split([*sizes, len(lengths) - sum(sizes)])
+        ids_by_segment = [int(part.sum()) for part in lengths_by_segment]
+        values_by_segment = values.split(ids_by_segment)
+        weights_by_segment = None if weights is None else weights.split(ids_by_segment)
         for number, segment in enumerate(lookups.segments):
-            if (column := segment.columns.get(table)) is not None:
-                size = counts[segment.sequence] if segment.sequence else per_row[number]
-                found[column] = size, own[number], None if heavy is None else heavy[number]
+            column = segment.columns.get(table)
+            if column is None:
+                continue
+            found[column] = (
+                counts[segment.sequence] if segment.sequence else lengths_by_segment[number],
+                values_by_segment[number],
+                None if weights_by_segment is None else weights_by_segment[number],
+            )
     return found
 
 
 class Blocks(Protocol):
-    """What makes vectors of sequences: ``training.histories.Histories``. ``vectors``: the modules, by sequence."""
+    """What makes vectors of sequences: ``training.sequence_vectors.SequenceEncoders``. ``vectors``: by sequence."""
 
     vectors: nn.ModuleDict
 
@@ -90,43 +98,52 @@ class TowerEvents:
         self._group, self._weighted = group, weighted
 
     def lookup(self, parts: Mapping[str, Ids], samples: int) -> tuple[KeyedJaggedTensor, list[Tensor]]:
-        """The lookup of the own sequences' tables for ids by sample, and the sample of each event. Collective."""
+        """Return the lookup of the local sequences' tables for ids by sample, and each event's sample. Collective."""
         assert self.mine is not None
-        lengths = [parts[self.columns[name][0]][0] for name in self._own]
-        events = [torch.arange(samples, device=each.device).repeat_interleave(each) for each in lengths]
-        sizes = dict(zip(self._own, map(len, events), strict=True))
-        rows = [sizes.get(segment.sequence, samples) for segment in self.mine.segments]
-        in_all = sum(sizes[segment.sequence] for segment in self.mine.events)
-        rows.append(self._most(in_all, lengths[0].device) - in_all)
+        # 1. The sample of each event, and by segment of the lookup its rows: samples, or events of a sequence.
+        events = []
+        event_counts = {}
+        for name in self._own:
+            lengths = parts[self.columns[name][0]][0]
+            rows_of_events = torch.arange(samples, device=lengths.device).repeat_interleave(lengths)
+            events.append(rows_of_events)
+            event_counts[name] = len(rows_of_events)
+        rows = [event_counts.get(segment.sequence, samples) for segment in self.mine.segments]
+        # 2. Empty rows behind them, so that all ranks of the group look up equally many.
+        total = sum(event_counts[segment.sequence] for segment in self.mine.events)
+        most = total
+        if dist.get_world_size(self._group) > 1:
+            largest = torch.tensor([total], device=events[0].device)
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
+            most = int(largest)
+        padding = most - total
+        # 3. The ids of every table, segment by segment.
         tables = {}
         for table in self.mine.tables:
-            columns = [*(segment.columns.get(table) for segment in self.mine.segments), None]
-            one_each = [*(bool(segment.sequence) for segment in self.mine.segments), False]
-            chosen = [_rows(parts, *each) for each in zip(columns, rows, one_each, strict=True)]
-            tables[table] = _joined(chosen, weighted=self._weighted)
-        return merge_kjts(tables, self.mine.tables, sum(rows), weighted=self._weighted), events
-
-    def _most(self, rows: int, device: torch.device) -> int:
-        """The most rows of events on a rank of the group, of which this one has ``rows``."""
-        if dist.get_world_size(self._group) == 1:
-            return rows
-        most = torch.tensor([rows], device=device)
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
-        return int(most)
+            chosen = []
+            for segment, count in zip(self.mine.segments, rows, strict=True):
+                chosen.append(_segment_ids(parts, segment.columns.get(table), count, bool(segment.sequence)))
+            chosen.append(_segment_ids(parts, None, padding, False))
+            tables[table] = _concat_ids(chosen, weighted=self._weighted)
+        return merge_kjts(tables, self.mine.tables, sum(rows) + padding, weighted=self._weighted), events
 
 
-def _rows(parts: Mapping[str, Ids], column: str | None, rows: int, one_each: bool) -> Ids:
-    """The ids of ``column`` in ``rows`` rows of a lookup, ``one_each`` in those of events; None: there are none."""
-    lengths, values, weights = parts[column] if column is not None else next(iter(parts.values()))
+def _segment_ids(parts: Mapping[str, Ids], column: str | None, rows: int, of_events: bool) -> Ids:
     if column is None:
+        # No ids, of the dtypes that others have.
+        lengths, values, _ = next(iter(parts.values()))
         return lengths.new_zeros(rows), values.new_zeros(0), None
-    return (lengths.new_ones(rows) if one_each else lengths), values, weights
+    lengths, values, weights = parts[column]
+    # A row of an event has one id.
+    return (lengths.new_ones(rows) if of_events else lengths), values, weights
 
 
-def _joined(parts: Sequence[Ids], *, weighted: bool) -> Ids:
-    lengths, values, _ = (list(each) for each in zip(*parts, strict=True))
-    return torch.cat(lengths), torch.cat(values), torch.cat([_weights(each) for each in parts]) if weighted else None
-
-
-def _weights(ids: Ids) -> Tensor:
-    return torch.ones(len(ids[1]), device=ids[1].device) if ids[2] is None else ids[2]
+def _concat_ids(parts: Sequence[Ids], *, weighted: bool) -> Ids:
+    lengths = torch.cat([part[0] for part in parts])
+    values = torch.cat([part[1] for part in parts])
+    if not weighted:
+        return lengths, values, None
+    weights = []
+    for _, ids, own_weights in parts:
+        weights.append(torch.ones(len(ids), device=ids.device) if own_weights is None else own_weights)
+    return lengths, values, torch.cat(weights)

@@ -46,14 +46,17 @@ class TowerLayout:
         by_hosts: dict[tuple[int, ...], list[int]] = {}
         for number, tower in enumerate(self.towers.towers):
             by_hosts.setdefault(tower.hosts, []).append(number)
-        return tuple(
-            TowerHosts(hosts, tuple(numbers), tuple(f for n in numbers for f in self.towers.towers[n].features))
-            for hosts, numbers in sorted(by_hosts.items())
-        )
+        groups = []
+        for hosts, numbers in sorted(by_hosts.items()):
+            features: list[str] = []
+            for number in numbers:
+                features += self.towers.towers[number].features
+            groups.append(TowerHosts(hosts, tuple(numbers), tuple(features)))
+        return tuple(groups)
 
     @property
     def ranks_per_tower(self) -> int:
-        """Ranks of each group of tower hosts."""
+        """The number of ranks of each group of tower hosts."""
         return len(self.tower_hosts[0].hosts) * self.ranks_per_host
 
     @property
@@ -67,14 +70,20 @@ class TowerLayout:
         module, towers = self.towers.module, self.towers.towers
         if module.by_feature:
             return self.features
-        numbers = [number for group in self.tower_hosts for number in group.towers]
-        counts = {number: module.vectors(len(towers[number].features)) for number in numbers}
-        return tuple(f"{i} of tower {number}" for number in numbers for i in range(counts[number]))
+        names = []
+        for group in self.tower_hosts:
+            for number in group.towers:
+                count = module.vectors(len(towers[number].features))
+                names += [f"{i} of tower {number}" for i in range(count)]
+        return tuple(names)
 
     def tower_ranks(self, group: int) -> list[int]:
         """Global ranks of the tower hosts with number ``group``, ascending."""
-        local = range(self.ranks_per_host)
-        return [host * self.ranks_per_host + rank for host in self.tower_hosts[group].hosts for rank in local]
+        ranks: list[int] = []
+        for host in self.tower_hosts[group].hosts:
+            first = host * self.ranks_per_host
+            ranks += range(first, first + self.ranks_per_host)
+        return ranks
 
     def tower_hosts_of(self, rank: int) -> int:
         """The number of the tower hosts that a global rank belongs to."""
@@ -87,18 +96,13 @@ class TowerLayout:
 
 
 def layout_of(towers: Towers, features: Sequence[str], hosts: int, ranks_per_host: int) -> TowerLayout:
-    """The layout of ``towers`` on this hardware; ConfigError as ``check_towers``."""
+    """Lay ``towers`` out on this hardware; ConfigError as ``check_towers``."""
     check_towers(towers.towers, features, hosts)
     return TowerLayout(towers, hosts, ranks_per_host)
 
 
 def check_towers(towers: Sequence[Tower], features: Sequence[str], hosts: int) -> None:
     """Raise ConfigError unless each of ``features`` is in one tower and the towers divide the ``hosts`` evenly."""
-    _check_features(towers, features)
-    _check_hosts(towers, hosts)
-
-
-def _check_features(towers: Sequence[Tower], features: Sequence[str]) -> None:
     home: dict[str, int] = {}
     for number, tower in enumerate(towers):
         if not tower.features:
@@ -119,8 +123,6 @@ def _check_features(towers: Sequence[Tower], features: Sequence[str]) -> None:
         what = f"no tower has: {', '.join(missing)}" if missing else f"not in the dataset: {', '.join(unknown)}"
         raise ConfigError(f"the towers and the dataset have different features; {what}", hint=_AGAIN)
 
-
-def _check_hosts(towers: Sequence[Tower], hosts: int) -> None:
     groups = {tower.hosts for tower in towers}
     placed = sorted(host for group in groups for host in group)
     if placed != list(range(hosts)) or len({len(group) for group in groups}) != 1:
@@ -135,17 +137,15 @@ def _check_hosts(towers: Sequence[Tower], hosts: int) -> None:
 def tower_hosts_settings(
     plan: PlanConfig, hardware: HardwareConfig, group: TowerHosts, tables: Collection[str]
 ) -> tuple[PlanConfig, HardwareConfig]:
-    """The settings with which the planner places the ``tables`` of one group of tower hosts.
-
-    The global batch stays: every rank of the group looks up the samples of all its peers.
-    """
+    """Return the settings with which the planner places the ``tables`` of one group of tower hosts."""
     types = [kind for kind in plan.sharding_types if kind not in WHOLE_WORLD]
     pins = {table: kind for table, kind in plan.tables.items() if table in tables}
+    # The global batch stays: every rank of the group looks up the samples of all its peers.
     return replace(plan, sharding_types=types, tables=pins), replace(hardware, hosts=len(group.hosts))
 
 
 def united_plan(layout: TowerLayout, plans: Sequence[Plan], features: Sequence[str]) -> Plan:
-    """The ``plans`` of all tower hosts as one plan of all ranks, tables in the order ``features``."""
+    """Return the ``plans`` of all tower hosts as one plan of all ranks, tables in the order ``features``."""
     tables: dict[str, TablePlan] = {}
     for group, plan in enumerate(plans):
         ranks = layout.tower_ranks(group)
@@ -157,21 +157,19 @@ def united_plan(layout: TowerLayout, plans: Sequence[Plan], features: Sequence[s
         world_size=layout.hosts * layout.ranks_per_host,
         ranks_per_host=layout.ranks_per_host,
         tables={name: tables[name] for name in features},
-        memory=_by_rank(layout, [plan.memory for plan in plans]),
-        phases=_by_rank(layout, [plan.phases for plan in plans]),
-        reserved=_by_rank(layout, [plan.reserved for plan in plans]),
+        memory=_by_global_rank(layout, [plan.memory for plan in plans]),
+        phases=_by_global_rank(layout, [plan.phases for plan in plans]),
+        reserved=_by_global_rank(layout, [plan.reserved for plan in plans]),
         predicted_step_ms=max(plan.predicted_step_ms for plan in plans),
         gap=max(plan.gap for plan in plans),
     )
 
 
-def _by_rank(layout: TowerLayout, figures: Sequence[Sequence[Any]]) -> list[Any]:
-    """Figures of the ranks of all tower hosts in the order of the global ranks; [] where a plan has none."""
+def _by_global_rank(layout: TowerLayout, figures: Sequence[Sequence[Any]]) -> list[Any]:
+    # A plan may lack these figures.
     if not all(figures):
         return []
-    placed = {
-        rank: figure
-        for group, ranks in enumerate(figures)
-        for rank, figure in zip(layout.tower_ranks(group), ranks, strict=True)
-    }
-    return [placed[rank] for rank in sorted(placed)]
+    by_rank: dict[int, Any] = {}
+    for group, group_figures in enumerate(figures):
+        by_rank.update(zip(layout.tower_ranks(group), group_figures, strict=True))
+    return [by_rank[rank] for rank in sorted(by_rank)]

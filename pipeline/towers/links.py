@@ -77,31 +77,33 @@ class Links:
         return self._ranks[group]
 
     def _add(self, parts: Sequence[int], ranks: list[int]) -> None:
-        """``parts``: bytes for each of the global ``ranks``."""
+        # ``parts``: bytes for each of the global ``ranks``.
         me = dist.get_rank()
         for rank, size in zip(ranks, parts, strict=True):
             if rank == me:
                 continue
-            if self._neighbours(rank):
+            if self._on_this_host(rank):
                 self.sent.intra_host += size
             else:
                 self.sent.inter_host += size
 
-    def _neighbours(self, rank: int) -> bool:
+    def _on_this_host(self, rank: int) -> bool:
         return rank // self.ranks_per_host == dist.get_rank() // self.ranks_per_host
 
     def reduced(self, size: int, ranks: Sequence[int], *, dense: bool = True) -> None:
         """Count an all-reduce of ``size`` bytes over the global ``ranks``, which include this one."""
         count = len(ranks)
+        # A ring sends to the next rank.
         following = ranks[(ranks.index(dist.get_rank()) + 1) % count]
-        field = "intra_host" if self._neighbours(following) else "inter_host"
-        field = f"dense_{field}" if dense else field
+        field = "intra_host" if self._on_this_host(following) else "inter_host"
+        if dense:
+            field = f"dense_{field}"
         setattr(self.sent, field, getattr(self.sent, field) + 2 * (count - 1) / count * size)
 
     def take(self) -> LinkBytes:
-        """The bytes sent since the last call."""
-        taken, self.sent = self.sent, LinkBytes()
-        return taken
+        """Return the bytes sent since the last call."""
+        sent, self.sent = self.sent, LinkBytes()
+        return sent
 
 
 def _all_to_all_single(

@@ -5,14 +5,14 @@ Every module: forward(embeddings [B, F, N]) -> [B, vectors, dim].
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.embeddings.widths import Projections
-from pipeline.models.layers.interaction import CrossNet
+from pipeline.models.layers.interaction import CrossNet, concat_parts
 from pipeline.records.towers import TowerModuleSpec
 
 
@@ -45,7 +45,7 @@ class DlrmTower(nn.Module):
             parts.append(self.whole(embeddings.flatten(1)))
         if self.each is not None:
             parts.append(self.each(embeddings).flatten(1))
-        return joined(parts).unflatten(1, (self.vectors, self.dim))
+        return concat_parts(parts).unflatten(1, (self.vectors, self.dim))
 
 
 class DcnTower(nn.Module):
@@ -103,11 +103,6 @@ class ProjectedTower(nn.Module):
             vectors = self.project(embeddings.float())
         outputs: Tensor = self.module(vectors)
         return outputs
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """``parts`` joined along dimension 1; one part is not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
 
 
 EvenModule: TypeAlias = PassThrough | DlrmTower | DcnTower | LowRankTower

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 PLANE = 2
 MOST_ITERATIONS = 500
-LEAST_GAIN = 1e-7  # of the stress, by iteration
+# Of the stress, by iteration.
+LEAST_GAIN = 1e-7
 Matrix = NDArray[np.float64]
 
 
@@ -41,7 +42,7 @@ def between(left: NDArray[np.float64], right: NDArray[np.float64]) -> Matrix:
 
 
 def _classical(distances: Matrix, dimensions: int) -> NDArray[np.float64]:
-    """Torgerson's scaling: the leading eigenvectors of the doubly centred squared distances."""
+    # Torgerson's scaling: the leading eigenvectors of the doubly centred squared distances.
     size = len(distances)
     centre = np.eye(size) - 1.0 / max(size, 1)
     values, vectors = np.linalg.eigh(-0.5 * centre @ np.square(distances) @ centre)
@@ -59,7 +60,7 @@ def _classical(distances: Matrix, dimensions: int) -> NDArray[np.float64]:
 
 
 def _majorise(positions: NDArray[np.float64], distances: Matrix) -> NDArray[np.float64]:
-    """One Guttman transform."""
+    # One Guttman transform.
     now = between(positions, positions)
     ratio = np.divide(distances, now, out=np.zeros_like(now), where=now > 1e-12)
     step = -ratio
@@ -74,9 +75,12 @@ def stretched(similarity: Matrix) -> Matrix:
     Not from the paper: the cosines of a trained probe lie close together, and a plane of distances between 0.6 and 0.7
     shows a disc. Where all pairs are equally similar, each becomes 0.5.
     """
-    off = ~np.eye(len(similarity), dtype=bool)
-    low, high = (similarity[off].min(), similarity[off].max()) if off.any() else (0.0, 0.0)
-    spread = (similarity - low) / (high - low) if high - low > 1e-12 else np.full_like(similarity, 0.5)
+    off_diagonal = ~np.eye(len(similarity), dtype=bool)
+    spread = np.full_like(similarity, 0.5)
+    if off_diagonal.any():
+        low, high = similarity[off_diagonal].min(), similarity[off_diagonal].max()
+        if high - low > 1e-12:
+            spread = (similarity - low) / (high - low)
     np.fill_diagonal(spread, 1.0)
     return np.clip(spread, 0.0, 1.0)
 

@@ -25,10 +25,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from pipeline.embeddings.collection import feature_vectors, penalised, reordered
 from pipeline.embeddings.sharding import TableRanks
 from pipeline.errors import ConfigError
+from pipeline.models.layers.interaction import concat_parts
 from pipeline.records.plan import Plan
 from pipeline.towers.events import TowerEvents, by_key, by_sample, merge_kjts
 from pipeline.towers.layout import TowerLayout
-from pipeline.towers.modules import joined, projected_tower
+from pipeline.towers.modules import projected_tower
 
 Sent: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
 _FORWARD = {"fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
@@ -50,13 +51,15 @@ class Groups:
 
 
 def make_groups(layout: TowerLayout) -> Groups:
-    """The groups of ``layout``. Collective: every rank makes all of them, in the same order."""
-    rank, count = dist.get_rank(), len(layout.tower_hosts)
-    members = [layout.tower_ranks(number) for number in range(count)]
-    tower_groups = [dist.new_group(ranks) for ranks in members]
-    peer_groups = [dist.new_group(layout.peers(place)) for place in range(layout.ranks_per_tower)]
+    """Make the process groups of ``layout``. Collective."""
+    # Every rank makes all of them, in the same order.
+    tower_ranks = [layout.tower_ranks(number) for number in range(len(layout.tower_hosts))]
+    tower_groups = [dist.new_group(ranks) for ranks in tower_ranks]
+    peer_groups = [dist.new_group(layout.peers(position)) for position in range(layout.ranks_per_tower)]
+    rank = dist.get_rank()
     number = layout.tower_hosts_of(rank)
-    return Groups(number, tuple(members[number]), tower_groups[number], peer_groups[members[number].index(rank)])
+    position = tower_ranks[number].index(rank)
+    return Groups(number, tuple(tower_ranks[number]), tower_groups[number], peer_groups[position])
 
 
 class TowerEmbeddings(nn.Module):
@@ -93,20 +96,27 @@ class TowerEmbeddings(nn.Module):
         spec = layout.towers.module
         features, self.even = list(widths), set(widths.values()) <= {width}
         self._widths = {name: widths[name] for name in own}
-        towers = [
-            projected_tower(spec, {f: widths[f] for f in tower.features}, width, seed, i, even=self.even)
-            for i, tower in enumerate(layout.towers.towers)
-        ]
+        towers = []
+        for number, tower in enumerate(layout.towers.towers):
+            tower_widths = {name: widths[name] for name in tower.features}
+            towers.append(projected_tower(spec, tower_widths, width, seed, number, even=self.even))
         self.tower = nn.ModuleList(towers)
         self.dim = towers[0].dim
         columns = events.columns if events is not None else {}
         self._pooled = [name for name in own if name not in columns]
-        keys = [[key for name in group.features for key in columns.get(name, [name])] for group in layout.tower_hosts]
-        self._keys = [key for group in keys for key in group]
+        # By group of tower hosts, what is sent there and the width of what comes back.
+        self._keys: list[str] = []
+        key_counts, sizes = [], []
+        for group in layout.tower_hosts:
+            keys: list[str] = []
+            for name in group.features:
+                keys += columns.get(name, [name])
+            self._keys += keys
+            key_counts.append(len(keys))
+            sizes.append(self.dim * sum(towers[number].vectors for number in group.towers))
         self._found = layout.vectors
         self.names = tuple(features) if spec.by_feature else self._found
-        sizes = [self.dim * sum(towers[n].vectors for n in group.towers) for group in layout.tower_hosts]
-        self._send = KJTAllToAll(groups.peers, [len(group) for group in keys])
+        self._send = KJTAllToAll(groups.peers, key_counts)
         self._back = PooledEmbeddingsAllToAll(groups.peers, sizes, codecs=codecs)
 
     def table_ranks(self, path: str) -> TableRanks:
@@ -139,7 +149,10 @@ class TowerEmbeddings(nn.Module):
         vectors: Mapping[str, nn.Module] = dict(self._events.vectors.items()) if self._events is not None else {}
         modules = [self.tower[number] for number in hosts.towers]
         modules += [vectors[name] for name in hosts.features if name in vectors]
-        return [parameter for module in modules for parameter in module.parameters()]
+        parameters: list[nn.Parameter] = []
+        for module in modules:
+            parameters += module.parameters()
+        return parameters
 
     def own_parameters(self) -> list[nn.Parameter]:
         """The parameters of towers that this rank trains."""
@@ -147,7 +160,10 @@ class TowerEmbeddings(nn.Module):
 
     def apart_parameters(self) -> list[nn.Parameter]:
         """The parameters of all towers, which only the ranks of some hosts train."""
-        return [parameter for group in range(len(self.layout.tower_hosts)) for parameter in self.parameters_of(group)]
+        parameters: list[nn.Parameter] = []
+        for group in range(len(self.layout.tower_hosts)):
+            parameters += self.parameters_of(group)
+        return parameters
 
     @torch.no_grad()
     def send(
@@ -175,14 +191,27 @@ class TowerEmbeddings(nn.Module):
         lookups: KeyedJaggedTensor | None = None,
         events: Sequence[Tensor] = (),
     ) -> Tensor:
-        """[b, V, dim] float32 for ``ids``; ``received``: what ``send`` brought of them, where that was called ahead.
+        """Return [b, V, dim] float32 for ``ids``.
 
-        ``weights`` [b] of the samples, as ``Batch`` has them: the shares of an L2 penalty. None: it is not trained.
-        ``lookups``, ``events``: as in ``send``.
+        Args:
+            ids: Of this rank's samples.
+            received: What ``send`` brought of them, where that was called ahead.
+            weights: [b], of the samples as ``Batch`` has them: the shares of an L2 penalty. None: it is not trained.
+            lookups: As in ``send``, as are ``events``.
+            events: The sample of each event.
         """
-        mine = self.send(ids, lookups, events).wait().wait() if received is None else received
-        embeddings = self._embeddings(mine, weights)
-        vectors = self._towers(embeddings)
+        if received is None:
+            received = self.send(ids, lookups, events).wait().wait()
+        embeddings = self._embeddings(received, weights)
+        # This rank's towers: [B, F of its tower hosts, N] -> [B, V of its tower hosts, dim] float32; where tables
+        # differ in width, from [B, sum of widths].
+        positions = dict.fromkeys(self._widths, 1) if self.even else self._widths
+        numbers = self.layout.tower_hosts[self.groups.number].towers
+        sizes = [sum(positions[name] for name in self.layout.towers.towers[number].features) for number in numbers]
+        parts = embeddings.split(sizes, dim=1)
+        with torch.autocast(embeddings.device.type, self.dtype, enabled=self.dtype is not None):
+            outputs = [self.tower[number](part).float() for number, part in zip(numbers, parts, strict=True)]
+            vectors = concat_parts(outputs)
         if len(self.layout.tower_hosts) > 1:
             vectors = self._back(vectors.flatten(1)).wait().unflatten(1, (-1, self.dim))
         return reordered(vectors, self._found, self.names)
@@ -216,28 +245,13 @@ class TowerEmbeddings(nn.Module):
         return torch.cat([parts[name] for name in self._widths], dim=1)
 
     def _penalised(self, embeddings: Tensor, weights: Tensor | None) -> Tensor:
-        if self.penalty and weights is not None and torch.is_grad_enabled():
-            return penalised(embeddings, self.penalty * self._weights_here(weights))
-        return embeddings
-
-    def _weights_here(self, weights: Tensor) -> Tensor:
-        """Of all samples that this rank's towers see: their parts of a mean over the peers. Collective."""
+        if not self.penalty or weights is None or not torch.is_grad_enabled():
+            return embeddings
+        # The weights of all samples that this rank's towers see: their parts of a mean over the peers.
         peers = dist.get_world_size(self.groups.peers)
-        every = weights.new_empty(peers * len(weights))
-        dist.all_gather_into_tensor(every, weights, group=self.groups.peers)
-        return every / peers
-
-    def _towers(self, embeddings: Tensor) -> Tensor:
-        """Outputs of this rank's towers from [B, F of its tower hosts, N]: [B, V of its tower hosts, dim] float32.
-
-        From [B, sum of widths] where tables differ in width.
-        """
-        own = self.layout.tower_hosts[self.groups.number]
-        each = dict.fromkeys(self._widths, 1) if self.even else self._widths
-        sizes = [sum(each[name] for name in self.layout.towers.towers[number].features) for number in own.towers]
-        parts = embeddings.split(sizes, dim=1)
-        with torch.autocast(embeddings.device.type, self.dtype, enabled=self.dtype is not None):
-            return joined([self.tower[n](part).float() for n, part in zip(own.towers, parts, strict=True)])
+        peer_weights = weights.new_empty(peers * len(weights))
+        dist.all_gather_into_tensor(peer_weights, weights, group=self.groups.peers)
+        return penalised(embeddings, self.penalty * (peer_weights / peers))
 
     def reduce_gradients(self) -> None:
         """Average the gradients of this rank's tower modules over the ranks of its tower hosts alone. Collective."""

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from pipeline.config.data import DataConfig
 from pipeline.config.model import ModelConfig
 from pipeline.config.train import TrainConfig
 from pipeline.embeddings.collection import build_collection, event_collection, feature_vectors, penalised
@@ -28,6 +25,7 @@ from pipeline.embeddings.widths import Projections, projections
 from pipeline.embeddings.workers import Workers
 from pipeline.errors import ConfigError
 from pipeline.models.build import build_model
+from pipeline.models.dense_model import DenseModel
 from pipeline.models.layers.mlp import MaxNorm, Ranker, batch_norms
 from pipeline.models.layers.multi_task import MultiTaskRanker
 from pipeline.records.dataset import DatasetSchema
@@ -49,7 +47,8 @@ from pipeline.training.tasks import TaskLoss, join_labels
 TABLES = "collection"
 EVENT_TABLES = "event_tables"
 TOWERS = "towers"
-HISTORIES = "head.histories."  # what the parameters of sequences start with, in towers too
+# What the names of sequences' parameters start with, in towers too.
+HISTORIES = "head.histories."
 Output = tuple[Tensor, Tensor, Tensor]
 
 
@@ -113,18 +112,25 @@ class PooledEmbeddings(nn.Module):
         super().__init__()
         self.features, self.even = features, even
 
-    def forward(self, pooled: KeyedTensor | Tensor | None, apart: Mapping[str, Tensor] | None = None) -> Tensor:
-        """``apart``: embeddings [b, w] of the features that ``pooled`` lacks."""
+    def forward(self, pooled: KeyedTensor | Tensor | None, separate: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Join them; ``separate``: embeddings [b, w] of the features that ``pooled`` lacks."""
         if isinstance(pooled, Tensor):
             return pooled
-        return feature_vectors(pooled, apart, self.features, even=self.even)
+        return feature_vectors(pooled, separate, self.features, even=self.even)
 
 
-class DensePart(nn.Module):
-    """The ranking model and the loss, regularised by ``train``. ``faults`` finds values that are not finite.
+class DensePart(DenseModel):
+    """The model behind the tables, as versions serve it, and the loss. Checkpoints name its parameters by ``head``.
 
-    ``names``: of the embedding vectors, for messages (None: those of the schema's tables). ``project``: what brings
-    the tables' embeddings to one width, where they have several and do not come from towers.
+    Args:
+        ranking: The ranking model.
+        schema: Of the dataset.
+        dtype: What products are computed in; None: float32.
+        names: Of the embedding vectors, for messages; None: those of the schema's tables and sequences.
+        normalise: Normalises some of the dense features.
+        train: Settings that regularise the loss.
+        project: Brings the tables' embeddings to one width, where they have several and do not come from towers.
+        histories: Encodes the sequences of a flat model.
     """
 
     def __init__(
@@ -138,26 +144,33 @@ class DensePart(nn.Module):
         project: Projections | None = None,
         histories: SequenceEncoders | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(ranking, normalise=normalise, project=project, dtype=dtype)
+        self.histories = histories
+        self.tables = [column.name for column in schema.sparse]
+        # Where widths differ, the embeddings stay concatenated until ``project`` takes them.
+        self.pooled = PooledEmbeddings(self.tables, even=project is None)
+
         train = train or TrainConfig()
-        self.ranking = ranking
-        self.smoothing, self.penalty = train.label_smoothing, train.embedding_l2
-        self.tasks, self.counts = len(schema.tasks), RowCounts.of(schema)
+        self.smoothing = train.label_smoothing
+        self.penalty = train.embedding_l2
+        self.tasks = len(schema.tasks)
+        self.counts = RowCounts.of(schema)
         self.task_loss = TaskLoss.of(schema, train)
         self._batch_norms = batch_norms(ranking)
-        self.normalise, self.project, self.histories = normalise, project, histories
-        self.tables = [column.name for column in schema.sparse]
-        self.pooled = PooledEmbeddings(self.tables, even=project is None)
-        self.dtype = dtype
-        vectors = names or [f"table {name!r}" for name in self.tables]
-        vectors += [f"sequence {each.name!r}" for each in schema.sequences if names is None]
-        self.faults = FaultFinder(schema.dense, vectors, ranking, self._rank)
-        self._embeddings: Tensor | None = None
-        self.workers: Workers | None = None  # None: every rank has samples
-        self.inputs: ModelInputs | None = None  # what the ranking model was built for
-        self.replayed = False  # from a CUDA graph, whose next replay writes over the outputs of this one
 
-    def forward(
+        if names is None:
+            names = [f"table {name!r}" for name in self.tables]
+            names += [f"sequence {sequence.name!r}" for sequence in schema.sequences]
+        self.faults = FaultFinder(schema.dense, names, ranking, self.compute_logits)
+        self._embeddings: Tensor | None = None
+        # None: every rank has samples.
+        self.workers: Workers | None = None
+        # What the ranking model was built for.
+        self.inputs: ModelInputs | None = None
+        # Whether a CUDA graph computes the logits, whose next replay writes over the outputs of this one.
+        self.replayed = False
+
+    def forward(  # type: ignore[override]
         self,
         pooled: KeyedTensor | Tensor | None,
         dense: Tensor,
@@ -167,67 +180,91 @@ class DensePart(nn.Module):
         looked_up: KeyedTensor | None = None,
         events: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Output]:
-        """Loss sum(weights * log loss), logits float32; of ``pooled`` embeddings, or of vectors [b, V, D] in order.
+        """Compute the rank's loss, sum(weights * log loss), and what metrics need.
 
-        ``extra``: see ``Batch``. Where rows without a click were left out, the loss is of the logits that the rest has,
-        and the logits are those of all rows. The weights that come out say how many rows each row stands for.
-        ``looked_up``: the embeddings of the tables of sequences; ``events``: see ``Batch``.
+        Args:
+            pooled: Embeddings of the tables, or vectors [b, V, D] in order.
+            dense: [b, n].
+            labels: [b], of the main task.
+            weights: [b]; 0 is padding.
+            extra: See ``Batch``.
+            looked_up: The embeddings of the tables of sequences.
+            events: See ``Batch``.
+
+        Returns:
+            The loss; logits in float32, labels and weights. Where rows without a click were left out, the loss is of
+            the logits that the rest has, the logits are those of all rows, and weights say for how many each stands.
         """
+        # 1. With embedding hosts, only the workers have samples, on the device of the ranking model.
         if self.workers is not None and pooled is not None and not isinstance(pooled, Tensor):
             if not self.workers.here:
-                return self._without_samples(pooled, labels, weights, extra)
+                if self.tasks and extra is not None:
+                    labels = join_labels(labels, extra, self.tasks)
+                # A loss of no rows, through which the gradients of other ranks' rows reach this rank's tables.
+                return pooled.values().sum(), (torch.zeros_like(labels), labels, weights)
             self.workers.averaged(pooled.values())
-            pooled, dense, labels, weights, extra = self._near(pooled, dense, labels, weights, extra)
+            device = next(self.ranking.parameters()).device
+            if pooled.device() != device:
+                pooled = pooled.to(device)
+            dense = dense.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            weights = weights.to(device, non_blocking=True)
+            if extra is not None:
+                extra = extra.to(device, non_blocking=True)
+
+        # 2. The embeddings of features, and the vectors of sequences.
         taken = None
         if looked_up is not None and self.histories is not None:
             taken = self.histories.take(looked_up, len(labels), events)
         embeddings = self.pooled(pooled, None if taken is None else taken.pooled)
-        if self.penalty and not isinstance(pooled, Tensor):  # towers penalise what their tables give
+        # Towers penalise what their tables give.
+        if self.penalty and not isinstance(pooled, Tensor):
             embeddings = penalised(embeddings, self.penalty * weights)
         if self.project is not None:
             embeddings = self.project(embeddings)
+        sequences = None
         if taken is not None and self.histories is not None:
             with torch.autocast(dense.device.type, self.dtype, enabled=self.dtype is not None):
-                embeddings = torch.cat([embeddings, self.histories(taken, events)], dim=1)
-        if self.normalise is not None:
-            dense = self.normalise(dense)
-        logits = self.rank(dense, embeddings, weights > 0)
+                sequences = self.histories(taken, events)
+
+        # 3. The logits.
+        dense, vectors = self.ranking_inputs(dense, embeddings, sequences)
+        logits = self.rank(dense, vectors, weights > 0)
         if self.replayed:
             logits = logits.clone()
+
+        # 4. The loss.
+        loss, labels, weights = self.compute_loss(logits, labels, weights, extra)
+        self._embeddings = vectors.detach()
+        self.faults.check_forward(dense.detach(), vectors.detach(), loss.detach())
+        return loss, (logits.detach(), labels, weights)
+
+    def compute_loss(
+        self, logits: Tensor, labels: Tensor, weights: Tensor, extra: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss of ``logits``, and labels and weights as metrics take them."""
         offset = self.counts.offset(extra)
         if self.tasks and extra is not None:
             labels = join_labels(labels, extra, self.tasks)
-            others = self.counts.left_out(labels[:, 0], extra) if offset is not None else None
+            others = None
+            if offset is not None:
+                others = self.counts.left_out(labels[:, 0], extra)
             loss = self.task_loss(logits, labels, weights, offset, others)
         else:
-            targets = labels if not self.smoothing else labels.lerp(torch.full_like(labels, 0.5), self.smoothing)
-            kept = logits if offset is None else logits + offset
-            loss = functional.binary_cross_entropy_with_logits(kept, targets, weights, reduction="sum")
-        if (counted := self.counts.in_figures(labels[:, 0] if labels.dim() > 1 else labels, extra)) is not None:
+            targets = labels.lerp(torch.full_like(labels, 0.5), self.smoothing) if self.smoothing else labels
+            sampled_logits = logits if offset is None else logits + offset
+            loss = functional.binary_cross_entropy_with_logits(sampled_logits, targets, weights, reduction="sum")
+        main_labels = labels[:, 0] if labels.dim() > 1 else labels
+        counted = self.counts.in_figures(main_labels, extra)
+        if counted is not None:
             weights = counted * (weights > 0)
-        self._embeddings = embeddings.detach()
-        self.faults.check_forward(dense.detach(), embeddings.detach(), loss.detach())
-        return loss, (logits.detach(), labels, weights)
-
-    def _without_samples(
-        self, pooled: KeyedTensor, labels: Tensor, weights: Tensor, extra: Tensor | None
-    ) -> tuple[Tensor, Output]:
-        """A loss of no rows, through which the gradients of other ranks' rows reach this rank's tables."""
-        if self.tasks and extra is not None:
-            labels = join_labels(labels, extra, self.tasks)
-        return pooled.values().sum(), (torch.zeros_like(labels), labels, weights)
-
-    def _near(self, pooled: KeyedTensor, *parts: Tensor | None) -> tuple[Any, ...]:
-        """``pooled`` and ``parts`` of a batch on the device of the ranking model: embeddings come to host memory."""
-        device = next(self.ranking.parameters()).device
-        moved = (None if part is None else part.to(device, non_blocking=True) for part in parts)
-        return (pooled if pooled.device() == device else pooled.to(device), *moved)
+        return loss, labels, weights
 
     def rank(self, dense: Tensor, embeddings: Tensor, real: Tensor) -> Tensor:
-        """The ranking model's logits; ``real`` [b]: which rows are no padding."""
+        """Run the ranking model; ``real`` [b]: which rows are no padding, for the statistics of batch norms."""
         for norm in self._batch_norms:
             norm.rows = real[:, None]
-        return self._rank(dense, embeddings)
+        return self.compute_logits(dense, embeddings)
 
     def start_at(self, logits: Sequence[float]) -> None:
         """Have an untrained model's logits near ``logits``, those of the main task and of the further ones."""
@@ -235,10 +272,6 @@ class DensePart(nn.Module):
             self.ranking.start_all(logits)
         else:
             self.ranking.start_at(logits[0])
-
-    def _rank(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        with torch.autocast(dense.device.type, self.dtype, enabled=self.dtype is not None):
-            return self.ranking(dense, embeddings)
 
     @property
     def embeddings(self) -> Tensor:
@@ -253,12 +286,12 @@ class DensePart(nn.Module):
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """The autocast dtype for ``train.precision``; None: float32. ConfigError for bf16 on a device that lacks it."""
-    able = has_fast_bf16(device)
-    if precision == "bf16" and not able and device.type != "cpu":
+    fast = has_fast_bf16(device)
+    if precision == "bf16" and not fast and device.type != "cpu":
         raise ConfigError(
             "train.precision is bf16, but this CUDA device cannot compute in it", hint="train.precision=fp32"
         )
-    return torch.bfloat16 if precision == "bf16" or (precision == "auto" and able) else None
+    return torch.bfloat16 if precision == "bf16" or (precision == "auto" and fast) else None
 
 
 def use_tf32(precision: str, device: torch.device) -> None:
@@ -289,62 +322,62 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
-    """The unsharded model, its tables on the meta device; ``trained``: compiled if the configuration says so."""
-    width = settings.model.embedding_dim
-    collection = build_collection(schema, settings.model, torch.device("meta"))
-    names = tuple(column.name for column in schema.sparse)
-    project = projections(widths_of(settings.model, schema), width, settings.seed)
+    """Build the unsharded flat model, its tables on the meta device; ``trained``: it is, and compiled if set so."""
+    meta = torch.device("meta")
+    dim = settings.model.embedding_dim
+    collection = build_collection(schema, settings.model, meta)
+    project = projections(widths_of(settings.model, schema), dim, settings.seed)
     histories = build_sequence_encoders(settings.model, schema, settings.seed, settings.train.max_events)
-    names += tuple(sequence.name for sequence in schema.sequences)
-    part = _dense_part(settings, schema, names, width, device, project=project, histories=histories, trained=trained)
-    events = event_collection(schema, settings.model, torch.device("meta")) if schema.sequences else None
-    return ClickModel(collection, part, events)
+    part = build_dense_part(
+        settings, schema, schema.vectors, dim, device, project=project, histories=histories, trained=trained
+    )
+    event_tables = event_collection(schema, settings.model, meta) if schema.sequences else None
+    return ClickModel(collection, part, event_tables)
 
 
 def widths_of(model: ModelConfig, schema: DatasetSchema) -> dict[str, int]:
-    """The width of every sparse feature's embedding, in the order of ``schema``."""
+    """Return the width of every sparse feature's embedding, in the order of ``schema``."""
     return {column.name: model.dim_of(column.owner) for column in schema.sparse}
 
 
 def build_towers(
     settings: ModelSettings, schema: DatasetSchema, layout: TowerLayout, device: torch.device, *, trained: bool
 ) -> TowerClickModel:
-    """The unsharded model of this rank's towers; collective. The ranking model takes the towers' outputs."""
-    groups, width = make_groups(layout), settings.model.embedding_dim
-    own = schema.with_vectors(layout.tower_hosts[groups.number].features)
+    """Build the unsharded model of this rank's towers, whose outputs the ranking model takes. Collective.
+
+    The arguments are those of ``build``.
+    """
+    meta = torch.device("meta")
+    dim = settings.model.embedding_dim
+    groups = make_groups(layout)
+    local_schema = schema.with_vectors(layout.tower_hosts[groups.number].features)
     # Weights travel with all ids or with none, so that every tower is weighted where one is.
     weighted = any(column.weighted for column in schema.sparse)
-    collection = build_collection(own, settings.model, torch.device("meta"), weighted=weighted)
-    widths, dtype = widths_of(settings.model, schema), compute_dtype(settings.train.precision, device)
-    widths |= {sequence.name: width for sequence in schema.sequences}
+    collection = build_collection(local_schema, settings.model, meta, weighted=weighted)
+    widths = widths_of(settings.model, schema) | {sequence.name: dim for sequence in schema.sequences}
     histories = build_sequence_encoders(settings.model, schema, settings.seed, settings.train.max_events)
     events = None
     if histories is not None:
-        tables = event_collection(own, settings.model, torch.device("meta"), weighted=weighted)
-        blocks = histories.of(own)
-        events = TowerEvents(schema, own, blocks, histories.vectors, tables, groups.tower, weighted=weighted)
+        tables = event_collection(local_schema, settings.model, meta, weighted=weighted)
+        encoders = histories.of(local_schema)
+        events = TowerEvents(schema, local_schema, encoders, histories.vectors, tables, groups.tower, weighted=weighted)
     exchange = exchange_codecs(settings.partition.exchange)
-    towers = TowerEmbeddings(layout, groups, collection, widths, width, settings.seed, exchange, dtype, events)
+    dtype = compute_dtype(settings.train.precision, device)
+    towers = TowerEmbeddings(layout, groups, collection, widths, dim, settings.seed, exchange, dtype, events)
     towers.penalty = settings.train.embedding_l2
     towers.tower.to(device)
-    passed = layout.towers.module.name == "pass_through"
-    if trained and not passed and device.type == "cpu":
-        use_cpu_kernels(towers.tower)
-    names = None if passed else [f"tower output {name!r}" for name in towers.names]
-    part = _dense_part(settings, schema, towers.names, towers.dim, device, names, histories=histories, trained=trained)
+    names = None
+    if layout.towers.module.name != "pass_through":
+        names = [f"tower output {name!r}" for name in towers.names]
+        if trained and device.type == "cpu":
+            use_cpu_kernels(towers.tower)
+    part = build_dense_part(
+        settings, schema, towers.names, towers.dim, device, names, histories=histories, trained=trained
+    )
     return TowerClickModel(towers, part)
 
 
-def _max_norm(
-    data: DataConfig, schema: DatasetSchema, device: torch.device, group: dist.ProcessGroup | None
-) -> MaxNorm | None:
-    """The layer for the dense features with transform max_norm; None without any."""
-    chosen = {name for name, f in data.dense.items() if (f.transform or data.dense_transform) == "max_norm"}
-    columns = [column for column, name in enumerate(schema.dense) if name in chosen]
-    return MaxNorm(columns, partial(largest_of_ranks, group=group)).to(device) if columns else None
-
-
-def _dense_part(
+def build_dense_part(
     settings: ModelSettings,
     schema: DatasetSchema,
     vectors: tuple[str, ...],
@@ -356,34 +389,41 @@ def _dense_part(
     *,
     trained: bool,
 ) -> DensePart:
-    """The dense part for the embedding ``vectors`` of width ``dim``."""
+    """Build the dense part for the embedding ``vectors`` of width ``dim``.
+
+    Raises:
+        ConfigError: The device lacks what ``train`` asks for.
+    """
     tasks = task_inputs(schema.tasks)
     inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=settings.seed, tasks=tasks)
     ranking = build_model(settings.model, inputs).to(device)
     workers = workers_of(settings.hardware)
     synchronise(ranking, workers.group)
+
     graphs = trained and settings.train.cuda_graphs
-    if graphs:
-        _check_graphs(device)
-    if trained and (graphs or settings.train.compile is True):
-        ranking.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
-    elif trained and device.type == "cpu":  # scores of files and of versions come from the plain layers
-        use_cpu_kernels(ranking)
-    dtype = compute_dtype(settings.train.precision, device)
-    normalise = _max_norm(settings.data, schema, device, workers.group)
-    project = project.to(device) if project is not None else None
-    histories = histories.to(device) if histories is not None else None
-    part = DensePart(ranking, schema, dtype, names, normalise, settings.train, project, histories)
-    part.inputs, part.replayed = inputs, graphs
-    part.workers = workers if workers.remote else None
-    return part
-
-
-def _check_graphs(device: torch.device) -> None:
-    if device.type != "cuda":
+    if graphs and device.type != "cuda":
         raise ConfigError(
             "train.cuda_graphs is true, but the dense part is trained on a CPU", hint="train.cuda_graphs=false"
         )
+    if trained and (graphs or settings.train.compile is True):
+        ranking.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
+    elif trained and device.type == "cpu":
+        # Scores of files and of versions come from the plain layers.
+        use_cpu_kernels(ranking)
+
+    normalise = None
+    if columns := [column for column, name in enumerate(schema.dense) if name in settings.data.max_normed]:
+        normalise = MaxNorm(columns, partial(largest_of_ranks, group=workers.group)).to(device)
+    if project is not None:
+        project = project.to(device)
+    if histories is not None:
+        histories = histories.to(device)
+    dtype = compute_dtype(settings.train.precision, device)
+    part = DensePart(ranking, schema, dtype, names, normalise, settings.train, project, histories)
+    part.inputs = inputs
+    part.replayed = graphs
+    part.workers = workers if workers.remote else None
+    return part
 
 
 @dataclass(frozen=True)
@@ -407,10 +447,16 @@ def assemble(
     ssd: SsdStore | None = None,
     whole: bool = False,
 ) -> Sharded:
-    """Build and shard the configured model, flat or with towers; collective. PlanError where the plan does not fit.
+    """Build and shard the configured model, flat or with towers. Collective.
 
-    ``whole``: a flat model that is not trained gets all tables on every rank (``embeddings.whole``), whatever the plan.
-    ``ssd``: the files of the plan's tables on tier ssd. ConfigError for ``train`` settings that device or plan lack.
+    Args:
+        towers: None or flat: there are none.
+        ssd: The files of the plan's tables on tier ssd.
+        whole: A flat model that is not trained gets all tables on every rank (``whole_tables``), whatever the plan.
+
+    Raises:
+        ConfigError: Device or plan lack what ``train`` asks for.
+        PlanError: The plan does not fit.
     """
     rules = table_rules(settings.model, settings.train)
     if trained:
@@ -419,15 +465,18 @@ def assemble(
         flat = build(settings, schema, device, trained=trained)
         exchange = flat_exchange_codecs(settings.partition.exchange, plan)
         prefetch = trained and settings.train.pipeline == "prefetch"
-        tables = torch.device("cpu") if flat.head.workers is not None else device
-        plan, among = whole_tables(plan) if whole else (plan, None)
+        # Embedding hosts keep the tables in host memory.
+        table_device = torch.device("cpu") if flat.head.workers is not None else device
+        table_ranks = None
+        if whole:
+            plan, table_ranks = whole_tables(plan)
         model = shard_model(
             flat,
             plan,
             flat.paths,
-            tables,
+            table_device,
             rules,
-            among,
+            table_ranks,
             codecs=exchange,
             ssd=ssd,
             prefetch=prefetch,
@@ -436,15 +485,16 @@ def assemble(
         )
         return Sharded(model, flat.head, RowAccess(model))
     layout = layout_of(towers, schema.vectors, settings.hardware.hosts, settings.hardware.ranks_per_host)
-    built = build_towers(settings, schema, layout, device, trained=trained)
-    own = schema.with_vectors(layout.tower_hosts[built.towers.groups.number].features)
-    names = {table.name for table in own.tables}
-    own_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in names})
-    ranks = built.towers.table_ranks(TOWERS)
-    ranks = replace(ranks, apart=(*ranks.apart, HISTORIES))
-    model = shard_model(built, own_plan, built.paths, device, rules, ranks, ssd=ssd)
-    specs = [
-        TableSpec(t.name, t.rows, settings.model.dim_of(t.name), settings.model.table(t.name).init_bound)
-        for t in schema.tables
-    ]
-    return Sharded(model, built.head, RowAccess(model, specs), built.towers)
+    model_of_rank = build_towers(settings, schema, layout, device, trained=trained)
+    local_schema = schema.with_vectors(layout.tower_hosts[model_of_rank.towers.groups.number].features)
+    local_tables = {table.name for table in local_schema.tables}
+    local_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in local_tables})
+    # Towers' modules and sequences are not averaged over all ranks: the ranks of some hosts train them.
+    table_ranks = model_of_rank.towers.table_ranks(TOWERS)
+    table_ranks = replace(table_ranks, apart=(*table_ranks.apart, HISTORIES))
+    model = shard_model(model_of_rank, local_plan, model_of_rank.paths, device, rules, table_ranks, ssd=ssd)
+    specs = []
+    for table in schema.tables:
+        dim = settings.model.dim_of(table.name)
+        specs.append(TableSpec(table.name, table.rows, dim, settings.model.table(table.name).init_bound))
+    return Sharded(model, model_of_rank.head, RowAccess(model, specs), model_of_rank.towers)

@@ -16,9 +16,9 @@ from pipeline.stages.steps import steps
 from pipeline.store import Store
 from tests.commands import nightjar
 
-OWN = "from pipeline.models.rankers import DlrmModel\nfrom pipeline.models.settings import DlrmConfig\n"
+OWN = "from pipeline.models.rankers import DLRM\nfrom pipeline.models.settings import DlrmConfig\n"
 OWN += "import dataclasses\n@dataclasses.dataclass(kw_only=True)\nclass OwnConfig(DlrmConfig):\n    name: str = 'own'\n"
-OWN += "class Own(DlrmModel):\n    name = 'own'\n    config = OwnConfig\nSPEC = Own()\n"
+OWN += "class Own:\n    name, config, build = 'own', OwnConfig, DLRM.build\nSPEC = Own()\n"
 AFTER_THE_MODEL = ["plan", "partition", "train", "evaluate"]
 
 

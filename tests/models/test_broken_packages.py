@@ -13,7 +13,7 @@ from pipeline.models.settings import DlrmConfig
 from pipeline.specs import MODELS, Registry
 from pipeline.specs.model import model_problem
 
-OTHERS = "from pipeline.models.rankers import DlrmModel\nfrom pipeline.models.settings import DlrmConfig\n"
+MODEL = "from pipeline.models.settings import DlrmConfig as Config\nclass M:\n    name = 'own'\n    config = Config\n"
 CASES = {
     "raises": ("raise RuntimeError('no GPU')", "cannot be imported: RuntimeError: no GPU"),
     "unparsable": ("def (", "cannot be imported: SyntaxError"),
@@ -23,9 +23,9 @@ CASES = {
         "class M:\n    name = 'own'\n    config = int\nSPEC = M()",
         "expected a dataclass derived from ModelConfig",
     ),
-    "a_class": (f"{OTHERS}class SPEC(DlrmModel):\n    name = 'own'", "which is a class, expected an instance"),
+    "a_class": (f"{MODEL}SPEC = M", "which is a class, expected an instance"),
     "of_another_name": (
-        f"{OTHERS}class M(DlrmModel):\n    name = 'own'\nSPEC = M()",
+        f"{MODEL}SPEC = M()",
         "whose config DlrmConfig has the default name 'dlrm', expected 'own'",
     ),
 }

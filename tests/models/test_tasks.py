@@ -92,11 +92,11 @@ def test_esmm_multiplies_the_probability_of_the_task_it_is_given() -> None:
     tasks = (TaskInput(name="click"), TaskInput(name="conversion", given="click"), TaskInput(name="other"))
     heads = ChainedHeads(4, tasks, [3]).double()
     a, b, c = torch.tensor([0.3, -40.0]), torch.tensor([-1.2, -50.0]), torch.tensor([2.0, 1.0])
-    joined = heads.joined([a.double(), b.double(), c.double()])
+    joined = heads.join([a.double(), b.double(), c.double()])
     expected = a.double().sigmoid() * b.double().sigmoid()
     torch.testing.assert_close(joined[:, 1].sigmoid(), expected)
     torch.testing.assert_close(joined[:, [0, 2]], torch.stack([a, c], 1).double())
-    sure = heads.joined([torch.full((1,), 60.0)] * 3)[0, 1]
+    sure = heads.join([torch.full((1,), 60.0)] * 3)[0, 1]
     assert float(sure) == pytest.approx(60.0 - 0.6931, abs=1e-3)  # where 1 - P is nothing in float32
 
 

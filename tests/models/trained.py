@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.checkpoint.reader import ChainReader, read_dense
 from pipeline.config import Config, DataConfig, EvaluateConfig, GuardConfig, HardwareConfig, ModelConfig, TrainConfig
-from pipeline.publishing.dense import dense_part
+from pipeline.publishing.dense import build_member
 from pipeline.publishing.program import write_program
 from pipeline.publishing.served import SERVING, Description, ServedModel
 from pipeline.publishing.table_writer import write_table
@@ -95,7 +95,7 @@ def published_scores(
 def publish(store: Store, model: ModelConfig, final: str, split: SplitReader, coding: str, target: Store) -> str:
     """A version of checkpoint ``final`` in ``target``; its path."""
     config, checkpoint = config_of(model, 1), store.get(final, "train")
-    module = dense_part(
+    module = build_member(
         split.schema,
         FLAT,
         read_dense(store, checkpoint),

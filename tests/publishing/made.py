@@ -47,7 +47,7 @@ def config(**publish) -> Config:
 
 
 def groups(config: Config) -> dict[str, Any]:
-    """What ``dense_part`` takes of ``config``."""
+    """What ``build_member`` takes of ``config``."""
     return {name: getattr(config, name) for name in ("model", "data", "hardware", "seed")}
 
 
@@ -62,9 +62,9 @@ def inputs(seed: int, dim: int = built.DIM) -> ModelInputs:
 
 def dense_part(seed: int = 3):
     from pipeline.models.build import build_model
-    from pipeline.publishing.dense import DensePart
+    from pipeline.models.dense_model import DenseModel
 
-    return DensePart(build_model(MODEL, inputs(seed)), [], []).eval()
+    return DenseModel(build_model(MODEL, inputs(seed))).eval()
 
 
 def write_version(store: Store, coding: str, version: str = "v00001-00000000"):

@@ -7,7 +7,7 @@ from torch import nn
 
 from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.reader import ChainReader
-from pipeline.publishing.dense import Ensemble, joined, places
+from pipeline.publishing.dense import Ensemble, join_members, member_columns
 from pipeline.publishing.program import write_program
 from pipeline.publishing.served import SERVING, Description, ServedModel, local_version
 from pipeline.publishing.table_writer import write_table
@@ -34,7 +34,7 @@ class Sum(nn.Module):
 
 
 def test_places_are_those_of_a_member_in_rows_side_by_side():
-    assert places([2, 1], 3).tolist() == [[0, 1, 6], [2, 3, 7], [4, 5, 8]]
+    assert member_columns([2, 1], 3).tolist() == [[0, 1, 6], [2, 3, 7], [4, 5, 8]]
 
 
 @pytest.mark.parametrize("widths", [None, [4, 2, 4]], ids=["even", "uneven"])
@@ -73,7 +73,7 @@ def test_a_version_of_two_checkpoints_scores_as_both_of_them(tmp_path):
             return ServedModel(folder, 1 << 20).score(dense, ids)
 
     alone = [scores(f"v0000{n}-00000000", [readers[n]], modules[n]) for n in (0, 1)]
-    both = scores("v00002-00000000", readers, joined(made.SCHEMA, made.MODEL, modules, weights))
+    both = scores("v00002-00000000", readers, join_members(made.SCHEMA, made.MODEL, modules, weights))
     assert not np.allclose(alone[0], alone[1])
     assert both == pytest.approx(weights[0] * alone[0] + weights[1] * alone[1], abs=1e-5)
 

@@ -22,7 +22,7 @@ from pipeline.ingest import parse
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.synthetic import write_tsv
-from pipeline.publishing.dense import DensePart
+from pipeline.models.dense_model import DenseModel
 from pipeline.records import GateRecord, read
 from pipeline.serving.predict import RejectCounter, score_file, score_sink
 from pipeline.store import Store
@@ -337,8 +337,8 @@ def test_predict_rejects_a_row_on_which_parsing_fails(
 def test_predict_refuses_a_version_of_which_other_code_computes_another_model(
     store: Store, logs: Path, monkeypatch, capfd
 ) -> None:
-    real = DensePart.forward
-    monkeypatch.setattr(DensePart, "forward", lambda self, *given: -real(self, *given))
+    real = DenseModel.forward
+    monkeypatch.setattr(DenseModel, "forward", lambda self, *given: -real(self, *given))
     assert main(["predict", f"{logs}/mon.tsv", "--store", store.url, "--ranks", "1"]) == 7
     assert "what is installed here computes another model of the weights" in capfd.readouterr().err
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from pipeline.errors import ArtifactError, OtherCodeError
-from pipeline.publishing.dense import CONFIG, DensePart, probe
+from pipeline.models.dense_model import DenseModel
+from pipeline.publishing.dense import CONFIG, probe
 from pipeline.publishing.program import PROGRAM
 from pipeline.publishing.served import SERVING, ServedModel
 from pipeline.records import DENSE, WEIGHTS
@@ -35,9 +36,9 @@ def test_the_same_code_opens_what_it_wrote(tmp_path: Path) -> None:
 
 
 def test_other_code_of_the_same_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, real = Store(str(tmp_path)), DensePart.forward
+    store, real = Store(str(tmp_path)), DenseModel.forward
     folder = Path(store.full(made.write_built(store)))
-    monkeypatch.setattr(DensePart, "forward", lambda self, *given: -real(self, *given))
+    monkeypatch.setattr(DenseModel, "forward", lambda self, *given: -real(self, *given))
     with pytest.raises(OtherCodeError, match="computes another model of the weights of") as caught:
         ServedModel(folder, 1 << 20)
     assert caught.value.exit_code == 7 and "publish again" in caught.value.hint

@@ -97,7 +97,7 @@ def test_rows_are_scored_alike_one_by_one_and_many_at_once(tmp_path: Path, monke
 def test_towers_are_part_of_the_program(module: str, tmp_path: Path) -> None:
     """The dense part of a model with towers: outputs come in the order training gave them."""
     from pipeline.models.build import build_model
-    from pipeline.publishing.dense import dense_part
+    from pipeline.publishing.dense import build_member
     from pipeline.towers.modules import build_tower
 
     spec = TowerModuleSpec(name=module, c=1, p=0, dim=4 if module != "pass_through" else 0)
@@ -111,7 +111,7 @@ def test_towers_are_part_of_the_program(module: str, tmp_path: Path) -> None:
     dim = modules[0].dim
     ranking = build_model(made.MODEL, made.inputs(9, dim))
     weights |= {f"head.ranking.{k}": v for k, v in ranking.state_dict().items()}
-    part = dense_part(made.SCHEMA, towers, weights, **made.groups(made.config()))
+    part = build_member(made.SCHEMA, towers, weights, **made.groups(made.config()))
     dense, embeddings = torch.randn(6, 2), torch.randn(6, 3, built.DIM)
     with torch.no_grad():
         a, bc, long = embeddings[:, :1], embeddings[:, 1:2], embeddings[:, 2:]
@@ -122,12 +122,12 @@ def test_towers_are_part_of_the_program(module: str, tmp_path: Path) -> None:
         torch.testing.assert_close(program(dense, embeddings), wanted)
         del weights["head.ranking.head.bias"]
     with pytest.raises(ArtifactError, match="does not fit the model"):
-        dense_part(made.SCHEMA, towers, weights, **made.groups(made.config()))
+        build_member(made.SCHEMA, towers, weights, **made.groups(made.config()))
 
 
 def test_max_normalisation_is_part_of_the_program(tmp_path: Path) -> None:
     """What training normalises in the model, missing values (NaN) among it, the exported program does too."""
-    from pipeline.publishing.dense import dense_part
+    from pipeline.publishing.dense import build_member
 
     dense = {"x": DenseFeature(transform="max_norm"), "y": DenseFeature()}
     settings = made.config()
@@ -138,7 +138,7 @@ def test_max_normalisation_is_part_of_the_program(tmp_path: Path) -> None:
     flat = Towers(partition="flat", towers=(Tower(features=tuple(built.ROWS), hosts=(0,)),))
     store = Store(str(tmp_path))
     with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
-        write_program(draft, dense_part(made.SCHEMA, flat, weights, **made.groups(settings)), 2, (3, built.DIM))
+        write_program(draft, build_member(made.SCHEMA, flat, weights, **made.groups(settings)), 2, (3, built.DIM))
         draft.commit({})
     values = torch.tensor([[2.0, 0.3], [float("nan"), 0.3], [0.0, -1.0]])
     normalised = torch.tensor([[1.0, 0.3], [0.0, 0.3], [0.5, -1.0]])

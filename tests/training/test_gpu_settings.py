@@ -17,7 +17,7 @@ from pipeline.specs import ModelInputs
 from pipeline.training import trainer
 from pipeline.training.data import BatchReader
 from pipeline.training.distributed import connect
-from pipeline.training.model import DensePart, _dense_part, compute_dtype, use_tf32
+from pipeline.training.model import DensePart, build_dense_part, compute_dtype, use_tf32
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
 from pipeline.training.settings import ModelSettings
@@ -48,8 +48,8 @@ def test_cuda_graphs_are_refused_on_a_cpu_and_without_compiling():
         train=TrainConfig(cuda_graphs=True, precision="fp32"),
     )
     with pytest.raises(ConfigError, match=r"train.cuda_graphs is true, but the dense part is trained on a CPU"):
-        _dense_part(settings, SCHEMA, ("a", "b", "c"), 4, CPU, trained=True)
-    scoring = _dense_part(settings, SCHEMA, ("a", "b", "c"), 4, CPU, trained=False)
+        build_dense_part(settings, SCHEMA, ("a", "b", "c"), 4, CPU, trained=True)
+    scoring = build_dense_part(settings, SCHEMA, ("a", "b", "c"), 4, CPU, trained=False)
     assert not scoring.replayed and scoring.ranking._compiled_call_impl is None
     with pytest.raises(ConfigError, match=r"train.cuda_graphs is true, but train.compile=false"):
         TrainConfig(cuda_graphs=True, compile=False).check("train")

@@ -26,7 +26,6 @@ from pipeline.models.layers.mlp import (
     initialise,
     log_odds,
     mlp,
-    top_mlp,
 )
 
 __all__ = [
@@ -53,7 +52,6 @@ __all__ = [
     "mlp",
     "pair_products",
     "concat_vectors",
-    "top_mlp",
     "wide",
     "with_own_weights",
 ]

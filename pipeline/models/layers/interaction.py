@@ -13,10 +13,8 @@ from pipeline.native import Interact, StepsLibrary
 
 
 def pair_products(vectors: Tensor) -> Tensor:
-    """The sum of the dot products of all pairs of vectors [B, m, D]: [B], by the square of the sum.
-
-    It is the second-order term of a factorisation machine (Rendle 2010, lemma 3.1).
-    """
+    """Return the sum of the dot products of all pairs of ``vectors`` [B, m, D]: [B]."""
+    # By the square of the sum: the second-order term of a factorisation machine (Rendle 2010, lemma 3.1).
     return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
 
 
@@ -79,7 +77,7 @@ class LowRankCross(nn.Module):
 class MixtureCross(nn.Module):
     """forward(first [B, w], x [B, w]) -> [B, w]: experts U_i g(C_i g(V_i^T x)), weighted by a softmax (equation 4).
 
-    g is tanh. The gate's weights sum to 1, so one bias does for all experts.
+    g is tanh.
     """
 
     def __init__(self, width: int, rank: int, experts: int) -> None:
@@ -93,8 +91,11 @@ class MixtureCross(nn.Module):
     def forward(self, first: Tensor, value: Tensor) -> Tensor:
         shares = self.gate(value).softmax(dim=1)
         parts = torch.tanh(self.down(value)).split(self.rank, dim=1)
-        seen = [torch.tanh(expert(part)) for expert, part in zip(self.within, parts, strict=True)]
-        return first * self.up(torch.cat([part * shares[:, i, None] for i, part in enumerate(seen)], dim=1)) + value
+        outputs = []
+        for number, expert in enumerate(self.within):
+            outputs.append(torch.tanh(expert(parts[number])) * shares[:, number, None])
+        # The gate's weights sum to 1, so the one bias of ``up`` does for all experts.
+        return first * self.up(torch.cat(outputs, dim=1)) + value
 
 
 CROSSES: dict[str, Callable[[int, int, int], nn.Module]] = {
@@ -124,17 +125,16 @@ class CrossNet(nn.Module):
 Pair = tuple[int, int]
 
 
-def _maps(vectors: int, dim: int, dropped: Collection[Pair]) -> tuple[Tensor, Tensor]:
-    """Positions of the pairs i > j in a flat [V, V] matrix, and for each of its cells the output column that feeds it.
-
-    Cells of the diagonal and of ``dropped`` pairs point at column 0, which the backward pass replaces by zeros.
-    """
+def _pair_maps(vectors: int, dim: int, dropped: Collection[Pair]) -> tuple[Tensor, Tensor]:
+    # Positions of the pairs i > j in a flat [V, V] matrix.
     low = torch.tril_indices(vectors, vectors, -1)
-    if dropped:
-        gone = {max(pair) * vectors + min(pair) for pair in dropped}
-        flat = [i * vectors + j for i in range(vectors) for j in range(i)]
-        low = low[:, torch.tensor([place not in gone for place in flat])]
     pairs = low[0] * vectors + low[1]
+    if dropped:
+        gone = torch.tensor([max(pair) * vectors + min(pair) for pair in dropped])
+        stays = ~torch.isin(pairs, gone)
+        low, pairs = low[:, stays], pairs[stays]
+    # For each cell of the matrix the output column that feeds it. Those of the diagonal and of dropped pairs point at
+    # column 0, which the backward pass replaces by zeros.
     columns = dim + torch.arange(pairs.numel())
     cells = torch.zeros(vectors, vectors, dtype=torch.int64)
     cells[low[0], low[1]] = columns
@@ -143,13 +143,12 @@ def _maps(vectors: int, dim: int, dropped: Collection[Pair]) -> tuple[Tensor, Te
 
 
 class _DotInteraction(torch.autograd.Function):
-    """Eager and compiled code copy in different ways, each the fastest one measured (README)."""
-
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, pairs: Tensor, cells: Tensor) -> Tensor:
         ctx.save_for_backward(vectors, cells)
         products = torch.bmm(vectors, vectors.mT)
         flat = products.flatten(1)
+        # Eager and compiled code copy in different ways, each the fastest one measured (README).
         if torch.compiler.is_compiling():
             return torch.cat([vectors[:, 0], flat.index_select(1, pairs)], dim=1)
         dim = vectors.shape[2]
@@ -160,7 +159,7 @@ class _DotInteraction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Of vector i: the sum of the other vectors, each times the gradient of its pair with i."""
+        # The gradient of vector i is the sum of the other vectors, each times the gradient of its pair with i.
         (grad,) = grads
         vectors, cells = ctx.saved_tensors
         count, dim = vectors.shape[1:]
@@ -170,25 +169,28 @@ class _DotInteraction(torch.autograd.Function):
         else:
             symmetric = _gather(grad, cells, grad.new_empty(len(grad), cells.numel()))
         if 2 * (grad.shape[1] - dim) < count * (count - 1):
+            # Cells of dropped pairs point at column 0.
             symmetric = symmetric * (cells > 0)
         symmetric = symmetric.view(-1, count, count)
         symmetric.diagonal(dim1=1, dim2=2).zero_()
-        result = torch.bmm(symmetric, vectors.to(grad.dtype))  # under autocast the products are 16-bit floats
+        # Under autocast the products are 16-bit floats.
+        result = torch.bmm(symmetric, vectors.to(grad.dtype))
         result[:, 0] += grad[:, :dim]
         return result, None, None
 
 
 def _gather(values: Tensor, columns: Tensor, out: Tensor) -> Tensor:
-    """Fill ``out`` with ``values[:, columns]``. Of 16-bit floats PyTorch would gather through a float32 copy."""
-    same, into = values, out
+    # out = values[:, columns]
+    source, target = values, out
     if values.dtype in (torch.bfloat16, torch.float16):
-        same, into = values.view(torch.int16), out.view(torch.int16)
-    torch.gather(same, 1, columns.expand(len(same), -1), out=into)
+        # As integers: PyTorch would gather 16-bit floats through a float32 copy.
+        source, target = values.view(torch.int16), out.view(torch.int16)
+    torch.gather(source, 1, columns.expand(len(source), -1), out=target)
     return out
 
 
 class _CompiledInteraction(torch.autograd.Function):
-    """Both directions by the compiled library, without a copy of the vectors; ``first``: [B, D] or None."""
+    # By the compiled library, without a copy of the vectors; ``first``: [B, D] or None.
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, first: Tensor | None, kernels: StepsLibrary) -> Tensor:
@@ -203,18 +205,19 @@ class _CompiledInteraction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        """Gradients of ``vectors`` and ``first``."""
         grad = grads[0].contiguous()
         vectors, first = ctx.saved_tensors
-        for_vectors = torch.empty_like(vectors, memory_format=torch.contiguous_format)
-        for_first = None if first is None else torch.empty_like(first, memory_format=torch.contiguous_format)
-        at_first = None if for_first is None else for_first.data_ptr()
-        task = _task(vectors, first, grad, grad=grad.data_ptr(), grad_first=at_first, grad_rest=for_vectors.data_ptr())
-        ctx.kernels.interact_back(task)
-        return for_vectors, for_first, None
+        grad_vectors = torch.empty_like(vectors, memory_format=torch.contiguous_format)
+        pointers: dict[str, int | None] = {"grad": grad.data_ptr(), "grad_rest": grad_vectors.data_ptr()}
+        grad_first = None
+        if first is not None:
+            grad_first = torch.empty_like(first, memory_format=torch.contiguous_format)
+            pointers["grad_first"] = grad_first.data_ptr()
+        ctx.kernels.interact_back(_task(vectors, first, grad, **pointers))
+        return grad_vectors, grad_first, None
 
 
-def _task(vectors: Tensor, first: Tensor | None, like: Tensor, **places: int | None) -> Interact:
+def _task(vectors: Tensor, first: Tensor | None, like: Tensor, **pointers: int | None) -> Interact:
     samples, others, dim = vectors.shape
     return Interact(
         first=None if first is None else first.data_ptr(),
@@ -227,12 +230,12 @@ def _task(vectors: Tensor, first: Tensor | None, like: Tensor, **places: int | N
         dim=dim,
         bf16=like.dtype == torch.bfloat16,
         threads=torch.get_num_threads(),
-        **places,
+        **pointers,
     )
 
 
-def _fits(vectors: Tensor, first: Tensor | None) -> bool:
-    """Whether the compiled library takes these: vectors in float32 in host memory, each sample's side by side."""
+def _compiled_takes(vectors: Tensor, first: Tensor | None) -> bool:
+    # Vectors in float32 in host memory, each sample's contiguous.
     dim = vectors.shape[2]
     if vectors.dtype != torch.float32 or vectors.device.type != "cpu" or vectors.stride()[1:] != (dim, 1):
         return False
@@ -253,7 +256,7 @@ class DotInteraction(nn.Module):
         super().__init__()
         self.kernels: StepsLibrary | None = None
         self.whole = not dropped
-        pairs, cells = _maps(vectors, dim, dropped)
+        pairs, cells = _pair_maps(vectors, dim, dropped)
         self.width = dim + pairs.numel()
         self.register_buffer("pairs", pairs, persistent=False)
         self.register_buffer("cells", cells, persistent=False)
@@ -264,7 +267,7 @@ class DotInteraction(nn.Module):
         ``first`` [B, D] comes in front of the ``vectors`` [B, V - 1, D], and the result has its dtype.
         """
         kernels = self.kernels if self.whole and not torch.compiler.is_compiling() else None
-        if kernels is not None and _fits(vectors, first):
+        if kernels is not None and _compiled_takes(vectors, first):
             return cast(Tensor, _CompiledInteraction.apply(vectors, first, kernels))
         if first is not None:
             vectors = torch.cat([first[:, None], vectors.to(first.dtype)], dim=1)
@@ -299,3 +302,8 @@ class VectorLinear(nn.Linear):
 def concat_vectors(dense: Tensor, embeddings: Tensor) -> Tensor:
     """dense [B, n] and the flattened embeddings [B, V, D]: [B, n + V * D]."""
     return torch.cat([dense.to(embeddings.dtype), embeddings.flatten(1)], dim=1)
+
+
+def concat_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate ``parts`` along dimension 1; one part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)

@@ -95,12 +95,12 @@ class EventWeights(nn.Module):
 
 
 class _Sum(torch.autograd.Function):
-    """A sum by sample whose backward pass is a copy; PyTorch's own sorts the indices."""
+    # A sum by sample whose backward pass is a copy; PyTorch's own sorts the indices.
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
         ctx.save_for_backward(rows, offsets)
-        return _summed(values, rows, offsets)
+        return _sum_by_sample(values, rows, offsets)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -108,7 +108,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Spread(torch.autograd.Function):
-    """A copy for each event whose backward pass is a sum by sample."""
+    # A copy for each event whose backward pass is a sum by sample.
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
@@ -117,18 +117,19 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _summed(grads[0].contiguous(), *ctx.saved_tensors), None, None
+        return _sum_by_sample(grads[0].contiguous(), *ctx.saved_tensors), None, None
 
 
-def _summed(values: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
-    """[B, D], every sample's events in their order."""
-    if torch.compiler.is_exporting() or values.is_meta:  # embedding_bag would fix the number of samples
+def _sum_by_sample(values: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
+    # embedding_bag adds every sample's events in their order, but an export with it would fix the number of samples.
+    if torch.compiler.is_exporting() or values.is_meta:
         return values.new_zeros(offsets.shape[0], values.shape[1]).index_add(0, rows, values)
-    places = torch.arange(rows.shape[0], device=rows.device)
-    return torch.nn.functional.embedding_bag(places, values, offsets, mode="sum")
+    events = torch.arange(rows.shape[0], device=rows.device)
+    return torch.nn.functional.embedding_bag(events, values, offsets, mode="sum")
 
 
-_NEVER = -1e4  # a score whose SiLU is 0
+# A score whose SiLU is 0.
+_NEVER = -1e4
 
 
 class Weights(Protocol):
@@ -152,37 +153,39 @@ def causal(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: W
 
     ``longest``: events of a sample at most.
     """
-    if torch.compiler.is_exporting():  # grids depend on lengths, which a program does not know
+    if torch.compiler.is_exporting():
+        # Grids depend on lengths, which a program does not know.
         return _windows(query, key, value, jagged, weights, longest)
     grids, widths = jagged.grids, [query.shape[2], key.shape[2], value.shape[2]]
     filled = torch.cat([query, key, value], dim=2).index_select(0, grids.events)
     parts = list[Tensor]()
     for part, (samples, most), lengths in zip(grids.split(filled), grids.sizes, grids.lengths, strict=True):
-        q, k, v = part.view(samples, most, *filled.shape[1:]).transpose(1, 2).split(widths, dim=3)  # [b, H, L, d]
-        # What fills a sample up is behind its events, so that none of them sees it.
-        parts.append(weights.attend(q, k, v, lengths[:, None, None, None]).transpose(1, 2).flatten(0, 1))
+        # [b, H, L, d] each. What fills a sample up is behind its events, so that none of them sees it.
+        q, k, v = part.view(samples, most, *filled.shape[1:]).transpose(1, 2).split(widths, dim=3)
+        attended = weights.attend(q, k, v, lengths[:, None, None, None])
+        parts.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(parts).index_select(0, grids.cells)
 
 
 def newest(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights) -> Tensor:
     """[B, H, d]: the ``value``s [n, H, d] of each sample's events, weighed for a ``query`` [B, H, d] of the newest."""
     heads = value.shape[1]
-    own = jagged.of_samples(query.flatten(1)).view_as(key)
-    shares = weights.of_newest((own * key).sum(2), jagged)
+    queries = jagged.of_samples(query.flatten(1)).view_as(key)
+    shares = weights.of_newest((queries * key).sum(2), jagged)
     return jagged.sum((value * shares[:, :, None].to(value.dtype)).flatten(1)).unflatten(1, (heads, -1))
 
 
-def _taken(values: Tensor, places: Tensor) -> Tensor:
-    """``values[places]``, whose backward pass does not sort the places."""
-    return values.index_select(0, places.flatten()).unflatten(0, places.shape)
+def _select_rows(values: Tensor, rows: Tensor) -> Tensor:
+    # values[rows], whose backward pass does not sort the rows.
+    return values.index_select(0, rows.flatten()).unflatten(0, rows.shape)
 
 
 def _windows(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights, longest: int) -> Tensor:
-    """As ``causal``, over the ``longest`` events up to each: every event has as many keys."""
-    place = torch.arange(key.shape[0], device=key.device)
+    # As causal, over the longest events up to each: every event has as many keys.
+    position = torch.arange(key.shape[0], device=key.device)
     distance = torch.arange(longest, device=key.device)
-    known = distance <= (place - jagged.offsets[jagged.rows])[:, None]
-    keys = (place[:, None] - distance).clamp(min=0)
+    known = distance <= (position - jagged.offsets[jagged.rows])[:, None]
+    keys = (position[:, None] - distance).clamp(min=0)
     scores = torch.einsum("nhd,nkhd->nhk", query, key[keys])
     lengths = jagged.lengths[jagged.rows][:, None, None]
     shares = weights.among(scores, distance, known[:, None, :], lengths)
@@ -223,42 +226,40 @@ class SiluWeights(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
-        scores = wide(query @ key.mT).add_(self._bias_of(query.shape[2]))
+        scores = wide(query @ key.mT).add_(self._bias_matrix(query.shape[2]))
         return (nn.functional.silu(scores).to(value.dtype) @ value) / lengths
 
-    def _bias_of(self, events: int) -> Tensor:
-        """[H, L, L] for that many ``events``, from query to key; ``_NEVER`` for keys after the query.
-
-        No sample has distances beyond those with a bias: what has is behind its last event.
-        """
+    def _bias_matrix(self, events: int) -> Tensor:
+        # [H, L, L] for that many events, from query to key; _NEVER for keys after the query. No sample has distances
+        # beyond those with a bias: what has is behind its last event.
         later = self.bias.new_full((self.bias.shape[0], events - 1), _NEVER)
         known = nn.functional.pad(self.bias[:, :events], (0, max(0, events - self.bias.shape[1])))
-        by_distance = torch.cat([known.flip(1), later], dim=1)  # from the farthest key to the last one
+        # From the farthest key to the last one.
+        by_distance = torch.cat([known.flip(1), later], dim=1)
         return by_distance.unfold(1, events, 1).flip(1)
 
     def among(self, scores: Tensor, distance: Tensor, known: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
-        weights = nn.functional.silu(wide(scores) + _taken(self.bias.t(), distance).movedim(-1, 0))
+        weights = nn.functional.silu(wide(scores) + _select_rows(self.bias.t(), distance).movedim(-1, 0))
         return weights.masked_fill(~known, 0.0) / lengths
 
     def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
         """See ``Weights``."""
-        weights = nn.functional.silu(wide(scores) + _taken(self.bias.t(), jagged.ages))
+        weights = nn.functional.silu(wide(scores) + _select_rows(self.bias.t(), jagged.ages))
         shares: Tensor = self.seen(weights / jagged.lengths[jagged.rows][:, None])
         return shares
 
 
-EVEN_ROWS = 64  # more than a kernel's tile has
+# More than a kernel's tile has.
+EVEN_ROWS = 64
 
 
 def fillers(events: int, samples: int) -> tuple[int, int]:
-    """Events and samples to be added, of one event or two each, so that both become multiples of ``EVEN_ROWS``.
-
-    Kernels multiply the last few rows of a matrix by other steps, whose sums may differ in the last bit. Where all
-    samples have one event, so have the added ones.
-    """
-    more = -samples % EVEN_ROWS + EVEN_ROWS
-    return more + -(events + more) % EVEN_ROWS, more
+    """Return the events and samples to add, of one event or two each, to make both multiples of ``EVEN_ROWS``."""
+    # Kernels multiply the last few rows of a matrix by other steps, whose sums may differ in the last bit. Where all
+    # samples have one event, so have the added ones.
+    added = -samples % EVEN_ROWS + EVEN_ROWS
+    return added + -(events + added) % EVEN_ROWS, added
 
 
 class SequenceVector(nn.Module):
@@ -296,31 +297,38 @@ class SequenceVector(nn.Module):
     def forward(
         self, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], samples: int
     ) -> Tensor:
-        """A vector of each sample, [samples, D], of its events' ``columns`` [n, width] and its ``candidates``.
+        """Return a vector of each sample, [samples, D].
 
-        Out of training it does not depend on the other samples by as much as a rounding.
+        Args:
+            columns: Embeddings of the events [n, width].
+            rows: Sample of each event, [n].
+            candidates: Embeddings of the samples in the tables that columns share, [samples, width].
+            samples: Their number.
         """
         if self.training or torch.compiler.is_exporting():
-            return self._vectors(columns, rows, candidates, Jagged.of(rows, samples))
-        events, more = fillers(len(rows), samples)
-        columns = [nn.functional.pad(each, (0, 0, 0, events)) for each in columns]
-        candidates = [None if each is None else nn.functional.pad(each, (0, 0, 0, more)) for each in candidates]
-        own = torch.arange(samples, samples + more, device=rows.device)
-        twice = (torch.arange(more, device=rows.device) < events - more) + 1
-        rows = torch.cat([rows, own.repeat_interleave(twice)])
-        return self._vectors(columns, rows, candidates, Jagged.of(rows, samples + more, even=True))[:samples]
+            return self._encode(columns, candidates, Jagged.of(rows, samples))
+        # Out of training a vector does not depend on the other samples by as much as a rounding.
+        more_events, more_samples = fillers(len(rows), samples)
+        columns = [nn.functional.pad(column, (0, 0, 0, more_events)) for column in columns]
+        padded: list[Tensor | None] = []
+        for candidate in candidates:
+            padded.append(None if candidate is None else nn.functional.pad(candidate, (0, 0, 0, more_samples)))
+        added = torch.arange(samples, samples + more_samples, device=rows.device)
+        counts = (torch.arange(more_samples, device=rows.device) < more_events - more_samples) + 1
+        rows = torch.cat([rows, added.repeat_interleave(counts)])
+        return self._encode(columns, padded, Jagged.of(rows, samples + more_samples, even=True))[:samples]
 
-    def _vectors(
-        self, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], jagged: Jagged
-    ) -> Tensor:
+    def _encode(self, columns: Sequence[Tensor], candidates: Sequence[Tensor | None], jagged: Jagged) -> Tensor:
         samples = jagged.lengths.shape[0]
         events = wide(self.project(torch.cat([*columns], dim=1)))
         if self.places is not None:
             events = events + self.places.index_select(0, jagged.ages)
         target = None
         if self.targeted:
-            zeros = [each.new_zeros(samples, each.shape[1]) for each in columns]
-            known = [zero if each is None else each for each, zero in zip(candidates, zeros, strict=True)]
+            zeros = [column.new_zeros(samples, column.shape[1]) for column in columns]
+            known = [
+                zero if candidate is None else candidate for candidate, zero in zip(candidates, zeros, strict=True)
+            ]
             target = wide(self.project(torch.cat(known, dim=1)))
         ages = () if self.age is None else (columns[self.age],)
         vectors: Tensor = wide(self.block(events, jagged, target, *ages))
@@ -355,7 +363,8 @@ class SelfAttention(nn.Module):
         return values.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
-_STEPS, _SHORTEST = 4, 8  # widths between two powers of two; the least step between two widths
+# Widths of grids between two powers of two, and the least step between two widths.
+_STEPS, _SHORTEST = 4, 8
 
 
 @dataclass(frozen=True)
@@ -373,36 +382,33 @@ class Grids:
 
     @staticmethod
     def of(lengths: Tensor, offsets: Tensor, *, even: bool = False) -> Grids:
-        """Of samples of ``lengths`` [B], whose first events are at ``offsets`` [B].
+        """Make grids of samples of ``lengths`` [B], whose first events are at ``offsets`` [B].
 
         A grid is wider than its shortest sample by a quarter, or by ``_SHORTEST`` - 1 events, at most. ``even``: the
         width of a sample's grid depends on its own length alone, not on what other samples there are.
         """
-        rounded = _rounded(lengths)
+        # 1. Lengths rounded up to the next of _STEPS widths between two powers of two; samples of like length are
+        # neighbours.
+        power = torch.log2(lengths.float()).floor().long()
+        step = torch.bitwise_left_shift(torch.ones_like(lengths), power) // _STEPS
+        step = step.clamp(min=_SHORTEST)
+        rounded = (lengths + step - 1) // step * step
         order = torch.argsort(rounded, stable=True)
         samples = torch.unique_consecutive(rounded[order], return_counts=True)[1].tolist()
-        own = lengths[order].split(samples)
-        longest = [int(each.max()) for each in (rounded[order].split(samples) if even else own)]
-        sizes = tuple(zip(samples, longest, strict=True))
-        widths = torch.tensor([width for _, width in sizes], device=order.device).repeat_interleave(
-            torch.tensor(samples, device=order.device)
-        )
+        # 2. The width of each grid.
+        grid_lengths = lengths[order].split(samples)
+        longest = [int(part.max()) for part in (rounded[order].split(samples) if even else grid_lengths)]
+        # 3. The sample and the position of each cell, and which cells have an event.
+        counts = torch.tensor(samples, device=order.device)
+        widths = torch.tensor(longest, device=order.device).repeat_interleave(counts)
         sample = torch.repeat_interleave(widths)
-        place = torch.arange(sample.shape[0], device=order.device) - (widths.cumsum(0) - widths)[sample]
-        real = place < lengths[order][sample]
-        events = offsets[order][sample] + place * real
+        position = torch.arange(sample.shape[0], device=order.device) - (widths.cumsum(0) - widths)[sample]
+        real = position < lengths[order][sample]
+        events = offsets[order][sample] + position * real
         cells = torch.empty(int(lengths.sum()), dtype=torch.int64, device=order.device)
         cells[events[real]] = real.nonzero()[:, 0]
-        return Grids(sizes, events, cells, own)
+        return Grids(tuple(zip(samples, longest, strict=True)), events, cells, grid_lengths)
 
     def split(self, values: Tensor) -> Sequence[Tensor]:
         """``values`` [c, ...] by grid."""
         return values.split([samples * width for samples, width in self.sizes])
-
-
-def _rounded(lengths: Tensor) -> Tensor:
-    """``lengths`` up to the next of ``_STEPS`` widths between two powers of two."""
-    power = torch.log2(lengths.float()).floor().long()
-    step = torch.bitwise_left_shift(torch.ones_like(lengths), power) // _STEPS
-    step = step.clamp(min=_SHORTEST)
-    return (lengths + step - 1) // step * step

@@ -8,16 +8,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.native import Head, StepsLibrary
-
-if TYPE_CHECKING:
-    from pipeline.models.settings import RankerConfig
 
 MOMENTUM = 0.1
 EPS = 1e-5
@@ -28,13 +25,13 @@ class BatchNorm(nn.Module):
 
     Ioffe and Szegedy (2015, arXiv 1502.03167), algorithm 2 in evaluation. ``combine`` adds up the sums of all ranks,
     differentiably. ``rows`` [B, 1] is 1 for real rows and 0 for padding (None: all are real): without it the few rows
-    of an epoch's last batch would drown in copies of one. ``mean`` and ``variance`` are parameters without a gradient,
-    so that checkpoints have them; a batch that is padded in part moves them by that much less.
+    of an epoch's last batch would drown in copies of one.
     """
 
     def __init__(self, width: int, combine: Callable[[Tensor], Tensor] = lambda sums: sums) -> None:
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        # Parameters without a gradient, so that checkpoints have them.
         self.mean = nn.Parameter(torch.zeros(width), requires_grad=False)
         self.variance = nn.Parameter(torch.ones(width), requires_grad=False)
         self.combine = combine
@@ -47,20 +44,22 @@ class BatchNorm(nn.Module):
         return ((exact - mean) * scale + self.bias).to(values.dtype)
 
     def _statistics(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance over all ranks' rows; the running ones follow them."""
+        # Mean and variance over all ranks' rows; the running ones follow them.
         rows = torch.ones_like(values[:, :1]) if self.rows is None else self.rows.to(values.dtype)
-        start = self.mean.detach().clone()  # sums about the running mean, or a variance beside a large mean is lost
-        apart = (values - start) * rows
+        # Sums about the running mean: a variance beside a large mean would be lost.
+        start = self.mean.detach().clone()
+        deviations = (values - start) * rows
         counts = torch.stack([rows.sum(), torch.ones_like(rows).sum()])
         width = values.shape[1]
-        sums = self.combine(torch.cat([apart.sum(0), apart.square().sum(0), counts]))
+        sums = self.combine(torch.cat([deviations.sum(0), deviations.square().sum(0), counts]))
         count = sums[-2]
         shift = sums[:width] / count
         variance = (sums[width : 2 * width] / count - shift.square()).clamp(min=0)
         with torch.no_grad():
-            pace = MOMENTUM * count / sums[-1]
-            self.mean.add_(pace * shift)
-            self.variance.add_(pace * (variance * count / (count - 1).clamp(min=1) - self.variance))
+            # A batch that is padded in part moves the running statistics by that much less.
+            momentum = MOMENTUM * count / sums[-1]
+            self.mean.add_(momentum * shift)
+            self.variance.add_(momentum * (variance * count / (count - 1).clamp(min=1) - self.variance))
         return start + shift, variance
 
 
@@ -69,20 +68,16 @@ def batch_norms(module: nn.Module) -> list[BatchNorm]:
     return [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
 
 
-_NORMS: dict[str, Callable[[int], list[nn.Module]]] = {
-    "none": lambda width: [],
-    "batch": lambda width: [BatchNorm(width)],
-    "layer": lambda width: [nn.LayerNorm(width)],
-}
-
 # Those that take a layer's bias out again. Its gradient would be rounding noise, which Adam makes steps of: running
 # means lag behind these, and evaluation drifts from training.
 CENTRED = ("batch",)
 
 
-def normalised(norm: str, width: int) -> list[nn.Module]:
-    """The layers that normalise ``width`` values as setting ``model.norm`` says."""
-    return _NORMS[norm](width)
+def norm_layers(norm: str, width: int) -> list[nn.Module]:
+    """Build the layers that normalise ``width`` values as setting ``model.norm`` says."""
+    if norm == "batch":
+        return [BatchNorm(width)]
+    return [nn.LayerNorm(width)] if norm == "layer" else []
 
 
 class MaxNorm(nn.Module):
@@ -90,9 +85,7 @@ class MaxNorm(nn.Module):
 
     norm(V_i) = V_i / running max |V_i| + b_i, and 0 for a missing value, so that b_i separates it from a zero.
 
-    forward(dense [B, n]) -> [B, n]: ``columns`` normalised, the others as they are; NaN is a missing value.
-
-    ``largest`` is a parameter without a gradient, so that checkpoints have it; it grows in training only. ``combine``
+    forward(dense [B, n]) -> [B, n]: ``columns`` normalised, the others as they are; NaN is a missing value. ``combine``
     reduces the maxima of all ranks to one.
     """
 
@@ -101,6 +94,7 @@ class MaxNorm(nn.Module):
     def __init__(self, columns: Sequence[int], combine: Callable[[Tensor], Tensor] = lambda values: values) -> None:
         super().__init__()
         self.register_buffer("columns", torch.tensor(list(columns), dtype=torch.int64), persistent=False)
+        # A parameter without a gradient, so that checkpoints have it; it grows in training only.
         self.largest = nn.Parameter(torch.zeros(len(columns)), requires_grad=False)
         self.bias = nn.Parameter(torch.zeros(len(columns)))
         self.combine = combine
@@ -163,7 +157,7 @@ class HeadedRanker(Ranker):
 
 
 class _Head(torch.autograd.Function):
-    """hidden @ weight + bias in float32, by the compiled library; ``hidden``: [B, width], float32 or bf16."""
+    # hidden @ weight + bias in float32, by the compiled library; hidden is [B, width], float32 or bf16.
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, kernels: StepsLibrary) -> Tensor:
@@ -176,10 +170,13 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         hidden, weight = ctx.saved_tensors
-        grad, back, sums = grads[0].contiguous(), torch.empty_like(hidden), torch.empty(hidden.shape[1] + 1)
-        places = {"grad": grad.data_ptr(), "grad_hidden": back.data_ptr(), "sums": sums.data_ptr()}
-        ctx.kernels.head_back(_head(hidden, weight, **places))
-        return back, sums[:-1].view(1, -1), sums[-1:], None  # strides of the weight, as DDP expects
+        grad = grads[0].contiguous()
+        grad_hidden = torch.empty_like(hidden)
+        sums = torch.empty(hidden.shape[1] + 1)
+        pointers = {"grad": grad.data_ptr(), "grad_hidden": grad_hidden.data_ptr(), "sums": sums.data_ptr()}
+        ctx.kernels.head_back(_head(hidden, weight, **pointers))
+        # With the strides of the weight, as DDP expects.
+        return grad_hidden, sums[:-1].view(1, -1), sums[-1:], None
 
 
 def _head(hidden: Tensor, weight: Tensor, **others: float) -> Head:
@@ -206,15 +203,16 @@ class Logit(nn.Linear):
         super().__init__(width, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if self.kernels is not None and not torch.compiler.is_compiling() and self._fits(hidden):
+        if self.kernels is not None and not torch.compiler.is_compiling() and self._compiled_takes(hidden):
             return cast(Tensor, _Head.apply(hidden, self.weight, self.bias, self.kernels))
         # The meta device, on which a model's FLOP are counted, has no autocast.
         with torch.autocast("cpu" if hidden.is_meta else hidden.device.type, enabled=False):
             return nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias).squeeze(1)
 
-    def _fits(self, hidden: Tensor) -> bool:
-        able = hidden.dtype in (torch.float32, torch.bfloat16) and self.weight.dtype == torch.float32
-        return able and hidden.device.type == "cpu" and hidden.dim() == 2 and hidden.is_contiguous()
+    def _compiled_takes(self, hidden: Tensor) -> bool:
+        if hidden.dtype not in (torch.float32, torch.bfloat16) or self.weight.dtype != torch.float32:
+            return False
+        return hidden.device.type == "cpu" and hidden.dim() == 2 and hidden.is_contiguous()
 
     @torch.no_grad()
     def start_at(self, logit: float) -> None:
@@ -231,15 +229,12 @@ def mlp(widths: Sequence[int], *, last_activation: bool, norm: str = "none", dro
     for i in range(len(widths) - 1):
         hidden = last_activation or i < len(widths) - 2
         layers.append(nn.Linear(widths[i], widths[i + 1], bias=not (hidden and norm in CENTRED)))
-        if hidden:
-            layers += [*normalised(norm, widths[i + 1]), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
+        if not hidden:
+            continue
+        layers += [*norm_layers(norm, widths[i + 1]), nn.ReLU()]
+        if dropout:
+            layers.append(nn.Dropout(dropout))
     return nn.Sequential(*layers)
-
-
-def top_mlp(width: int, config: RankerConfig) -> tuple[nn.Sequential, int]:
-    """The hidden layers that lead from ``width`` values to the logit, by the settings, and the width they end with."""
-    widths = [width, *config.top_mlp]
-    return mlp(widths, last_activation=True, norm=config.norm, dropout=config.dropout), widths[-1]
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:
@@ -251,41 +246,38 @@ def compute_dtype(like: Tensor) -> torch.dtype:
 
 
 def log_odds(rate: float, rows: int) -> float:
-    """The logit of ``rate``, a share of ``rows``, estimated as (clicks + 1/2) / (rows + 1), so that 0 and 1 are finite.
-
-    Krichevsky and Trofimov (1981).
-    """
+    """Return the logit of ``rate``, a share of ``rows``; finite for 0 and 1, too."""
+    # Estimated as (clicks + 1/2) / (rows + 1): Krichevsky and Trofimov (1981).
     clicks = rate * rows
     return math.log((clicks + 0.5) / (rows - clicks + 0.5))
 
 
 def initialise(module: R, seed: int) -> R:
-    """``module`` with every linear layer and convolution drawn from ``seed`` alone, in module order.
+    """Draw every linear layer and convolution of ``module`` from ``seed`` alone, in module order, and return it.
 
-    Weights N(0, 2 / (in + out)), biases N(0, 1 / out). The global random state is neither read nor changed. On the meta
-    device there is nothing to draw.
+    Weights N(0, 2 / (in + out)), biases N(0, 1 / out). The global random state is neither read nor changed.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in module.modules():
-            if isinstance(layer, nn.Linear | nn.Conv2d) and not layer.weight.is_meta:
-                outputs, inputs = layer.weight.flatten(1).shape
-                spread = math.sqrt(2.0 / (inputs + outputs))
-                layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * spread)
-                if layer.bias is not None:
-                    layer.bias.copy_(torch.randn(layer.bias.shape, generator=generator) / math.sqrt(outputs))
+            # On the meta device there is nothing to draw.
+            if not isinstance(layer, nn.Linear | nn.Conv2d) or layer.weight.is_meta:
+                continue
+            outputs, inputs = layer.weight.flatten(1).shape
+            spread = math.sqrt(2.0 / (inputs + outputs))
+            layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * spread)
+            if layer.bias is not None:
+                layer.bias.copy_(torch.randn(layer.bias.shape, generator=generator) / math.sqrt(outputs))
     return module
 
 
 class FeatureGate(nn.Module):
-    """forward(inputs [B, w], context [B, c]) -> inputs * 2 sigmoid(MLP(context)) (FinalMLP, section 3.2).
-
-    With ``context`` 0 the gate is learnt alone, the same for all samples: what the paper's MLP of a learnt constant
-    amounts to.
-    """
+    """forward(inputs [B, w], context [B, c]) -> inputs * 2 sigmoid(MLP(context)) (FinalMLP, section 3.2)."""
 
     def __init__(self, width: int, context: int, hidden: int) -> None:
         super().__init__()
+        # Without context the gate is learnt, the same for all samples: what the paper's MLP of a learnt constant
+        # amounts to.
         self.gate = mlp([context, hidden, width], last_activation=False) if context else Constant(width)
 
     def forward(self, inputs: Tensor, context: Tensor) -> Tensor:

@@ -29,11 +29,13 @@ class TaskHeads(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         inputs = [hidden] * self.count if self.mix is None else self.mix(hidden)
-        parts = zip(self.heads, self.towers, inputs, strict=True)
-        return self.joined([head(tower(each)) for head, tower, each in parts])
+        logits = []
+        for head, tower, value in zip(self.heads, self.towers, inputs, strict=True):
+            logits.append(head(tower(value)))
+        return self.join(logits)
 
-    def joined(self, logits: list[Tensor]) -> Tensor:
-        """The tasks' logits [B] as [B, T]."""
+    def join(self, logits: list[Tensor]) -> Tensor:
+        """Return the tasks' logits, [B] each, as [B, T]."""
         return torch.stack(logits, dim=1)
 
     def start_at(self, logits: Sequence[float]) -> None:
@@ -44,36 +46,35 @@ class TaskHeads(nn.Module):
 
 
 class ChainedHeads(TaskHeads):
-    """``TaskHeads`` in which a task's own logit is that of its happening *given* another one (ESMM, section 2.3).
-
-    P(both) = P(given) * P(own | given): with a, b the logits of these two, 1 / P - 1 = e^-a + e^-b + e^-(a + b), so the
-    logit of P is -logsumexp(-a, -b, -a - b), exact for probabilities near 0 and 1.
-    """
+    """``TaskHeads`` in which a task's own logit is that of its happening *given* another one (ESMM, section 2.3)."""
 
     def __init__(self, width: int, tasks: Sequence[TaskInput], task_mlp: Sequence[int]) -> None:
         super().__init__(width, len(tasks), task_mlp)
         names = [task.name for task in tasks]
         self.given = [None if task.given is None else names.index(task.given) for task in tasks]
 
-    def joined(self, logits: list[Tensor]) -> Tensor:
-        """See ``TaskHeads.joined``."""
-        whole: list[Tensor] = []
-        for own, given in zip(logits, self.given, strict=True):
-            whole.append(own if given is None else _both(whole[given], own))
-        return torch.stack(whole, dim=1)
+    def join(self, logits: list[Tensor]) -> Tensor:
+        """See ``TaskHeads.join``."""
+        joint: list[Tensor] = []
+        for conditional, given in zip(logits, self.given, strict=True):
+            if given is None:
+                joint.append(conditional)
+                continue
+            # P(both) = P(given) * P(own | given): with a, b the logits of these two, 1 / P - 1 = e^-a + e^-b +
+            # e^-(a + b), so the logit of P is -logsumexp(-a, -b, -a - b), exact for probabilities near 0 and 1.
+            a, b = joint[given], conditional
+            joint.append(-torch.logsumexp(torch.stack([-a, -b, -a - b]), dim=0))
+        return torch.stack(joint, dim=1)
 
     def start_at(self, logits: Sequence[float]) -> None:
         """See ``TaskHeads.start_at``."""
         rates = torch.tensor(list(logits), dtype=torch.float64).sigmoid()
-        own = []
-        for place, given in enumerate(self.given):
-            rate = rates[place] if given is None else (rates[place] / rates[given]).clamp(1e-6, 1 - 1e-6)
-            own.append(float(torch.logit(rate)))
-        super().start_at(own)
-
-
-def _both(given: Tensor, own: Tensor) -> Tensor:
-    return -torch.logsumexp(torch.stack([-given, -own, -given - own]), dim=0)
+        conditional = []
+        for rate, given in zip(rates, self.given, strict=True):
+            if given is not None:
+                rate = (rate / rates[given]).clamp(1e-6, 1 - 1e-6)
+            conditional.append(float(torch.logit(rate)))
+        super().start_at(conditional)
 
 
 class GatedMixture(nn.Module):
@@ -116,20 +117,24 @@ class ExtractionLevel(nn.Module):
         super().__init__()
         widths = [width, *expert_mlp]
         counts = [*[own_experts] * tasks, experts]
-        self.experts = nn.ModuleList(
-            nn.ModuleList(mlp(widths, last_activation=True) for _ in range(count)) for count in counts
-        )
-        gates = [own_experts + experts] * tasks + ([] if last else [sum(counts)])
-        self.gates = nn.ModuleList(GatedMixture(width, count) for count in gates)
+        self.experts = nn.ModuleList()
+        for count in counts:
+            self.experts.append(nn.ModuleList(mlp(widths, last_activation=True) for _ in range(count)))
+        gate_inputs = [own_experts + experts] * tasks
+        if not last:
+            gate_inputs.append(sum(counts))
+        self.gates = nn.ModuleList(GatedMixture(width, count) for count in gate_inputs)
         self.width = widths[-1]
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
-        given = [
-            torch.stack([expert(value) for expert in experts], dim=1)  # type: ignore[attr-defined]
-            for experts, value in zip(self.experts, inputs, strict=True)
-        ]
-        mixed = [torch.cat([own, given[-1]], dim=1) for own in given[:-1]] + [torch.cat(given, dim=1)]
-        return [gate(value, each) for gate, value, each in zip(self.gates, inputs, mixed, strict=False)]
+        outputs = []
+        for experts, value in zip(self.experts, inputs, strict=True):
+            outputs.append(torch.stack([expert(value) for expert in experts], dim=1))  # type: ignore[attr-defined]
+        shared = outputs[-1]
+        mixed = [torch.cat([task_outputs, shared], dim=1) for task_outputs in outputs[:-1]]
+        mixed.append(torch.cat(outputs, dim=1))
+        # Not strict: the last level has no gate for the shared experts.
+        return [gate(value, experts) for gate, value, experts in zip(self.gates, inputs, mixed, strict=False)]
 
 
 class Extraction(nn.Module):
@@ -139,12 +144,13 @@ class Extraction(nn.Module):
         self, width: int, tasks: int, levels: int, experts: int, own_experts: int, expert_mlp: Sequence[int]
     ) -> None:
         super().__init__()
-        self.tasks, made = tasks, []
-        for level in range(levels):
-            last = level == levels - 1
-            made.append(ExtractionLevel(width, tasks, experts, own_experts, expert_mlp, last=last))
-            width = made[-1].width
-        self.levels, self.width = nn.ModuleList(made), width
+        self.tasks = tasks
+        self.levels = nn.ModuleList()
+        for number in range(levels):
+            level = ExtractionLevel(width, tasks, experts, own_experts, expert_mlp, last=number == levels - 1)
+            self.levels.append(level)
+            width = level.width
+        self.width = width
 
     def forward(self, hidden: Tensor) -> list[Tensor]:
         values = [hidden] * (self.tasks + 1)
