@@ -20,31 +20,12 @@ FIRST_SECONDS, FACTOR = 0.2, 4.0
 # The only mark of CPython's error.
 NO_THREAD = "can't start new thread"
 
-_PASSING = frozenset(
-    getattr(errno, name)
-    for name in (
-        "EIO",
-        "EAGAIN",
-        "EINTR",
-        "EBUSY",
-        "ESTALE",
-        "ENOMEM",
-        "EMFILE",
-        "ENFILE",
-        "ENOBUFS",
-        "ETIMEDOUT",
-        "EREMOTEIO",
-        "ECONNRESET",
-        "ECONNABORTED",
-        "ECONNREFUSED",
-        "EHOSTUNREACH",
-        "ENETUNREACH",
-        "ENETRESET",
-        "EPIPE",
-        "ETXTBSY",
-    )
-    if hasattr(errno, name)
+_PASSING_NAMES = (
+    "EIO EAGAIN EINTR EBUSY ESTALE ENOMEM EMFILE ENFILE ENOBUFS ETIMEDOUT EREMOTEIO ECONNRESET ECONNABORTED "
+    "ECONNREFUSED EHOSTUNREACH ENETUNREACH ENETRESET EPIPE ETXTBSY"
 )
+# Not every system has all of them.
+_PASSING = frozenset(getattr(errno, name) for name in _PASSING_NAMES.split() if hasattr(errno, name))
 # Packages whose own errors mean that a request got no answer. Refusals are PermissionError or FileNotFoundError.
 _CLIENTS = frozenset(
     ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "http", "azure", "gcsfs", "google", "fsspec")
