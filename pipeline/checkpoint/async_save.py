@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint.collectives import exchange, from_first
+from pipeline.checkpoint.collectives import all_gather_records, run_on_rank0
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import Entry, entry_of
 from pipeline.checkpoint.save import SLOW, Job, parsed_artifact, write_checkpoint
@@ -157,7 +157,7 @@ class Writer:
             outcome.record_commit(artifact)
             if job.compact is not None:
                 compact = partial(job.compact, artifact)
-                record = from_first(f"compacting {artifact.path}", lambda: compact().to_json(), self.group)
+                record = run_on_rank0(f"compacting {artifact.path}", lambda: compact().to_json(), self.group)
                 outcome.record_commit(parsed_artifact(artifact.path, record))
         except NightjarError as error:
             # Handed to the training loop, which decides.
@@ -173,7 +173,7 @@ class Writer:
     def _prune(self, prune: Callable[[Entry], tuple[list[str], str]], entry: Entry, outcome: WriteOutcome) -> None:
         # Whatever fails here, the checkpoint is committed: what could not be removed is a note, not an error.
         try:
-            outcome.stay, outcome.note = from_first("pruning checkpoints", lambda: prune(entry), self.group)
+            outcome.stay, outcome.note = run_on_rank0("pruning checkpoints", lambda: prune(entry), self.group)
         except NightjarError as error:
             outcome.note = f"old checkpoints are kept until the next one: {error.message}"
         except Exception as error:
@@ -217,7 +217,7 @@ class AsyncSave:
     @property
     def busy(self) -> bool:
         """Whether any rank still writes."""
-        return bool(max(exchange(int(self._writer.busy))))
+        return bool(max(all_gather_records(int(self._writer.busy))))
 
     def submit(self, job: Job) -> None:
         """Start writing ``job``; the one before must have landed."""
@@ -252,7 +252,7 @@ class AsyncSave:
         stuck, lost = "", False
         committed: WriteOutcome | None = None
         failed: WriteOutcome | None = None
-        for record in exchange(outcome.to_json()):
+        for record in all_gather_records(outcome.to_json()):
             other = WriteOutcome.from_json(record)
             lost = lost or other.lost
             if other.stuck:

@@ -23,7 +23,7 @@ from torch import Tensor
 from pipeline.checkpoint.async_save import AsyncSave, Limits
 from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.codings import Codings
-from pipeline.checkpoint.collectives import once, patiently, this_rank, together
+from pipeline.checkpoint.collectives import log_on_rank0, retry_on_all_ranks, run_on_all_ranks, this_rank
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import (
@@ -118,7 +118,7 @@ class Checkpointer:
     def resume(self) -> TrainState | None:
         """Restore the newest whole checkpoint; None if there is none. Restores are counted, to choose the bits."""
         # 1. Remove what killed writers left, unless a manifest that may name it cannot be read.
-        patiently("sweeping uncommitted checkpoints", self._sweep)
+        retry_on_all_ranks("sweeping uncommitted checkpoints", self._sweep)
 
         # 2. Restore the newest checkpoint that is whole, passing over damaged ones.
         model = self.model
@@ -132,7 +132,7 @@ class Checkpointer:
         # 3. Deltas after a damaged chain must not rest on it: all that is newer than the restored one is damaged, or
         # rests on what is.
         newer = {name: problem for name, problem in damaged.items() if step_of(name) > state.step}
-        records = patiently("setting damaged checkpoints aside", lambda: self._set_aside(newer))[0]
+        records = retry_on_all_ranks("setting damaged checkpoints aside", lambda: self._set_aside(newer))[0]
         self._entries = [Entry.from_json(record) for record in records]
         self.newest = artifact.path
         self._codings.restores = int(artifact.summary.get("restores", 0)) + 1
@@ -190,7 +190,9 @@ class Checkpointer:
         began = time.monotonic()
         if not wait and self.config.when_busy == "skip" and self._async_save.busy:
             self.figures.skipped += 1
-            once(log.warning, "no checkpoint after step %s: the last one is still being written", f"{state.step:,}")
+            log_on_rank0(
+                log.warning, "no checkpoint after step %s: the last one is still being written", f"{state.step:,}"
+            )
             return False
 
         # 1. The write in flight ends first: whether its rows are stored decides which rows a delta holds.
@@ -208,7 +210,9 @@ class Checkpointer:
             except PassingError as error:
                 if left is not None:
                     raise
-                once(log.warning, "writing the checkpoint after step %s again: %s", f"{state.step:,}", error.message)
+                log_on_rank0(
+                    log.warning, "writing the checkpoint after step %s again: %s", f"{state.step:,}", error.message
+                )
                 self._async_save.submit(prepare_job(prune=True, awaited=True))
                 self._collect(raising=True)
         self.figures.stalled += time.monotonic() - began
@@ -246,7 +250,9 @@ class Checkpointer:
         # 2. Copy the rows. If one rank holds a value that is not finite, all raise before anything is written.
         blocks: list[RowBlock] = []
         rows = None if baseline else model.touched
-        together("copying rows", lambda: blocks.extend(take_snapshot(model.rows, rows, self._buffers, self.on_point)))
+        run_on_all_ranks(
+            "copying rows", lambda: blocks.extend(take_snapshot(model.rows, rows, self._buffers, self.on_point))
+        )
 
         # 3. Clear the marks that the next delta need not hold. One-shot deltas hold all rows since the baseline.
         self._pending = {key: model.touched.mask(key).clone() for key in model.touched.shards()}
@@ -304,7 +310,9 @@ class Checkpointer:
             assert error is not None
             if raising or not isinstance(error, ArtifactError):
                 raise error
-            once(log.warning, "the checkpoint was not written; its rows go into the next one: %s", error.message)
+            log_on_rank0(
+                log.warning, "the checkpoint was not written; its rows go into the next one: %s", error.message
+            )
             return
 
         self._entries.append(outcome.entry)
@@ -319,9 +327,9 @@ class Checkpointer:
             # Not compacted, so the next delta rests on the former baseline and needs all rows since then.
             self._restore_marks()
             text = "checkpoint %s is committed, but not compacted: %s"
-            once(log.warning, text, outcome.path, outcome.error.message)
+            log_on_rank0(log.warning, text, outcome.path, outcome.error.message)
         if outcome.note:
-            once(log.warning, "%s", outcome.note)
+            log_on_rank0(log.warning, "%s", outcome.note)
 
     def _restore_marks(self) -> None:
         for key, marks in self._pending.items():

@@ -33,7 +33,7 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def exchange(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+def all_gather_records(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Gather every rank's ``record`` (JSON data) on all ranks, in rank order. Collective over ``group``."""
     if world_size() == 1:
         # Through JSON here too, so that one rank sees what several would: lists for tuples, strings for keys.
@@ -50,7 +50,7 @@ def exchange(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     return [_decode_json(padded[: int(length)]) for padded, length in zip(blocks, sizes, strict=True)]
 
 
-def to_first(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+def gather_records(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Gather every rank's ``record`` (JSON data) on rank 0, in rank order; [] on the others. Collective over ``group``.
 
     Only on rank 0 does the memory needed grow with the number of ranks.
@@ -62,13 +62,13 @@ def to_first(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     return [_decode_json(data), *others] if this_rank() == 0 else []
 
 
-def from_first(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> Any:
+def run_on_rank0(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> Any:
     """Run ``work`` on rank 0 alone and broadcast what it returns (JSON data). Collective over ``group``.
 
-    If it fails, all ranks raise its error, as in ``together``.
+    If it fails, all ranks raise its error, as in ``run_on_all_ranks``.
     """
     if world_size() == 1:
-        return together(what, work)[0]
+        return run_on_all_ranks(what, work)[0]
     cause: Exception | None = None
     answer: dict[str, Any] = {}
     if this_rank() == 0:
@@ -86,7 +86,7 @@ def from_first(what: str, work: Callable[[], Any], group: dist.ProcessGroup | No
     return answer["value"]
 
 
-def together(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> list[Any]:
+def run_on_all_ranks(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> list[Any]:
     """Run ``work`` on every rank and gather the results (JSON data) in rank order. Collective over ``group``.
 
     Raises:
@@ -94,7 +94,7 @@ def together(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None
             An unexpected exception becomes a PassingError that names the rank.
     """
     cause, record = _attempt(what, work)
-    records = exchange(record, group)
+    records = all_gather_records(record, group)
     for answer in records:
         if "error" in answer:
             raise NightjarError.from_json(answer["error"]) from cause
@@ -113,24 +113,24 @@ def _attempt(what: str, work: Callable[[], Any]) -> tuple[Exception | None, dict
         return error, {"error": PassingError(message, hint=_AGAIN).to_json()}
 
 
-def once(write: Callable[..., None], message: str, *values: object) -> None:
+def log_on_rank0(write: Callable[..., None], message: str, *values: object) -> None:
     """Log on rank 0 alone what all ranks come upon alike; ``write`` is a logger's method."""
     if this_rank() == 0:
         write(message, *values)
 
 
-def patiently(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Do as ``together``, and try again after each of ``PAUSES`` if a passing fault was met. Each try is logged.
+def retry_on_all_ranks(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Do as ``run_on_all_ranks``, and try again after each of ``PAUSES`` if a passing fault was met.
 
-    ``work`` must bear being done twice.
+    Each further try is logged. ``work`` must bear being done twice.
     """
     for pause in PAUSES:
         try:
-            return together(what, work, group)
+            return run_on_all_ranks(what, work, group)
         except PassingError as error:
-            once(log.warning, "%s: again in %g s, because %s", what, pause, error.message)
+            log_on_rank0(log.warning, "%s: again in %g s, because %s", what, pause, error.message)
             time.sleep(pause)
-    return together(what, work, group)
+    return run_on_all_ranks(what, work, group)
 
 
 @dataclass(frozen=True)

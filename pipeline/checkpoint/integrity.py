@@ -15,7 +15,7 @@ import torch.distributed as dist
 import xxhash
 
 from pipeline.checkpoint import collectives
-from pipeline.checkpoint.collectives import patiently
+from pipeline.checkpoint.collectives import retry_on_all_ranks
 from pipeline.checkpoint.index import committed, damage_hint, readable
 from pipeline.errors import DamagedError, PassingError, UnreachableError
 from pipeline.store.artifacts import Store
@@ -111,7 +111,7 @@ def listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
         return names, {path.rpartition("/")[2]: f"{path}/{MANIFEST} {problem}" for path, problem in damaged.items()}
 
     for pause in (*collectives.PAUSES, None):
-        seen = patiently(f"listing {where}", list_here)
+        seen = retry_on_all_ranks(f"listing {where}", list_here)
         views = [(list(names), sorted(problems)) for names, problems in seen]
         other = next((rank for rank, view in enumerate(views) if view != views[0]), None)
         if other is None:
@@ -141,7 +141,7 @@ def require_seen_by_all(store: Store, error: DamagedError) -> None:
     # Nothing is read if what was read proves the damage by itself.
     if not error.file or not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    problems = patiently(f"looking at {error.file} again", lambda: _find_problem(store, error.file))
+    problems = retry_on_all_ranks(f"looking at {error.file} again", lambda: _find_problem(store, error.file))
     whole = [rank for rank, problem in enumerate(problems) if not problem]
     if whole:
         raise PassingError(f"{error.message}; but rank {whole[0]} reads {error.file} intact", hint=_SAME_STORE)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock, read_block
-from pipeline.checkpoint.collectives import once, patiently
+from pipeline.checkpoint.collectives import log_on_rank0, retry_on_all_ranks
 from pipeline.checkpoint.container import VERIFY, read_tensors, unreadable
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import DENSE, INDEX, STATE, damage_hint, restore_order
@@ -78,7 +78,7 @@ def restore_newest(
     names, problems = listing(store, directory)
     damaged |= problems
     for message in problems.values():
-        once(log.warning, "a checkpoint cannot be used: %s", message)
+        log_on_rank0(log.warning, "a checkpoint cannot be used: %s", message)
     for name in reversed(names):
         path = f"{directory}/{name}"
         try:
@@ -87,7 +87,7 @@ def restore_newest(
         except DamagedError as error:
             damaged[name] = error.message
             text = "checkpoint %s cannot be used, going back to the one before it: %s"
-            once(log.warning, text, path, error.message)
+            log_on_rank0(log.warning, text, path, error.message)
     if damaged:
         raise DamagedError(
             f"no checkpoint in {store.url_of(directory)} is whole, the first of {len(damaged)}: "
@@ -104,7 +104,7 @@ def _open(store: Store, path: str) -> Artifact:
         with reachable(store.url_of(path)):
             artifacts.append(store.get(path, "train"))
 
-    patiently(f"opening {path}", find)
+    retry_on_all_ranks(f"opening {path}", find)
     # A try that failed on another rank has left one here, too.
     return artifacts[-1]
 
@@ -131,7 +131,7 @@ def restore(store: Store, artifact: Artifact, target: RestoreTarget) -> TrainSta
         states.append(restore_dense(store, artifact, target))
 
     try:
-        patiently(f"restoring {artifact.path}", read)
+        retry_on_all_ranks(f"restoring {artifact.path}", read)
     except DamagedError as error:
         # Hosts may see different files. It is damage, and a reason to go back, only if all ranks agree.
         require_seen_by_all(store, error)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split_by_heat, write_block
-from pipeline.checkpoint.collectives import from_first, this_rank, to_first, together
+from pipeline.checkpoint.collectives import gather_records, run_on_all_ranks, run_on_rank0, this_rank
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import DENSE, INDEX, STATE, Entry
@@ -106,11 +106,11 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
 
     try:
         # 1. Every rank writes its files; nobody goes on before all of them lie there.
-        from_first(f"clearing {job.path}", clear, group)
-        together(f"writing {job.path}", write, group)
+        run_on_rank0(f"clearing {job.path}", clear, group)
+        run_on_all_ranks(f"writing {job.path}", write, group)
         # 2. Rank 0 learns their names and commits; the others get the manifest that it wrote.
-        reports = to_first(report_of(extents, draft.files), group)
-        record = from_first(f"committing {job.path}", lambda: _commit(draft, job, reports, on_point).to_json(), group)
+        reports = gather_records(report_of(extents, draft.files), group)
+        record = run_on_rank0(f"committing {job.path}", lambda: _commit(draft, job, reports, on_point).to_json(), group)
     except BaseException:
         if leader:
             # A store that fails here too must not hide the first error.

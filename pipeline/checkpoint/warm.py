@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from pipeline.checkpoint.collectives import patiently
+from pipeline.checkpoint.collectives import retry_on_all_ranks
 from pipeline.checkpoint.index import restore_order
 from pipeline.checkpoint.reader import (
     OTHER_MODEL,
@@ -77,7 +77,7 @@ def warm_start(
             _check_order(store, artifact, order or {})
             lines.extend(_load_dense(store, artifact, target, partly, towers or {}))
 
-    patiently(f"starting from {artifact.path}", read)
+    retry_on_all_ranks(f"starting from {artifact.path}", read)
     return lines
 
 
