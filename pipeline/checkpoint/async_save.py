@@ -31,7 +31,7 @@ import torch.distributed as dist
 from pipeline.checkpoint.collectives import all_gather_records, run_on_rank0
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import Entry, entry_of
-from pipeline.checkpoint.save import SLOW, Job, parsed_artifact, write_checkpoint
+from pipeline.checkpoint.save import SLOW, Job, write_checkpoint
 from pipeline.errors import NightjarError, PassingError
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
@@ -71,8 +71,9 @@ class WriteOutcome:
     def to_json(self) -> dict[str, Any]:
         """Return plain data for the other ranks; ``from_json`` restores it."""
         record = dict(vars(self))
-        record["entry"] = None if self.entry is None else self.entry.to_json()
-        record["error"] = None if self.error is None else self.error.to_json()
+        for name in ("entry", "error"):
+            if record[name] is not None:
+                record[name] = record[name].to_json()
         return record
 
     @classmethod
@@ -158,7 +159,7 @@ class Writer:
             if job.compact is not None:
                 compact = partial(job.compact, artifact)
                 record = run_on_rank0(f"compacting {artifact.path}", lambda: compact().to_json(), self.group)
-                outcome.record_commit(parsed_artifact(artifact.path, record))
+                outcome.record_commit(Artifact.from_json(artifact.path, record))
         except NightjarError as error:
             # Handed to the training loop, which decides.
             outcome.error = error

@@ -225,8 +225,9 @@ def _compress(tensors: dict[str, Tensor]) -> dict[str, list[Any]]:
             continue
         packed = _pack_planes(packer, raw, planes)
         if len(packed) <= len(raw) * (1 - _WORTH):
-            former = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-            done[name] = former if planes == 1 else [*former, planes]
+            done[name] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            if planes > 1:
+                done[name].append(planes)
             tensors[name] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     return done
 

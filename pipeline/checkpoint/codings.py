@@ -87,7 +87,9 @@ class Codings:
         common = self._rules.common.heat
         samples = []
         for block in blocks:
-            heat = heat_of(block, common) if self._rules.of(block.table).heat == common else None
+            if self._rules.of(block.table).heat != common:
+                continue
+            heat = heat_of(block, common)
             if heat is not None:
                 samples.append(heat[:: max(1, len(heat) // _HEATS)])
         heats = torch.cat(samples) if samples else torch.empty(0)

@@ -174,7 +174,8 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> Checkpoin
     one, two = find_checkpoint(store, first), find_checkpoint(store, second)
     a, b = ChainReader(store, one), ChainReader(store, two)
     common = [table for table in a.tables if a.tables[table] == b.tables.get(table)]
-    total, done = sum(a.tables[table].rows for table in common), 0
+    total = sum(a.tables[table].rows for table in common)
+    done = 0
     tables: dict[str, TableDiff] = {}
     for table in common:
         changed, largest, summed = 0, 0.0, 0.0

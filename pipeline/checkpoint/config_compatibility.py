@@ -121,10 +121,8 @@ def check_changes(
     for path, (old, new) in sorted(changes.items()):
         if path in ids:
             kind, text = ids[path].kind, _describe_ids_change(path, old, new, ids[path].features)
-        elif _is_whole_feature(path):
-            kind, text = classify(path, checkpoint.init_tables_only), f"{path} {'is new' if old is None else 'is gone'}"
         else:
-            kind, text = classify(path, checkpoint.init_tables_only), f"{path} {_describe_values(old, new)}"
+            kind, text = classify(path, checkpoint.init_tables_only), _describe_change(path, old, new)
         if kind == REFUSED:
             refused[path] = text
         elif kind == ALLOW and not is_allowed(path, checkpoint.allow):
@@ -225,22 +223,24 @@ def _describe_ids_change(path: str, old: Any, new: Any, features: list[str]) -> 
     if path.startswith(_RENAME):
         former = path.removeprefix(_RENAME)
         return f"feature {former!r} is now {features[0]!r}, but the hash of its ids is seeded with the name"
-    text = f"{path} {_describe_values(old, new)}"
+    text = _describe_change(path, old, new)
     if path.startswith(DEFAULTS):
         # Of which tables the rows would serve other ids.
-        more = ", ..." if len(features) > 5 else ""
-        text += f" (tables {', '.join(features[:5])}{more})"
+        tables = features[:5] + ["..."] * (len(features) > 5)
+        text += f" (tables {', '.join(tables)})"
     return text
 
 
-def _describe_values(old: Any, new: Any) -> str:
+def _describe_change(path: str, old: Any, new: Any) -> str:
+    if _is_whole_feature(path):
+        return f"{path} is new" if old is None else f"{path} is gone"
     texts = []
     for value in (old, new):
         if value is None:
             texts.append("not set")
         else:
             texts.append(repr(value) if isinstance(value, str) else str(value))
-    return f"was {texts[0]}, is {texts[1]}"
+    return f"{path} was {texts[0]}, is {texts[1]}"
 
 
 def _refusal(
@@ -357,7 +357,8 @@ def ids_changes(then: Mapping[str, Any], now: Mapping[str, Any], rename: Mapping
                 paths.append(f"{DEFAULTS}.{setting}")
             for path in paths:
                 change = changes.setdefault(path, IdsChange(kind))
-                change.kind = REFUSED if REFUSED in (kind, change.kind) else ALLOW
+                if kind == REFUSED:
+                    change.kind = REFUSED
                 change.features.append(new)
     return changes
 

@@ -11,7 +11,8 @@ from pipeline.store.manifest import MANIFEST, Artifact
 def directories(store: Store, run: str | None = None) -> list[str]:
     """List the directories of checkpoints in the store, of one ``run`` or of all."""
     found = []
-    for name in store.names("runs") if run is None else [run]:
+    runs = store.names("runs") if run is None else [run]
+    for name in runs:
         found += [f"runs/{name}/checkpoints/{key}" for key in store.names(f"runs/{name}/checkpoints")]
     return found
 
@@ -74,7 +75,8 @@ def candidates(store: Store, name: str) -> tuple[list[Artifact], dict[str, str]]
     if NAME.fullmatch(name.rpartition("/")[2]):
         artifacts = readable(store, _paths_of(store, name), damaged)
     else:
-        for directory in [name] if "/" in name else directories(store, name):
+        places = [name] if "/" in name else directories(store, name)
+        for directory in places:
             artifacts += committed(store, directory, damaged)
     return sorted(artifacts, key=lambda artifact: (artifact.created, artifact.summary["step"])), damaged
 

@@ -117,7 +117,7 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
             with suppress(Exception):
                 draft.discard_uncommitted()
         raise
-    return parsed_artifact(job.path, record)
+    return Artifact.from_json(job.path, record)
 
 
 def _write_rows(draft: Draft, job: Job, on_point: OnPoint, deadline: float) -> list[Extent]:
@@ -217,12 +217,6 @@ def summarize(files: Mapping[str, FileEntry], extents: list[Extent]) -> dict[str
 def report_of(extents: list[Extent], files: Mapping[str, FileEntry]) -> dict[str, Any]:
     """Describe the files that a rank wrote for rank 0: their entries of the index and of the manifest."""
     return {"extents": plain(extents), "files": {name: asdict(entry) for name, entry in files.items()}}
-
-
-def parsed_artifact(path: str, record: dict[str, Any]) -> Artifact:
-    """Restore the artifact at ``path`` whose fields went through JSON."""
-    files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
-    return Artifact(path=path, files=files, **record)
 
 
 def _write_file(draft: Draft, name: str, write: Callable[[], None]) -> None:

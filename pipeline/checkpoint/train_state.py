@@ -95,7 +95,9 @@ def dense_part(
     dense: dict[str, Tensor], optimizer: torch.optim.Optimizer | None, state: TrainState
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Copy the dense parameters, their optimizer and the random state to host memory; also returns the JSON part."""
-    tensors = {f"param/{name}": value for name, value in dense.items()}
+    tensors: dict[str, Tensor] = {}
+    for name, value in dense.items():
+        tensors[f"param/{name}"] = value
     record: dict[str, Any] = {"train": state.to_json(), "optimizer": None}
     if optimizer is not None:
         states, record["optimizer"] = flatten_optimizer(optimizer, dense)

@@ -138,8 +138,10 @@ def _describe_tables(
         if (rows, source) == (table.rows, name):
             whole.append(rows)
             continue
-        was = "" if name == source else f" (was {source})"
-        line = f"table {name}{was}: {min(rows, table.rows):,} rows loaded"
+        line = f"table {name}"
+        if name != source:
+            line += f" (was {source})"
+        line += f": {min(rows, table.rows):,} rows loaded"
         if table.rows > rows:
             line += f", {table.rows - rows:,} new ones keep their initial values"
         if table.rows < rows:

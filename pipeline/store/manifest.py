@@ -52,6 +52,12 @@ class Artifact:
         del record["path"]
         return record
 
+    @classmethod
+    def from_json(cls, path: str, record: dict[str, Any]) -> Artifact:
+        """Restore the artifact at ``path`` from what ``to_json`` returned."""
+        files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
+        return cls(path=path, files=files, **record)
+
 
 def artifact_key(stage: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     """Hash the stage, its configuration, the keys of its inputs and the schema version to 32 hex digits."""
@@ -83,6 +89,4 @@ def unsealed(data: bytes) -> dict[str, Any]:
 
 def parsed(path: str, data: bytes) -> Artifact:
     """Parse the manifest ``data`` of the artifact at ``path``."""
-    record = unsealed(data)
-    files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
-    return Artifact(path=path, files=files, **record)
+    return Artifact.from_json(path, unsealed(data))

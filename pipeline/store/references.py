@@ -112,8 +112,10 @@ def of_manifest(record: Record) -> References:
 def _find_texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        yield from _find_texts(list(value.values()))
+    elif isinstance(value, list):
+        for part in value:
             yield from _find_texts(part)
 
 

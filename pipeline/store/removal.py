@@ -118,4 +118,7 @@ def _stamp(store: Files, full: str) -> float | None:
         when = store.fs.modified(full)
     except (NotImplementedError, KeyError, FileNotFoundError):
         return None
-    return float((when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp())
+    # Of a time without a zone, fsspec means UTC.
+    if not when.tzinfo:
+        when = when.replace(tzinfo=datetime.UTC)
+    return float(when.timestamp())

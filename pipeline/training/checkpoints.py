@@ -17,7 +17,6 @@ from pipeline.checkpoint.config_compatibility import check_changes
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.reader import RestoreTarget, restore
-from pipeline.checkpoint.save import parsed_artifact
 from pipeline.checkpoint.train_state import TrainState
 from pipeline.checkpoint.warm import warm_start
 from pipeline.config.partition import PartitionConfig
@@ -174,7 +173,7 @@ class Checkpoints:
         target = RestoreTarget(
             model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.checkpointer.on_point
         )
-        self._train_on(restore(store, parsed_artifact(path, artifact), target))
+        self._train_on(restore(store, Artifact.from_json(path, artifact), target))
         model.touched.fill()  # the next delta rests on a checkpoint of other rows
         set_table_steps(self.trainer.model, self.trainer.steps)
 
@@ -198,7 +197,7 @@ class Checkpoints:
         model, store = self.checkpointer.model, self.checkpointer.store
         artifact = run_on_rank0(f"opening {path}", lambda: store.get(path, "train").to_json())
         restore(
-            store, parsed_artifact(path, artifact), RestoreTarget(model.rows, dict(self.trainer.dense), states=False)
+            store, Artifact.from_json(path, artifact), RestoreTarget(model.rows, dict(self.trainer.dense), states=False)
         )
 
     def changed_without_lookups(self) -> None:
