@@ -1,5 +1,12 @@
 """Writing behind training: a thread on every rank, and how all ranks agree how a checkpoint ended.
 
+``AsyncSave`` is what the checkpointer talks to, on all ranks at once; its ``Writer`` runs ``save.write_checkpoint`` in
+a thread of this rank. A checkpoint goes this way:
+
+1. ``AsyncSave.submit`` starts the writer's thread, and training goes on.
+2. The thread writes, commits, compacts and prunes, and meets the other ranks' threads on a process group of their own.
+3. ``AsyncSave.land`` waits for the thread and exchanges outcomes on training's process group.
+
 Ranks write for different lengths of time, and one may not end at all. Each write has a time limit of its own; the
 writers' process group waits longer than that, so that the slow rank's word arrives. Where even that fails the group is
 of no more use: the ranks make another one, the checkpoint is lost and training goes on.
@@ -15,20 +22,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint.collectives import exchange, from_first
+from pipeline.checkpoint.collectives import all_gather_records, run_on_rank0
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import Entry, entry_of
-from pipeline.checkpoint.save import SLOW, Job, parsed_artifact, write_checkpoint
+from pipeline.checkpoint.save import SLOW, Job, write_checkpoint
 from pipeline.errors import NightjarError, PassingError
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-_LOWEST = 19  # niceness
+_LOWEST_PRIORITY = 19  # niceness
 
 
 @dataclass
@@ -52,37 +60,39 @@ class WriteOutcome:
     lost: bool = False
     stuck: str = ""
 
-    def is_now(self, artifact: Artifact) -> None:
-        """``artifact`` is committed, or replaces what was."""
-        self.entry, self.path, self.bytes_full = entry_of(artifact), artifact.path, artifact.summary["bytes_full"]
-        self.bytes += sum(file.bytes for file in artifact.files.values())
+    def record_commit(self, artifact: Artifact) -> None:
+        """Note that ``artifact`` is committed, or replaces what was."""
+        self.entry = entry_of(artifact)
+        self.path = artifact.path
+        self.bytes_full = artifact.summary["bytes_full"]
+        # Added up: a compaction writes a second time.
+        self.bytes += artifact.total_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for the other ranks."""
-        parts = {"entry": self.entry, "error": self.error}
-        return {**vars(self), **{name: part and part.to_json() for name, part in parts.items()}}
+        """Return plain data for the other ranks; ``from_json`` restores it."""
+        record = dict(vars(self))
+        for name in ("entry", "error"):
+            if record[name] is not None:
+                record[name] = record[name].to_json()
+        return record
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> WriteOutcome:
-        """What ``to_json`` of a rank gave."""
-        entry = Entry.from_json(data["entry"]) if data["entry"] else None
-        return cls(**{**data, "entry": entry, "error": data["error"] and NightjarError.from_json(data["error"])})
-
-
-def _hurry(thread: threading.Thread) -> None:
-    """Give ``thread`` the caller's priority; only privileged processes may, the others leave it as it is."""
-    if sys.platform == "linux" and thread.is_alive() and thread.native_id is not None:
-        with suppress(OSError):
-            own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-            os.setpriority(os.PRIO_PROCESS, thread.native_id, own)
+        """Restore what ``to_json`` of a rank returned."""
+        outcome = cls(**data)
+        if data["entry"] is not None:
+            outcome.entry = Entry.from_json(data["entry"])
+        if data["error"] is not None:
+            outcome.error = NightjarError.from_json(data["error"])
+        return outcome
 
 
 @dataclass
 class Writer:
-    """Writes one job at a time behind the caller. ``group``: a process group used by nothing else (None: one rank).
+    """Writes one job at a time behind the caller, on this rank.
 
-    With a group of their own the ranks meet without disturbing training's collectives. ``on_point`` is told where the
-    writer stands.
+    ``group``: a process group used by nothing else (None: one rank). With a group of their own the ranks meet without
+    disturbing training's collectives. ``on_point`` is called at the points that the writer passes.
     """
 
     store: Store
@@ -97,47 +107,46 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def submit(self, job: Job) -> None:
-        """Start writing ``job``; the one before must have been collected with ``wait``.
-
-        Without a thread to be had it is written here and now: the other ranks' writers wait for this one's word.
-        """
+        """Start writing ``job``; the one before must have been collected with ``wait``."""
         if self._outcome is not None:
             raise RuntimeError("a checkpoint is in flight: wait for it first")
         self._outcome = outcome = WriteOutcome()
         ready = threading.Event()
-        threads = torch.get_num_threads()
-        work = self._run if job.awaited else self._run_behind
-        thread = threading.Thread(target=work, args=(job, ready, outcome), name="nightjar-checkpoint", daemon=True)
+        num_threads = torch.get_num_threads()
+        thread = threading.Thread(
+            target=self._run, args=(job, ready, outcome, not job.awaited), name="nightjar-checkpoint", daemon=True
+        )
         try:
             thread.start()
             self._thread = thread
         except RuntimeError:
-            self._run(job, ready, outcome)
+            # No thread could be had. It is written here and now: the other ranks' writers wait for this one's word.
+            self._run(job, ready, outcome, yielding=False)
         ready.wait()
-        torch.set_num_threads(threads)  # undo what the thread's setting means for threads made later
+        # Undo what the thread's setting means for threads made later.
+        torch.set_num_threads(num_threads)
 
     def wait(self, timeout: float | None = None) -> WriteOutcome | None:
-        """The outcome of the job in flight, once it is there; None where there is none.
+        """Return the outcome of the job in flight, once it has ended; None if there is none.
 
-        Its thread no longer yields to other programs, where that may be taken back: the caller waits for it.
-        TimeoutError after ``timeout`` seconds.
+        Raises:
+            TimeoutError: It has not ended after ``timeout`` seconds.
         """
         if self._thread is not None:
-            _hurry(self._thread)
+            # The caller waits for it, so it no longer yields to other programs.
+            _raise_priority(self._thread)
             self._thread.join(timeout)
             if self._thread.is_alive():
                 raise TimeoutError(f"the checkpoint in flight is not written after {timeout:.1f} s")
         outcome, self._thread, self._outcome = self._outcome, None, None
         return outcome
 
-    def _run_behind(self, job: Job, ready: threading.Event, outcome: WriteOutcome) -> None:
-        """As ``_run``, in a thread that takes what training leaves of the cores, where a thread has a priority."""
-        if sys.platform == "linux":
+    def _run(self, job: Job, ready: threading.Event, outcome: WriteOutcome, yielding: bool) -> None:
+        # A write that training does not wait for takes what training leaves of the cores. Only on Linux has a thread a
+        # priority of its own.
+        if yielding and sys.platform == "linux":
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
-        self._run(job, ready, outcome)
-
-    def _run(self, job: Job, ready: threading.Event, outcome: WriteOutcome) -> None:
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         began = time.monotonic()
         # torch's operations in this thread run in it alone: a second team of threads would fight with training's for
         # the cores. The first call makes the setting this thread's own.
@@ -146,12 +155,16 @@ class Writer:
         ready.set()
         try:
             artifact = write_checkpoint(self.store, job, self.group, self.on_point)
-            outcome.is_now(artifact)
+            outcome.record_commit(artifact)
             if job.compact is not None:
-                outcome.is_now(self._compact(job.compact, artifact))
-        except NightjarError as error:  # handed to the training loop, which decides
+                compact = partial(job.compact, artifact)
+                record = run_on_rank0(f"compacting {artifact.path}", lambda: compact().to_json(), self.group)
+                outcome.record_commit(Artifact.from_json(artifact.path, record))
+        except NightjarError as error:
+            # Handed to the training loop, which decides.
             outcome.error = error
-        except Exception as error:  # of the exchange itself: what fails on one rank comes as one of the family
+        except Exception as error:
+            # Of the exchange itself: what fails on one rank arrives as a NightjarError on all of them.
             outcome.lost = True
             outcome.error = PassingError(f"the ranks lost contact while writing {job.path}: {error}", hint=SLOW)
         if outcome.entry is not None and job.prune is not None and not outcome.lost:
@@ -159,20 +172,22 @@ class Writer:
         outcome.seconds = time.monotonic() - began
 
     def _prune(self, prune: Callable[[Entry], tuple[list[str], str]], entry: Entry, outcome: WriteOutcome) -> None:
-        """Remove what retention does not need; whatever fails, the checkpoint is committed."""
-
+        # Whatever fails here, the checkpoint is committed: what could not be removed is a note, not an error.
         try:
-            outcome.stay, outcome.note = from_first("pruning checkpoints", lambda: prune(entry), self.group)
+            outcome.stay, outcome.note = run_on_rank0("pruning checkpoints", lambda: prune(entry), self.group)
         except NightjarError as error:
             outcome.note = f"old checkpoints are kept until the next one: {error.message}"
         except Exception as error:
-            outcome.lost, outcome.note = True, f"old checkpoints are kept until the next one: {error}"
+            outcome.lost = True
+            outcome.note = f"old checkpoints are kept until the next one: {error}"
 
-    def _compact(self, compact: Callable[[Artifact], Artifact], artifact: Artifact) -> Artifact:
-        """The compacted ``artifact``, on every rank; rank 0 does it."""
 
-        done = from_first(f"compacting {artifact.path}", lambda: compact(artifact).to_json(), self.group)
-        return parsed_artifact(artifact.path, done)
+def _raise_priority(thread: threading.Thread) -> None:
+    # To the caller's own. Only privileged processes may; the others leave it as it is.
+    if sys.platform == "linux" and thread.is_alive() and thread.native_id is not None:
+        with suppress(OSError):
+            priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            os.setpriority(os.PRIO_PROCESS, thread.native_id, priority)
 
 
 @dataclass(frozen=True)
@@ -192,67 +207,78 @@ class AsyncSave:
     """One checkpoint at a time, written behind training by a thread on every rank. All methods are collective."""
 
     def __init__(self, store: Store, on_point: OnPoint, limits: Limits) -> None:
-        self._store, self._on_phase, self._limits = store, on_point, limits
-        self._flying = False
-        self._ended: WriteOutcome | None = None  # this rank's, where others were still writing
-        self._renew()
+        self._store = store
+        self._on_point = on_point
+        self._limits = limits
+        self._in_flight = False
+        # This rank's outcome, kept while others were still writing at a timeout.
+        self._ended: WriteOutcome | None = None
+        self._renew_writer()
 
     @property
     def busy(self) -> bool:
         """Whether any rank still writes."""
-        return bool(max(exchange(int(self._writer.busy))))
+        return bool(max(all_gather_records(int(self._writer.busy))))
 
     def submit(self, job: Job) -> None:
         """Start writing ``job``; the one before must have landed."""
         self._writer.submit(replace(job, seconds=self._limits.write, now=self._limits.now))
-        self._flying = True
+        self._in_flight = True
 
     def abandon(self, seconds: float) -> None:
-        """Wait up to ``seconds`` until this rank writes no more, whatever came of it. The one method not collective.
-
-        A thread that still writes when the interpreter ends aborts the process.
-        """
+        """Wait up to ``seconds`` until this rank writes no more, whatever came of it. The one method not collective."""
+        # A thread that still writes when the interpreter ends aborts the process.
         with suppress(TimeoutError):
             self._writer.wait(seconds)
 
     def land(self, timeout: float | None = None) -> WriteOutcome | None:
-        """Wait for what is in flight and agree how it ended; None where there is nothing.
+        """Wait for what is in flight and agree how it ended; None if nothing is.
 
-        TimeoutError on all ranks where one has not ended after ``timeout`` seconds: it is still in flight then.
+        Raises:
+            TimeoutError: On all ranks, if one has not ended after ``timeout`` seconds. It is still in flight then.
         """
-        if not self._flying:
+        if not self._in_flight:
             return None
+        # 1. How did it end here? Beyond all limits a rank counts as stuck, and its thread is left alone.
         longest = self._limits.write + 2 * self._limits.slack
         try:
-            self._ended = mine = self._ended or self._writer.wait(longest if timeout is None else timeout)
+            outcome = self._ended or self._writer.wait(longest if timeout is None else timeout)
+            self._ended = outcome
         except TimeoutError as error:
-            mine = WriteOutcome(lost=True, stuck=str(error))
-        if mine is None:
+            outcome = WriteOutcome(lost=True, stuck=str(error))
+        if outcome is None:
             raise RuntimeError("no checkpoint is in flight on this rank")
-        outcomes = [WriteOutcome.from_json(each) for each in exchange(mine.to_json())]
-        stuck = next((each.stuck for each in outcomes if each.stuck), "")
+
+        # 2. How did it end elsewhere? If the caller set the timeout, all ranks may come back and wait again.
+        stuck, lost = "", False
+        committed: WriteOutcome | None = None
+        failed: WriteOutcome | None = None
+        for record in all_gather_records(outcome.to_json()):
+            other = WriteOutcome.from_json(record)
+            lost = lost or other.lost
+            if other.stuck:
+                stuck = stuck or other.stuck
+            elif other.entry is not None:
+                committed = committed or other
+            elif other.error is not None:
+                failed = failed or other
         if stuck and timeout is not None:
             raise TimeoutError(stuck)
-        self._flying, self._ended = False, None
-        if stuck or any(each.lost for each in outcomes):
-            self._renew()
-        return _agreed(outcomes, stuck)
+        self._in_flight = False
+        self._ended = None
+        if stuck or lost:
+            self._renew_writer()
 
-    def _renew(self) -> None:
-        """A process group that nothing else uses, and a writer on it."""
+        # 3. It is committed if one rank knows it to be, for then all had written. Else the first error counts.
+        agreed = committed or failed
+        if agreed is None:
+            text = stuck or "the writer ended without an outcome"
+            agreed = WriteOutcome(error=PassingError(text, hint="check the store's disk"))
+        return replace(agreed, stuck=stuck)
+
+    def _renew_writer(self) -> None:
         group = None
         if dist.is_initialized() and dist.get_world_size() > 1:
             seconds = self._limits.write + self._limits.slack
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
-        self._writer = Writer(self._store, group, self._on_phase)
-
-
-def _agreed(outcomes: list[WriteOutcome], stuck: str) -> WriteOutcome:
-    """What the ranks that ended say together: committed where one of them knows it, for then all had written."""
-    ended = [each for each in outcomes if not each.stuck]
-    best = next((each for each in ended if each.entry), None) or next(
-        (each for each in ended if each.error), WriteOutcome()
-    )
-    if best.entry is None and best.error is None:
-        best.error = PassingError(stuck or "the writer ended without an outcome", hint="check the store's disk")
-    return replace(best, stuck=stuck)
+        self._writer = Writer(self._store, group, self._on_point)

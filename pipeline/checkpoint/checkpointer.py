@@ -1,21 +1,29 @@
-"""The checkpoints of one training run: what to write, when a baseline, what to keep; the training loop's only door."""
+"""The checkpoints of one training run: what to write, when a baseline, what to keep; the training loop's only door.
+
+This is where a guided walk through the chain of checkpoints begins:
+
+1. ``Checkpointer.save`` decides between baseline and delta and copies rows (``snapshot``) while training stands still.
+2. ``async_save`` runs the write behind training; ``save`` writes the files and commits them.
+3. ``compact`` turns a long chain into a baseline, and ``retention`` removes what is not needed any more.
+4. ``Checkpointer.resume`` goes the other way: ``reader`` applies a chain, baseline first (restore).
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipeline.checkpoint.async_save import AsyncSave, Limits, WriteOutcome
+from pipeline.checkpoint.async_save import AsyncSave, Limits
 from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.codings import Codings
-from pipeline.checkpoint.collectives import once, patiently, this_rank, together
+from pipeline.checkpoint.collectives import log_on_rank0, retry_on_all_ranks, run_on_all_ranks, this_rank
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import (
@@ -58,17 +66,6 @@ class CheckpointedModel:
     optimizer: torch.optim.Optimizer | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """What a checkpoint is for: see ``Checkpointer.save``. ``prune``: what retention does not need goes behind it."""
-
-    final: bool
-    exact: bool
-    held: tuple[str, ...]
-    prune: bool
-    awaited: bool
-
-
 @dataclass
 class CheckpointFigures:
     """What the checkpoints of this session cost. Seconds of training stopped, bytes written by all ranks."""
@@ -100,13 +97,16 @@ class Checkpointer:
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        self._flight = AsyncSave(self.store, self.on_point, self.limits)
+        self._async_save = AsyncSave(self.store, self.on_point, self.limits)
         self._pruner = self._new_pruner()
-        # Takes the disk's space of tables on SSD too.
-        self._buffers, values = SnapshotBuffers(), full_values(self.model.rows)
+        self._buffers = SnapshotBuffers()
+        # This takes the disk space for copies of tables on SSD, too.
+        values = full_values(self.model.rows)
         if self.config.every_steps is not None or self.config.every_minutes is not None:
             self._buffers.prepare(values)
+        # Committed checkpoints, oldest step first.
         self._entries: list[Entry] = []
+        # Touched marks of the snapshot in flight, in case its write fails.
         self._pending: dict[tuple[str, int, int], Tensor] = {}
         self._codings = Codings(self.config, self.model.rows.rules)
         self.figures = CheckpointFigures()
@@ -116,33 +116,31 @@ class Checkpointer:
         return Pruner(self.store, self.directory, self.config.keep_last, self.config.keep_every, self.on_point)
 
     def resume(self) -> TrainState | None:
-        """Restore the newest whole checkpoint; None where there is none. Restores are counted, to choose the bits."""
+        """Restore the newest whole checkpoint; None if there is none. Restores are counted, to choose the bits."""
+        # 1. Remove what killed writers left, unless a manifest that may name it cannot be read.
+        retry_on_all_ranks("sweeping uncommitted checkpoints", self._sweep)
+
+        # 2. Restore the newest checkpoint that is whole, passing over damaged ones.
         model = self.model
         target = RestoreTarget(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.on_point)
-        patiently("sweeping uncommitted checkpoints", lambda: self._sweep() if this_rank() == 0 else None)
         damaged: dict[str, str] = {}
         restored = restore_newest(self.store, self.directory, target, damaged)
         if restored is None:
             return None
         artifact, state = restored
-        # Deltas after a damaged chain must not rest on it: all that is newer than the restored one is damaged,
-        # or rests on what is.
+
+        # 3. Deltas after a damaged chain must not rest on it: all that is newer than the restored one is damaged, or
+        # rests on what is.
         newer = {name: problem for name, problem in damaged.items() if step_of(name) > state.step}
-        entries = patiently("setting damaged checkpoints aside", lambda: self._without(newer))[0]
-        self._entries = [Entry.from_json(entry) for entry in entries]
+        records = retry_on_all_ranks("setting damaged checkpoints aside", lambda: self._set_aside(newer))[0]
+        self._entries = [Entry.from_json(record) for record in records]
         self.newest = artifact.path
         self._codings.restores = int(artifact.summary.get("restores", 0)) + 1
         return state
 
-    def _without(self, damaged: dict[str, str]) -> list[dict[str, Any]]:
-        """Rank 0 sets ``damaged`` aside; the entries of the checkpoints that are left, as plain data."""
-        if this_rank() != 0:
-            return []
-        for line in set_aside(self.store, self.directory, damaged):
-            log.warning("%s", line)
-        return [entry_of(each).to_json() for each in committed(self.store, self.directory)]
-
     def _sweep(self) -> None:
+        if this_rank() != 0:
+            return
         try:
             pins = pinned_names(self.store, self.directory)
         except DamagedError as error:
@@ -152,6 +150,14 @@ class Checkpointer:
             return
         for line in remove_uncommitted(self.store, self.directory, pins, spared(self.store, self.directory)):
             log.info("%s", line)
+
+    def _set_aside(self, damaged: dict[str, str]) -> list[dict[str, Any]]:
+        # Returns the entries of the checkpoints that are left: rank 0's count, and reach the others as plain data.
+        if this_rank() != 0:
+            return []
+        for line in set_aside(self.store, self.directory, damaged):
+            log.warning("%s", line)
+        return [entry_of(artifact).to_json() for artifact in committed(self.store, self.directory)]
 
     def save(
         self,
@@ -163,47 +169,64 @@ class Checkpointer:
         exact: bool = False,
         held: Sequence[str] = (),
     ) -> bool:
-        """Checkpoint the model at ``state``; returns whether one was taken (False: the last is still being written).
+        """Checkpoint the model at ``state``. Training stops for the copy only, unless it is to wait.
 
-        Training stops for the copy only, or with ``wait`` until the checkpoint is committed. A failed earlier write
-        is told and its rows are taken again; a failed write under ``wait`` raises ArtifactError, TimeoutError after
-        ``timeout`` seconds. GuardError where a table is not finite. ``final``: the result of the run, a baseline in
-        ``final_quantise``, all its tables. ``exact``: a baseline that comes back bit for bit. ``held``: names of
-        other checkpoints that stay, because training may go back to them or they join its ensemble.
+        Args:
+            state: Where training stands.
+            wait: Return only once the checkpoint is committed; it is written a second time after a passing fault.
+            final: Write the result of the run: a baseline of all tables in ``final_quantise``.
+            timeout: Seconds to wait for the write in flight and, with ``wait``, for this one.
+            exact: Write a baseline that comes back bit for bit.
+            held: Names of other checkpoints that stay, because training may go back to them or they join its ensemble.
+
+        Returns:
+            Whether a checkpoint was taken. False: the last one is still being written, and ``when_busy`` is ``skip``.
+
+        Raises:
+            GuardError: A weight or an optimizer state is not finite.
+            ArtifactError: With ``wait``, the write failed. Without, that is logged and its rows are taken again.
+            TimeoutError: The write has not ended after ``timeout`` seconds.
         """
         began = time.monotonic()
-        if not wait and self.config.when_busy == "skip" and self._flight.busy:
+        if not wait and self.config.when_busy == "skip" and self._async_save.busy:
             self.figures.skipped += 1
-            once(log.warning, "no checkpoint after step %s: the last one is still being written", f"{state.step:,}")
+            log_on_rank0(
+                log.warning, "no checkpoint after step %s: the last one is still being written", f"{state.step:,}"
+            )
             return False
+
+        # 1. The write in flight ends first: whether its rows are stored decides which rows a delta holds.
         self._collect(raising=False, timeout=timeout)
-        kind = Kind(final=final, exact=exact, held=tuple(held), prune=timeout is None, awaited=wait)
-        self._flight.submit(self._job(state, kind))
+
+        # 2. Training stands still while the rows are copied; the rest is done behind it.
+        prepare_job = partial(self._prepare_job, state, final=final, exact=exact, held=held)
+        self._async_save.submit(prepare_job(prune=timeout is None, awaited=wait))
+
+        # 3. Only a caller who asks for it waits until the checkpoint is committed.
         if wait:
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
-            self._finish(state, kind, left)
+            try:
+                self._collect(raising=True, timeout=left)
+            except PassingError as error:
+                if left is not None:
+                    raise
+                log_on_rank0(
+                    log.warning, "writing the checkpoint after step %s again: %s", f"{state.step:,}", error.message
+                )
+                self._async_save.submit(prepare_job(prune=True, awaited=True))
+                self._collect(raising=True)
         self.figures.stalled += time.monotonic() - began
         return True
 
-    def _finish(self, state: TrainState, kind: Kind, timeout: float | None) -> None:
-        """Wait until the checkpoint of ``state`` is committed; it is written a second time after a passing fault."""
-        try:
-            self._collect(raising=True, timeout=timeout)
-        except PassingError as error:
-            if timeout is not None:
-                raise
-            once(log.warning, "writing the checkpoint after step %s again: %s", f"{state.step:,}", error.message)
-            self._flight.submit(self._job(state, replace(kind, prune=True, awaited=True)))
-            self._collect(raising=True)
-
     def turn_to(self, directory: str) -> None:
         """Write into ``directory`` from now on, a baseline first; what lies in the one before stays as it is."""
-        self.directory, self._entries = directory, []
+        self.directory = directory
+        self._entries = []
         self._pruner = self._new_pruner()
 
     def abandon(self) -> None:
         """Let what is in flight end after an error, ``checkpoint.grace_seconds`` at most. Not collective."""
-        self._flight.abandon(self.config.grace_seconds)
+        self._async_save.abandon(self.config.grace_seconds)
 
     def close(self) -> None:
         """Wait for the checkpoint in flight; ArtifactError if it fails."""
@@ -211,27 +234,49 @@ class Checkpointer:
         self._collect(raising=True)
         self.figures.stalled += time.monotonic() - began
 
-    def _job(self, state: TrainState, kind: Kind) -> Job:
-        """Decide what to write and copy it."""
-        self.model.touched.unite()
+    def _prepare_job(
+        self, state: TrainState, *, final: bool, exact: bool, held: Sequence[str], prune: bool, awaited: bool
+    ) -> Job:
+        config, model = self.config, self.model
+        model.touched.unite()
+
+        # 1. Baseline or delta? A delta that makes its chain too long is compacted into a baseline after its commit.
         chain = newest_chain(self._entries)
-        baseline = kind.final or kind.exact or wants_baseline(self.config.policy, chain, self.config.max_chain)
-        longest = self.config.compact_after
-        compacting = not baseline and chain is not None and longest is not None and len(chain.paths) >= longest
-        blocks = self._snapshot(None if baseline else self.model.touched)
-        self._mark_saved(baseline or compacting)
-        tensors, record = dense_part(self.model.dense, self.model.optimizer, state)
-        names = () if baseline or chain is None else parents(self.config.policy, chain)
-        summary = {
+        baseline = final or exact or wants_baseline(config.policy, chain, config.max_chain)
+        compacting = False
+        if not baseline and chain is not None and config.compact_after is not None:
+            compacting = len(chain.paths) >= config.compact_after
+
+        # 2. Copy the rows. If one rank holds a value that is not finite, all raise before anything is written.
+        blocks: list[RowBlock] = []
+        rows = None if baseline else model.touched
+        run_on_all_ranks(
+            "copying rows", lambda: blocks.extend(take_snapshot(model.rows, rows, self._buffers, self.on_point))
+        )
+
+        # 3. Clear the marks that the next delta need not hold. One-shot deltas hold all rows since the baseline.
+        self._pending = {key: model.touched.mask(key).clone() for key in model.touched.shards()}
+        if baseline or compacting or config.policy == "consecutive":
+            model.touched.clear()
+
+        # 4. Describe the checkpoint.
+        tensors, record = dense_part(model.dense, model.optimizer, state)
+        names = () if baseline or chain is None else parents(config.policy, chain)
+        summary: dict[str, Any] = {
             "step": state.step,
             "samples": state.samples,
             "type": BASELINE if baseline else DELTA,
             "parents": list(names),
-            "policy": self.config.policy,
+            "policy": config.policy,
             "restores": self._codings.restores,
-            "bytes_full": full_bytes(self.model.rows) + sum(value.nbytes for value in tensors.values()),
-            **({HELD: list(kind.held) if len(kind.held) > 1 else kind.held[0]} if kind.held else {}),
+            "bytes_full": full_bytes(model.rows) + sum(value.nbytes for value in tensors.values()),
         }
+        if held:
+            # One name is recorded as a string, as in earlier releases.
+            summary[HELD] = list(held) if len(held) > 1 else held[0]
+        coding = self._codings.of(blocks, final=final)
+        if exact:
+            coding = self._codings.exactly
         return Job(
             path=f"{self.directory}/{name_of(state.step)}",
             key=self.key,
@@ -240,70 +285,58 @@ class Checkpointer:
             blocks=blocks,
             dense=tensors,
             state=record,
-            coding=self._codings.exactly if kind.exact else self._codings.of(blocks, final=kind.final),
-            tables={name: TableSize(rows=t.rows, dim=t.dim) for name, t in self.model.rows.tables.items()},
+            coding=coding,
+            tables={name: TableSize(rows=t.rows, dim=t.dim) for name, t in model.rows.tables.items()},
             summary=summary,
-            chunk_bytes=int(self.config.chunk_mib * MIB),
+            chunk_bytes=int(config.chunk_mib * MIB),
             compact=partial(compact, self.store, on_point=self.on_point) if compacting else None,
-            prune=partial(self._pruner.prune, list(self._entries), set(kind.held)) if kind.prune else None,
-            awaited=kind.awaited,
+            prune=partial(self._pruner.prune, list(self._entries), set(held)) if prune else None,
+            awaited=awaited,
         )
-
-    def _snapshot(self, touched: TouchedRows | None) -> list[RowBlock]:
-        """Copies of rows; GuardError on all ranks where one of them holds a weight that is not finite."""
-        blocks: list[RowBlock] = []
-        together(
-            "copying rows",
-            lambda: blocks.extend(take_snapshot(self.model.rows, touched, self._buffers, self.on_point)),
-        )
-        return blocks
-
-    def _mark_saved(self, baseline: bool) -> None:
-        """Clear what the next delta need not hold; kept aside in case this write fails."""
-        touched = self.model.touched
-        self._pending = {key: touched.mask(key).clone() for key in touched.shards()}
-        if baseline or self.config.policy == "consecutive":
-            touched.clear()
 
     def _collect(self, raising: bool, timeout: float | None = None) -> None:
-        """Take in how the write in flight ended: count it, or put its rows back and tell."""
-        landed = self._flight.land(timeout)
-        if landed is None:
+        outcome = self._async_save.land(timeout)
+        if outcome is None:
             return
-        if landed.stuck:  # its thread still reads them
+        if outcome.stuck:
+            # Its thread still reads the buffers.
             self._buffers = SnapshotBuffers()
-        if landed.entry is None:
-            self._put_back(landed, raising)
-            return
-        stay = landed.stay
-        self._entries = [e for e in (*self._entries, landed.entry) if stay is None or e.name in stay]
-        self.newest = landed.path
-        self.figures.count += 1
-        self.figures.bytes_written += landed.bytes
-        self.figures.bytes_full_equivalent += landed.bytes_full
-        self.figures.writing += landed.seconds
-        if landed.error is not None:
-            self._mark_again()  # the next delta rests on the former baseline
-            text = "checkpoint %s is committed, but not compacted: %s"
-            once(log.warning, text, landed.path, landed.error.message)
-        if landed.note:
-            once(log.warning, "%s", landed.note)
 
-    def _mark_again(self) -> None:
+        # Nothing was committed: the rows go into the next delta.
+        if outcome.entry is None:
+            self.figures.failed += 1
+            self._restore_marks()
+            error = outcome.error
+            assert error is not None
+            if raising or not isinstance(error, ArtifactError):
+                raise error
+            log_on_rank0(
+                log.warning, "the checkpoint was not written; its rows go into the next one: %s", error.message
+            )
+            return
+
+        self._entries.append(outcome.entry)
+        if outcome.stay is not None:
+            self._entries = [entry for entry in self._entries if entry.name in outcome.stay]
+        self.newest = outcome.path
+        self.figures.count += 1
+        self.figures.bytes_written += outcome.bytes
+        self.figures.bytes_full_equivalent += outcome.bytes_full
+        self.figures.writing += outcome.seconds
+        if outcome.error is not None:
+            # Not compacted, so the next delta rests on the former baseline and needs all rows since then.
+            self._restore_marks()
+            text = "checkpoint %s is committed, but not compacted: %s"
+            log_on_rank0(log.warning, text, outcome.path, outcome.error.message)
+        if outcome.note:
+            log_on_rank0(log.warning, "%s", outcome.note)
+
+    def _restore_marks(self) -> None:
         for key, marks in self._pending.items():
             self.model.touched.mask(key).bitwise_or_(marks)
 
-    def _put_back(self, landed: WriteOutcome, raising: bool) -> None:
-        self.figures.failed += 1
-        self._mark_again()
-        error = landed.error
-        assert error is not None  # nothing was committed
-        if raising or not isinstance(error, ArtifactError):
-            raise error
-        once(log.warning, "the checkpoint was not written; its rows go into the next one: %s", error.message)
-
 
 def latest(store: Store, directory: str) -> Artifact | None:
-    """The newest committed checkpoint under ``directory``; None where there is none."""
+    """Return the newest committed checkpoint under ``directory``; None if there is none."""
     artifacts = committed(store, directory)
     return artifacts[-1] if artifacts else None

@@ -63,32 +63,32 @@ class RowBlock:
 
 
 def heat_of(block: RowBlock, name: str) -> Tensor | None:
-    """Of the optimizer state ``name``, which grows with every lookup of a row, the mean a row [n]; None: not kept."""
-    return block.state[name].view(len(block.ids), -1).mean(1) if name in block.state else None
+    """Return the mean a row [n] of the optimizer state ``name``, which grows with every lookup; None: not kept."""
+    if name not in block.state:
+        return None
+    return block.state[name].view(len(block.ids), -1).mean(1)
 
 
 def split_by_heat(block: RowBlock, coding: TableCoding) -> list[tuple[Tensor | None, TableCoding]]:
-    """Which rows of ``block`` (places, rising; None: all) are stored how.
-
-    The hottest rows take most of the lookups, so most of what quantisation costs in accuracy is theirs, while they are
-    few.
-    """
+    """Decide which rows of ``block`` (places, rising; None: all) are stored how."""
+    # The hottest rows take most of the lookups, so most of what quantisation costs in accuracy is theirs, while they
+    # are few.
     heat = heat_of(block, coding.heat)
     if heat is None or isinstance(coding.weight, str) or coding.weight.bits >= HOT.bits:
         return [(None, coding)]
     codings = [HOT, coding.weight]
     if coding.levels:
-        codings = [each for _, each in coding.levels]
+        codings = [level_coding for _, level_coding in coding.levels]
         level = torch.bucketize(heat, torch.tensor([least for least, _ in coding.levels[1:]]), right=True)
     else:
         level = torch.ones(len(heat), dtype=torch.int64)
         level[heat.topk(round(coding.hot * len(heat))).indices] = 0
-    places = [(level == number).nonzero()[:, 0] for number in range(len(codings))]
-    return [
-        (None if len(rows) == len(heat) else rows, replace(coding, weight=each))
-        for rows, each in zip(places, codings, strict=True)
-        if len(rows)
-    ]
+    parts: list[tuple[Tensor | None, TableCoding]] = []
+    for number, weight in enumerate(codings):
+        rows = (level == number).nonzero()[:, 0]
+        if len(rows):
+            parts.append((None if len(rows) == len(heat) else rows, replace(coding, weight=weight)))
+    return parts
 
 
 def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
@@ -102,7 +102,15 @@ def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
         "columns": str(block.weight.shape[1]),
     }
     metadata |= _put_ids(tensors, block.ids)
-    metadata |= _put_weight(tensors, block.weight, coding.weight)
+    metadata["weight"] = coding_name(coding.weight)
+    if isinstance(coding.weight, str):
+        tensors["weight"] = block.weight.to(_FLOATS[coding.weight])
+    else:
+        rows = encode(block.weight, coding.weight)
+        tensors |= {"weight": rows.codes, "weight.low": rows.low, "weight.span": rows.span}
+        metadata["unit"] = rows.unit.hex()
+        # How the range was searched is not needed for reading.
+        metadata["search"] = f"{coding.weight.steps},{coding.weight.shrink},{coding.weight.fits}"
     for name, state in block.state.items():
         tensors[_STATE + name] = state.to(_FLOATS["fp32" if name in coding.exact else coding.state])
     if coding.compress:
@@ -112,56 +120,57 @@ def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk as it is stored, uncompressed: ``ids`` int64 [n], and tensors whose first dimension is the row."""
+    """A chunk as it is stored, uncompressed: ``ids`` int64 [n], and tensors whose first dimension is the row.
 
+    It holds ``columns`` columns of ``table`` from ``column`` on.
+    """
+
+    table: str
+    column: int
+    columns: int
     ids: NDArray[np.int64]
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
 
-    @property
-    def table(self) -> str:
-        """The table whose rows it holds."""
-        return self.metadata["table"]
-
-    @property
-    def column(self) -> int:
-        """First column."""
-        return int(self.metadata["column"])
-
-    @property
-    def columns(self) -> int:
-        """Number of columns."""
-        return int(self.metadata["columns"])
-
     def rows(self) -> RowBlock:
-        """The rows as float32."""
-        state = {n.removeprefix(_STATE): t.float() for n, t in self.tensors.items() if n.startswith(_STATE)}
-        return RowBlock(
-            self.table, self.ids, self.column, _get_weight(self.tensors, self.metadata, self.columns), state
-        )
+        """Decode the rows to float32."""
+        state = {}
+        for name, tensor in self.tensors.items():
+            if name.startswith(_STATE):
+                state[name.removeprefix(_STATE)] = tensor.float()
+        coding = self.metadata["weight"]
+        if coding in _FLOATS:
+            weight = self.tensors["weight"].float()
+        else:
+            codes, low, span = self.tensors["weight"], self.tensors["weight.low"], self.tensors["weight.span"]
+            unit, bits = float.fromhex(self.metadata["unit"]), int(coding.removeprefix("q"))
+            weight = decode(EncodedRows(codes, low, span, unit, bits, self.columns))
+        return RowBlock(self.table, self.ids, self.column, weight, state)
 
 
 def open_chunk(data: bytearray | memoryview, where: str) -> Chunk:
-    """The chunk in a file's bytes, its rows not yet decoded. Raises DamagedError naming ``where``."""
+    """Open the chunk in a file's bytes, its rows not yet decoded. Raises DamagedError naming ``where``."""
     tensors, metadata = read_tensors(data, where)
     try:
         if metadata["format"] != FORMAT:
             raise ValueError(f"format {metadata['format']!r}, expected {FORMAT!r}")
         _decompress(tensors, json.loads(metadata.get("compressed", "{}")))
         count = int(metadata["rows"])
-        ids = _get_ids(tensors, metadata, count)
+        if metadata["ids"] == "range":
+            ids = np.arange(int(metadata["first"]), int(metadata["first"]) + count, dtype=np.int64)
+        else:
+            ids = decode_ids(tensors["ids"].numpy(), count)
         tensors.pop("ids", None)
         if any(len(tensor) != count for tensor in tensors.values()):
             raise ValueError(f"tensors do not hold {count} rows")
-        chunk = Chunk(ids, tensors, metadata)
-        _ = chunk.table, chunk.column, chunk.columns
+        chunk = Chunk(metadata["table"], int(metadata["column"]), int(metadata["columns"]), ids, tensors, metadata)
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, zstandard.ZstdError) as error:
         raise unreadable(where, _CHUNK, error) from None
     return chunk
 
 
 def read_block(data: bytearray | memoryview, where: str) -> RowBlock:
-    """The rows that ``write_block`` wrote, as float32. Raises DamagedError naming ``where``."""
+    """Read the rows that ``write_block`` wrote, as float32. Raises DamagedError naming ``where``."""
     chunk = open_chunk(data, where)
     try:
         block = chunk.rows()
@@ -178,7 +187,8 @@ def write_part(sink: BinaryIO, chunk: Chunk, keep: NDArray[np.bool_]) -> None:
     ids = chunk.ids[keep]
     tensors: dict[str, Tensor] = {}
     metadata = {**chunk.metadata, "rows": str(len(ids))} | _put_ids(tensors, ids)
-    tensors |= {name: tensor.index_select(0, places) for name, tensor in chunk.tensors.items()}
+    for name, tensor in chunk.tensors.items():
+        tensors[name] = tensor.index_select(0, places)
     if "compressed" in metadata:
         metadata["compressed"] = json.dumps(_compress(tensors))
     write_tensors(sink, tensors, metadata)
@@ -192,64 +202,41 @@ def _put_ids(tensors: dict[str, Tensor], ids: NDArray[np.int64]) -> dict[str, st
     return {"ids": "leb128-delta", "first": str(first)}
 
 
-def _get_ids(tensors: dict[str, Tensor], metadata: dict[str, str], count: int) -> NDArray[np.int64]:
-    if metadata["ids"] == "range":
-        return np.arange(int(metadata["first"]), int(metadata["first"]) + count, dtype=np.int64)
-    return decode_ids(tensors["ids"].numpy(), count)
-
-
 def coding_name(coding: str | Coding) -> str:
-    """How a coding is called in files: fp32, fp16, q2, q3, q4, q6 or q8."""
+    """Return how a coding is called in files: fp32, fp16, q2, q3, q4, q6 or q8."""
     return coding if isinstance(coding, str) else f"q{coding.bits}"
 
 
-def _put_weight(tensors: dict[str, Tensor], weight: Tensor, coding: str | Coding) -> dict[str, str]:
-    if isinstance(coding, str):
-        tensors["weight"] = weight.to(_FLOATS[coding])
-        return {"weight": coding}
-    rows = encode(weight, coding)
-    tensors |= {"weight": rows.codes, "weight.low": rows.low, "weight.span": rows.span}
-    search = f"{coding.steps},{coding.shrink},{coding.fits}"
-    return {"weight": coding_name(coding), "unit": rows.unit.hex(), "search": search}
-
-
-def _get_weight(tensors: dict[str, Tensor], metadata: dict[str, str], columns: int) -> Tensor:
-    coding = metadata["weight"]
-    if coding in _FLOATS:
-        return tensors["weight"].float()
-    unit = float.fromhex(metadata["unit"])
-    parts = tensors["weight"], tensors["weight.low"], tensors["weight.span"]
-    return decode(EncodedRows(*parts, unit, int(coding.removeprefix("q")), columns))
-
-
 def _compress(tensors: dict[str, Tensor]) -> dict[str, list[Any]]:
-    """Replace what shrinks by its zstd bytes; the former dtype, shape and number of byte planes by name.
-
-    The bytes of floating-point numbers go by planes, a frame each: the one with sign and exponent shrinks, the digits
-    behind it do not. A piece is tried first, as quantised codes hardly shrink. float32 rows are left alone.
-    """
+    # Replaces what shrinks by its zstd bytes; returns the former dtype, shape and number of byte planes by name.
     packer = zstandard.ZstdCompressor(level=1)
     done: dict[str, list[Any]] = {}
     for name, tensor in list(tensors.items()):
+        # float32 rows are left alone.
         if not tensor.numel() or (tensor.dtype == torch.float32 and tensor.dim() > 1):
             continue
         raw = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        # The bytes of floating-point numbers go by planes, a frame each: the one with sign and exponent shrinks, the
+        # digits behind it do not.
         planes = tensor.element_size() if tensor.is_floating_point() else 1
+        # A piece is tried first, as quantised codes hardly shrink.
         piece = raw[len(raw) // 2 // planes * planes :][:_PROBE]
-        if len(raw) > 2 * _PROBE and len(_packed(packer, piece, planes)) > len(piece) * (1 - _WORTH):
+        if len(raw) > 2 * _PROBE and len(_pack_planes(packer, piece, planes)) > len(piece) * (1 - _WORTH):
             continue
-        packed = _packed(packer, raw, planes)
+        packed = _pack_planes(packer, raw, planes)
         if len(packed) <= len(raw) * (1 - _WORTH):
-            former = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-            done[name] = former if planes == 1 else [*former, planes]
+            done[name] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            if planes > 1:
+                done[name].append(planes)
             tensors[name] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     return done
 
 
-def _packed(packer: zstandard.ZstdCompressor, raw: NDArray[np.uint8], planes: int) -> bytes:
-    """A frame for each of the ``planes``."""
-    parts = [np.ascontiguousarray(raw[plane::planes]) for plane in range(planes)]
-    return b"".join(packer.compress(part) for part in parts)  # type: ignore[arg-type]
+def _pack_planes(packer: zstandard.ZstdCompressor, raw: NDArray[np.uint8], planes: int) -> bytes:
+    packed = b""
+    for plane in range(planes):
+        packed += packer.compress(np.ascontiguousarray(raw[plane::planes]))  # type: ignore[arg-type]
+    return packed
 
 
 def _decompress(tensors: dict[str, Tensor], compressed: dict[str, list[Any]]) -> None:
@@ -262,21 +249,21 @@ def _decompress(tensors: dict[str, Tensor], compressed: dict[str, list[Any]]) ->
             if not frame.eof:
                 raise ValueError(f"{name} ends within its frame")
             rest = frame.unused_data
+        # Files of earlier releases have no planes.
         if len(parts) != (planes[0] if planes else 1):
             raise ValueError(f"{name} has {len(parts)} frames")
         raw = np.stack([np.frombuffer(part, np.uint8) for part in parts], axis=1)
         tensors[name] = torch.from_numpy(raw.reshape(-1)).view(getattr(torch, dtype)).view(shape)
 
 
+# Bytes of the longest id: 9 times 7 bits hold an int64.
 _LONGEST = 9
 
 
 def encode_ids(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """LEB128 bytes (seven bits each) of the first id and of the differences that follow; ``ids`` rise, from 0 up.
-
-    A delta checkpoint names the rows it holds. Touched rows lie close together, since ids are ranked by frequency, so a
-    difference takes little more than one byte.
-    """
+    """Encode the first id and the differences that follow as LEB128 bytes (seven bits each); ``ids`` rise from 0 up."""
+    # A delta checkpoint names the rows it holds. Touched rows lie close together, since ids are ranked by frequency, so
+    # a difference takes little more than one byte.
     if not len(ids):
         return np.empty(0, np.uint8)
     deltas = np.diff(ids, prepend=0)
@@ -293,7 +280,7 @@ def encode_ids(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def decode_ids(data: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
-    """The ``count`` ids that ``encode_ids`` wrote; DamagedError where the bytes do not hold that many."""
+    """Decode the ``count`` ids that ``encode_ids`` wrote; DamagedError if the bytes do not hold that many."""
     last = (data & 0x80) == 0
     if int(last.sum()) != count or (len(data) > 0 and not last[-1]):
         raise DamagedError(

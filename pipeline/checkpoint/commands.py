@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.checkpoint import quarantine
-from pipeline.checkpoint.index import DENSE, committed, entry_of, needed, step_of
-from pipeline.checkpoint.reference import candidates, directories, find_checkpoint, newest, run_of, unknown
+from pipeline.checkpoint.index import DENSE, committed, entry_of, required_parents, step_of
+from pipeline.checkpoint.reference import candidates, directories, find_checkpoint, run_of, unknown
 from pipeline.config.renamed import config_changes
 from pipeline.errors import ConfigError
 from pipeline.records.checkpoint import (
@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 
 def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpoint]:
-    """One record for each committed checkpoint of ``run`` (None: of all runs), oldest step first.
+    """Return one record for each committed checkpoint of ``run`` (None: of all runs), oldest step first.
 
     Damaged ones and those that a training set aside are among them. Raises ConfigError for an unknown run.
     """
@@ -40,18 +40,40 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpo
     for directory in directories(store, run):
         damaged: dict[str, str] = {}
         artifacts = committed(store, directory, damaged)
+        records = [ListedCheckpoint(**_common_fields(artifact)) for artifact in artifacts]
+        for path, problem in damaged.items():
+            records.append(
+                ListedCheckpoint(
+                    run=run_of(path),
+                    name=path.rpartition("/")[2],
+                    path=path,
+                    step=step_of(path),
+                    type="damaged",
+                    problem=f"{MANIFEST} {problem}",
+                )
+            )
+        for one in quarantine.listed(store, directory):
+            records.append(
+                ListedCheckpoint(
+                    run=run_of(one.path),
+                    name=one.path.rpartition("/")[2],
+                    path=one.path,
+                    step=step_of(one.former),
+                    type="set aside",
+                    bytes=quarantine.size(store, one),
+                    created=one.created,
+                    age_seconds=None if one.created is None else max(0.0, time.time() - one.created),
+                    why=one.why,
+                )
+            )
         entries = {entry.name: entry for entry in map(entry_of, artifacts)}
-        records = [ListedCheckpoint(**_record(artifact)) for artifact in artifacts]
-        records += [_damaged_record(path, problem) for path, problem in damaged.items()]
-        records += [_aside_record(store, each) for each in quarantine.listed(store, directory)]
         for record in sorted(records, key=lambda record: record.step):
-            rests = tuple(each.name for each in entries.values() if record.name in needed(each, entries))
-            listed.append(replace(record, rests=rests))
+            rests = [name for name, entry in entries.items() if record.name in required_parents(entry, entries)]
+            listed.append(replace(record, rests=tuple(rests)))
     return listed
 
 
 def _check_run(store: Store, run: str | None) -> None:
-    """ConfigError where the store has no such run."""
     known = store.names("runs")
     if run is not None and run not in known:
         raise ConfigError(
@@ -60,39 +82,13 @@ def _check_run(store: Store, run: str | None) -> None:
         )
 
 
-def _damaged_record(path: str, problem: str) -> ListedCheckpoint:
-    return ListedCheckpoint(
-        run=run_of(path),
-        name=path.rpartition("/")[2],
-        path=path,
-        step=step_of(path),
-        type="damaged",
-        problem=f"{MANIFEST} {problem}",
-    )
-
-
-def _aside_record(store: Store, each: quarantine.SetAside) -> ListedCheckpoint:
-    age = None if each.created is None else max(0.0, time.time() - each.created)
-    return ListedCheckpoint(
-        run=run_of(each.path),
-        name=each.path.rpartition("/")[2],
-        path=each.path,
-        step=step_of(each.former),
-        type="set aside",
-        bytes=quarantine.size(store, each),
-        created=each.created,
-        age_seconds=age,
-        why=each.why,
-    )
-
-
-def _record(artifact: Artifact) -> dict[str, Any]:
-    """The fields that a listed and a shown checkpoint share."""
+def _common_fields(artifact: Artifact) -> dict[str, Any]:
+    # What a listed and a shown checkpoint share.
     summary = artifact.summary
-    size = sum(entry.bytes for entry in artifact.files.values())
+    size = artifact.total_bytes
     return {
         "run": run_of(artifact.path),
-        "name": artifact.path.rpartition("/")[2],
+        "name": artifact.name,
         "path": artifact.path,
         "step": summary["step"],
         "type": summary["type"],
@@ -107,7 +103,7 @@ def _record(artifact: Artifact) -> dict[str, Any]:
 
 
 def show(store: Store, name: str) -> ShownCheckpoint:
-    """Everything about one checkpoint: record, position, tables (rows stored, bytes, codings), dense part, settings."""
+    """Describe one checkpoint: record, position, tables (rows stored, bytes, codings), dense part, settings."""
     from pipeline.checkpoint.integrity import read_verified
     from pipeline.checkpoint.reader import read_index, read_state
 
@@ -115,18 +111,27 @@ def show(store: Store, name: str) -> ShownCheckpoint:
     index = read_index(store, artifact)
     tables = {}
     for table, size in index.tables.items():
-        extents = [extent for extent in index.files if extent.table == table]
+        cells = table_bytes = files = 0
+        codings = set()
+        for extent in index.files:
+            if extent.table == table:
+                cells += extent.rows * extent.columns
+                table_bytes += artifact.files[extent.file].bytes
+                files += 1
+                codings.add(extent.coding)
         tables[table] = StoredTable(
             rows=size.rows,
             dim=size.dim,
-            rows_stored=sum(e.rows * e.columns for e in extents) // size.dim,
-            bytes=sum(artifact.files[e.file].bytes for e in extents),
-            files=len(extents),
-            codings=tuple(sorted({e.coding for e in extents})),
+            # A row may lie in several files, by its columns.
+            rows_stored=cells // size.dim,
+            bytes=table_bytes,
+            files=files,
+            codings=tuple(sorted(codings)),
         )
+    # Damage of the dense part is an error here, too.
     read_verified(store, artifact, DENSE)
     return ShownCheckpoint(
-        **_record(artifact),
+        **_common_fields(artifact),
         key=artifact.key,
         inputs=artifact.inputs,
         summary=artifact.summary,
@@ -138,24 +143,29 @@ def show(store: Store, name: str) -> ShownCheckpoint:
 
 
 def verify(store: Store, name: str, progress: Progress) -> Verified:
-    """Read a checkpoint and its chain.
-
-    Of a run the newest whole one is read, and every manifest that is damaged counts: it may be the newest one's.
-    """
-    from pipeline.checkpoint.verify import verify as look
+    """Read a checkpoint and its chain, and find all damage. Of a run the newest whole one is read."""
+    from pipeline.checkpoint.verify import verify as verify_chain
 
     artifacts, damaged = candidates(store, name)
     if not artifacts and not damaged:
         raise unknown(store, name)
-    damage, files, size = look(store, artifacts[-1], progress) if artifacts else (list[Damage](), 0, 0)
-    named = {each.checkpoint for each in damage if each.file == MANIFEST}
-    damage += [Damage(path, MANIFEST, problem) for path, problem in damaged.items() if path not in named]
-    checkpoint = artifacts[-1].path if artifacts else newest(damaged)
+    damage: list[Damage] = []
+    files = size = 0
+    if artifacts:
+        checkpoint = artifacts[-1].path
+        damage, files, size = verify_chain(store, artifacts[-1], progress)
+    else:
+        checkpoint = max(damaged, key=step_of)
+    # Every manifest that is damaged counts: it may be the newest one's.
+    reported = {found.checkpoint for found in damage if found.file == MANIFEST}
+    for path, problem in damaged.items():
+        if path not in reported:
+            damage.append(Damage(path, MANIFEST, problem))
     return Verified(name=name, checkpoint=checkpoint, whole=not damage, files=files, bytes=size, damage=tuple(damage))
 
 
 def diff(store: Store, first: str, second: str, progress: Progress) -> CheckpointDiff:
-    """How ``second`` differs from ``first``: tables, dense parameters and configuration.
+    """Compare ``second`` with ``first``: tables, dense parameters and configuration.
 
     A table: rows changed (any weight differs), largest and mean absolute difference over all its weights.
     """
@@ -163,10 +173,11 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> Checkpoin
 
     one, two = find_checkpoint(store, first), find_checkpoint(store, second)
     a, b = ChainReader(store, one), ChainReader(store, two)
-    both = [table for table in a.tables if a.tables[table] == b.tables.get(table)]
-    total, done = sum(a.tables[table].rows for table in both), 0
+    common = [table for table in a.tables if a.tables[table] == b.tables.get(table)]
+    total = sum(a.tables[table].rows for table in common)
+    done = 0
     tables: dict[str, TableDiff] = {}
-    for table in both:
+    for table in common:
         changed, largest, summed = 0, 0.0, 0.0
         for left, right in zip(a.windows(table), b.windows(table), strict=True):
             gap = (left.weight - right.weight).abs()
@@ -178,33 +189,32 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> Checkpoin
         rows, dim = a.tables[table].rows, a.tables[table].dim
         mean = summed / max(1, rows * dim)
         tables[table] = TableDiff(rows=rows, rows_changed=changed, largest=largest, mean=mean)
-    either = {**a.tables, **b.tables}
-    sizes = {table: (a.tables.get(table), b.tables.get(table)) for table in either}
+    tables_differ = {}
+    for table in {**a.tables, **b.tables}:
+        if a.tables.get(table) != b.tables.get(table):
+            tables_differ[table] = (a.tables.get(table), b.tables.get(table))
+
+    then, now = _read_dense(store, one), _read_dense(store, two)
+    dense: dict[str, DenseDiff] = {}
+    for name in {**then, **now}:
+        shapes = [list(side[name].shape) if name in side else None for side in (then, now)]
+        if shapes[0] != shapes[1]:
+            dense[name] = DenseDiff(shapes=(shapes[0], shapes[1]))
+        else:
+            gap = (then[name].double() - now[name].double()).abs()
+            dense[name] = DenseDiff(values=gap.numel(), largest=float(gap.max()), mean=float(gap.mean()))
     return CheckpointDiff(
         first=one.path,
         second=two.path,
         steps=(one.summary["step"], two.summary["step"]),
         tables=tables,
-        tables_differ={table: pair for table, pair in sizes.items() if pair[0] != pair[1]},
-        dense=_diff_dense(store, one, two),
+        tables_differ=tables_differ,
+        dense=dense,
         config=config_changes(one.config, two.config),
     )
 
 
-def _diff_dense(store: Store, one: Artifact, two: Artifact) -> dict[str, DenseDiff]:
-    a, b = _dense(store, one), _dense(store, two)
-    diffs: dict[str, DenseDiff] = {}
-    for name in {**a, **b}:
-        if name not in a or name not in b or a[name].shape != b[name].shape:
-            then, now = (list(x[name].shape) if name in x else None for x in (a, b))
-            diffs[name] = DenseDiff(shapes=(then, now))
-        else:
-            gap = (a[name].double() - b[name].double()).abs()
-            diffs[name] = DenseDiff(values=gap.numel(), largest=float(gap.max()), mean=float(gap.mean()))
-    return diffs
-
-
-def _dense(store: Store, artifact: Artifact) -> dict[str, Any]:
+def _read_dense(store: Store, artifact: Artifact) -> dict[str, Any]:
     from pipeline.checkpoint.container import read_tensors
     from pipeline.checkpoint.integrity import read_verified
 
@@ -214,16 +224,16 @@ def _dense(store: Store, artifact: Artifact) -> dict[str, Any]:
 
 def compact(store: Store, name: str, progress: Progress) -> Compacted:
     """Compact a checkpoint's chain."""
-    from pipeline.checkpoint.compact import compact as merge
+    from pipeline.checkpoint.compact import compact as compact_chain
 
     before = find_checkpoint(store, name)
-    after = merge(store, before, progress=progress)
+    after = compact_chain(store, before, progress=progress)
     return Compacted(
         checkpoint=after.path,
         step=after.summary["step"],
         compacted=tuple(before.summary["parents"]),
-        bytes_before=sum(entry.bytes for entry in before.files.values()),
-        bytes=sum(entry.bytes for entry in after.files.values()),
+        bytes_before=before.total_bytes,
+        bytes=after.total_bytes,
     )
 
 

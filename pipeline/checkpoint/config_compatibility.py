@@ -2,28 +2,39 @@
 
 Safe: how fast, where and on which machines training runs, and what data it sees. To be allowed by name: what makes
 the training another one (learning rates, batch, optimizer, what an input value means), and where ids are read, which
-may have another name by now. Refused: what makes the stored numbers mean something else. What a table's rows stand
-for is the matter of ``id_compatibility``.
+may have another name by now. Refused: what makes the stored numbers mean something else.
+
+A row is trained for the ids that lead to it (``ids_changes``). They come from a column (or a cross of several, or a
+number's bins), are cut out of its text, and find their row by the feature's mapping. Where one of these changes, the
+same row serves other ids, though names and sizes of the tables are the same. So features are compared by what is in
+force for them, defaults filled in: a setting that is only written down differently changes nothing.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from pipeline.checkpoint.id_compatibility import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSED, SAFE, SPARSE, ids_changes
 from pipeline.config.checkpoint import CheckpointConfig, is_allowed
 from pipeline.config.data import DataConfig
+from pipeline.config.features import PERCENTILE
 from pipeline.config.fields import default_of, setting_of
 from pipeline.config.model import TableConfig
 from pipeline.config.renamed import config_changes, with_new_names
 from pipeline.errors import ConfigError
-from pipeline.specs.id_mapping import ID_MAPPINGS
+from pipeline.specs.id_mapping import ID_MAPPINGS, mapping_of
 from pipeline.specs.model import MODELS
 from pipeline.store.manifest import Artifact
 
+SAFE, ALLOW, REFUSED = "safe", "allow", "refused"
+SPARSE, DEFAULTS = "data.sparse", "data.sparse_defaults"
+# Settings that say where ids are read and how: only the user knows whether the same ids are there under another name.
+_READ = ("column", "separator", "weight_separator")
+# What the text of every field is: it may have changed in the logs, too.
+READ_EVERYWHERE = ("data.strip", "data.quote")
 # The first pattern that matches a setting decides; what none matches is safe.
 _REFUSED_TABLES = ("model.embedding_dim", "data.sequences.*.age_bins")  # the id of an age is the number of its bin
 _REFUSED_DENSE = ("model.*", "data.tasks.*.kind", "data.tasks.*.given", "data.sequences.*.max_length")
@@ -58,134 +69,79 @@ _ALLOWED = (
     "data.sequences.*",
     "dataset",
 )
+# What checkpoints did that are older than the settings of a schedule.
 _BEFORE_SCHEDULES = {"schedule": "constant", "decay_ratio": 1.0, "min_lr_factor": 0.0}
-DATASET, RENAMED = "dataset", "checkpoint.rename."
+_DATASET, _RENAME = "dataset", "checkpoint.rename."
+
+
+@dataclass
+class IdsChange:
+    """What the change of a setting means for the rows of ``features``: REFUSED or ALLOW."""
+
+    kind: str
+    features: list[str] = field(default_factory=list)
 
 
 def check_changes(
     artifact: Artifact, now: dict[str, Any], checkpoint: CheckpointConfig, data: DataConfig, dataset: str
 ) -> list[str]:
-    """Raise ConfigError where ``now`` differs from what ``artifact`` was trained with in more than is allowed.
+    """Check what differs between the settings that ``artifact`` was trained with and those of now.
 
-    ``now``: the whole configuration as a record; ``dataset``: key of the data set now. Returns lines about what was
-    allowed. The error names each setting with both values and the override that lets it pass.
+    Args:
+        now: The whole configuration as a record.
+        dataset: Key of the data set now.
+
+    Returns:
+        Lines about what was allowed.
+
+    Raises:
+        ConfigError: More differs than is allowed; names each setting with both values and the override that lets it
+            pass.
     """
-    then, now = (_with_tables(_without_quiet(each)) for each in (_with_schedule(artifact.config), now))
-    changes = _whole(config_changes(*_common_tables(then, now, checkpoint.rename)), then, now)
-    dataset_then = artifact.inputs.get(DATASET)
-    if dataset_then != dataset and _has_vocab(data) and data.mapping_from is None:
+    # 1. Compare both configurations in the form of today.
+    then = with_new_names(artifact.config)
+    then = {**then, "train": {**_BEFORE_SCHEDULES, **then["train"]}}
+    then, now = _drop_defaults(then), _drop_defaults(now)
+    changes = config_changes(*_keep_common_features(then, now, checkpoint.rename))
+    changes = _merge_changes_of_one_side(changes, then, now)
+    dataset_then = artifact.inputs.get(_DATASET)
+    mappings = [feature.mapping or data.sparse_defaults.mapping for feature in data.sparse.values()]
+    has_vocab = data.event_tables or any(ID_MAPPINGS.get(mapping).vocabulary for mapping in mappings)
+    if dataset_then != dataset and has_vocab and data.mapping_from is None:
         # A vocabulary numbers its rows by the frequencies of its own data set, unless it is carried on.
-        changes[DATASET] = [dataset_then, dataset]
+        changes[_DATASET] = [dataset_then, dataset]
     ids = ids_changes(then, now, checkpoint.rename)
-    changes |= {path: [None, None] for path in ids if path not in changes}
-    refused, unknown, lines = {}, {}, []
+    for path in ids:
+        changes.setdefault(path, [None, None])
+
+    # 2. What does each change mean for the stored numbers?
+    refused: dict[str, str] = {}
+    not_allowed: dict[str, str] = {}
+    lines = []
     for path, (old, new) in sorted(changes.items()):
         if path in ids:
-            kind, text = ids[path].kind, _ids_text(path, old, new, ids[path].features)
+            kind, text = ids[path].kind, _describe_ids_change(path, old, new, ids[path].features)
         else:
-            kind, text = classify(path, checkpoint.init_tables_only), f"{path} {_was(path, old, new)}"
+            kind, text = classify(path, checkpoint.init_tables_only), _describe_change(path, old, new)
         if kind == REFUSED:
-            refused[path] = (old, text)
+            refused[path] = text
         elif kind == ALLOW and not is_allowed(path, checkpoint.allow):
-            unknown[path] = (old, text)
+            not_allowed[path] = text
         elif kind == ALLOW:
             lines.append(f"allowed: {text}")
-    if refused or unknown:
-        raise _error(artifact, refused, unknown, checkpoint)
+    if refused or not_allowed:
+        former = {path: old for path, (old, _) in changes.items()}
+        raise _refusal(artifact, refused, not_allowed, former, checkpoint)
     return lines
 
 
-def _whole(changes: dict[str, list[Any]], then: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
-    """``changes`` with one entry for each task, numeric feature and sequence that only one side has."""
-    for group in ("tasks", "dense", "sequences"):
-        sides = [config["data"].get(group, {}) for config in (then, now)]
-        for name in sides[0].keys() ^ sides[1].keys():
-            path, kept = f"data.{group}.{name}", f"data.{group}.{name}.kind"
-            changes = {each: pair for each, pair in changes.items() if each == kept or not each.startswith(f"{path}.")}
-            if group != "tasks":
-                changes[path] = ["there", None] if name in sides[0] else [None, "there"]
-    return changes
-
-
-def _was(path: str, old: Any, new: Any) -> str:
-    if _is_whole(path):
-        return "is new" if old is None else "is gone"
-    return f"was {_text(old)}, is {_text(new)}"
-
-
-def _is_whole(path: str) -> bool:
-    """Whether ``path`` is a numeric feature or a sequence as a whole."""
-    return path.startswith(("data.dense.", "data.sequences.")) and path.count(".") == 2
-
-
-def _ids_text(path: str, old: Any, new: Any, features: list[str]) -> str:
-    """What changed, and of which tables the rows would serve other ids."""
-    if path.startswith(RENAMED):
-        former = path.removeprefix(RENAMED)
-        return f"feature {former!r} is now {features[0]!r}, but the hash of its ids is seeded with the name"
-    tables = f" (tables {', '.join(features[:5])}{', ...' * (len(features) > 5)})" if path.startswith(DEFAULTS) else ""
-    return f"{path} was {_text(old)}, is {_text(new)}{tables}"
-
-
-def _common_tables(
-    then: dict[str, Any], now: dict[str, Any], rename: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both configurations with only the sparse features that both have, the former ones under their new names.
-
-    A table that only one side has is left out or keeps its initial values: nothing there can contradict.
-    """
-    features = {rename.get(name, name): value for name, value in then["data"]["sparse"].items()}
-    both = features.keys() & now["data"]["sparse"].keys()
-    sides = []
-    for config, sparse in ((then, features), (now, now["data"]["sparse"])):
-        chosen = {name: sparse[name] for name in sparse if name in both}
-        sides.append({**config, "data": {**config["data"], "sparse": chosen}})
-    return sides[0], sides[1]
-
-
-def _with_tables(config: dict[str, Any]) -> dict[str, Any]:
-    """``config`` with only those settings of ``model.tables`` that are none of the defaults.
-
-    Widths are left out: ``warm.match_tables`` compares those that tables have.
-    """
-    plain = {name: value for name, value in asdict(TableConfig()).items() if name != "dim"}
-    tables = {
-        name: {setting: each[setting] for setting, value in plain.items() if each.get(setting, value) != value}
-        for name, each in config["model"].get("tables", {}).items()
-    }
-    model = {name: value for name, value in config["model"].items() if name != "tables"}
-    changed = {name: each for name, each in tables.items() if each}
-    return {**config, "model": {**model, "tables": changed} if changed else model}
-
-
-def _without_quiet(config: dict[str, Any]) -> dict[str, Any]:
-    """``config`` without the model's quiet settings at their defaults, which an older checkpoint does not know."""
-    model = config["model"]
-    if model.get("name") not in MODELS.names():
-        return config
-    quiet = {each.name: default_of(each) for each in fields(MODELS.get(model["name"]).config) if setting_of(each).quiet}
-    plain = {name: _plain(value) for name, value in quiet.items()}
-    kept = {name: value for name, value in model.items() if name not in plain or value != plain[name]}
-    return {**config, "model": kept}
-
-
-def _plain(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-
-
-def _with_schedule(then: dict[str, Any]) -> dict[str, Any]:
-    """``then`` under today's names, its learning rates constant where it is older than the settings that say so."""
-    then = with_new_names(then)
-    return {**then, "train": {**_BEFORE_SCHEDULES, **then["train"]}}
-
-
 def classify(path: str, tables_only: bool) -> str:
-    """REFUSED, ALLOW or SAFE: what a change of setting ``path`` means for stored numbers, the ids of rows apart."""
+    """Say what a change of setting ``path`` means for stored numbers, the ids of rows apart: REFUSED, ALLOW or SAFE."""
     if _matches(path, _REFUSED_TABLES):
         return REFUSED
     if path.startswith((f"{SPARSE}.", f"{DEFAULTS}.")):
         return SAFE
-    if path == DATASET or path in READ_EVERYWHERE:
+    if path == _DATASET or path in READ_EVERYWHERE:
         return ALLOW
     if tables_only:
         return SAFE
@@ -200,75 +156,231 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def _has_vocab(data: DataConfig) -> bool:
-    default = data.sparse_defaults.mapping
-    return bool(data.event_tables) or any(
-        ID_MAPPINGS.get(feature.mapping or default).vocabulary for feature in data.sparse.values()
-    )
+def _drop_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    # Of ``model.tables``, settings at their defaults say nothing. Widths are left out: ``warm.match_tables`` compares
+    # those that tables have.
+    table_defaults = asdict(TableConfig())
+    del table_defaults["dim"]
+    tables = {}
+    for name, table in config["model"].get("tables", {}).items():
+        changed = {}
+        for setting, default in table_defaults.items():
+            if table.get(setting, default) != default:
+                changed[setting] = table[setting]
+        if changed:
+            tables[name] = changed
+    model = {name: value for name, value in config["model"].items() if name != "tables"}
+    if tables:
+        model["tables"] = tables
+
+    # An older checkpoint does not know the model's quiet settings.
+    if model.get("name") in MODELS.names():
+        for option in fields(MODELS.get(model["name"]).config):
+            if setting_of(option).quiet:
+                default = default_of(option)
+                if is_dataclass(default) and not isinstance(default, type):
+                    default = asdict(default)
+                if option.name in model and model[option.name] == default:
+                    del model[option.name]
+    return {**config, "model": model}
 
 
-def _text(value: Any) -> str:
-    return "not set" if value is None else repr(value) if isinstance(value, str) else str(value)
+def _keep_common_features(
+    then: dict[str, Any], now: dict[str, Any], rename: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    # Only the sparse features that both have, the former ones under their new names. A table that only one side has is
+    # left out or keeps its initial values: nothing there can contradict.
+    features = {rename.get(name, name): value for name, value in then["data"]["sparse"].items()}
+    current = now["data"]["sparse"]
+    sides = []
+    for config, sparse in ((then, features), (now, current)):
+        common = {name: sparse[name] for name in sparse if name in features and name in current}
+        sides.append({**config, "data": {**config["data"], "sparse": common}})
+    return sides[0], sides[1]
 
 
-def _error(
+def _merge_changes_of_one_side(
+    changes: dict[str, list[Any]], then: dict[str, Any], now: dict[str, Any]
+) -> dict[str, list[Any]]:
+    # One entry instead of many for each task, numeric feature and sequence that only one side has.
+    for group in ("tasks", "dense", "sequences"):
+        before, after = then["data"].get(group, {}), now["data"].get(group, {})
+        for name in before.keys() ^ after.keys():
+            path = f"data.{group}.{name}"
+            for setting in list(changes):
+                if setting.startswith(f"{path}.") and setting != f"{path}.kind":
+                    del changes[setting]
+            if group != "tasks":
+                changes[path] = ["there", None] if name in before else [None, "there"]
+    return changes
+
+
+def _is_whole_feature(path: str) -> bool:
+    return path.startswith(("data.dense.", "data.sequences.")) and path.count(".") == 2
+
+
+def _describe_ids_change(path: str, old: Any, new: Any, features: list[str]) -> str:
+    if path.startswith(_RENAME):
+        former = path.removeprefix(_RENAME)
+        return f"feature {former!r} is now {features[0]!r}, but the hash of its ids is seeded with the name"
+    text = _describe_change(path, old, new)
+    if path.startswith(DEFAULTS):
+        # Of which tables the rows would serve other ids.
+        tables = features[:5] + ["..."] * (len(features) > 5)
+        text += f" (tables {', '.join(tables)})"
+    return text
+
+
+def _describe_change(path: str, old: Any, new: Any) -> str:
+    if _is_whole_feature(path):
+        return f"{path} is new" if old is None else f"{path} is gone"
+    texts = []
+    for value in (old, new):
+        if value is None:
+            texts.append("not set")
+        else:
+            texts.append(repr(value) if isinstance(value, str) else str(value))
+    return f"{path} was {texts[0]}, is {texts[1]}"
+
+
+def _refusal(
     artifact: Artifact,
-    refused: dict[str, tuple[Any, str]],
-    unknown: dict[str, tuple[Any, str]],
+    refused: dict[str, str],
+    not_allowed: dict[str, str],
+    former: dict[str, Any],
     checkpoint: CheckpointConfig,
 ) -> ConfigError:
-    """``refused``, ``unknown``: {setting: its former value and what changed, in words}."""
+    # ``refused``, ``not_allowed``: {setting: what changed, in words}; ``former``: {setting: its former value}.
     parts, hints = [], []
     if refused:
-        parts.append(f"cannot be changed: {'; '.join(text for _, text in refused.values())}")
-    if unknown:
-        parts.append(f"must be allowed: {'; '.join(text for _, text in unknown.values())}")
-    anew = bool(_of_dense(refused)) and not checkpoint.init_tables_only
-    if left := [path for path in unknown if not anew or _stays(path)]:
-        hints.append(f"checkpoint.allow=[{','.join([*checkpoint.allow, *left])}]")
-        if where := [path for path in left if path.startswith("data.")]:
-            back = " ".join(_typed(path, unknown[path][0]) for path in where)
-            hints[-1] += f" if the ids and values are unchanged, else {back}"
+        parts.append(f"cannot be changed: {'; '.join(refused.values())}")
+    if not_allowed:
+        parts.append(f"must be allowed: {'; '.join(not_allowed.values())}")
+    # A new dense part makes these settings of it irrelevant.
+    dense = []
+    for path in refused:
+        if path.startswith(("model.", "data.tasks.", "data.sequences.")) and not _matches(path, _REFUSED_TABLES):
+            dense.append(path)
+    with_new_dense = bool(dense) and not checkpoint.init_tables_only
+
+    to_allow = []
+    for path in not_allowed:
+        matters_to_tables = path.startswith(("data.sparse", _RENAME)) or classify(path, True) == ALLOW
+        if not with_new_dense or matters_to_tables:
+            to_allow.append(path)
+    if to_allow:
+        hint = f"checkpoint.allow=[{','.join([*checkpoint.allow, *to_allow])}]"
+        back = " ".join(_override(path, former[path]) for path in to_allow if path.startswith("data."))
+        if back:
+            hint += f" if the ids and values are unchanged, else {back}"
+        hints.append(hint)
     if refused:
-        hints.append(_way_back(refused, checkpoint))
+        ways = ["checkpoint.init_tables_only=true"] if with_new_dense else []
+        renamed, settings = [], []
+        for path in refused:
+            if path.startswith(_RENAME):
+                renamed.append(path.removeprefix(_RENAME))
+            elif path not in dense:
+                settings.append(path)
+        if settings:
+            way = " ".join(_override(path, former[path]) for path in settings)
+            if any(path.startswith(f"{SPARSE}.") for path in settings):
+                way += ", or give the feature another name and a new table"
+            ways.append(way)
+        for name in renamed:
+            column = checkpoint.rename[name]
+            ways.append(f"keep the name: data.sparse.{name}.column={column} without checkpoint.rename of {name}")
+        hints.append(" and ".join(ways))
     return ConfigError(
         f"the settings differ from those of checkpoint {artifact.path}: {'; '.join(parts)}", hint=" and ".join(hints)
     )
 
 
-def _of_dense(refused: dict[str, tuple[Any, str]]) -> list[str]:
-    """The settings of ``refused`` that do not matter to a new dense part."""
-    dense = ("model.", "data.tasks.", "data.sequences.")
-    return [path for path in refused if path.startswith(dense) and not _matches(path, _REFUSED_TABLES)]
-
-
-def _stays(path: str) -> bool:
-    """Whether ``path`` must be allowed for a new dense part, too."""
-    return path.startswith(("data.sparse", RENAMED)) or classify(path, True) == ALLOW
-
-
-def _way_back(refused: dict[str, tuple[Any, str]], checkpoint: CheckpointConfig) -> str:
-    """The overrides that let a training start in spite of what is refused."""
-    dense = _of_dense(refused)
-    others = [path for path in refused if path not in dense]
-    renamed = {path: path.removeprefix(RENAMED) for path in others if path.startswith(RENAMED)}
-    ways = ["checkpoint.init_tables_only=true"] if dense and not checkpoint.init_tables_only else []
-    settings = [path for path in others if path not in renamed]
-    if settings:
-        ways.append(" ".join(_typed(path, refused[path][0]) for path in settings))
-    if any(path.startswith(f"{SPARSE}.") for path in settings):
-        ways[-1] += ", or give the feature another name and a new table"
-    for former in renamed.values():
-        column = checkpoint.rename[former]
-        ways.append(f"keep the name: data.sparse.{former}.column={column} without checkpoint.rename of {former}")
-    return " and ".join(ways)
-
-
-def _typed(path: str, value: Any) -> str:
-    """The override that gives setting ``path`` this value, as it is typed in a shell."""
-    if _is_whole(path):
+def _override(path: str, value: Any) -> str:
+    # As it is typed in a shell.
+    if _is_whole_feature(path):
         return f"~{path}" if value is None else f"'+{path}={{...}}'"
     if isinstance(value, list):
         return f"{path}=[{','.join(map(str, value))}]"
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    if value is None:
+        text = "null"
+    elif isinstance(value, bool):
+        text = text.lower()
     return f"{path}={text}" if re.fullmatch(r"[\w.+-]+", text) else f"'{path}=\"{text}\"'"
+
+
+def ids_changes(then: Mapping[str, Any], now: Mapping[str, Any], rename: Mapping[str, str]) -> dict[str, IdsChange]:
+    """Find the settings that give rows of a common table to other ids: {setting: what it means}.
+
+    ``then``, ``now``: configurations as plain data, the former one with its features under their own names.
+    ``rename``: {feature then: feature now}. A setting of ``data.sparse`` is named by the feature's name now.
+    """
+    before, after = then["data"], now["data"]
+    changes: dict[str, IdsChange] = {}
+    for name, feature in before["sparse"].items():
+        new = rename.get(name, name)
+        if new not in after["sparse"]:
+            continue
+        current = after["sparse"][new]
+        table_then, table_now = feature.get("table"), current.get("table")
+        # Rows of other tables are matched by their names.
+        if rename.get(table_then or name, table_then or name) != (table_now or new):
+            continue
+        ids_then = _identify(name, feature, before["sparse_defaults"])
+        ids_now = _identify(new, current, after["sparse_defaults"])
+        if table_then:
+            # What is of a shared table is compared where it is set.
+            for ids in (ids_then, ids_now):
+                ids.pop("mapping")
+                ids.pop("rows", None)
+        if new != name and any(ID_MAPPINGS.get(ids["mapping"]).by_hash for ids in (ids_then, ids_now)):
+            # The hash's seed is the feature's name.
+            changes[f"{_RENAME}{name}"] = IdsChange(REFUSED, [new])
+        if feature.get("column") is None and current.get("column") is None:
+            # A feature that is renamed may have had its column renamed.
+            ids_then["column"] = ids_now.get("column")
+        for setting in sorted(ids_then.keys() & ids_now.keys()):
+            value_then, value_now = ids_then[setting], ids_now[setting]
+            if value_then == value_now:
+                continue
+            # The same ids may be there under other names, which only the user knows, or surely not.
+            same_length = setting == "cross" and value_then and value_now and len(value_then) == len(value_now)
+            kind = ALLOW if setting in _READ or same_length else REFUSED
+            # Responsible is the feature's own setting, else the default it takes.
+            own_then, own_now = feature.get(setting), current.get(setting)
+            default_then, default_now = before["sparse_defaults"].get(setting), after["sparse_defaults"].get(setting)
+            paths = []
+            if own_then != own_now:
+                paths.append(f"{SPARSE}.{new}.{setting}")
+            if (own_then is None or own_now is None) and default_then != default_now:
+                paths.append(f"{DEFAULTS}.{setting}")
+            for path in paths:
+                change = changes.setdefault(path, IdsChange(kind))
+                if kind == REFUSED:
+                    change.kind = REFUSED
+                change.features.append(new)
+    return changes
+
+
+def _identify(name: str, feature: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    # What decides which ids a feature's rows stand for: settings in force, those that do not count left out.
+    cross, bins = list(feature.get("cross") or []), feature.get("bins")
+    mapping = mapping_of(feature.get("mapping"), defaults["mapping"], bins)
+    ids: dict[str, Any] = {"mapping": mapping.name, "cross": cross, "bins": bins}
+    if bins:
+        ids["bins_by"] = feature.get("bins_by") or PERCENTILE
+    if cross:
+        ids["cross_bins"] = dict(feature.get("cross_bins") or {})
+    else:
+        ids["column"] = feature.get("column") or name
+    if not bins:
+        separator = feature.get("separator")
+        if not separator:
+            separator = None if cross else defaults.get("separator")
+        ids["separator"] = separator
+        if separator:
+            ids["weight_separator"] = feature.get("weight_separator") or defaults.get("weight_separator")
+    if mapping.by_hash:
+        ids["rows"] = feature.get("rows") or defaults["rows"]
+    return ids

@@ -37,7 +37,9 @@ def write_tensors(sink: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str
     write_header(sink, {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}, metadata)
     for tensor in tensors.values():
         if tensor.numel():
-            sink.write(_bytes_of(tensor))
+            # A view of the tensor's own memory, with no copy of it.
+            values = tensor.detach().contiguous().view(-1)
+            sink.write(memoryview(values.view(torch.uint8).numpy()))  # type: ignore[arg-type]
 
 
 def write_header(sink: BinaryIO, tensors: dict[str, tuple[torch.dtype, list[int]]], metadata: dict[str, str]) -> None:
@@ -49,14 +51,16 @@ def write_header(sink: BinaryIO, tensors: dict[str, tuple[torch.dtype, list[int]
         header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [place, place + size]}
         place += size
     text = json.dumps(header, separators=(",", ":")).encode()
+    # Tensors begin at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
     sink.write(len(text).to_bytes(8, "little") + text)
 
 
 def read_tensors(data: bytes | bytearray | memoryview, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors (sharing ``data``'s memory) and metadata of a safetensors file held in memory.
+    """Return the tensors (sharing ``data``'s memory) and metadata of a safetensors file held in memory.
 
-    Raises DamagedError naming ``where`` for anything that is not a whole safetensors file; nothing in it is executed.
+    Raises:
+        DamagedError: It is not a whole safetensors file; names ``where``. Nothing in it is executed.
     """
     view = memoryview(data).cast("B")
     try:
@@ -73,16 +77,14 @@ def read_tensors(data: bytes | bytearray | memoryview, where: str) -> tuple[dict
 
 
 def unreadable(where: str, kind: str, error: Exception) -> DamagedError:
-    """The error for content at ``where`` that is not ``kind``. MemoryError where memory ran out."""
+    """Return the error for content at ``where`` that is not ``kind``. MemoryError if memory ran out."""
     require_memory(error)
     return DamagedError(f"{where} is not {kind}: {error}", hint=VERIFY)
 
 
 def require_memory(error: Exception) -> None:
-    """Raise MemoryError where ``error`` says that memory ran out: that is no fault of what was read.
-
-    torch (RuntimeError) and zstd (ZstdError) have the same class for it as for content that makes no sense.
-    """
+    """Raise MemoryError if ``error`` says that memory ran out: that is no fault of what was read."""
+    # torch (RuntimeError) and zstd (ZstdError) have the same class for it as for content that makes no sense.
     if isinstance(error, torch.OutOfMemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
         raise MemoryError(str(error)) from error
 
@@ -96,8 +98,3 @@ def _tensor(body: memoryview, entry: dict[str, Any]) -> Tensor:
     if not count:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(body[start:stop], dtype=dtype).view(shape)
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().contiguous().view(-1)
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -12,29 +12,31 @@ from pipeline.records.record import Record
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import MANIFEST, Artifact
 
-INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"  # its files, the rows apart
+# Its files, the rows apart.
+INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"
 NAME = re.compile(r"step-(\d{8,})")
 BASELINE = "baseline"
-DELTA = "difference"  # as manifests have recorded it from the first release on
+# As manifests have recorded it from the first release on.
+DELTA = "difference"
 
 
 def name_of(step: int) -> str:
-    """Name of the checkpoint taken after ``step`` steps."""
+    """Return the name of the checkpoint taken after ``step`` steps."""
     return f"step-{step:08d}"
 
 
 def step_of(path: str) -> int:
-    """The step that a checkpoint's name, or path, is of."""
+    """Return the step that a checkpoint's name, or path, is of."""
     return int(path.rpartition("step-")[2])
 
 
 def in_store(store: Store) -> str:
-    """The flag of ``nightjar ckpt`` that names ``store``, as it is typed."""
+    """Return the flag of ``nightjar ckpt`` that names ``store``, as it is typed."""
     return f"--store {shlex.quote(store.url)}"
 
 
 def damage_hint(store: Store, name: str) -> str:
-    """The command that names all damage of checkpoint ``name`` (as ``nightjar ckpt`` takes it), as it is typed."""
+    """Return the command that names all damage of checkpoint ``name`` (as ``nightjar ckpt`` takes it), as typed."""
     where = in_store(store)
     return f"nightjar ckpt verify {name} {where} lists all damage; nightjar ckpt ls {where} lists the checkpoints"
 
@@ -57,16 +59,21 @@ class Entry(Record):
 
 
 def entry_of(artifact: Artifact) -> Entry:
-    """The entry of a committed checkpoint."""
+    """Return the entry of a committed checkpoint."""
     summary = artifact.summary
-    size = sum(file.bytes for file in artifact.files.values())
-    name = artifact.path.rsplit("/", 1)[-1]
-    parents, rested = tuple(summary["parents"]), tuple(summary.get("compacted", ()))
-    return Entry(name, summary["step"], summary["type"], parents, size, artifact.created, rested)
+    return Entry(
+        name=artifact.name,
+        step=summary["step"],
+        type=summary["type"],
+        parents=tuple(summary["parents"]),
+        bytes=artifact.total_bytes,
+        created=artifact.created,
+        rested=tuple(summary.get("compacted", ())),
+    )
 
 
 def committed(store: Store, directory: str, damaged: dict[str, str] | None = None) -> list[Artifact]:
-    """All committed checkpoints of ``directory``, oldest step first.
+    """Find all committed checkpoints of ``directory``, oldest step first.
 
     One whose manifest is damaged is left out and added to ``damaged``: {path: what is wrong with its manifest}.
     """
@@ -75,111 +82,64 @@ def committed(store: Store, directory: str, damaged: dict[str, str] | None = Non
 
 
 def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None = None) -> list[Artifact]:
-    """Those of ``paths`` that are committed; ``damaged`` as in ``committed``."""
+    """Find those of ``paths`` that are committed; ``damaged`` as in ``committed``."""
     artifacts = []
     for path in paths:
         try:
             artifact = store.find(path)
             if artifact is not None:
                 _check_summary(store, artifact)
+                artifacts.append(artifact)
         except DamagedError as error:
             if damaged is not None:
                 damaged[path] = error.message.removeprefix(f"{store.url_of(path)}/{MANIFEST} ")
-            continue
-        if artifact is not None:
-            artifacts.append(artifact)
     return artifacts
 
 
 def _check_summary(store: Store, artifact: Artifact) -> None:
-    """DamagedError for a sealed manifest whose summary is not a checkpoint's: parents are earlier ones beside it."""
-    summary, name = artifact.summary, artifact.path.rpartition("/")[2]
-    step, parents = summary.get("step"), summary.get("parents")
+    # The seal holds, but another program may have written it. Parents are earlier checkpoints beside it.
+    summary, name = artifact.summary, artifact.name
+    step, kind, parents = summary.get("step"), summary.get("type"), summary.get("parents")
     sound = (
         isinstance(step, int)
         and name == name_of(step)
-        and summary.get("type") in (BASELINE, DELTA)
+        and kind in (BASELINE, DELTA)
         and isinstance(parents, list)
         and all(isinstance(p, str) and NAME.fullmatch(p) and step_of(p) < step for p in parents)
     )
     if not sound:
-        message = f"step {step!r}, type {summary.get('type')!r}, parents {parents!r}"
+        message = f"step {step!r}, type {kind!r}, parents {parents!r}"
         raise DamagedError(f"{store.url_of(artifact.path)}/{MANIFEST} is not that of a checkpoint {name}: {message}")
 
 
 def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
-    """``artifact`` and what it rests on, in the order in which they are applied (baseline first).
+    """Return ``artifact`` and what it rests on, in the order in which they are applied (baseline first).
 
-    Raises DamagedError naming a parent that is damaged or not there any more.
+    Raises:
+        DamagedError: A parent, which it names, is damaged or missing.
     """
     directory = artifact.path.rsplit("/", 1)[0]
     order: list[Artifact] = []
     for name in reversed(artifact.summary["parents"]):
-        damaged: dict[str, str] = {}
         path = f"{directory}/{name}"
-        parent = next(iter(readable(store, [path], damaged)), None)
-        if parent is None and not damaged:  # a second look: if it is gone, what rests on it is lost
+        damaged: dict[str, str] = {}
+        found = readable(store, [path], damaged)
+        if not found and not damaged:
+            # If it is gone, what rests on it is lost: worth a second look, past the cache.
             store.fs.invalidate_cache(store.full(path))
-            parent = next(iter(readable(store, [path], damaged)), None)
-        if parent is None:
-            wrong = [f"whose {MANIFEST} {problem}" for problem in damaged.values()] or ["which is missing"]
+            found = readable(store, [path], damaged)
+        if not found:
+            problem = f"whose {MANIFEST} {damaged[path]}" if damaged else "which is missing"
             raise DamagedError(
-                f"checkpoint {artifact.path} depends on {name}, {wrong[0]}",
+                f"checkpoint {artifact.path} depends on {name}, {problem}",
                 hint=damage_hint(store, artifact.path),
                 file=f"{path}/{MANIFEST}",
             )
-        order.insert(0, parent)
-        if parent.summary["type"] == BASELINE:  # compacted since: it holds all that lies before it
+        order.insert(0, found[0])
+        # Compacted since: it holds all that lies before it.
+        if found[0].summary["type"] == BASELINE:
             break
     return [*order, artifact]
-
-
-def newest_chain(entries: list[Entry]) -> CheckpointChain | None:
-    """The chain that the next delta would extend: from the newest baseline on; None where there is none.
-
-    ``entries``: oldest step first.
-    """
-    starts = [i for i, entry in enumerate(entries) if entry.type == BASELINE]
-    if not starts:
-        return None
-    base, *rest = entries[starts[-1] :]
-    shares = tuple(entry.bytes / max(1, base.bytes) for entry in rest)
-    return CheckpointChain((base.name, *(entry.name for entry in rest)), shares)
-
-
-def kept(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: Iterable[str] = ()) -> set[str]:
-    """Names that stay: the newest ``keep_last``, one every ``keep_every`` steps, ``pinned`` ones, all their parents.
-
-    ``pinned``: names that something outside (a published model) refers to.
-    """
-    wanted = {entry.name for entry in entries[-keep_last:]} | set(pinned)
-    if keep_every:
-        slots: dict[int, str] = {}
-        for entry in entries:
-            slots.setdefault(entry.step // keep_every, entry.name)
-        wanted |= {name for slot, name in slots.items() if slot > 0}
-    # The next delta will rest on the newest baseline, whatever else is kept.
-    chain = newest_chain(entries)
-    growing = set(chain.paths[:1]) if chain else set()
-    growing |= set(entries[-1].rested) if entries else set()
-    by_name = {entry.name: entry for entry in entries}
-    parents = {name for each in wanted | growing if each in by_name for name in needed(by_name[each], by_name)}
-    return (wanted | parents | growing) & set(by_name)
-
-
-def needed(entry: Entry, entries: Mapping[str, Entry]) -> set[str]:
-    """Names of what ``entry`` rests on: its parents from the last baseline among them on."""
-    names: set[str] = set()
-    for parent in reversed(entry.parents):
-        names.add(parent)
-        if parent in entries and entries[parent].type == BASELINE:
-            break
-    return names
-
-
-def rested_on(artifacts: Iterable[Artifact]) -> dict[str, str]:
-    """What checkpoints name as their parents, with or without a manifest: {name: path of one that rests on it}."""
-    return {parent: each.path for each in artifacts for parent in each.summary["parents"]}
 
 
 @dataclass(frozen=True)
@@ -191,6 +151,21 @@ class CheckpointChain:
 
     paths: tuple[str, ...]
     shares: tuple[float, ...] = ()
+
+
+def newest_chain(entries: list[Entry]) -> CheckpointChain | None:
+    """Return the chain that the next delta would extend: from the newest baseline on; None if there is none.
+
+    ``entries``: oldest step first.
+    """
+    starts = [place for place, entry in enumerate(entries) if entry.type == BASELINE]
+    if not starts:
+        return None
+    chain = entries[starts[-1] :]
+    size = max(1, chain[0].bytes)
+    return CheckpointChain(
+        paths=tuple(entry.name for entry in chain), shares=tuple(entry.bytes / size for entry in chain[1:])
+    )
 
 
 def wants_baseline(policy: str, chain: CheckpointChain | None, longest: int) -> bool:
@@ -207,14 +182,57 @@ def wants_baseline(policy: str, chain: CheckpointChain | None, longest: int) -> 
 
 
 def rebase_pays(shares: tuple[float, ...]) -> bool:
-    """The paper's rule: with deltas S_1..S_i written, rebase when 1 + S_1 + ... + S_i <= (i + 1) * S_i.
-
-    The left side is what the last i + 1 checkpoints cost on average times i + 1 if the chain began anew; the right
-    side is what going on costs, because a one-shot delta never shrinks.
-    """
+    """Whether a new baseline pays after deltas S_1..S_i (``shares``): if 1 + S_1 + ... + S_i <= (i + 1) * S_i."""
+    # The paper's rule. The left side is what the last i + 1 checkpoints cost on average times i + 1 if the chain began
+    # anew; the right side is what going on costs, because a one-shot delta never shrinks.
     return bool(shares) and 1.0 + sum(shares) <= (len(shares) + 1) * shares[-1]
 
 
 def parents(policy: str, chain: CheckpointChain) -> tuple[str, ...]:
-    """What a delta after ``chain`` is restored on top of: the whole chain if consecutive, else the baseline."""
+    """Return what a delta after ``chain`` is restored on top of: the whole chain if consecutive, else the baseline."""
     return chain.paths if policy == "consecutive" else chain.paths[:1]
+
+
+def names_to_keep(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: Iterable[str] = ()) -> set[str]:
+    """Select the names that stay: the newest ``keep_last``, one every ``keep_every`` steps, ``pinned``, their parents.
+
+    ``pinned``: names that something outside (a published model) refers to.
+    """
+    keep = {entry.name for entry in entries[-keep_last:]} | set(pinned)
+    if keep_every:
+        slots: dict[int, str] = {}
+        for entry in entries:
+            slots.setdefault(entry.step // keep_every, entry.name)
+        # The first slot begins with step 0, of which there is no checkpoint.
+        slots.pop(0, None)
+        keep |= set(slots.values())
+    # The next delta will rest on the newest baseline, whatever else is kept.
+    chain = newest_chain(entries)
+    if chain is not None:
+        keep.add(chain.paths[0])
+    if entries:
+        keep |= set(entries[-1].rested)
+    by_name = {entry.name: entry for entry in entries}
+    for name in list(keep):
+        if name in by_name:
+            keep |= required_parents(by_name[name], by_name)
+    return keep & set(by_name)
+
+
+def required_parents(entry: Entry, entries: Mapping[str, Entry]) -> set[str]:
+    """Return the names of what ``entry`` rests on: its parents from the last baseline among them on."""
+    names: set[str] = set()
+    for parent in reversed(entry.parents):
+        names.add(parent)
+        if parent in entries and entries[parent].type == BASELINE:
+            break
+    return names
+
+
+def dependents(artifacts: Iterable[Artifact]) -> dict[str, str]:
+    """Map what checkpoints name as their parents, with or without a manifest, to the path of one that rests on it."""
+    found: dict[str, str] = {}
+    for artifact in artifacts:
+        for parent in artifact.summary["parents"]:
+            found[parent] = artifact.path
+    return found

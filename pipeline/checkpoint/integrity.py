@@ -15,36 +15,49 @@ import torch.distributed as dist
 import xxhash
 
 from pipeline.checkpoint import collectives
-from pipeline.checkpoint.collectives import patiently
+from pipeline.checkpoint.collectives import retry_on_all_ranks
 from pipeline.checkpoint.index import committed, damage_hint, readable
 from pipeline.errors import DamagedError, PassingError, UnreachableError
 from pipeline.store.artifacts import Store
 from pipeline.store.errors import reachable
 from pipeline.store.manifest import MANIFEST, Artifact, FileEntry
 
-_READS = 4  # of a file that is not what it should be: two in a row must agree
+# Of a file that is not what it should be: two reads in a row must agree.
+_READS = 4
 _AGAIN = "run the same command again once the store answers; nothing was changed"
-_FILE = re.compile(r"(.+/step-\d{8,})/(.+)")
-_ALIKE = "use a store that all hosts see alike (a shared file system, an object store), then run the same command again"
+_SAME_STORE = (
+    "use a store that all hosts see alike (a shared file system, an object store), then run the same command again"
+)
+_CHECKPOINT_FILE = re.compile(r"(.+/step-\d{8,})/(.+)")
 
 
 def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
-    """The bytes of file ``name`` of ``artifact``.
+    """Read file ``name`` of ``artifact``.
 
-    Raises DamagedError where it is missing or differs from the manifest, UnreachableError where it cannot be read,
-    PassingError where the artifact itself was removed or replaced meanwhile.
+    Raises:
+        DamagedError: It is missing or differs from the manifest.
+        UnreachableError: It cannot be read.
+        PassingError: The artifact itself was removed or replaced meanwhile.
     """
-    where, expected = store.url_of(f"{artifact.path}/{name}"), artifact.files.get(name)
+    path = f"{artifact.path}/{name}"
+    where, expected = store.url_of(path), artifact.files.get(name)
     if expected is None:
         raise damage(store, artifact, f"{store.url_of(artifact.path)} has no file {name}, expected in a checkpoint")
     former = ""
     for _ in range(_READS):
-        data, problem = _read(store, f"{artifact.path}/{name}", expected)
+        data, problem = _read(store, path, expected)
         if not problem:
             return data
         if problem == former:
-            _require_unchanged(store, artifact)
-            raise damage(store, artifact, f"{where} {problem}", f"{artifact.path}/{name}")
+            # Another process may have removed or replaced the artifact: its files went with it, and that is no damage.
+            with reachable(store.url_of(artifact.path)):
+                current = store.find(artifact.path)
+            if current is None or current.files != artifact.files:
+                raise PassingError(
+                    f"{store.url_of(artifact.path)} was removed or replaced while it was read",
+                    hint="run the same command again",
+                )
+            raise damage(store, artifact, f"{where} {problem}", path)
         former = problem
         time.sleep(collectives.PAUSES[0])
     raise UnreachableError(
@@ -53,18 +66,20 @@ def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
 
 
 def _read(store: Store, path: str, expected: FileEntry) -> tuple[bytearray, str]:
-    """The bytes at ``path`` and what is wrong with them ("": nothing). UnreachableError for an error of the store."""
+    # Returns the bytes and what is wrong with them ("": nothing).
     data, where = bytearray(expected.bytes), store.url_of(path)
     try:
         with reachable(where), store.open(path) as source:
             view, count = memoryview(data), 0
             while count < len(view) and (got := source.readinto(view[count:])):
                 count += got
+            # One byte more, to notice a file that is too long.
             count += len(source.read(1))
     except FileNotFoundError:
         store.fs.invalidate_cache(store.full(path))
         return data, "is missing from its artifact"
-    except OSError as error:  # a sector that cannot be read, or a disk that is about to come back
+    except OSError as error:
+        # A sector that cannot be read, or a disk that is about to come back.
         raise UnreachableError(f"{where} cannot be read: {error}", hint=_AGAIN) from error
     read = FileEntry(count, f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}")
     if read == expected:
@@ -76,85 +91,75 @@ def _read(store: Store, path: str, expected: FileEntry) -> tuple[bytearray, str]
     )
 
 
-def _require_unchanged(store: Store, artifact: Artifact) -> None:
-    """PassingError where another process removed or replaced ``artifact``: its files went with it."""
-    with reachable(store.url_of(artifact.path)):
-        now = store.find(artifact.path)
-    if now is None or now.files != artifact.files:
-        raise PassingError(
-            f"{store.url_of(artifact.path)} was removed or replaced while it was read",
-            hint="run the same command again",
-        )
-
-
 def damage(store: Store, artifact: Artifact, message: str, file: str = "") -> DamagedError:
-    """The error for damage of ``artifact``, with the commands that show more; ``file`` as in DamagedError."""
+    """Return the error for damage of ``artifact``, with the commands that show more; ``file`` as in DamagedError."""
     return DamagedError(message, hint=damage_hint(store, artifact.path), file=file)
 
 
 def listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
-    """Names of the committed checkpoints, oldest first, and what is wrong with those whose manifest is damaged.
+    """List the committed checkpoints, oldest first, and what is wrong with those whose manifest is damaged. Collective.
 
-    Collective. PassingError where the ranks still see different ones after several looks.
+    Raises:
+        PassingError: The ranks still see different ones after several tries.
     """
     where = store.url_of(directory)
+
+    def list_here() -> tuple[list[str], dict[str, str]]:
+        damaged: dict[str, str] = {}
+        with reachable(where):
+            names = [artifact.name for artifact in committed(store, directory, damaged)]
+        return names, {path.rpartition("/")[2]: f"{path}/{MANIFEST} {problem}" for path, problem in damaged.items()}
+
     for pause in (*collectives.PAUSES, None):
-        seen = patiently(f"listing {where}", lambda: _listing(store, directory))
-        views = [(list(names), sorted(wrong)) for names, wrong in seen]
+        seen = retry_on_all_ranks(f"listing {where}", list_here)
+        views = [(list(names), sorted(problems)) for names, problems in seen]
         other = next((rank for rank, view in enumerate(views) if view != views[0]), None)
         if other is None:
             break
         if pause is None:
             raise PassingError(
-                f"the ranks do not see the same checkpoints in {where}: rank 0 {_described(views[0])}, rank {other} "
-                f"{_described(views[other])}",
-                hint=_ALIKE,
+                f"the ranks do not see the same checkpoints in {where}: rank 0 {_describe(*views[0])}, rank {other} "
+                f"{_describe(*views[other])}",
+                hint=_SAME_STORE,
             )
+        # A cache of names (NFS) may show the newest one later on one host than on another.
         time.sleep(pause)
-    names, wrong = seen[0]
-    return list(names), dict(wrong)
+    names, problems = seen[0]
+    return list(names), dict(problems)
 
 
-def _described(view: tuple[list[str], list[str]]) -> str:
-    """The newest of what a rank sees, in words."""
-    names, wrong = view
-    newest = max([*names, *wrong], default="")
-    return f"{len(names) + len(wrong)}, the newest {newest}{' with a damaged manifest' * (newest in wrong)}".rstrip(" ")
-
-
-def _listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
-    damaged: dict[str, str] = {}
-    with reachable(store.url_of(directory)):
-        names = [artifact.path.rsplit("/", 1)[-1] for artifact in committed(store, directory, damaged)]
-    return names, {path.rpartition("/")[2]: f"{path}/{MANIFEST} {problem}" for path, problem in damaged.items()}
+def _describe(names: list[str], damaged: list[str]) -> str:
+    newest = max([*names, *damaged], default="")
+    text = f"{len(names) + len(damaged)}, the newest {newest}"
+    if newest in damaged:
+        text += " with a damaged manifest"
+    return text.rstrip(" ")
 
 
 def require_seen_by_all(store: Store, error: DamagedError) -> None:
-    """Have every rank look at the file that shows the damage ``error``; PassingError where one reads it whole.
-
-    Collective. Nothing is looked at where what was read proves the damage by itself.
-    """
+    """Have every rank read the file that shows the damage ``error``; PassingError if one reads it whole. Collective."""
+    # Nothing is read if what was read proves the damage by itself.
     if not error.file or not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    seen = patiently(f"looking at {error.file} again", lambda: _problem(store, error.file))
-    whole = [rank for rank, problem in enumerate(seen) if not problem]
+    problems = retry_on_all_ranks(f"looking at {error.file} again", lambda: _find_problem(store, error.file))
+    whole = [rank for rank, problem in enumerate(problems) if not problem]
     if whole:
-        raise PassingError(f"{error.message}; but rank {whole[0]} reads {error.file} intact", hint=_ALIKE)
+        raise PassingError(f"{error.message}; but rank {whole[0]} reads {error.file} intact", hint=_SAME_STORE)
 
 
-def _problem(store: Store, file: str) -> str:
-    """What this rank finds wrong with a file of a checkpoint; "" where it is whole."""
-    match = _FILE.fullmatch(file)
+def _find_problem(store: Store, file: str) -> str:
+    match = _CHECKPOINT_FILE.fullmatch(file)
     if match is None:
         return "is not a checkpoint's"
+    path, name = match.groups()
     damaged: dict[str, str] = {}
     with reachable(store.url_of(file)):
-        artifact = next(iter(readable(store, [match[1]], damaged)), None)
-    if artifact is None:
-        return next(iter(damaged.values()), f"its {MANIFEST} is missing")
-    try:
-        if match[2] != MANIFEST:
-            read_verified(store, artifact, match[2])
-    except DamagedError as error:
-        return error.message
+        artifacts = readable(store, [path], damaged)
+    if not artifacts:
+        return damaged.get(path, f"its {MANIFEST} is missing")
+    if name != MANIFEST:
+        try:
+            read_verified(store, artifacts[0], name)
+        except DamagedError as error:
+            return error.message
     return ""

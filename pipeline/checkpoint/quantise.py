@@ -67,7 +67,7 @@ class EncodedRows:
 
 
 def bits_for_restores(restores: int) -> int:
-    """Bits a value for a run that is expected to restore ``restores`` times from quantised checkpoints."""
+    """Return the bits a value for a run that is expected to restore ``restores`` times from quantised checkpoints."""
     for limit, bits in _BITS_BY_RESTORES:
         if restores <= limit:
             return bits
@@ -75,7 +75,8 @@ def bits_for_restores(restores: int) -> int:
 
 
 def packed_bytes(columns: int, bits: int) -> int:
-    """Bytes of one row's codes; codes of three and six bits are packed in groups of eight."""
+    """Return the bytes of one row's codes."""
+    # Codes of three and six bits are packed in groups of eight.
     return (columns + 7) // 8 * bits if bits in _GROUPED else (columns * bits + 7) // 8
 
 
@@ -83,7 +84,8 @@ def encode(rows: Tensor, coding: Coding) -> EncodedRows:
     """Quantise ``rows`` (float32 [n, columns], finite)."""
     count, columns = rows.shape
     codes = torch.empty(count, packed_bytes(columns, coding.bits), dtype=torch.uint8)
-    low, span = torch.empty(count, dtype=torch.float16), torch.empty(count, dtype=torch.float16)
+    low = torch.empty(count, dtype=torch.float16)
+    span = torch.empty(count, dtype=torch.float16)
     library = native.library()
     if not codes.numel():
         unit = 1.0
@@ -92,31 +94,26 @@ def encode(rows: Tensor, coding: Coding) -> EncodedRows:
         search = coding.steps, int(coding.steps * coding.shrink), coding.fits
         library.encode(rows, coding.bits, search, unit, codes, low, span)
     else:
-        unit = _unit(_largest(rows))
+        # The blocks' extremes one by one: no temporary of the size of all rows, no second team of threads.
+        unit = _unit(max(max(float(part.max()), -float(part.min())) for _, part in _blocks(rows)))
         _encode_blocks(rows, coding, unit, codes, low, span)
     return EncodedRows(codes, low, span, unit, coding.bits, columns)
 
 
 def _unit(largest: float) -> float:
-    """The power of two next above the ``largest`` magnitude: scaling by it is exact."""
+    # The power of two next above the largest magnitude: scaling by it is exact.
     return 2.0 ** math.ceil(math.log2(max(largest, 2.0**-100)))
 
 
-def _largest(rows: Tensor) -> float:
-    # The blocks' extremes one by one: no temporary of the size of all rows, no second team of threads.
-    return max(max(float(part.max()), -float(part.min())) for _, part in _blocks(rows))
-
-
 def _encode_blocks(rows: Tensor, coding: Coding, unit: float, codes: Tensor, low: Tensor, span: Tensor) -> None:
-    """Fill ``codes``, ``low`` and ``span`` by torch's operations on whole blocks, nothing loops over rows.
-
-    A block is held transposed, [columns, rows], so that figures a row are contiguous vectors.
-    """
+    # torch's operations on whole blocks: nothing loops over rows.
     for start, part in _blocks(rows):
         stop = start + part.shape[0]
+        # A block is held transposed, [columns, rows], so that figures a row are contiguous vectors.
         block = part.t().contiguous()
-        plain = block.amin(0), block.amax(0)
-        searched = _Search(block, coding.bits, *plain).best(coding) if coding.steps or coding.fits else plain
+        plain = searched = block.amin(0), block.amax(0)
+        if coding.steps or coding.fits:
+            searched = _Search(block, coding.bits, *plain).best(coding)
         block_codes, low[start:stop], span[start:stop] = _on_grid(block, *searched, unit, coding.bits)
         # A grid must be used to both ends, or decoded rows would have another plain range: see the module's text.
         unused = (block_codes.amin(0) > 0) | (block_codes.amax(0) < 2**coding.bits - 1)
@@ -127,9 +124,9 @@ def _encode_blocks(rows: Tensor, coding: Coding, unit: float, codes: Tensor, low
 
 
 def decode(encoded: EncodedRows, out: Tensor | None = None) -> Tensor:
-    """The float32 rows [n, columns] that ``encoded`` stands for; written into ``out`` if given."""
-    count = encoded.codes.shape[0]
-    out = torch.empty(count, encoded.columns) if out is None else out
+    """Decode the float32 rows [n, columns] that ``encoded`` stands for; written into ``out`` if given."""
+    if out is None:
+        out = torch.empty(encoded.codes.shape[0], encoded.columns)
     levels = 2**encoded.bits - 1
     for start, block in _blocks(out):
         stop = start + block.shape[0]
@@ -140,7 +137,7 @@ def decode(encoded: EncodedRows, out: Tensor | None = None) -> Tensor:
 
 
 def choose_coding(sample: Tensor, bits: int, worth: float = 0.05) -> Coding:
-    """Range-search parameters for ``bits``, chosen on a ``sample`` of rows (float32 [n, columns]).
+    """Choose range-search parameters for ``bits`` on a ``sample`` of rows (float32 [n, columns]).
 
     A costlier search is taken only where it lowers the root mean square error by a share of at least ``worth``.
     """
@@ -166,10 +163,8 @@ def _blocks(rows: Tensor) -> list[tuple[int, Tensor]]:
 
 
 def _on_grid(block: Tensor, low: Tensor, high: Tensor, unit: float, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes (float32 [columns, n]) of ``block`` on the grid from ``low`` to ``high``, and that grid's low and span.
-
-    Codes are taken against the stored (rounded) range, so its rounding costs no accuracy of its own.
-    """
+    # Returns codes (float32 [columns, n]), and the grid's low and span. Codes are taken against the stored (rounded)
+    # range, so its rounding costs no accuracy of its own.
     rounded, span = (low / unit).half(), ((high - low) / unit).half()
     width = span.float() * unit
     levels = 2**bits - 1
@@ -178,7 +173,7 @@ def _on_grid(block: Tensor, low: Tensor, high: Tensor, unit: float, bits: int) -
 
 
 class _Search:
-    """The search for better ranges of the rows of one block [columns, n]; its buffers stay in the cache."""
+    # Searches better ranges of the rows of one block [columns, n]; its buffers stay in the cache.
 
     def __init__(self, block: Tensor, bits: int, low: Tensor, high: Tensor) -> None:
         self._block, self._levels = block, 2**bits - 1
@@ -187,39 +182,41 @@ class _Search:
         self._lows, self._highs, self._errors = [low], [high], [self._error(low, high)]
 
     def best(self, coding: Coding) -> tuple[Tensor, Tensor]:
-        """Low and high ends [n] with the least squared error that the search of ``coding`` finds."""
+        """Find the low and high ends [n] with the least squared error that the search of ``coding`` tries."""
         if coding.steps:
             self._shrink(coding.steps, int(coding.steps * coding.shrink))
         if coding.fits:
             self._fit(coding.fits)
-        return self._least()
+        return self._select_best()
 
-    def _least(self) -> tuple[Tensor, Tensor]:
+    def _select_best(self) -> tuple[Tensor, Tensor]:
         place = torch.stack(self._errors).argmin(0, keepdim=True)
         return torch.stack(self._lows).gather(0, place)[0], torch.stack(self._highs).gather(0, place)[0]
 
-    def _note(self, low: Tensor, high: Tensor, error: Tensor) -> None:
+    def _add(self, low: Tensor, high: Tensor, error: Tensor) -> None:
         self._lows.append(low)
         self._highs.append(high)
         self._errors.append(error)
 
     def _shrink(self, steps: int, most: int) -> None:
-        """The paper's greedy search: raise the low end or lower the high end by a step, whichever errs less."""
+        # The paper's greedy search: raise the low end or lower the high end by a step, whichever errs less.
         low, high = self._plain
         step = (high - low) / steps
         for taken in range(1, most + 1):
-            span = step * (steps - taken)  # the same whichever end moves
+            # The same whichever end moves.
+            span = step * (steps - taken)
             raised, lowered = low + step, high - step
             from_low, from_high = self._error_in_steps(raised, span), self._error_in_steps(low, span)
             raise_low = from_low < from_high
             low, high = torch.where(raise_low, raised, low), torch.where(raise_low, high, lowered)
-            self._note(low, high, torch.minimum(from_low, from_high).mul_((span / self._levels).square_()))
+            self._add(low, high, torch.minimum(from_low, from_high).mul_((span / self._levels).square_()))
 
     def _fit(self, fits: int) -> None:
-        """Lloyd's method on a grid: the range that serves the codes of the last one with least squares, and again."""
+        # Lloyd's method on a grid: the range that serves the codes of the last one with least squares, and again.
         count = len(self._block)
         mean = self._block.mean(0)
-        self._error(*self._least())  # leaves the codes of the best range so far
+        # Leaves the codes of the best range so far.
+        self._error(*self._select_best())
         for _ in range(fits):
             codes = self._codes
             middle = codes.mean(0)
@@ -229,14 +226,14 @@ class _Search:
             low = mean - scale * middle
             high = low + scale * self._levels
             # A row of one value has no codes to fit: its plain range stays.
-            self._note(low, high, self._error(low, high).masked_fill_(scale <= 0, torch.inf))
+            self._add(low, high, self._error(low, high).masked_fill_(scale <= 0, torch.inf))
 
     def _error(self, low: Tensor, high: Tensor) -> Tensor:
         span = high - low
         return self._error_in_steps(low, span).mul_((span / self._levels).square_())
 
     def _error_in_steps(self, low: Tensor, span: Tensor) -> Tensor:
-        """Squared error of each row in squared grid steps; leaves the codes in ``_codes``."""
+        # In squared grid steps, of each row; leaves the codes in ``_codes``.
         inverse = self._levels / span.clamp_min(torch.finfo(torch.float32).tiny * self._levels)
         places = torch.addcmul(low.neg().mul_(inverse), self._block, inverse, out=self._places)
         codes = torch.round(places, out=self._codes).clamp_(0, self._levels)
@@ -244,7 +241,7 @@ class _Search:
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack float codes [columns, n] into bytes [bytes a row, n], the first value in the lowest bits."""
+    # Float codes [columns, n] become bytes [bytes a row, n], the first value in the lowest bits.
     if bits == 8:
         return codes.to(torch.uint8)
     group = 8 if bits in _GROUPED else 8 // bits
@@ -262,7 +259,6 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """The codes [n, columns] that ``_pack`` packed."""
     if bits == 8:
         return packed
     count = packed.shape[0]

@@ -18,7 +18,7 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import MANIFEST
 
 FOLDER, RECORD = "aside", "set-aside.json"
-FORMER = "former-manifest.json"
+_FORMER_MANIFEST = "former-manifest.json"
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,21 @@ class SetAside:
 
 
 def set_aside(store: Store, directory: str, problems: dict[str, str]) -> list[str]:
-    """Take the checkpoints ``problems`` ({name: what is wrong}) of ``directory`` out of the way; lines that say so.
+    """Take the checkpoints ``problems`` ({name: what is wrong}) of ``directory`` out of the way; returns lines to log.
 
-    Those that rest on others go first. One that is gone or was set aside before is passed over, so that a call that
-    was killed can be repeated. ArtifactError where the store refuses it.
+    One that is gone or was set aside before is passed over, so that a call that was killed can be repeated.
+    ArtifactError if the store refuses.
     """
     lines = []
+    # Those that rest on others go first.
     for name in sorted(problems, key=step_of, reverse=True):
         path = f"{directory}/{name}"
         if not store.exists(f"{path}/{MANIFEST}"):
             continue
-        target = _free_place(store, path)
-        parents = [parent for each in readable(store, [path]) for parent in each.summary["parents"]]
+        target = _choose_folder(store, directory, name)
+        parents: list[str] = []
+        for artifact in readable(store, [path]):
+            parents += artifact.summary["parents"]
         record = {"checkpoint": path, "why": problems[name], "created": time.time(), "parents": parents}
         with removal.removing(path):
             if store.is_local:
@@ -57,83 +60,94 @@ def set_aside(store: Store, directory: str, problems: dict[str, str]) -> list[st
                 store.fs.makedirs(store.full(f"{directory}/{FOLDER}"), exist_ok=True)
                 Path(store.full(path)).rename(store.full(target))
             else:
+                # The record first: from then on the files are known as those of a checkpoint set aside.
                 store.write_json(f"{target}/{RECORD}", {**record, "moved": False})
-                store.fs.cp_file(store.full(f"{path}/{MANIFEST}"), store.full(f"{path}/{FORMER}"))
+                store.fs.cp_file(store.full(f"{path}/{MANIFEST}"), store.full(f"{path}/{_FORMER_MANIFEST}"))
                 store.fs.rm_file(store.full(f"{path}/{MANIFEST}"))
         lines.append(f"checkpoint {path} is set aside as {target}; nightjar ckpt gc removes it")
     return lines
 
 
-def _free_place(store: Store, path: str) -> str:
-    """The folder for the checkpoint at ``path``: that of a call that was killed, or a new one."""
-    directory, _, name = path.rpartition("/")
-    for each in listed(store, directory):
-        if each.former == path and each.files == path:
-            return each.path
-    names = store.names(f"{directory}/{FOLDER}")
-    taken = [int(number) for each in names if (number := each.removeprefix(f"{name}.")).isdigit()]
-    return f"{directory}/{FOLDER}/{name}.{max(taken, default=0) + 1}"
+def _choose_folder(store: Store, directory: str, name: str) -> str:
+    # That of a call that was killed, or a new one.
+    path = f"{directory}/{name}"
+    for one in listed(store, directory):
+        if one.former == path and one.files == path:
+            return one.path
+    highest = 0
+    for folder in store.names(f"{directory}/{FOLDER}"):
+        number = folder.removeprefix(f"{name}.")
+        if number.isdigit():
+            highest = max(highest, int(number))
+    return f"{directory}/{FOLDER}/{name}.{highest + 1}"
 
 
 def listed(store: Store, directory: str) -> list[SetAside]:
-    """What was set aside in ``directory``, in the order of names."""
-    return [_read(store, directory, name) for name in store.names(f"{directory}/{FOLDER}")]
-
-
-def _read(store: Store, directory: str, name: str) -> SetAside:
-    path = f"{directory}/{FOLDER}/{name}"
-    former = f"{directory}/{name.partition('.')[0]}"
-    try:
-        record = store.read_json(f"{path}/{RECORD}")
-        files = path if record["moved"] else former
-        parents = tuple(map(str, record.get("parents", ())))
-        return SetAside(path, former, str(record["why"]), files, float(record["created"]), parents)
-    except (ArtifactError, KeyError, TypeError, ValueError):  # it is damaged itself
-        return SetAside(path, former, f"its {RECORD} cannot be read", path if store.is_local else former, None)
+    """List what was set aside in ``directory``, in the order of names."""
+    found = []
+    for name in store.names(f"{directory}/{FOLDER}"):
+        path = f"{directory}/{FOLDER}/{name}"
+        former = f"{directory}/{name.partition('.')[0]}"
+        try:
+            record = store.read_json(f"{path}/{RECORD}")
+            files = path if record["moved"] else former
+            parents = tuple(map(str, record.get("parents", ())))
+            one = SetAside(path, former, str(record["why"]), files, float(record["created"]), parents)
+        except (ArtifactError, KeyError, TypeError, ValueError):
+            # The record is damaged itself. On a disk, what was set aside has moved.
+            one = SetAside(path, former, f"its {RECORD} cannot be read", path if store.is_local else former, None)
+        found.append(one)
+    return found
 
 
 def in_place(store: Store, directory: str) -> set[str]:
-    """Names in ``directory`` whose files, without a manifest, are those of a checkpoint that was set aside."""
-    there = [each.files for each in listed(store, directory) if each.files != each.path]
-    return {files.rpartition("/")[2] for files in there if not store.exists(f"{files}/{MANIFEST}")}
+    """Return the names in ``directory`` whose files, without a manifest, are those of a checkpoint set aside."""
+    names = set()
+    for one in listed(store, directory):
+        if one.files != one.path and not store.exists(f"{one.files}/{MANIFEST}"):
+            names.add(one.files.rpartition("/")[2])
+    return names
 
 
 def spared(store: Store, directory: str) -> set[str]:
-    """Names in ``directory`` that a sweep leaves alone: ``in_place``, and what any that was set aside rests on.
-
-    Such a one may have lost its manifest alone, which is what was wrong with those that rested on it.
-    """
-    return in_place(store, directory).union(*(each.parents for each in listed(store, directory)))
+    """Return the names in ``directory`` that a sweep leaves alone: ``in_place``, and what those set aside rest on."""
+    names = in_place(store, directory)
+    # A parent may have lost its manifest alone, which is what was wrong with those that rested on it.
+    for one in listed(store, directory):
+        names |= set(one.parents)
+    return names
 
 
 def make_room(store: Store, path: str) -> None:
-    """Before something is written at ``path``: files of a checkpoint set aside that lie there go to its folder."""
-    directory = path.rpartition("/")[0]
-    for each in [] if store.is_local else listed(store, directory):
-        if each.files != path or store.exists(f"{path}/{MANIFEST}"):
+    """Before something is written at ``path``, move files of a checkpoint set aside that lie there to its folder."""
+    # On a disk they have moved when it was set aside.
+    if store.is_local:
+        return
+    for one in listed(store, path.rpartition("/")[0]):
+        if one.files != path or store.exists(f"{path}/{MANIFEST}"):
             continue
         begin = store.full(path)
         store.fs.invalidate_cache(begin)
         for full in store.fs.find(begin):
-            store.fs.cp_file(full, f"{store.full(each.path)}{full.removeprefix(begin)}")
+            store.fs.cp_file(full, f"{store.full(one.path)}{full.removeprefix(begin)}")
         record = {
             "checkpoint": path,
-            "why": each.why,
-            "created": each.created or time.time(),
-            "parents": list(each.parents),
+            "why": one.why,
+            "created": one.created or time.time(),
+            "parents": list(one.parents),
             "moved": True,
         }
-        store.write_json(f"{each.path}/{RECORD}", record)
+        store.write_json(f"{one.path}/{RECORD}", record)
         removal.remove(store, path)
 
 
-def size(store: Store, each: SetAside) -> int:
-    """Bytes of the files of a checkpoint set aside."""
-    return sum(info["size"] for info in store.fs.find(store.full(each.files), detail=True).values())
+def size(store: Store, one: SetAside) -> int:
+    """Return the bytes of the files of a checkpoint set aside."""
+    return sum(info["size"] for info in store.fs.find(store.full(one.files), detail=True).values())
 
 
-def remove(store: Store, each: SetAside) -> None:
-    """Remove a checkpoint set aside, its files first. ArtifactError where the store refuses it."""
-    if each.files != each.path and not store.exists(f"{each.files}/{MANIFEST}"):
-        removal.remove(store, each.files)
-    removal.remove(store, each.path)
+def remove(store: Store, one: SetAside) -> None:
+    """Remove a checkpoint set aside, its files first. ArtifactError if the store refuses."""
+    if one.files != one.path and not store.exists(f"{one.files}/{MANIFEST}"):
+        removal.remove(store, one.files)
+    removal.remove(store, one.path)

@@ -1,5 +1,10 @@
 """One checkpoint: encode a snapshot's rows, write them chunk by chunk, commit when all ranks are done.
 
+Read ``write_checkpoint`` first. It runs behind training, in the thread of ``async_save``, on every rank:
+
+1. Rank 0 clears the place, then every rank writes its rows, and rank 0 the dense part and the state as well.
+2. Rank 0 gathers what the ranks wrote into the index and commits by writing the manifest.
+
 A chunk is encoded, written and forgotten before the next, so memory beyond the snapshot is one chunk.
 """
 
@@ -11,8 +16,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -20,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split_by_heat, write_block
-from pipeline.checkpoint.collectives import from_first, this_rank, to_first, together
+from pipeline.checkpoint.collectives import gather_records, run_on_all_ranks, run_on_rank0, this_rank
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import DENSE, INDEX, STATE, Entry
@@ -36,20 +42,22 @@ from pipeline.store.retrying import TRIES, passes, retried
 FORMAT = 2
 KIND = "checkpoint"
 SLOW = "use a store that all ranks write to at a similar speed; the rows go into the next checkpoint"
-# Files flushed at once (each flush waits for the disk's journal, together they wait once), and files written but not
-# on the disk yet.
-_FLUSHES, _UNFLUSHED = 8, 16
+# Files flushed at once: each flush waits for the disk's journal, together they wait once.
+_FLUSH_THREADS = 8
+# Files that may be written but not on the disk yet.
+_MAX_UNFLUSHED = 16
 
 
 @dataclass(frozen=True)
 class Job:
-    """One checkpoint to write. ``blocks``: this rank's rows; ``dense``, ``state``, ``summary``: written by rank 0.
+    """One checkpoint to write.
 
-    ``tables``: of the model, by name; ``coding``: how a block's table is stored, asked once a block,
-    behind the caller, for choosing takes time; ``chunk_bytes``: of rows before encoding.
-    ``compact``: done by rank 0 to what was committed (compaction), None: nothing. ``prune``: done by rank 0 last, to
-    the committed checkpoint: names of the checkpoints that stay and what went wrong. ``seconds`` a rank may write for,
-    by the clock ``now``. ``awaited``: training waits for it; others make way for training.
+    ``blocks``: this rank's rows; ``dense``, ``state``, ``summary``: written by rank 0. ``tables``: of the model, by
+    name. ``coding``: how a block is stored, asked once a block, behind training, for choosing takes time.
+    ``chunk_bytes``: of rows before encoding. ``compact``: what rank 0 does to the committed checkpoint (compaction);
+    None: nothing. ``prune``: what rank 0 does last; returns names of the checkpoints that stay and what went wrong.
+    ``seconds``: a rank may write for, by the clock ``now``. ``awaited``: training waits for it; others make way for
+    training.
     """
 
     path: str
@@ -70,114 +78,121 @@ class Job:
     awaited: bool = False
 
 
-class Flushing:
-    """Flushes files of ``draft`` to a local disk behind the writer; leaving it waits for all of them.
-
-    The manifest is written last and must not outlive the files that it names, should the machine lose its power.
-    """
-
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-        self._pool = ThreadPoolExecutor(_FLUSHES, thread_name_prefix="nightjar-flush") if draft.store.is_local else None
-        self._waiting: deque[Future[None]] = deque()
-
-    def __enter__(self) -> Flushing:
-        return self
-
-    def add(self, name: str) -> None:
-        """Flush file ``name`` soon; waits while too many are not on the disk yet."""
-        if self._pool is not None:
-            self._waiting.append(self._pool.submit(self._flush, name))
-            if len(self._waiting) > _UNFLUSHED:
-                self._waiting.popleft().result()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=kind is not None)
-            for future in self._waiting if kind is None else ():
-                future.result()
-
-    def _flush(self, name: str) -> None:
-        path = self._draft.store.full(f"{self._draft.path}/{name}")
-        with disk_errors(f"{self._draft.path}/{name}"):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-
-
 def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on_point: OnPoint = ignore) -> Artifact:
-    """Write ``job`` and commit it. Collective over ``group``; ArtifactError on all ranks if one of them fails."""
+    """Write ``job`` and commit it. Collective over ``group``.
+
+    Raises:
+        ArtifactError: On all ranks, if one of them fails.
+    """
     draft = Draft(store, job.path, KIND, job.key, job.config, job.inputs)
-    leader, last = this_rank() == 0, job.now() + job.seconds
-    written: list[Extent] = []
+    leader = this_rank() == 0
+    deadline = job.now() + job.seconds
+    extents: list[Extent] = []
+
+    def clear() -> None:
+        # What a killed writer left here is removed; what was set aside here is moved, not removed.
+        make_room(draft.store, draft.path)
+        draft.discard()
 
     def write() -> None:
-        written.extend(_write_rows(draft, job, on_point, last))
+        extents.extend(_write_rows(draft, job, on_point, deadline))
         if leader:
-            _retry(draft, DENSE, lambda: _write_dense(draft, job.dense, on_point))
-            _retry(draft, STATE, lambda: draft.write_json(STATE, job.state))
-            _flush(draft, DENSE, STATE)
+            _write_file(draft, DENSE, lambda: _write_dense(draft, job.dense, on_point))
+            _write_file(draft, STATE, lambda: draft.write_json(STATE, job.state))
+            with _flush_behind(draft) as flush:
+                flush(DENSE)
+                flush(STATE)
         on_point(FaultPoint.WRITTEN)
 
     try:
-        from_first(f"clearing {job.path}", lambda: _clear(draft), group)
-        together(f"writing {job.path}", write, group)
-        parts = to_first(report_of(written, draft.files), group)
-        committed = from_first(f"committing {job.path}", lambda: _commit(draft, job, parts, on_point).to_json(), group)
+        # 1. Every rank writes its files; nobody goes on before all of them lie there.
+        run_on_rank0(f"clearing {job.path}", clear, group)
+        run_on_all_ranks(f"writing {job.path}", write, group)
+        # 2. Rank 0 learns their names and commits; the others get the manifest that it wrote.
+        reports = gather_records(report_of(extents, draft.files), group)
+        record = run_on_rank0(f"committing {job.path}", lambda: _commit(draft, job, reports, on_point).to_json(), group)
     except BaseException:
         if leader:
-            with suppress(Exception):  # a store that fails here too must not hide the first error
+            # A store that fails here too must not hide the first error.
+            with suppress(Exception):
                 draft.discard_uncommitted()
         raise
-    return parsed_artifact(job.path, committed)
+    return Artifact.from_json(job.path, record)
 
 
-def report_of(extents: list[Extent], files: Mapping[str, FileEntry]) -> dict[str, Any]:
-    """What a rank tells the first one about the files that it wrote: entries of the index and of the manifest."""
-    return {"extents": plain(extents), "files": {name: asdict(entry) for name, entry in files.items()}}
-
-
-def _clear(draft: Draft) -> None:
-    """Remove what a writer that was killed left in this place; what was set aside there is moved, not removed."""
-    make_room(draft.store, draft.path)
-    draft.discard()
-
-
-def parsed_artifact(path: str, record: dict[str, Any]) -> Artifact:
-    """The artifact at ``path`` whose fields went through JSON."""
-    files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
-    return Artifact(path=path, files=files, **record)
-
-
-def _write_rows(draft: Draft, job: Job, on_point: OnPoint, last: float) -> list[Extent]:
-    """Write this rank's rows, down to the disk; the index entries of its files.
-
-    PassingError past the time ``last`` (of ``job.now``): the other ranks wait.
-    """
+def _write_rows(draft: Draft, job: Job, on_point: OnPoint, deadline: float) -> list[Extent]:
     extents: list[Extent] = []
-    with Flushing(draft) as flushing:
+
+    def write(name: str, chunk: RowBlock, coding: TableCoding) -> None:
+        with draft.open(name) as sink:
+            write_block(sink, chunk, coding)
+            on_point(FaultPoint.CHUNK)
+
+    with _flush_behind(draft) as flush:
         for block in job.blocks:
             for rows, coding in split_by_heat(block, job.coding(block)):
                 for chunk in pieces(block, rows, job.chunk_bytes):
-                    if job.now() > last:
+                    # The other ranks wait for this one, so it gives up in time for them to hear of it.
+                    if job.now() > deadline:
                         raise PassingError(f"{job.path} was not written within {job.seconds:g} s", hint=SLOW)
-                    extents.append(_write_extent(draft, len(extents), chunk, coding, on_point))
-                    flushing.add(extents[-1].file)
+                    extent = extent_of(this_rank(), len(extents), chunk, coding)
+                    on_point(FaultPoint.ENCODE)
+                    _write_file(draft, extent.file, partial(write, extent.file, chunk, coding))
+                    extents.append(extent)
+                    flush(extent.file)
     return extents
 
 
-def _write_extent(draft: Draft, number: int, chunk: RowBlock, coding: TableCoding, on_point: OnPoint) -> Extent:
-    """Write one chunk; its entry of the index."""
-    extent = extent_of(this_rank(), number, chunk, coding)
-    on_point(FaultPoint.ENCODE)
-    _retry(draft, extent.file, lambda: _write_chunk(draft, extent.file, chunk, coding, on_point))
-    return extent
+def _write_dense(draft: Draft, dense: dict[str, Tensor], on_point: OnPoint) -> None:
+    with draft.open(DENSE) as sink:
+        write_tensors(sink, dense, {"format": f"nightjar-dense-{FORMAT}"})
+        on_point(FaultPoint.DENSE)
+
+
+def _commit(draft: Draft, job: Job, reports: list[dict[str, Any]], on_point: OnPoint) -> Artifact:
+    extents: list[Extent] = []
+    for report in reports:
+        extents += [Extent.from_json(extent) for extent in report["extents"]]
+        for name, entry in report["files"].items():
+            draft.files[name] = FileEntry(**entry)
+    _write_file(draft, INDEX, lambda: draft.write_json(INDEX, Index(tables=job.tables, files=extents).to_json()))
+    with _flush_behind(draft) as flush:
+        flush(INDEX)
+    on_point(FaultPoint.BEFORE_COMMIT)
+    summary = {**job.summary, **summarize(draft.files, extents)}
+    # The manifest is what makes the checkpoint exist: every file that it names is complete by now, and on the disk.
+    committed: list[Artifact] = []
+    _write_file(draft, MANIFEST, lambda: committed.append(draft.commit(summary)))
+    on_point(FaultPoint.AFTER_COMMIT)
+    return committed[0]
+
+
+def pieces(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBlock]:
+    """Cut ``rows`` of ``block`` into pieces of about ``limit`` bytes of float32.
+
+    Args:
+        block: The rows to cut.
+        rows: Places in the block, int64 [n]; None for all of them, whose pieces are views.
+        limit: Bytes of a piece, before it is encoded.
+    """
+    values = block.weight.shape[1]
+    for state in block.state.values():
+        values += state[:1].numel()
+    step = max(1, limit // (4 * max(1, values)))
+    count = len(block.ids) if rows is None else len(rows)
+    for start in range(0, count, step):
+        if rows is None:
+            part: slice | Tensor = slice(start, start + step)
+            ids = block.ids[start : start + step]
+        else:
+            part = rows[start : start + step]
+            ids = block.ids[part.numpy()]
+        states = {name: state[part] for name, state in block.state.items()}
+        yield RowBlock(block.table, ids, block.column, block.weight[part], states)
 
 
 def extent_of(rank: int, number: int, chunk: RowBlock, coding: TableCoding) -> Extent:
-    """The index's entry of the ``number``-th file that ``rank`` writes into a checkpoint; no other has its name."""
+    """Describe the ``number``-th file that ``rank`` writes into a checkpoint for the index; no other has its name."""
     return Extent(
         file=f"rows/{quote(chunk.table, safe='')}/{rank:05d}-{number:06d}.safetensors",
         table=chunk.table,
@@ -190,38 +205,22 @@ def extent_of(rank: int, number: int, chunk: RowBlock, coding: TableCoding) -> E
     )
 
 
-def _flush(draft: Draft, *names: str) -> None:
-    with Flushing(draft) as flushing:
-        for name in names:
-            flushing.add(name)
+def summarize(files: Mapping[str, FileEntry], extents: list[Extent]) -> dict[str, Any]:
+    """Sum up the files of a checkpoint for the summary of its manifest."""
+    return {
+        "bytes": sum(entry.bytes for entry in files.values()),
+        "rows": sum(extent.rows for extent in extents),
+        "codings": sorted({extent.coding for extent in extents}),
+    }
 
 
-def _write_chunk(draft: Draft, name: str, chunk: RowBlock, coding: TableCoding, on_point: OnPoint) -> None:
-    with draft.open(name) as sink:
-        write_block(sink, chunk, coding)
-        on_point(FaultPoint.CHUNK)
+def report_of(extents: list[Extent], files: Mapping[str, FileEntry]) -> dict[str, Any]:
+    """Describe the files that a rank wrote for rank 0: their entries of the index and of the manifest."""
+    return {"extents": plain(extents), "files": {name: asdict(entry) for name, entry in files.items()}}
 
 
-def pieces(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBlock]:
-    """The block's ``rows`` (places; None: all) in pieces of about ``limit`` bytes of float32; of all rows as views."""
-    values = block.weight.shape[1] + sum(s[:1].numel() for s in block.state.values())
-    step = max(1, limit // (4 * max(1, values)))
-    for at in range(0, len(block.ids) if rows is None else len(rows), step):
-        part = slice(at, at + step) if rows is None else rows[at : at + step]
-        ids = block.ids[part if isinstance(part, slice) else part.numpy()]
-        state = {name: value[part] for name, value in block.state.items()}
-        yield RowBlock(block.table, ids, block.column, block.weight[part], state)
-
-
-def _write_dense(draft: Draft, dense: dict[str, Tensor], on_point: OnPoint) -> None:
-    with draft.open(DENSE) as sink:
-        write_tensors(sink, dense, {"format": f"nightjar-dense-{FORMAT}"})
-        on_point(FaultPoint.DENSE)
-
-
-def _retry(draft: Draft, name: str, write: Callable[[], None]) -> None:
-    """Write file ``name``, again after an error that passes; a full disk or a refusal is final at once."""
-
+def _write_file(draft: Draft, name: str, write: Callable[[], None]) -> None:
+    # Tried again after an error that passes; a full disk or a refusal is final at once.
     def attempt() -> None:
         draft.files.pop(name, None)
         write()
@@ -231,7 +230,8 @@ def _retry(draft: Draft, name: str, write: Callable[[], None]) -> None:
         retried(attempt, f"writing {where}")
     except NightjarError:
         raise
-    except Exception as error:  # clients of object stores have error classes of their own
+    except Exception as error:
+        # Clients of object stores have error classes of their own; on a disk, anything but an OSError is a bug.
         draft.files.pop(name, None)
         if draft.store.is_local and not isinstance(error, OSError):
             raise
@@ -242,19 +242,36 @@ def _retry(draft: Draft, name: str, write: Callable[[], None]) -> None:
         ) from error
 
 
-def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_point: OnPoint) -> Artifact:
-    """Gather all ranks' files into the index and the manifest: the moment the checkpoint begins to exist."""
-    for part in parts:
-        draft.files.update({name: FileEntry(**entry) for name, entry in part["files"].items()})
-    extents = [Extent.from_json(extent) for part in parts for extent in part["extents"]]
-    _retry(draft, INDEX, lambda: draft.write_json(INDEX, Index(tables=job.tables, files=extents).to_json()))
-    _flush(draft, INDEX)
-    on_point(FaultPoint.BEFORE_COMMIT)
-    size = sum(entry.bytes for entry in draft.files.values())
-    rows = sum(extent.rows for extent in extents)
-    codings = sorted({extent.coding for extent in extents})
-    summary = {**job.summary, "bytes": size, "rows": rows, "codings": codings}
-    made: list[Artifact] = []
-    _retry(draft, MANIFEST, lambda: made.append(draft.commit(summary)))
-    on_point(FaultPoint.AFTER_COMMIT)
-    return made[0]
+@contextmanager
+def _flush_behind(draft: Draft) -> Iterator[Callable[[str], None]]:
+    # Yields a function that has a thread flush a file to a local disk; leaving the context waits for all of them. The
+    # manifest is written last and must not outlive the files that it names, should the machine lose its power.
+    if not draft.store.is_local:
+        # An object store has a file once its upload ends: there is nothing to flush.
+        yield lambda name: None
+        return
+    pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="nightjar-flush")
+    waiting: deque[Future[None]] = deque()
+
+    def sync_file(name: str) -> None:
+        path = draft.store.full(f"{draft.path}/{name}")
+        with disk_errors(f"{draft.path}/{name}"):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def flush(name: str) -> None:
+        waiting.append(pool.submit(sync_file, name))
+        if len(waiting) > _MAX_UNFLUSHED:
+            waiting.popleft().result()
+
+    try:
+        yield flush
+    except BaseException:
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    pool.shutdown(wait=True)
+    for future in waiting:
+        future.result()

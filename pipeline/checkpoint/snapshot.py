@@ -30,23 +30,23 @@ _PIECE_VALUES = 1 << 18
 class SnapshotBuffers:
     """One growing piece of host memory that snapshots are cut from, one after the other.
 
-    It is not page-locked: it is as large as the tables, and pages that are locked are lost to all else on the host.
-
     Rows of tables on SSD are copied to a disk instead (``LocalShard.scratch``).
     """
 
+    # Not page-locked: it is as large as the tables, and pages that are locked are lost to all else on the host.
     memory: Tensor = field(default_factory=lambda: torch.empty(0))
     used: int = 0
     _filling: threading.Thread | None = None
 
     def prepare(self, values: int) -> None:
-        """Get room for ``values`` float32 behind the caller: fresh memory costs four times a copy's time to touch."""
+        """Get room for ``values`` float32 behind the caller."""
+        # A thread touches it before the first snapshot does: touching fresh memory costs four times a copy's time.
         self.memory = torch.empty(values)
         self._filling = threading.Thread(target=self.memory.zero_, name="nightjar-buffers", daemon=True)
         self._filling.start()
 
     def reserve(self, values: int) -> None:
-        """Begin anew with room for ``values`` float32; what was cut before is overwritten from now on."""
+        """Start over with room for ``values`` float32; what was cut before is overwritten from now on."""
         if self._filling is not None:
             self._filling.join()
             self._filling = None
@@ -55,19 +55,23 @@ class SnapshotBuffers:
             self.memory = torch.empty(values)
 
     def cut(self, count: int) -> Tensor:
-        """The next ``count`` float32."""
+        """Return the next ``count`` float32."""
         part = self.memory[self.used : self.used + count]
         self.used += count
         return part
 
 
 def full_values(access: RowAccess) -> int:
-    """float32 values in memory of a snapshot of all rows this rank owns."""
-    return sum(_values(shard, None) for shard in access.local_shards() if shard.owner and shard.scratch() is None)
+    """Count the float32 values in memory of a snapshot of all rows this rank owns."""
+    values = 0
+    for shard in access.local_shards():
+        if shard.owner and shard.scratch() is None:
+            values += _count_values(shard, shard.rows)
+    return values
 
 
 def full_bytes(access: RowAccess) -> int:
-    """Bytes of all tables in float32, on all ranks together, with the optimizer's state."""
+    """Return the bytes of all tables in float32, on all ranks together, with the optimizer's state."""
     return sum(t.rows * (4 * t.dim + access.rules.of(t.name).state_bytes(t.dim)) for t in access.tables.values())
 
 
@@ -75,47 +79,61 @@ def full_bytes(access: RowAccess) -> int:
 def take_snapshot(
     access: RowAccess, touched: TouchedRows | None, buffers: SnapshotBuffers, on_point: OnPoint = ignore
 ) -> list[RowBlock]:
-    """Copies of this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before.
+    """Copy this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before.
 
-    GuardError naming table and row where a weight or an optimizer state is not finite.
+    Raises:
+        GuardError: A weight or an optimizer state is not finite; names table and row.
     """
-    picked = [
-        (shard, None if touched is None else touched.mask(shard_key(shard)).nonzero().squeeze(1))
-        for shard in access.local_shards()
-        if shard.owner
-    ]
-    buffers.reserve(sum(_values(shard, rows) for shard, rows in picked if shard.scratch() is None))
+    # All sizes are known before the first copy, so that one reservation serves the whole snapshot.
+    picked: list[tuple[LocalShard, Tensor | None, int]] = []
+    in_memory = 0
+    for shard in access.local_shards():
+        if not shard.owner:
+            continue
+        rows = None
+        count = shard.rows
+        if touched is not None:
+            rows = touched.mask(shard_key(shard)).nonzero().squeeze(1)
+            count = len(rows)
+        picked.append((shard, rows, count))
+        if shard.scratch() is None:
+            in_memory += _count_values(shard, count)
+    buffers.reserve(in_memory)
     blocks = []
-    for shard, rows in picked:
-        blocks.append(_copy(shard, rows, buffers))
+    for shard, rows, count in picked:
+        blocks.append(_copy_rows(shard, rows, count, buffers))
         on_point(FaultPoint.STAGE)
     return blocks
 
 
-def _values(shard: LocalShard, rows: Tensor | None) -> int:
-    count = shard.rows if rows is None else len(rows)
+def _count_values(shard: LocalShard, count: int) -> int:
     return count * shard.columns + sum(map(math.prod, shard.state_shapes(count).values()))
 
 
-def _copy(shard: LocalShard, rows: Tensor | None, buffers: SnapshotBuffers) -> RowBlock:
-    count = shard.rows if rows is None else len(rows)
+def _copy_rows(shard: LocalShard, rows: Tensor | None, count: int, buffers: SnapshotBuffers) -> RowBlock:
     ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
     disk = shard.scratch()
-    room = buffers.cut(_values(shard, rows)) if disk is None else disk[: _values(shard, rows)]
-    shapes = {"": (count, shard.columns), **shard.state_shapes(count)}
-    parts = zip(shapes.items(), room.split([math.prod(shape) for shape in shapes.values()]), strict=True)
-    state = {name: part.view(shape) for (name, shape), part in parts}
-    weight = state.pop("")
+    values = _count_values(shard, count)
+    room = buffers.cut(values) if disk is None else disk[:values]
+    # Weights and states lie one behind the other in the room.
+    weight = room[: count * shard.columns].view(count, shard.columns)
+    state: dict[str, Tensor] = {}
+    used = weight.numel()
+    for name, shape in shard.state_shapes(count).items():
+        size = math.prod(shape)
+        state[name] = room[used : used + size].view(shape)
+        used += size
     step = max(1, _PIECE_VALUES // shard.columns)
     for start in range(0, count, step):
         part = slice(start, min(start + step, count))
-        shard.copy(part if rows is None else rows[part], weight[part], {name: s[part] for name, s in state.items()})
-        _check(shard.table, ids[part], weight[part], {name: s[part] for name, s in state.items()})
+        piece = {name: values[part] for name, values in state.items()}
+        shard.copy(part if rows is None else rows[part], weight[part], piece)
+        _require_finite(shard.table, ids[part], {"": weight[part], **piece})
     return RowBlock(shard.table, ids.astype(np.int64, copy=False), shard.column, weight, state)
 
 
-def _check(table: str, ids: NDArray[np.int64], weight: Tensor, state: dict[str, Tensor]) -> None:
-    for name, values in {"": weight, **state}.items():
+def _require_finite(table: str, ids: NDArray[np.int64], tensors: dict[str, Tensor]) -> None:
+    for name, values in tensors.items():
         # A sum is not finite if a value is not, and reads the piece once; large finite values may overflow it.
         if bool(torch.isfinite(values.sum())):
             continue

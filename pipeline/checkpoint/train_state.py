@@ -46,26 +46,32 @@ class TrainState:
     shuffle_key: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but ``rng``, which is a tensor, and defaults that older checkpoints do not name."""
-        silent: dict[str, Any] = {"validation": {}, "order": {}, "compiled": None, "lanes": 1, "shuffle_key": ""}
-        left_out = {"rng", *(name for name, default in silent.items() if getattr(self, name) == default)}
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        """Return everything but ``rng``, which is a tensor, as plain data."""
+        record = dict(vars(self))
+        del record["rng"]
+        # Defaults that older checkpoints do not name.
+        defaults: dict[str, Any] = {"validation": {}, "order": {}, "compiled": None, "lanes": 1, "shuffle_key": ""}
+        for name, default in defaults.items():
+            if record[name] == default:
+                del record[name]
+        return record
 
 
-def _names(optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]) -> list[str]:
-    """The name of each of the optimizer's parameters, in its own order."""
-    by_id = {id(parameter): name for name, parameter in dense.items()}
-    return [by_id[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+def _parameter_names(optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]) -> list[str]:
+    # In the optimizer's own order, by which its state_dict numbers them.
+    name_of = {id(parameter): name for name, parameter in dense.items()}
+    return [name_of[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def flatten_optimizer(
     optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer as tensors by ``<parameter>/<state>`` and JSON data (class, scalars, parameter groups).
+    """Flatten an optimizer to tensors by ``<parameter>/<state>`` and JSON data (class, scalars, parameter groups).
 
     Works for any torch optimizer whose parameters are all in ``dense`` (KeyError otherwise).
     """
-    names, record = _names(optimizer, dense), optimizer.state_dict()
+    names = _parameter_names(optimizer, dense)
+    record = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
     for index, state in record["state"].items():
@@ -76,20 +82,27 @@ def flatten_optimizer(
                 scalars.setdefault(names[index], {})[key] = value
     groups = []
     for group in record["param_groups"]:
-        settings = {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k not in _EXECUTION}
-        groups.append({**settings, "params": [names[index] for index in group["params"]]})
+        settings = {}
+        for key, value in group.items():
+            if key not in _EXECUTION:
+                settings[key] = value.item() if isinstance(value, Tensor) else value
+        settings["params"] = [names[index] for index in group["params"]]
+        groups.append(settings)
     return tensors, {"class": type(optimizer).__name__, "scalars": scalars, "groups": groups}
 
 
 def dense_part(
     dense: dict[str, Tensor], optimizer: torch.optim.Optimizer | None, state: TrainState
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Copies in host memory of the dense parameters, their optimizer and the random state, and the JSON part."""
-    tensors = {f"param/{name}": value for name, value in dense.items()}
+    """Copy the dense parameters, their optimizer and the random state to host memory; also returns the JSON part."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in dense.items():
+        tensors[f"param/{name}"] = value
     record: dict[str, Any] = {"train": state.to_json(), "optimizer": None}
     if optimizer is not None:
-        parts, record["optimizer"] = flatten_optimizer(optimizer, dense)
-        tensors |= {f"optimizer/{name}": value for name, value in parts.items()}
+        states, record["optimizer"] = flatten_optimizer(optimizer, dense)
+        for name, value in states.items():
+            tensors[f"optimizer/{name}"] = value
     if state.rng is not None:
         tensors["rng"] = state.rng
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}, record
@@ -98,13 +111,19 @@ def dense_part(
 def load_optimizer(
     optimizer: torch.optim.Optimizer, dense: dict[str, Tensor], tensors: dict[str, Tensor], record: dict[str, Any]
 ) -> None:
-    """Put what ``flatten_optimizer`` gave back into ``optimizer``; ArtifactError if class or parameters differ."""
+    """Put what ``flatten_optimizer`` returned back into ``optimizer``; ArtifactError if class or parameters differ."""
     kind = type(optimizer).__name__
     if record["class"] != kind:
+        # The hint has the settings that make the optimizer that was saved.
+        hint = "an installation that knows it, or force=true"
+        for spec in DENSE_OPTIMIZERS:
+            if record["class"] in spec.classes:
+                hint = f"train.dense_optimizer={spec.name} train.weight_decay={record['groups'][0]['weight_decay']}"
+                break
         raise ArtifactError(
-            f"the checkpoint's dense optimizer is {record['class']}, but the run's is {kind}", hint=_as_before(record)
+            f"the checkpoint's dense optimizer is {record['class']}, but the run's is {kind}", hint=hint
         )
-    names = _names(optimizer, dense)
+    names = _parameter_names(optimizer, dense)
     saved = [name for group in record["groups"] for name in group["params"]]
     if sorted(saved) != sorted(names) or len(record["groups"]) != len(optimizer.param_groups):
         odd = sorted(set(saved) ^ set(names))
@@ -118,36 +137,40 @@ def load_optimizer(
     for key, tensor in tensors.items():
         name, part = key.rsplit("/", 1)
         state.setdefault(index[name], {})[part] = tensor
-    current = optimizer.state_dict()["param_groups"]
     groups = []
-    for now, then in zip(current, record["groups"], strict=True):
-        settings = {k: _like(now[k], v) if k in now else v for k, v in then.items() if k != "params"}
-        groups.append({**now, **settings, "params": [index[name] for name in then["params"]]})
-    if [i for group in groups for i in group["params"]] != list(range(len(names))):
+    order: list[int] = []
+    for current, former in zip(optimizer.state_dict()["param_groups"], record["groups"], strict=True):
+        group = dict(current)
+        for key, value in former.items():
+            group[key] = _to_type_of(current[key], value) if key in current else value
+        group["params"] = [index[name] for name in former["params"]]
+        order += group["params"]
+        groups.append(group)
+    # torch loads state by place, so parameters in another order would get each other's.
+    if order != list(range(len(names))):
         raise ArtifactError("the checkpoint's dense parameters are in another order", hint="force=true")
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _as_before(record: dict[str, Any]) -> str:
-    """The settings that make the optimizer that was saved as ``record``."""
-    name = next((each.name for each in DENSE_OPTIMIZERS if record["class"] in each.classes), None)
-    if name is None:
-        return "an installation that knows it, or force=true"
-    return f"train.dense_optimizer={name} train.weight_decay={record['groups'][0]['weight_decay']}"
-
-
-def _like(now: Any, then: Any) -> Any:
-    """``then`` as it came from JSON, in the type the optimizer uses."""
-    if isinstance(now, tuple):
-        return tuple(then)
-    return torch.tensor(then, dtype=now.dtype, device=now.device) if isinstance(now, Tensor) else then
+def _to_type_of(current: Any, value: Any) -> Any:
+    # JSON has neither tuples nor tensors.
+    if isinstance(current, tuple):
+        return tuple(value)
+    if isinstance(current, Tensor):
+        return torch.tensor(value, dtype=current.dtype, device=current.device)
+    return value
 
 
 def parse_state(data: bytes | bytearray, where: str) -> dict[str, Any]:
-    """The state record in ``data``, its ``train`` a TrainState's; DamagedError naming ``where`` for anything else."""
+    """Parse the state record in ``data``, its ``train`` a TrainState's.
+
+    Raises:
+        DamagedError: It is anything else; names ``where``.
+    """
     try:
         record: dict[str, Any] = json.loads(data)
-        if missing := {"train", "optimizer"} - record.keys():
+        missing = {"train", "optimizer"} - record.keys()
+        if missing:
             raise ValueError(f"it has no {', '.join(map(repr, sorted(missing)))}")
         TrainState(**record["train"])
         if record["optimizer"] is not None and not isinstance(record["optimizer"]["class"], str):

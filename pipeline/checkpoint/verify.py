@@ -18,45 +18,75 @@ from pipeline.store.manifest import MANIFEST, Artifact, FileEntry
 def verify(
     store: Store, artifact: Artifact, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[Damage], int, int]:
-    """All damage of ``artifact`` and its chain, files read, bytes read. ``progress``: bytes read and in all."""
-    chain, damage = _chain(store, artifact)
-    total = sum(entry.bytes for each in chain for entry in each.files.values())
+    """Find all damage of ``artifact`` and its chain; returns it with the files read and the bytes read.
+
+    ``progress``: bytes read and in all.
+    """
+    chain, damage = _open_chain(store, artifact)
+    total = sum(checkpoint.total_bytes for checkpoint in chain)
     done = files = 0
-    for each in chain:
-        bad = set()
-        extents, wrong = _extents(store, each)
-        for name, entry in each.files.items():
-            unfit = _chunk_problem(store, each, extents[name]) if name in extents else ""
-            whole = name in extents and not unfit  # it was read, and its checksum holds
-            if not whole and (problem := _problem(store, f"{each.path}/{name}", entry) or unfit):
-                damage.append(Damage(each.path, name, problem))
-                bad.add(name)
-            files, done = files + 1, done + entry.bytes
+    for checkpoint in chain:
+        extents, index_damage = _read_extents(store, checkpoint)
+        damaged_files = set()
+        for name, entry in checkpoint.files.items():
+            problem = ""
+            # 1. A chunk is read as a restore reads it, its content and its checksum.
+            if name in extents:
+                problem = _find_chunk_problem(store, checkpoint, extents[name])
+            # 2. Other files by their checksum. What is wrong with a chunk's bytes says more than what follows from it.
+            if name not in extents or problem:
+                problem = _find_file_problem(store, f"{checkpoint.path}/{name}", entry) or problem
+            if problem:
+                damage.append(Damage(checkpoint.path, name, problem))
+                damaged_files.add(name)
+            files += 1
+            done += entry.bytes
             progress(done, total)
-        damage += [each for each in wrong if each.file not in bad] + _content_damage(store, each, bad)
+        damage += [found for found in index_damage if found.file not in damaged_files]
+        # 3. Content with the right checksum that no restore could read.
+        for name, parse in ((DENSE, read_tensors), (STATE, parse_state)):
+            if name not in damaged_files:
+                try:
+                    parse(read_verified(store, checkpoint, name), f"{store.url_of(checkpoint.path)}/{name}")
+                except DamagedError as error:
+                    damage.append(Damage(checkpoint.path, name, error.message))
     return damage, files, done
 
 
-def _chain(store: Store, artifact: Artifact) -> tuple[list[Artifact], list[Damage]]:
-    """The checkpoints of the chain that can be opened, and damage for the others."""
+def _open_chain(store: Store, artifact: Artifact) -> tuple[list[Artifact], list[Damage]]:
+    # As ``index.restore_order``, but it goes on behind damage.
     directory = artifact.path.rpartition("/")[0]
     chain, damage = [artifact], []
     for parent in reversed(artifact.summary["parents"]):
         path = f"{directory}/{parent}"
         damaged: dict[str, str] = {}
-        other = next(iter(readable(store, [path], damaged)), None)
-        if other is None:
-            rests = f"is missing, and {artifact.path.rpartition('/')[2]} rests on it"
-            damage.append(Damage(path, MANIFEST, damaged.get(path, rests)))
+        found = readable(store, [path], damaged)
+        if not found:
+            damage.append(Damage(path, MANIFEST, damaged.get(path, f"is missing, and {artifact.name} rests on it")))
             continue
-        chain.insert(0, other)
-        if other.summary["type"] == BASELINE:
+        chain.insert(0, found[0])
+        if found[0].summary["type"] == BASELINE:
             break
     return chain, damage
 
 
-def _problem(store: Store, path: str, expected: FileEntry) -> str:
-    """What is wrong with the file at ``path``; "" where nothing is."""
+def _read_extents(store: Store, artifact: Artifact) -> tuple[dict[str, Extent], list[Damage]]:
+    # What the index says of each chunk, {file: extent}, and damage of the index: chunks the manifest does not have.
+    name = artifact.summary.get("index", INDEX)
+    if name not in artifact.files:
+        return {}, [Damage(artifact.path, MANIFEST, f"does not name {name}, expected in a checkpoint")]
+    try:
+        extents = {extent.file: extent for extent in read_index(store, artifact).files}
+    except DamagedError as error:
+        return {}, [Damage(artifact.path, name, error.message)]
+    damage = []
+    for file in extents:
+        if file not in artifact.files:
+            damage.append(Damage(artifact.path, MANIFEST, f"does not name {file}"))
+    return extents, damage
+
+
+def _find_file_problem(store: Store, path: str, expected: FileEntry) -> str:
     try:
         read = store.measure(path)
     except FileNotFoundError:
@@ -68,37 +98,10 @@ def _problem(store: Store, path: str, expected: FileEntry) -> str:
     return "" if read == expected else f"is corrupt: checksum {read.checksum}, expected {expected.checksum}"
 
 
-def _extents(store: Store, artifact: Artifact) -> tuple[dict[str, Extent], list[Damage]]:
-    """What the index says of each chunk, {file: extent}, and damage of the index: chunks the manifest does not have."""
-    name = artifact.summary.get("index", INDEX)
-    if name not in artifact.files:
-        return {}, [Damage(artifact.path, MANIFEST, f"does not name {name}, expected in a checkpoint")]
-    try:
-        extents = {extent.file: extent for extent in read_index(store, artifact).files}
-    except DamagedError as error:
-        return {}, [Damage(artifact.path, name, error.message)]
-    lost = [Damage(artifact.path, MANIFEST, f"does not name {c}") for c in extents if c not in artifact.files]
-    return extents, lost
-
-
-def _chunk_problem(store: Store, artifact: Artifact, extent: Extent) -> str:
-    """Why a chunk could not be restored: its checksum, or its content; "" where it could."""
+def _find_chunk_problem(store: Store, artifact: Artifact, extent: Extent) -> str:
     try:
         for _ in read_blocks(store, artifact, [extent]):
             return ""
     except DamagedError as error:
         return error.message
     return ""
-
-
-def _content_damage(store: Store, artifact: Artifact, bad: set[str]) -> list[Damage]:
-    """Damage of the dense part and the state whose checksums hold: content that no restore could read."""
-    damage = []
-    for name, parse in ((DENSE, read_tensors), (STATE, parse_state)):
-        if name in bad:
-            continue
-        try:
-            parse(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
-        except DamagedError as error:
-            damage.append(Damage(artifact.path, name, error.message))
-    return damage

@@ -203,18 +203,18 @@ def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], 
 
     One that is gone, damaged or cannot be scored is noted, and the next best is taken: no night fails by it.
     """
-    from pipeline.checkpoint.collectives import from_first
+    from pipeline.checkpoint.collectives import run_on_rank0
     from pipeline.serving.incumbent_features import NotComparableError
     from pipeline.stages.sharing import require_sound
 
     notes, count = list[str](), config.gate.best_of_last
-    by_record = from_first(
+    by_record = run_on_rank0(
         "looking for better versions", lambda: better_by_record(store, config.model_name, incumbent, count)
     )
     for version in by_record:
         path = versions.version_path(config.model_name, version)
         try:
-            if not from_first(f"looking for {version}", partial(_is_there, store, path)):
+            if not run_on_rank0(f"looking for {version}", partial(_is_there, store, path)):
                 notes.append(f"{version}, which was better by its record, is gone")
                 continue
             require_sound(store, path)

@@ -83,17 +83,17 @@ def version_of(config: Config, store: Store, step: Step, inputs: dict[str, Artif
 
     Collective: all ranks write and judge it. On rank 0; None elsewhere.
     """
-    from pipeline.checkpoint.collectives import from_first, once, this_rank
+    from pipeline.checkpoint.collectives import log_on_rank0, run_on_rank0, this_rank
 
     def there() -> list[str | None]:
         made = None if config.force else versions.made_by(store, config.model_name, step.key)
         return [made.path if made else None, versions.new_version(store, config.model_name, step.key)]
 
-    path, name = from_first("looking for the version", there)
+    path, name = run_on_rank0("looking for the version", there)
     if path is None:
         return _make(config, store, step, inputs, name)
     made, model = path.rpartition("/")[2], config.model_name
-    once(log.info, "publish    version %s of model %s is this very model: its verdict stands", made, model)
+    log_on_rank0(log.info, "publish    version %s of model %s is this very model: its verdict stands", made, model)
     return store.get(path, "publish") if this_rank() == 0 else None
 
 
@@ -134,7 +134,7 @@ def write_report(draft: Draft, record: GateRecord) -> None:
 
 def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], name: str) -> Artifact | None:
     """A new version called ``name``, whole and judged, not promoted; on rank 0."""
-    from pipeline.checkpoint.collectives import once, world_size
+    from pipeline.checkpoint.collectives import log_on_rank0, world_size
     from pipeline.publishing.card import CARD_TEXT, card_text
     from pipeline.stages.sharing import shared_draft
 
@@ -143,7 +143,7 @@ def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact],
     about: dict[str, Any] = {"kind": versions.KIND, "key": step.key, "config": step.config, "inputs": step.input_keys}
     with shared_draft(store, path, **about) as draft:
         shared = f"; tables and scores by {world_size()} ranks" if world_size() > 1 else ""
-        once(log.info, "publish    writing version %s of model %s%s", name, model, shared)
+        log_on_rank0(log.info, "publish    writing version %s of model %s%s", name, model, shared)
         written = _write_model(config, store, inputs, draft)
         record = judged(config, store, step, inputs, draft, written)
         if record is None:
@@ -173,7 +173,7 @@ def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact],
 
 def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft) -> WrittenModel:
     """Tables, dense program, transforms, id mappings, configuration: whole on every rank when it returns."""
-    from pipeline.checkpoint.collectives import from_first
+    from pipeline.checkpoint.collectives import run_on_rank0
     from pipeline.checkpoint.reader import ChainReader
     from pipeline.stages.sharing import write_tables
     from pipeline.training.parquet import SplitReader
@@ -192,7 +192,7 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     )
     layouts = {name: table.layout for name, table in tables.items()}
     bad |= {f"table {name!r}": table.not_finite for name, table in tables.items()}
-    from_first("writing what is small", lambda: _write_rest(config, store, inputs, draft, schema, layouts))
+    run_on_rank0("writing what is small", lambda: _write_rest(config, store, inputs, draft, schema, layouts))
     return WrittenModel(tables, {name: count for name, count in bad.items() if count}, len(members))
 
 

@@ -21,10 +21,10 @@ from torch.distributed import PrefixStore
 from pipeline.checkpoint.collectives import (
     Parcel,
     all_gather_parcels,
-    from_first,
     gather_parcels,
+    run_on_all_ranks,
+    run_on_rank0,
     this_rank,
-    together,
     world_size,
 )
 from pipeline.config import Config
@@ -96,7 +96,7 @@ def shared_draft(store: Store, path: str, **about: Any) -> Iterator[Draft]:
         def begin() -> None:
             drafts[0] = stack.enter_context(store.draft(path, **about))
 
-        from_first(f"beginning {path}", begin)
+        run_on_rank0(f"beginning {path}", begin)
         yield drafts[0]
 
 
@@ -127,7 +127,7 @@ def write_tables(
             mine, names = itertools.tee(given)
             own.update(zip(mine, run_in_threads(written, names), strict=True))
 
-    together("writing tables", write)  # an error of one is raised when none writes any more
+    run_on_all_ranks("writing tables", write)  # an error of one is raised when none writes any more
     files = {name: [entry.bytes, entry.checksum] for name, entry in draft.files.items()}
     about = {name: [each.layout.to_json(), each.not_finite, each.trained is not None] for name, each in own.items()}
     trained = [each.trained for each in own.values() if each.trained is not None]
@@ -148,7 +148,7 @@ def require_sound(store: Store, path: str) -> None:
         for name in dealt({name: entry.bytes for name, entry in artifact.files.items()}):
             store.verify(artifact, name)
 
-    together(f"reading {path}", read)
+    run_on_all_ranks(f"reading {path}", read)
 
 
 @contextlib.contextmanager
@@ -157,7 +157,7 @@ def open_version(store: Store, path: str, memory: int, *, calibrate: bool = True
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's contract
     with _version_here(store, path) as folder:
         opened = list[ServedModel]()
-        together(
+        run_on_all_ranks(
             f"opening {path}", lambda: opened.append(ServedModel(folder, memory, calibrate=calibrate, ranks=ranks))
         )
         yield opened[0]
@@ -178,7 +178,7 @@ def _version_here(store: Store, path: str) -> Iterator[Path]:
                 fetch_version(store, path, own)
             return [host, own] if leads else None
 
-        folders = dict(each for each in together(f"fetching {path}", fetch) if each)
+        folders = dict(each for each in run_on_all_ranks(f"fetching {path}", fetch) if each)
         yield Path(folders[host])
 
 
@@ -193,7 +193,7 @@ def translated(store: Store, dataset: str, version: str, allow: Collection[str] 
             return str(error)
         return None
 
-    if problem := next(filter(None, together(f"reading how {version} reads rows", read)), None):
+    if problem := next(filter(None, run_on_all_ranks(f"reading how {version} reads rows", read)), None):
         raise NotComparableError(problem)
     return made[0]
 

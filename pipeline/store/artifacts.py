@@ -29,8 +29,10 @@ from pipeline.store.manifest import MANIFEST, SCHEMA_VERSION, Artifact, FileEntr
 from pipeline.store.removal import forget, remove
 from pipeline.store.retrying import retried
 
-_BLOCK = 4 << 20  # bytes read at a time
-_READS = 4  # of a file that does not parse; two equal reads prove damage
+# Bytes read at a time.
+_BLOCK = 4 << 20
+# Of a manifest that does not parse; two equal reads prove damage.
+_READS = 4
 
 
 class _HashingFile(io.RawIOBase):
@@ -63,10 +65,6 @@ class _HashingFile(io.RawIOBase):
             with self.guarded():
                 self.inner.flush()
 
-    def entry(self) -> FileEntry:
-        """Size and checksum of what was written so far."""
-        return FileEntry(self.count, f"xxh3_128:{self.hash.hexdigest()}")
-
 
 @dataclass
 class Draft:
@@ -96,12 +94,13 @@ class Draft:
             yield cast(BinaryIO, sink)
             sink.flush()
         except BaseException:
-            with suppress(Exception):  # the first error is the one to report
+            # The first error is the one to report.
+            with suppress(Exception):
                 inner.close()
             raise
         with guarded():
             inner.close()
-        self.files[name] = sink.entry()
+        self.files[name] = FileEntry(sink.count, f"xxh3_128:{sink.hash.hexdigest()}")
 
     def write_json(self, name: str, value: Any) -> None:
         """Write ``value`` as indented JSON to file ``name``."""
@@ -116,7 +115,17 @@ class Draft:
     def commit(self, summary: dict[str, Any]) -> Artifact:
         """Write the manifest, which creates the artifact. LaunchError if another writer removed files of it."""
         if not self.store.is_local:
-            self._require_files()
+            # An object store has no locks: a second writer of the same key removes the files of the first.
+            full = self.store.full(self.path)
+            self.store.fs.invalidate_cache()
+            sizes = {name: info["size"] for name, info in self.store.fs.find(full, detail=True).items()}
+            for name, entry in self.files.items():
+                if sizes.get(f"{full}/{name}") != entry.bytes:
+                    raise LaunchError(
+                        f"{self.path}/{name} was removed or replaced before it was committed: another process also "
+                        f"writes {self.path}",
+                        hint="run the same command again once that one has ended; it uses the finished artifact",
+                    )
         artifact = Artifact(
             path=self.path,
             kind=self.kind,
@@ -131,27 +140,16 @@ class Draft:
         self.store.write_manifest(artifact)
         return artifact
 
-    def _require_files(self) -> None:
-        """Check the files on an object store, which has no locks: a second writer of the same key removes them."""
-        full = self.store.full(self.path)
-        self.store.fs.invalidate_cache()
-        there = {name: info["size"] for name, info in self.store.fs.find(full, detail=True).items()}
-        for name, entry in self.files.items():
-            if there.get(f"{full}/{name}") != entry.bytes:
-                raise LaunchError(
-                    f"{self.path}/{name} was removed or replaced before it was committed: another process also "
-                    f"writes {self.path}",
-                    hint="run the same command again once that one has ended; it uses the finished artifact",
-                )
-
     def clear(self) -> None:
-        """Remove everything in the folder, a manifest first, so that half an artifact never looks committed."""
+        """Remove everything in the folder."""
+        # A manifest goes first, so that half an artifact never looks committed.
         forget(self.store, self.path)
         for name in self.store.names(self.path):
             self.store.fs.rm(self.store.full(f"{self.path}/{name}"), recursive=True)
 
     def discard_uncommitted(self) -> None:
-        """Remove the draft unless it was committed; the answer to a commit may be lost."""
+        """Remove the draft unless it was committed."""
+        # Only the store can tell: the answer to a commit may be lost.
         if not self.store.exists(f"{self.path}/{MANIFEST}"):
             self.discard()
 
@@ -170,7 +168,7 @@ class Store(Files):
     cache: PartCache | None = None
 
     def caching(self, folder: str | None, limit: int) -> Store:
-        """This store with a cache of ``limit`` bytes in ``folder``; itself where that is None, and on a disk."""
+        """Return this store with a cache of ``limit`` bytes in ``folder``; itself if that is None, and on a disk."""
         if folder is None or self.is_local:
             return self
         other = copy(self)
@@ -182,30 +180,30 @@ class Store(Files):
         path, entry = f"{artifact.path}/{name}", artifact.files.get(name)
         if self.cache is None or entry is None:
             return self.open(path, parts=True)
-        return CachedFile(self.cache, entry.checksum, entry.bytes, lambda: self._as_listed(path, entry))
 
-    def _as_listed(self, path: str, entry: FileEntry) -> Any:
-        """Open a file, parts of which are kept for good as those of ``entry``; PassingError where it has another size.
+        # The cache keeps parts for good as those of ``entry``. The artifact may be written again while somebody reads
+        # by an earlier manifest of it, and then its parts are not that entry's.
+        def open_listed() -> Any:
+            source = self.open(path, parts=True)
+            size = source.seek(0, os.SEEK_END)
+            if size != entry.bytes:
+                source.close()
+                raise PassingError(
+                    f"{self.url_of(path)} has {size} bytes, expected {entry.bytes}: it was written again meanwhile",
+                    hint="run the same command again",
+                )
+            return source
 
-        That is where the artifact is written again while an earlier manifest of it is read by.
-        """
-        source = self.open(path, parts=True)
-        size = source.seek(0, os.SEEK_END)
-        if size != entry.bytes:
-            source.close()
-            raise PassingError(
-                f"{self.url_of(path)} has {size} bytes, expected {entry.bytes}: it was written again meanwhile",
-                hint="run the same command again",
-            )
-        return source
+        return CachedFile(self.cache, entry.checksum, entry.bytes, open_listed)
 
     def write_manifest(self, artifact: Artifact) -> None:
         """Write the sealed manifest of ``artifact`` atomically, which makes it the artifact at its path."""
         self.write_bytes(f"{artifact.path}/{MANIFEST}", sealed(artifact.to_json()))
 
     def find(self, path: str) -> Artifact | None:
-        """The artifact at ``path``, or None. DamagedError if the manifest does not parse in two equal reads."""
-        former, where = None, f"{self.url_of(path)}/{MANIFEST}"
+        """Return the artifact at ``path``, or None. DamagedError if the manifest does not parse in two equal reads."""
+        former = None
+        where = f"{self.url_of(path)}/{MANIFEST}"
         for _ in range(_READS):
             try:
                 data = self.fs.cat_file(self.full(f"{path}/{MANIFEST}"))
@@ -226,7 +224,7 @@ class Store(Files):
         )
 
     def get(self, path: str, stage: str) -> Artifact:
-        """The artifact at ``path``; if there is none, ArtifactError names the ``stage`` that makes it."""
+        """Return the artifact at ``path``; if there is none, ArtifactError names the ``stage`` that makes it."""
         artifact = self.find(path)
         if artifact is None:
             raise ArtifactError(
@@ -252,7 +250,8 @@ class Store(Files):
                 with disk_errors(path, self.option):
                     yield draft
             except BaseException:
-                with suppress(Exception):  # report the first error; the next attempt cleans up
+                # The first error is the one to report; the next attempt cleans up.
+                with suppress(Exception):
                     draft.discard_uncommitted()
                 raise
             draft.discard_uncommitted()

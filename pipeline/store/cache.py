@@ -24,9 +24,12 @@ from pipeline.clock import CLOCK, Clock
 log = logging.getLogger(__name__)
 
 _LOCK, _PART, _WRITING = "lock", ".part", ".write-"
-_DIGEST = 16  # bytes of the checksum behind a part
-_ROOM = 0.1  # share of the limit that is free after an eviction, so that not every part needs one
-_WAIT, _PAUSE = 60.0, 0.01  # seconds for which a thread waits for others at most, and between two looks at a lock
+# Bytes of the checksum behind a part.
+_DIGEST = 16
+# Share of the limit that is free after an eviction, so that not every part needs one.
+_FREE_SHARE = 0.1
+# Seconds for which a thread waits for others at most, and between two tries to get a lock.
+_WAIT, _PAUSE = 60.0, 0.01
 
 
 class PartCache:
@@ -34,105 +37,115 @@ class PartCache:
 
     def __init__(self, folder: Path, limit: int, clock: Clock = CLOCK) -> None:
         self._folder, self._limit, self._clock = folder, limit, clock
+        # The disk refused a part: said once.
         self._refused = False
-        self._stuck = False  # a lock was not free for a whole _WAIT: no more waiting
+        # A lock was not free for a whole _WAIT: no more waiting.
+        self._stuck = False
 
     def part(self, checksum: str, start: int, size: int, fetch: Callable[[], bytes]) -> bytes:
-        """Bytes [start, start + size) of the file with ``checksum``: from the cache, else by ``fetch``, and kept."""
+        """Return bytes [start, start + size) of the file with ``checksum``: from the cache, else by ``fetch``."""
         name = xxhash.xxh3_128_hexdigest(f"{checksum} {start} {size}".encode())
         path = self._folder / f"{name}{_PART}"
-        found = _sound(path, size)
-        if found is not None:
-            return found
-        with self._alone(name):
-            found = _sound(path, size)  # fetched by another thread or process meanwhile
-            if found is None:
-                found = fetch()
-                if len(found) == size and size + _DIGEST <= self._limit:
-                    self._keep(path, found)
-        return found
+        data = _read_part(path, size)
+        if data is not None:
+            return data
+        with self._lock_part(name):
+            # It may have been fetched by another thread or process meanwhile.
+            data = _read_part(path, size)
+            if data is None:
+                data = fetch()
+                if len(data) == size and size + _DIGEST <= self._limit:
+                    self._store_part(path, data)
+        return data
 
     @contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
-        """Within: no other thread or process of this host fetches the part, unless one hangs or the disk refuses."""
+    def _lock_part(self, name: str) -> Iterator[None]:
+        # No other thread or process of this host fetches the part meanwhile, unless one hangs or the disk refuses.
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            file = (self._folder / f"{_LOCK}-{name[:2]}").open("ab")  # one of 256, shared by many parts
+            # One of 256 locks, shared by many parts.
+            file = (self._folder / f"{_LOCK}-{name[:2]}").open("ab")
         except OSError:
             yield
             return
         with file:
-            self._locked(file)
+            self._lock(file)
             yield
 
-    def _locked(self, file: Any) -> bool:
-        """Lock an open file; False where others hold it for long."""
-        last = self._clock.monotonic() + (0.0 if self._stuck else _WAIT)
+    def _lock(self, file: Any) -> bool:
+        # False if others hold it for long.
+        deadline = self._clock.monotonic() + (0.0 if self._stuck else _WAIT)
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             except BlockingIOError:
-                if self._clock.monotonic() >= last:
+                if self._clock.monotonic() >= deadline:
                     self._stuck = True
                     return False
                 self._clock.sleep(_PAUSE)
-            except OSError:  # a file system without locks
+            except OSError:
+                # A file system without locks.
                 return False
 
-    def _keep(self, path: Path, data: bytes) -> None:
-        """Write a part. A disk that refuses it is told of once; while others write for long, it is left out.
-
-        The lock's file has the bytes of all parts. It is empty while they change, so that the next process counts them
-        where one was killed meanwhile.
-        """
+    def _store_part(self, path: Path, data: bytes) -> None:
         size = len(data) + _DIGEST
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / _LOCK).open("a+b", buffering=0) as book:
-                if not self._locked(book) or _sound(path, len(data)) is not None:  # kept by another process meanwhile
+                # While others write for long, the part is left out; so is one that another process stored meanwhile.
+                if not self._lock(book) or _read_part(path, len(data)) is not None:
                     return
+                # The lock's file has the bytes of all parts. It is empty while they change, so that the next process
+                # counts them if one was killed meanwhile.
                 book.seek(0)
-                stored = book.read() or b""
+                recorded = book.read() or b""
                 book.truncate(0)
-                if path.exists():  # damaged
+                if path.exists():
+                    # It is damaged.
                     path.unlink()
-                    stored = b""
-                used = self._with_room(int(stored) if stored.isdigit() else self._counted(), size)
-                _write(path, data)
+                    recorded = b""
+                used = int(recorded) if recorded.isdigit() else self._count_bytes()
+                used = self._make_room(used, size)
+                _write_part(path, data)
                 book.write(b"%d" % (used + size))
         except OSError as error:
             if not self._refused:
                 log.warning("%s keeps no more parts of files: %s", self._folder, error)
             self._refused = True
 
-    def _counted(self) -> int:
-        """Bytes of all parts; what killed writers left goes."""
+    def _count_bytes(self) -> int:
+        # What killed writers left goes.
         for left in self._folder.glob(f"{_WRITING}*"):
             left.unlink(missing_ok=True)
-        return sum(size for _, size, _ in self._parts())
+        return sum(size for _, size, _ in self._stat_parts())
 
-    def _parts(self) -> list[tuple[int, int, Path]]:
-        """When each part was written, its bytes and its file."""
-        states = [(path, path.stat()) for path in self._folder.glob(f"*{_PART}")]
-        return [(state.st_mtime_ns, state.st_size, path) for path, state in states]
+    def _stat_parts(self) -> list[tuple[int, int, Path]]:
+        # When each part was written, its bytes and its file.
+        parts = []
+        for path in self._folder.glob(f"*{_PART}"):
+            state = path.stat()
+            parts.append((state.st_mtime_ns, state.st_size, path))
+        return parts
 
-    def _with_room(self, used: int, size: int) -> int:
-        """Remove the oldest parts where ``size`` bytes more are too many; the bytes of those that stay."""
-        if used + size <= self._limit:
+    def _make_room(self, used: int, needed: int) -> int:
+        if used + needed <= self._limit:
             return used
-        parts = sorted(self._parts())
-        used = sum(each for _, each, _ in parts)
-        for _, each, path in parts:
-            if used + size <= self._limit and used <= (1 - _ROOM) * self._limit:
+        parts = sorted(self._stat_parts())
+        used = sum(size for _, size, _ in parts)
+        for _, size, path in parts:
+            if used + needed <= self._limit and used <= (1 - _FREE_SHARE) * self._limit:
                 break
             path.unlink(missing_ok=True)
-            used -= each
+            used -= size
         return used
 
 
 class CachedFile(io.RawIOBase):
-    """A file of ``size`` bytes for reading, in parts as they are asked for; ``opened`` where the cache has not all."""
+    """A file of ``size`` bytes for reading, in parts as they are asked for.
+
+    ``opened``: opens it in the store, which is done if the cache does not have all.
+    """
 
     def __init__(self, cache: PartCache, checksum: str, size: int, opened: Callable[[], Any]) -> None:
         self._cache, self._checksum, self._size, self._opened = cache, checksum, size, opened
@@ -140,15 +153,15 @@ class CachedFile(io.RawIOBase):
         self._file: Any = None
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Where the next part begins."""
+        """Return where the next part begins."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -157,17 +170,22 @@ class CachedFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """The next ``size`` bytes; all that are left where it is negative or None."""
-        left = max(self._size - self._at, 0)
-        count = left if size is None or size < 0 else min(size, left)
-        data = self._cache.part(self._checksum, self._at, count, lambda: self._fetched(count)) if count else b""
-        self._at += len(data)
-        return data
+        """Read the next ``size`` bytes; all that are left if it is negative or None."""
+        count = max(self._size - self._at, 0)
+        if size is not None and size >= 0:
+            count = min(size, count)
+        if not count:
+            return b""
 
-    def _fetched(self, count: int) -> bytes:
-        self._file = self._file or self._opened()
-        self._file.seek(self._at)
-        data: bytes = self._file.read(count)
+        def fetch() -> bytes:
+            if self._file is None:
+                self._file = self._opened()
+            self._file.seek(self._at)
+            data: bytes = self._file.read(count)
+            return data
+
+        data = self._cache.part(self._checksum, self._at, count, fetch)
+        self._at += len(data)
         return data
 
     def close(self) -> None:
@@ -177,8 +195,8 @@ class CachedFile(io.RawIOBase):
         super().close()
 
 
-def _sound(path: Path, size: int) -> bytes | None:
-    """The part in a file, whose checksum is behind it; None where there is none, or a damaged one."""
+def _read_part(path: Path, size: int) -> bytes | None:
+    # None if there is no such part, or a damaged one: its checksum is behind it.
     try:
         data = path.read_bytes()
     except OSError:
@@ -187,9 +205,10 @@ def _sound(path: Path, size: int) -> bytes | None:
     return part if len(part) == size and xxhash.xxh3_128_digest(part) == digest else None
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write a part, which is there as a whole or not at all."""
-    beside = path.with_name(f"{_WRITING}{uuid.uuid4().hex[:12]}")  # of a mode by the umask: users may share a folder
+def _write_part(path: Path, data: bytes) -> None:
+    # Renamed into place, so that a part is there as a whole or not at all. The mode follows the umask: users may share
+    # a folder.
+    beside = path.with_name(f"{_WRITING}{uuid.uuid4().hex[:12]}")
     try:
         with beside.open("xb") as sink:
             sink.write(data)

@@ -24,8 +24,10 @@ from pipeline.store.errors import disk_errors
 from pipeline.store.files import Files, write_beside
 from pipeline.store.retrying import TRIES, pause, retried
 
-_MEMORY = threading.Lock()  # fsspec's memory:// is inside this process
-_warned: set[str] = set()  # stores whose missing conditions were reported
+# fsspec's memory:// is inside this process.
+_MEMORY = threading.Lock()
+# Stores whose missing conditions were reported.
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -50,20 +52,36 @@ def read_marked(store: Files, path: str, seconds: float | None = None) -> Seen:
     ``seconds``: time limit of the request, on S3.
     """
     full = store.full(path)
-    if _is_s3(store):
-        return retried(lambda: _look_s3(store.fs, full, seconds), f"reading {store.url_of(path)}")
+    doing = f"reading {store.url_of(path)}"
     try:
-        return Seen(retried(lambda: bytes(store.fs.cat_file(full)), f"reading {store.url_of(path)}"))
+        if not _is_s3(store):
+            return Seen(retried(lambda: bytes(store.fs.cat_file(full)), doing))
+        fs: Any = store.fs
+        bucket, key, _ = fs.split_path(full)
+
+        def get_object() -> Seen:
+            answer = _call_s3(fs, "get_object", seconds, Bucket=bucket, Key=key)
+            return Seen(sync(fs.loop, answer["Body"].read, timeout=seconds), answer["ETag"])
+
+        return retried(get_object, doing)
     except FileNotFoundError:
         return Seen(None)
 
 
 def swap(store: Files, path: str, seen: Seen, data: bytes | None, seconds: float | None = None) -> Seen:
-    """Replace the ``seen`` content with ``data`` (None: remove the file); SwappedError if the file has changed.
+    """Replace the ``seen`` content with ``data``, if the file has not changed.
 
-    If the answer to a request is lost, the file is read again. It holds ``data`` only if this writer won, so ``data``
-    must be unlike whatever another writer may write. ``seconds``: time limit of each request, on S3; with one, there is
-    one try. Raises ArtifactError for a full disk or a refusal.
+    Args:
+        seen: Its content when it was read.
+        data: Its new content; None: remove it. It must be unlike whatever another writer may write.
+        seconds: Time limit of each request, on S3; with one, there is one try.
+
+    Returns:
+        The new content, with its mark.
+
+    Raises:
+        SwappedError: The file has changed.
+        ArtifactError: The disk is full, or the store refuses.
     """
     attempt = 0
     while True:
@@ -82,6 +100,7 @@ def swap(store: Files, path: str, seen: Seen, data: bytes | None, seconds: float
                 if attempt == TRIES:
                     error.add_note(f"while writing {store.url_of(path)}, {attempt} times")
                 raise
+            # The answer to the request may be lost. The file holds ``data`` only if this writer won.
             now = read_marked(store, path)
             if now.data == data:
                 return now
@@ -99,7 +118,9 @@ def _writer(store: Files) -> Callable[[Files, str, Seen, bytes | None], Seen]:
         return _swap_local
     if _is_s3(store):
         return _swap_s3
-    return _swap_memory if "memory" in _protocols(store) else _unconditional
+    if "memory" in _protocols(store):
+        return _swap_memory
+    return _unconditional
 
 
 def _protocols(store: Files) -> tuple[str, ...]:
@@ -112,7 +133,6 @@ def _is_s3(store: Files) -> bool:
 
 
 def _swap_local(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
-    """Swap under a lock of the replaced file; if there is none yet, a hard link decides who creates it."""
     full = Path(store.full(path))
     full.parent.mkdir(parents=True, exist_ok=True)
     if seen.data is None:
@@ -122,9 +142,10 @@ def _swap_local(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen
     except FileNotFoundError:
         raise SwappedError(Seen(None)) from None
     try:
-        with suppress(OSError):  # a file system without locks
+        # The lock is of the file that is replaced. Some file systems have no locks.
+        with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
-        now = _bytes(full)
+        now = _read_local(full)
         if now != seen or not _is_at(handle, full):
             raise SwappedError(now)
         if data is None:
@@ -140,15 +161,17 @@ def _create_local(full: Path, seen: Seen, data: bytes | None) -> Seen:
     if data is None:
         return seen
 
+    # There is no file to lock yet, so a hard link decides who creates it.
     def link(temporary: Path) -> None:
         try:
             os.link(temporary, full)
         except FileExistsError:
-            raise SwappedError(_bytes(full)) from None
+            raise SwappedError(_read_local(full)) from None
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
                 raise
-            temporary.replace(full)  # a file system without hard links
+            # A file system without hard links.
+            temporary.replace(full)
         else:
             temporary.unlink()
 
@@ -156,7 +179,7 @@ def _create_local(full: Path, seen: Seen, data: bytes | None) -> Seen:
     return Seen(data)
 
 
-def _bytes(full: Path) -> Seen:
+def _read_local(full: Path) -> Seen:
     try:
         return Seen(full.read_bytes())
     except FileNotFoundError:
@@ -164,32 +187,18 @@ def _bytes(full: Path) -> Seen:
 
 
 def _is_at(handle: int, full: Path) -> bool:
-    """Whether the open file still has that name: another file may have been renamed over it."""
+    # Another file may have been renamed over the open one.
     try:
         return os.path.samestat(os.fstat(handle), full.stat())
     except FileNotFoundError:
         return False
 
 
-def _look_s3(fs: Any, full: str, seconds: float | None = None) -> Seen:
-    bucket, key, _ = fs.split_path(full)
-    try:
-        answer = _call_s3(fs, "get_object", seconds, Bucket=bucket, Key=key)
-    except FileNotFoundError:
-        return Seen(None)
-    return Seen(sync(fs.loop, answer["Body"].read, timeout=seconds), answer["ETag"])
-
-
-def _call_s3(fs: Any, method: str, seconds: float | None, **arguments: Any) -> Any:
-    """One request of S3, given up after ``seconds``."""
-    return sync(fs.loop, fs._call_s3, method, timeout=seconds, **arguments)
-
-
 def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None, seconds: float | None = None) -> Seen:
     fs: Any = store.fs
     full = store.full(path)
     bucket, key, _ = fs.split_path(full)
-    condition = {"IfMatch": seen.mark} if seen.data is not None else {"IfNoneMatch": "*"}
+    condition = {"IfNoneMatch": "*"} if seen.data is None else {"IfMatch": seen.mark}
     try:
         if data is None:
             if seen.data is not None:
@@ -198,12 +207,15 @@ def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None, seconds: f
         answer = _call_s3(fs, "put_object", seconds, Bucket=bucket, Key=key, Body=data, **condition)
         return Seen(data, answer["ETag"])
     except Exception as error:
-        status = _status(error)
+        # The HTTP status of a refusal is in botocore's error, or in that of s3fs, which has botocore's as its cause.
+        answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if status == 501:
             return _unconditional(store, path, seen, data)
         if status in (404, 409, 412):
             now = read_marked(store, path)
-            if now == seen and status == 409:  # two requests at once, neither of which succeeded
+            # Two requests at once, neither of which succeeded.
+            if now == seen and status == 409:
                 raise OSError(errno.EBUSY, f"{store.url_of(path)} is being written by another process") from error
             raise SwappedError(now) from error
         raise
@@ -211,16 +223,13 @@ def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None, seconds: f
         fs.invalidate_cache(full)
 
 
-def _status(error: BaseException) -> int | None:
-    """The HTTP status of a refusal by S3, from botocore's error or from that of s3fs, which has it as its cause."""
-    answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
-    status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status
+def _call_s3(fs: Any, method: str, seconds: float | None, **arguments: Any) -> Any:
+    return sync(fs.loop, fs._call_s3, method, timeout=seconds, **arguments)
 
 
 def _swap_memory(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
     with _MEMORY:
-        return _compared(store, path, seen, data)
+        return _compare_and_write(store, path, seen, data)
 
 
 def _unconditional(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
@@ -230,15 +239,16 @@ def _unconditional(store: Files, path: str, seen: Seen, data: bytes | None) -> S
             f"nightjar: store {store.url} has no conditional writes that Nightjar can use: let one process at a time "
             "publish, promote and roll back there (docs/publishing.md)\n"
         )
-    return _compared(store, path, seen, data)
+    return _compare_and_write(store, path, seen, data)
 
 
-def _compared(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
-    now, full = read_marked(store, path), store.full(path)
+def _compare_and_write(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
+    now = read_marked(store, path)
     if now.data != seen.data:
         raise SwappedError(now)
     if data is not None:
         store.write_bytes(path, data)
-    elif now.data is not None:
-        store.fs.rm_file(full)
-    return read_marked(store, path) if data is not None else Seen(None)
+        return read_marked(store, path)
+    if now.data is not None:
+        store.fs.rm_file(store.full(path))
+    return Seen(None)

@@ -26,10 +26,12 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
                 f"no space left on the store's disk while {doing} {what}",
                 hint=f"free space there, or {option}<another fsspec URL>; no partial output was kept",
             ) from error
-        if isinstance(error, PermissionError) or error.errno in _REFUSALS:  # object stores set no errno
+        if isinstance(error, PermissionError) or error.errno in _REFUSALS:
+            # Object stores set no errno.
             reason = os.strerror(error.errno) if error.errno else str(error)
-            other = "run the same command as a user who may write there"
-            hint = f"{option}<an fsspec URL you may write to>" if option else other
+            hint = "run the same command as a user who may write there"
+            if option:
+                hint = f"{option}<an fsspec URL you may write to>"
             raise ArtifactError(f"the store refuses {doing} {what}: {reason}", hint=hint) from error
         raise
 
@@ -39,21 +41,19 @@ class TakenError(LaunchError):
 
 
 def taken(what: str, holder: str, where: str, hint: str) -> TakenError:
-    """The error if another process is first: ``what`` happens already, because ``holder`` holds ``where``."""
+    """Return the error if another process is first: ``what`` happens already, because ``holder`` holds ``where``."""
     return TakenError(f"{what}: {holder} holds {where}", hint=hint)
 
 
 @contextmanager
 def reachable(where: str) -> Iterator[None]:
-    """Turn errors of the store into UnreachableError, except a missing file, a bad sector or a NightjarError.
-
-    Any other class counts, because object store clients have their own classes for a cut connection or a timeout.
-    """
+    """Turn errors of the store into UnreachableError, except a missing file, a bad sector or a NightjarError."""
     try:
         yield
     except (NightjarError, FileNotFoundError):
         raise
     except Exception as error:
+        # Any other class counts: object store clients have their own for a cut connection or a timeout.
         if isinstance(error, OSError) and error.errno == errno.EIO:
             raise
         raise UnreachableError(

@@ -20,8 +20,9 @@ from pipeline.clock import Clock
 from pipeline.errors import LostLeaseError
 
 SIGNAL = signal.SIGURG
-LOOK_SECONDS = 0.05
-LAST_SECONDS = 0.5  # for a main thread that is told to end; then the process ends
+CHECK_SECONDS = 0.05
+# For a main thread that is told to end; then the process ends.
+LAST_SECONDS = 0.5
 
 
 class Paused(Protocol):
@@ -60,31 +61,29 @@ def hold(what: Paused) -> None:
 
 
 def _wait(number: int, frame: FrameType | None) -> None:
+    # A signal may arrive while an earlier one holds the thread.
     if _is_held.is_set():
         return
     _is_held.set()
     try:
         while _waiting_for:
-            _ask_all()
+            for what in list(_waiting_for):
+                try:
+                    goes_on = what.check()
+                except BaseException:
+                    _waiting_for.remove(what)
+                    raise
+                if goes_on:
+                    _waiting_for.remove(what)
             if _waiting_for:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(CHECK_SECONDS)
     finally:
         _is_held.clear()
 
 
-def _ask_all() -> None:
-    for what in list(_waiting_for):
-        try:
-            goes_on = what.check()
-        except BaseException:
-            _waiting_for.remove(what)
-            raise
-        if goes_on:
-            _waiting_for.remove(what)
-
-
 def tell(text: str) -> None:
-    """Write a line to standard error, past every lock that the held main thread may hold."""
+    """Write a line to standard error."""
+    # Past every lock that the held main thread may hold.
     os.write(2, f"nightjar: {text}\n".encode())
 
 

@@ -26,23 +26,9 @@ from pipeline.store.retrying_fs import Steady
 _OPEN_FILE = re.compile(r"/dev/fd/(?P<dev>\d+)|/dev/std(?P<std>out|err)|/proc/(?:self|thread-self)/fd/(?P<proc>\d+)")
 
 
-def _flock(handle: int, busy: NightjarError | None) -> None:
-    """Lock an open folder. If it is locked already, raise ``busy``, or wait if that is None."""
-    with suppress(OSError):  # a file system without locks
-        if busy is None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            return
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise busy from None
-
-
 def write_beside(full: Path, data: bytes, place: Callable[[Path], object]) -> None:
-    """Write ``data`` to a new file beside ``full``, sync it to disk, and let ``place`` move it there.
-
-    Who may read it follows from the umask, as of files that are written in place.
-    """
+    """Write ``data`` to a new file beside ``full``, sync it to disk, and let ``place`` move it there."""
+    # Not by ``tempfile``: who may read it follows from the umask, as of files that are written in place.
     temporary = full.parent / f".write-{uuid.uuid4().hex[:12]}"
     try:
         with temporary.open("xb") as sink:
@@ -51,7 +37,8 @@ def write_beside(full: Path, data: bytes, place: Callable[[Path], object]) -> No
             os.fsync(sink.fileno())
         place(temporary)
     except BaseException:
-        with suppress(OSError):  # the first error is the one to report
+        # The first error is the one to report.
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
 
@@ -88,12 +75,13 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
             return
         named = Path(full)
         if _OPEN_FILE.fullmatch(full) or (named.exists() and not named.is_file() and not named.is_dir()):
-            with _stream(full, url, option) as sink:
+            with _open_stream(full, url, option) as sink:
                 yield sink
             return
         try:
             path = named.resolve()
-        except RuntimeError:  # what pathlib raises for a circle of links
+        except RuntimeError:
+            # What pathlib raises for a circle of links.
             hint = f"{option} <another name>"
             raise ConfigError(f"{option} {url} is a link that leads to itself, expected a file", hint=hint) from None
         if path.is_dir():
@@ -105,7 +93,8 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
                 yield sink
                 if not sink.closed:
                     sink.flush()
-                    os.fsync(sink.fileno())  # else the name may lead to nothing after a power cut
+                    # Else the name may lead to nothing after a power cut.
+                    os.fsync(sink.fileno())
             if path.exists():
                 shutil.copymode(path, beside)
             beside.replace(path)
@@ -114,11 +103,7 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
             raise
 
 
-def _stream(full: str, url: str, option: str) -> IO[bytes]:
-    """Open what exists and is no regular file, or an open file of this process, for writing.
-
-    An open file is written to where it stands: opened by its name, it would begin anew, over what is written already.
-    """
+def _open_stream(full: str, url: str, option: str) -> IO[bytes]:
     found = _OPEN_FILE.fullmatch(full)
     if found is None:
         try:
@@ -127,6 +112,7 @@ def _stream(full: str, url: str, option: str) -> IO[bytes]:
             if error.errno != errno.ENXIO:
                 raise
             raise ConfigError(f"{option} {url} is a socket, expected a file", hint=f"{option} <a file>") from None
+    # An open file is written to where it stands: opened by its name, it would start over what is written already.
     number = {"out": 1, "err": 2}[found["std"]] if found["std"] else int(found["dev"] or found["proc"])
     try:
         return os.fdopen(os.dup(number), "wb")
@@ -162,11 +148,11 @@ class Files:
         self.fs = cast(AbstractFileSystem, Steady(inner))
 
     def full(self, path: str) -> str:
-        """The file system's path of ``path``, which is relative to the store."""
+        """Return the file system's path of ``path``, which is relative to the store."""
         return f"{self.root}/{path}"
 
     def url_of(self, path: str) -> str:
-        """The URL of ``path``, which another process can open."""
+        """Return the URL of ``path``, which another process can open."""
         return self.full(path) if self.is_local else self.fs.unstrip_protocol(self.full(path))
 
     def answers(self) -> bool:
@@ -179,12 +165,11 @@ class Files:
         return self.fs.exists(self.full(path))
 
     def open(self, path: str, mode: str = "rb", *, parts: bool = False) -> Any:
-        """Open a file, by default for reading.
-
-        ``parts``: a few parts of it are asked for, here and there. Clients of object stores read on behind a part, s3fs
-        50 MiB, and would fetch the file several times.
-        """
-        return self.fs.open(self.full(path), mode, **({"cache_type": "none"} if parts and not self.is_local else {}))
+        """Open a file, by default for reading. ``parts``: a few parts of it are asked for, here and there."""
+        if parts and not self.is_local:
+            # Clients of object stores read on behind a part, s3fs 50 MiB, and would fetch the file several times.
+            return self.fs.open(self.full(path), mode, cache_type="none")
+        return self.fs.open(self.full(path), mode)
 
     def read_json(self, path: str) -> Any:
         """Parse the JSON file at ``path``; ArtifactError if it is missing or invalid."""
@@ -193,7 +178,8 @@ class Files:
             return json.loads(self.fs.cat_file(self.full(path)))
         except FileNotFoundError:
             raise ArtifactError(f"{self.url_of(path)} does not exist", hint="run the stage that writes it") from None
-        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, nested too deep
+        except (ValueError, RecursionError) as error:
+            # No UTF-8, no JSON, nested too deep.
             raise ArtifactError(f"{self.url_of(path)} is not valid JSON: {error}", hint="force=true") from None
 
     def write_json(self, path: str, value: Any) -> None:
@@ -202,15 +188,17 @@ class Files:
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Write a small file atomically (rename on a local disk, one put on an object store)."""
-        with disk_errors(path, self.option):
-            retried(lambda: self._write_whole(self.full(path), data), f"writing {self.url_of(path)}")
+        full = self.full(path)
 
-    def _write_whole(self, full: str, data: bytes) -> None:
-        self.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
-        if not self.is_local:
-            self.fs.pipe_file(full, data)
-            return
-        write_beside(Path(full), data, lambda temporary: temporary.replace(full))
+        def write() -> None:
+            self.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
+            if self.is_local:
+                write_beside(Path(full), data, lambda temporary: temporary.replace(full))
+            else:
+                self.fs.pipe_file(full, data)
+
+        with disk_errors(path, self.option):
+            retried(write, f"writing {self.url_of(path)}")
 
     @contextmanager
     def locked(self, path: str, busy: NightjarError | None = None) -> Iterator[None]:
@@ -222,32 +210,38 @@ class Files:
             yield
             return
 
-        def opened() -> int:
+        def open_folder() -> int:
             self.fs.makedirs(self.full(path), exist_ok=True)
             return os.open(self.full(path), os.O_RDONLY)
 
         with disk_errors(path, self.option):
-            handle = retried(opened, f"locking {self.url_of(path)}")
+            handle = retried(open_folder, f"locking {self.url_of(path)}")
         try:
-            _flock(handle, busy)
+            # A file system without locks raises another OSError.
+            with suppress(OSError):
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX if busy is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if busy is not None:
+                        raise busy from None
             yield
         finally:
             os.close(handle)
 
     def folders(self, path: str) -> list[str]:
-        """Sorted names of the folders directly under ``path``, from one request; empty if it does not exist."""
-        return [name for name, kind in self._below(path) if kind != "file"]
+        """List the folders directly under ``path`` by name, sorted, from one request; empty if it does not exist."""
+        return [name for name, kind in self._list_entries(path) if kind != "file"]
 
     def names(self, path: str) -> list[str]:
-        """Sorted names directly under ``path``, from one request; empty if it does not exist."""
-        return [name for name, _ in self._below(path)]
+        """List the names directly under ``path``, sorted, from one request; empty if it does not exist."""
+        return [name for name, _ in self._list_entries(path)]
 
-    def _below(self, path: str) -> list[tuple[str, str]]:
-        """Names and types directly under ``path``, sorted."""
+    def _list_entries(self, path: str) -> list[tuple[str, str]]:
+        # Names and types.
         full = self.full(path)
         self.fs.invalidate_cache(full)
         try:
             entries = self.fs.ls(full, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted((str(each["name"]).rstrip("/").rpartition("/")[2], str(each["type"])) for each in entries)
+        return sorted((str(entry["name"]).rstrip("/").rpartition("/")[2], str(entry["type"])) for entry in entries)

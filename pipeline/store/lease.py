@@ -33,13 +33,20 @@ from pipeline.store.files import Files
 from pipeline.store.retrying import passes
 from pipeline.units import duration
 
-CHECKS = 6  # checks, and renewals, of the record per lease duration
-ACQUIRE_SECONDS = 2.0  # that a place may not answer when its lease is taken
-LEAST_SECONDS = 1.0  # for the answer to a renewal
-OUTAGE_SECONDS = 600.0  # that a holder stands still before it gives up
-SETTLE_SECONDS = 1.0  # without conditional writes, until two simultaneous writers see the same file
-CLOCKS_DIFFER = 5.0  # seconds beyond the time that a renewal takes to be seen
-_FIELDS = {"owner", "host", "pid", "doing", "renewed", "seconds"}  # of the record in a ``LeaseFile``
+# Checks, and renewals, of the record per lease duration.
+CHECKS = 6
+# Seconds that a place may not answer when its lease is taken.
+ACQUIRE_SECONDS = 2.0
+# Seconds for the answer to a renewal, at least.
+LEAST_SECONDS = 1.0
+# Seconds that a holder stands still before it gives up.
+OUTAGE_SECONDS = 600.0
+# Seconds without conditional writes, until two simultaneous writers see the same file.
+SETTLE_SECONDS = 1.0
+# Seconds beyond the time that a renewal takes to be seen.
+CLOCKS_DIFFER = 5.0
+# Of the record in a ``LeaseFile``.
+_FIELDS = {"owner", "host", "pid", "doing", "renewed", "seconds"}
 log = logging.getLogger(__name__)
 
 
@@ -56,15 +63,16 @@ class Holder:
     ahead: float | None = None
 
     def skew(self, slack: float) -> str:
-        """The difference between its clock and this machine's, in words; "" if there is none to see.
+        """Describe the difference between its clock and this machine's; "" if there is none to see.
 
         ``slack``: largest age of the record in seconds.
         """
         ahead = self.ahead
         if ahead is None or -slack - CLOCKS_DIFFER <= ahead <= CLOCKS_DIFFER:
             return ""
+        # An old record: its holder may simply be dead.
         if ahead < 0 and slack >= self.seconds:
-            return ""  # an old record: its holder may simply be dead
+            return ""
         way = "ahead of" if ahead > 0 else "behind"
         return f"; its clock is {abs(ahead):,.0f} s {way} this machine's; synchronize both with NTP"
 
@@ -92,7 +100,7 @@ class LeaseTarget(Protocol):
         ...
 
     def holder(self, seen: Seen) -> Holder | None:
-        """The holder in the ``seen`` record; None if there is none."""
+        """Return the holder in the ``seen`` record; None if there is none."""
         ...
 
     def put(self, seen: Seen, *, free: bool = False) -> Seen:
@@ -101,7 +109,7 @@ class LeaseTarget(Protocol):
 
 
 def request_seconds(seconds: float) -> float:
-    """How long one request may take for a lease of ``seconds``."""
+    """Return how long one request may take for a lease of ``seconds``."""
     return max(LEAST_SECONDS, seconds / CHECKS)
 
 
@@ -109,6 +117,8 @@ class Lease:
     """The lease at ``place``. ``seconds``: how long each renewal lasts.
 
     ``acquire_seconds``: how long the place may not answer when the lease is taken; ``outage_seconds``: when it is held.
+
+    Two threads work while the lease is held: one renews it, and one watches the time, also while a renewal hangs.
     """
 
     def __init__(
@@ -125,7 +135,8 @@ class Lease:
         self.seen = Seen(None)
         self.lost, self._ending = False, threading.Lock()
         self._paused, self._can_pause, self._ended = False, False, threading.Event()
-        self._since = 0.0  # when the last successful renewal began
+        # When the last successful renewal began. It counts from the write, not from the answer.
+        self._renewed_at = 0.0
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -137,15 +148,17 @@ class Lease:
         """
         began = self.clock.boottime()
         self.acquire()
-        self._since, self._can_pause = max(began, self._since), can_pause()
-        keeper = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self._renewed_at = max(began, self._renewed_at)
+        self._can_pause = can_pause()
+        keeper = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
         with pausable() if self._can_pause else nullcontext():
             try:
                 keeper.start()
                 threading.Thread(target=self._watch, name="lease-watch", daemon=True).start()
-            except RuntimeError as error:  # no threads left; the lease could not be renewed
+            except RuntimeError as error:
+                # No threads are left, so the lease could not be renewed.
                 self._ended.set()
-                self._leave()
+                self._try_release()
                 raise LaunchError(
                     f"{self.place.name} cannot be kept: {error}",
                     hint="run the same command once the machine has room; check ulimit -u and the container's pids "
@@ -157,34 +170,53 @@ class Lease:
                 self._ended.set()
                 keeper.join(self.seconds)
                 if not self.lost and not keeper.is_alive():
-                    self._leave()
+                    self._try_release()
 
     def acquire(self) -> None:
         """Take the lease if it is free or no longer renewed; else LaunchError."""
-        seen = self._asked(self.place.read)
-        if (holder := self.place.holder(seen)) is not None:
-            seen = self._outwait(seen, holder)
-        self._since = self.clock.boottime()
-        try:
-            self.seen = self._asked(lambda: self.place.put(seen))
-        except SwappedError as other:
-            if not self._is_mine(other.now):  # else an earlier try succeeded, but its answer was lost
-                raise self._taken(other.now) from None
-            self.seen = other.now
-        if self.place.agreement_delay:  # of two simultaneous writers, the later one wins
-            self.clock.sleep(self.place.agreement_delay)
-            there = self.place.read()
-            if not self._is_mine(there) and self.place.holder(there) is not None:
-                raise self._taken(there)
+        # 1. Is there a holder, and does it live?
+        seen = self._ask(self.place.read)
+        holder = self.place.holder(seen)
+        if holder is not None:
+            log.info(
+                "%s holds %s: waiting %g s to see whether it renews its lease%s",
+                holder.text,
+                self.place.name,
+                holder.seconds,
+                holder.skew(holder.seconds),
+            )
+            current = watched(self.place.read, holder.seconds, seen, self.acquire_seconds, self.clock)
+            if current == seen:
+                log.warning("%s did not renew its lease for %g s: taking it over", holder.text, holder.seconds)
+            elif self.place.holder(current) is not None:
+                raise self._taken_error(current)
+            seen = current
 
-    def _asked(self, ask: Callable[[], Seen]) -> Seen:
-        """What ``ask`` returns, asked again while the place does not answer, for up to ``acquire_seconds``."""
-        last = self.clock.boottime() + self.acquire_seconds
+        # 2. Write this process's record over what was seen.
+        self._renewed_at = self.clock.boottime()
+        try:
+            self.seen = self._ask(lambda: self.place.put(seen))
+        except SwappedError as other:
+            # If it is ours, an earlier try succeeded, but its answer was lost.
+            if not self._is_mine(other.now):
+                raise self._taken_error(other.now) from None
+            self.seen = other.now
+
+        # 3. Without conditional writes, the later one of two simultaneous writers wins.
+        if self.place.agreement_delay:
+            self.clock.sleep(self.place.agreement_delay)
+            current = self.place.read()
+            if not self._is_mine(current) and self.place.holder(current) is not None:
+                raise self._taken_error(current)
+
+    def _ask(self, request: Callable[[], Seen]) -> Seen:
+        # Asks again while the place does not answer, for up to ``acquire_seconds``.
+        deadline = self.clock.boottime() + self.acquire_seconds
         while True:
             try:
-                return ask()
+                return request()
             except Exception as error:
-                if self.clock.boottime() >= last or not passes(error):
+                if self.clock.boottime() >= deadline or not passes(error):
                     raise
             self.clock.sleep(min(1.0, self.seconds / CHECKS))
 
@@ -195,7 +227,8 @@ class Lease:
         except SwappedError as other:
             if not self._is_mine(other.now) and self.place.holder(other.now) is not None:
                 return False
-            self.seen = other.now  # an earlier renewal succeeded, but its answer was lost; or somebody removed it
+            # An earlier renewal succeeded, but its answer was lost; or somebody removed the record.
+            self.seen = other.now
             return self.renew()
         return True
 
@@ -208,87 +241,60 @@ class Lease:
                 self.seen = other.now
                 self.release()
 
-    def _outwait(self, seen: Seen, holder: Holder) -> Seen:
-        """The record once the holder released the lease or failed to renew it in time; LaunchError if it renews it."""
-        log.info(
-            "%s holds %s: waiting %g s to see whether it renews its lease%s",
-            holder.text,
-            self.place.name,
-            holder.seconds,
-            holder.skew(holder.seconds),
-        )
-        there = watched(self.place.read, holder.seconds, seen, self.acquire_seconds, self.clock)
-        if there == seen:
-            log.warning("%s did not renew its lease for %g s: taking it over", holder.text, holder.seconds)
-        elif self.place.holder(there) is not None:
-            raise self._taken(there)
-        return there
+    def _try_release(self) -> None:
+        # If the store does not answer, the next launcher waits until the lease expires. Any class of error counts:
+        # object store clients have their own.
+        with suppress(Exception):
+            self.release()
 
     def _is_mine(self, seen: Seen) -> bool:
         holder = self.place.holder(seen)
         return holder is not None and holder.id == self.place.id
 
-    def _taken(self, seen: Seen) -> LaunchError:
+    def _taken_error(self, seen: Seen) -> LaunchError:
         holder = self.place.holder(seen)
         if holder is None:
             return LaunchError(f"{self.place.taken}: another launcher just ended", hint="run the same command again")
         where = f"{self.place.where}{holder.skew(self.seconds / CHECKS)}"
         return taken(self.place.taken, holder.text, where, self.place.hint)
 
-    def _leave(self) -> None:
-        """Release. If the store does not answer, the next launcher waits until the lease expires."""
-        with suppress(Exception):  # object store clients have their own error classes
-            self.release()
-
-    def _keep(self) -> None:
-        """Renew, sooner after a failure; nothing may end this thread."""
+    def _keep_renewing(self) -> None:
         pause = self.seconds / CHECKS
         while not self.lost and not self.clock.wait(self._ended, pause):
             began = self.clock.boottime()
+            # Sooner after a failure. Nothing may end this thread, so any error is a reason to try again.
             pause = min(1.0, self.seconds / CHECKS)
-            with suppress(Exception):  # try again
+            with suppress(Exception):
                 if not self.renew():
                     self._lose()
                     return
-                self._since, pause = began, self.seconds / CHECKS  # it counts from the write, not from the answer
-                self._go_on()
+                self._renewed_at = began
+                pause = self.seconds / CHECKS
+                if self._paused:
+                    self._paused = False
+                    tell(f"{self.place.name} is renewed: going on")
 
     def _watch(self) -> None:
-        """Notice the end of the lease, also while the keeper waits for an answer."""
+        # The lease ends a little early, because clocks differ: another process may soon take it.
         while not self.lost and not self.clock.wait(self._ended, self.seconds / CHECKS / 4):
-            if self._is_over():
-                self._pause()
-
-    def _is_over(self) -> bool:
-        """Whether another process may soon take the lease; a little early, because clocks differ."""
-        return self._silent_seconds() > self.seconds * (1 - 1 / CHECKS)
-
-    def _silent_seconds(self) -> float:
-        """Seconds since the last successful renewal began."""
-        return self.clock.boottime() - self._since
-
-    def _pause(self) -> None:
-        """Let the main thread stand still; again, should it have gone on."""
-        if not self._can_pause:
-            self._lose()
-            return
-        if not self._paused:
-            self._paused = True
-            tell(
-                f"{self.place.name} was not renewed for {self._silent_seconds():.0f} s: waiting, and doing nothing else"
-            )
-        hold(self)
-
-    def _go_on(self) -> None:
-        if self._paused:
-            self._paused = False
-            tell(f"{self.place.name} is renewed: going on")
+            silent = self.clock.boottime() - self._renewed_at
+            if silent <= self.seconds * (1 - 1 / CHECKS):
+                continue
+            if not self._can_pause:
+                self._lose()
+                continue
+            if not self._paused:
+                self._paused = True
+                tell(f"{self.place.name} was not renewed for {silent:.0f} s: waiting, and doing nothing else")
+            # Again at each turn, should the main thread have gone on.
+            hold(self)
 
     def check(self) -> bool:
         """Whether the main thread may go on (``fencing.py``)."""
         if self.lost:
             raise LostLeaseError(f"another launcher has {self.place.name}")
-        if self._paused and (silent := self._silent_seconds()) > self.outage_seconds + self.seconds:
+        silent = self.clock.boottime() - self._renewed_at
+        if self._paused and silent > self.outage_seconds + self.seconds:
             raise LaunchError(
                 f"{self.place.name} could not be renewed for {duration(silent)}",
                 hint=f"run the same command again once {self.place.where} answers; running stages go on",
@@ -296,7 +302,7 @@ class Lease:
         return not self._paused
 
     def _lose(self) -> None:
-        """End this process."""
+        # Ends this process, once: both threads may come here.
         with self._ending:
             if self.lost:
                 return
@@ -310,18 +316,18 @@ class Lease:
 
 
 def watched(
-    look: Callable[[], Seen], seconds: float, seen: Seen, outage_seconds: float = 0.0, clock: Clock = CLOCK
+    read: Callable[[], Seen], seconds: float, seen: Seen, outage_seconds: float = 0.0, clock: Clock = CLOCK
 ) -> Seen:
-    """What ``look`` returns once that differs from ``seen``, or after ``seconds``.
+    """Return what ``read`` returns once that differs from ``seen``, or after ``seconds``.
 
-    Only a time with answers counts: nobody can renew a record while its place is away. Its error is raised after
-    ``outage_seconds``.
+    Its error is raised after ``outage_seconds``.
     """
+    # Only a time with answers counts: nobody can renew a record while its place is away.
     since = heard = clock.boottime()
     while True:
         clock.sleep(seconds / CHECKS)
         try:
-            there = look()
+            current = read()
         except Exception as error:
             if clock.boottime() - heard > outage_seconds or not passes(error):
                 raise
@@ -329,8 +335,8 @@ def watched(
             continue
         heard = clock.boottime()
         since = min(since, heard)
-        if there != seen or heard >= since + seconds:
-            return there
+        if current != seen or heard >= since + seconds:
+            return current
 
 
 @dataclass
@@ -363,7 +369,7 @@ class LeaseFile:
         return read_marked(self.store, self.path, request_seconds(self.seconds))
 
     def holder(self, seen: Seen) -> Holder | None:
-        """The holder in the ``seen`` record. ArtifactError if the file is invalid."""
+        """Return the holder in the ``seen`` record. ArtifactError if the file is invalid."""
         if seen.data is None:
             return None
         with suppress(ValueError, RecursionError):
@@ -376,9 +382,15 @@ class LeaseFile:
 
     def put(self, seen: Seen, *, free: bool = False) -> Seen:
         """Write this process's record, or with ``free`` remove the file; SwappedError if it is not as ``seen``."""
-        return swap(self.store, self.path, seen, None if free else self._record(), request_seconds(self.seconds))
-
-    def _record(self) -> bytes:
-        me = {"owner": self.id, "host": socket.gethostname(), "pid": os.getpid(), "doing": self.doing}
-        record = {**me, "renewed": self.clock.time(), "seconds": self.seconds}
-        return (json.dumps(record, indent=1) + "\n").encode()
+        data = None
+        if not free:
+            record = {
+                "owner": self.id,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "doing": self.doing,
+                "renewed": self.clock.time(),
+                "seconds": self.seconds,
+            }
+            data = (json.dumps(record, indent=1) + "\n").encode()
+        return swap(self.store, self.path, seen, data, request_seconds(self.seconds))

@@ -36,15 +36,31 @@ class Artifact:
     summary: dict[str, Any]
     created: float
 
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all its files."""
+        return sum(entry.bytes for entry in self.files.values())
+
     def to_json(self) -> dict[str, Any]:
-        """The manifest as plain data, without the path."""
+        """Return the manifest as plain data, without the path."""
         record = asdict(self)
         del record["path"]
         return record
 
+    @classmethod
+    def from_json(cls, path: str, record: dict[str, Any]) -> Artifact:
+        """Restore the artifact at ``path`` from what ``to_json`` returned."""
+        files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
+        return cls(path=path, files=files, **record)
+
 
 def artifact_key(stage: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """Hash (32 hex digits) of the stage, its configuration, the keys of its inputs and the schema version."""
+    """Hash the stage, its configuration, the keys of its inputs and the schema version to 32 hex digits."""
     record = {"stage": stage, "config": config, "inputs": inputs, "schema_version": SCHEMA_VERSION}
     text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -54,13 +70,13 @@ _SEAL = b',\n "seal": "'
 
 
 def sealed(record: dict[str, Any]) -> bytes:
-    """``record`` as JSON whose last entry ``seal`` is the checksum of all bytes before it."""
+    """Write ``record`` as JSON whose last entry ``seal`` is the checksum of all bytes before it."""
     body = json.dumps(record, indent=1).encode().removesuffix(b"\n}")
     return body + _SEAL + xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n'
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """The record that ``sealed`` wrote; ValueError if a single bit differs."""
+    """Return the record that ``sealed`` wrote; ValueError if a single bit differs."""
     body, _, seal = data.rpartition(_SEAL)
     if seal != xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n':
         raise ValueError("its content and its seal (a checksum of it) differ")
@@ -73,6 +89,4 @@ def unsealed(data: bytes) -> dict[str, Any]:
 
 def parsed(path: str, data: bytes) -> Artifact:
     """Parse the manifest ``data`` of the artifact at ``path``."""
-    record = unsealed(data)
-    files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
-    return Artifact(path=path, files=files, **record)
+    return Artifact.from_json(path, unsealed(data))

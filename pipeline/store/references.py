@@ -63,7 +63,7 @@ RECORDS: Registry[RecordKind] = Registry("kind of record", setting="record", hom
 
 
 def of_versions(store: Store) -> dict[str, References]:
-    """The references of every committed version, by its path; DamagedError if a record cannot be read."""
+    """Collect the references of every committed version, by its path; DamagedError if a record cannot be read."""
     by_version: dict[str, References] = {}
     for kind in RECORDS:
         if kind.pattern.startswith("models/"):
@@ -73,7 +73,10 @@ def of_versions(store: Store) -> dict[str, References]:
 
 
 def of_run(store: Store, run: str, *, starts: bool) -> References:
-    """The references of ``run``; with ``starts``, also what it started from. DamagedError for an unreadable record."""
+    """Collect the references of ``run``; with ``starts``, also what it started from.
+
+    DamagedError for an unreadable record.
+    """
     total = References()
     for kind in RECORDS:
         if kind.pattern.startswith("runs/") and (starts or not kind.starts):
@@ -83,7 +86,7 @@ def of_run(store: Store, run: str, *, starts: bool) -> References:
 
 
 def pins(store: Store, run: str | None = None) -> dict[str, str]:
-    """Checkpoints that a published version or a finished training names: {path: manifest that names it}.
+    """Find the checkpoints that a published version or a finished training names: {path: manifest that names it}.
 
     ``run``: read only this run's trainings, which is enough for its checkpoints; "": none. Takes one request per
     manifest, and a few per model. Raises DamagedError for an unreadable manifest; then nothing may be removed.
@@ -98,31 +101,43 @@ def pins(store: Store, run: str | None = None) -> dict[str, str]:
 
 
 def of_manifest(record: Record) -> References:
-    """The references of a manifest: its inputs by key, and checkpoints by their paths in inputs and summary."""
-    texts = list(_texts([record.get("inputs"), record.get("summary")]))
-    keys = frozenset(_texts(record.get("inputs"))) - {""}
-    return References(keys=keys, checkpoints=frozenset(path for text in texts for path in CHECKPOINT.findall(text)))
+    """Return the references of a manifest: its inputs by key, and checkpoints by their paths in inputs and summary."""
+    inputs = set(_find_texts(record.get("inputs")))
+    checkpoints: set[str] = set()
+    for text in inputs.union(_find_texts(record.get("summary"))):
+        checkpoints.update(CHECKPOINT.findall(text))
+    return References(keys=frozenset(inputs - {""}), checkpoints=frozenset(checkpoints))
+
+
+def _find_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _find_texts(list(value.values()))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _find_texts(part)
 
 
 def key_of(path: Any) -> frozenset[str]:
-    """The key at the end of a path; empty for no path."""
+    """Return the key at the end of a path; empty for no path."""
     return frozenset({str(path).rpartition("/")[2]} if path else ())
 
 
 def run_of(path: Any) -> frozenset[str]:
-    """The run of a checkpoint, which is named by path or as users type it; empty for no checkpoint."""
+    """Return the run of a checkpoint, which is named by path or as users type it; empty for no checkpoint."""
     return frozenset({str(path).removeprefix("runs/").partition("/")[0]} if path else ())
 
 
 def read_record(store: Store, path: str) -> Record | None:
-    """The manifest, JSON or YAML record at ``path``; None if there is none, DamagedError if it cannot be read."""
+    """Read the manifest, JSON or YAML record at ``path``; None if there is none, DamagedError if it cannot be read."""
     folder, _, name = path.rpartition("/")
     try:
         if name == MANIFEST:
-            return _manifest(store, folder)
+            return _read_manifest(store, folder)
         with store.open(path) as source:
             data = source.read()
-        record = _parsed(name, data)
+        record = _parse(name, data)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
@@ -133,7 +148,7 @@ def read_record(store: Store, path: str) -> Record | None:
 
 
 def unknown(store: Store, path: str, problem: str) -> DamagedError:
-    """The error for a record whose references cannot be read."""
+    """Return the error for a record whose references cannot be read."""
     return DamagedError(
         f"{store.url_of(path)} {problem}, so what it refers to is unknown",
         hint="restore or remove that file; until then nothing is removed",
@@ -141,9 +156,10 @@ def unknown(store: Store, path: str, problem: str) -> DamagedError:
 
 
 def _read_all(store: Store, kind: RecordKind, run: str | None) -> Iterator[tuple[str, References]]:
-    """The records of ``kind``, of one run or of all, with their references."""
-    named = run is not None and kind.pattern.startswith("runs/*")
-    for path in _paths(store, kind.pattern.replace("*", run or "*", 1) if named else kind.pattern):
+    pattern = kind.pattern
+    if run is not None and pattern.startswith("runs/*"):
+        pattern = pattern.replace("*", run or "*", 1)
+    for path in _expand(store, pattern):
         record = read_record(store, path)
         if record is None:
             continue
@@ -153,23 +169,24 @@ def _read_all(store: Store, kind: RecordKind, run: str | None) -> Iterator[tuple
             raise unknown(store, path, f"is not a record of a {kind.name}: {error!r}") from None
 
 
-def _paths(store: Store, pattern: str) -> Iterator[str]:
+def _expand(store: Store, pattern: str) -> Iterator[str]:
+    # One request for each ``*``: fsspec's glob would list everything below.
     head, star, rest = pattern.partition("*")
     if not star:
         yield pattern
         return
     for name in store.folders(head.rstrip("/")):
-        yield from _paths(store, f"{head}{name}{rest}")
+        yield from _expand(store, f"{head}{name}{rest}")
 
 
-def _manifest(store: Store, folder: str) -> Record | None:
-    """The manifest in ``folder``. Its seal is checked, unless another program wrote it without one."""
+def _read_manifest(store: Store, folder: str) -> Record | None:
     path = f"{folder}/{MANIFEST}"
     try:
         artifact = store.find(folder)
         return None if artifact is None else artifact.to_json()
     except DamagedError as error:
         problem = error.message.removeprefix(f"{store.url_of(path)} ")
+    # Another program may have written it, without a seal.
     with suppress(ArtifactError):
         record = store.read_json(path)
         keys = record.keys() if isinstance(record, dict) else set()
@@ -178,8 +195,7 @@ def _manifest(store: Store, folder: str) -> Record | None:
     raise unknown(store, path, problem)
 
 
-def _parsed(name: str, data: bytes) -> Any:
-    """Parse JSON or YAML; ValueError if invalid."""
+def _parse(name: str, data: bytes) -> Any:
     if not name.endswith(".yaml"):
         return json.loads(data)
     import yaml
@@ -188,10 +204,3 @@ def _parsed(name: str, data: bytes) -> Any:
         return yaml.safe_load(data.decode())
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _texts(each)

@@ -15,7 +15,8 @@ from pipeline.store.errors import disk_errors, reachable
 from pipeline.store.files import Files
 from pipeline.store.manifest import MANIFEST
 
-_CLOCKS = "datasets"  # a folder whose leftovers ``store gc`` removes
+# A folder whose leftovers ``store gc`` removes.
+_CLOCKS = "datasets"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +34,12 @@ class Removal:
     noticed: bool = False
 
     def to_json(self, *names: str) -> dict[str, Any]:
-        """The fields ``names`` as plain data."""
+        """Return the fields ``names`` as plain data."""
         return {name: getattr(self, name) for name in names}
 
 
 def removing(path: str) -> AbstractContextManager[None]:
-    """Context for removing ``path``: ArtifactError if the store refuses."""
+    """Return a context for removing ``path``: ArtifactError if the store refuses."""
     return disk_errors(path, option="", doing="removing")
 
 
@@ -59,9 +60,10 @@ def remove(store: Files, path: str, between: Callable[[], None] = lambda: None, 
     if nested:
         store.fs.invalidate_cache(full)
         with removing(path):
-            manifests = [each for each in store.fs.find(full) if each.rpartition("/")[2] == MANIFEST]
-            for each in sorted(sorted(manifests, reverse=True), key=lambda name: "/checkpoints/" in name):
-                store.fs.rm_file(each)
+            manifests = [file for file in store.fs.find(full) if file.rpartition("/")[2] == MANIFEST]
+            # Deltas have later names than the checkpoints they depend on.
+            for file in sorted(sorted(manifests, reverse=True), key=lambda name: "/checkpoints/" in name):
+                store.fs.rm_file(file)
     else:
         forget(store, path)
     between()
@@ -71,40 +73,42 @@ def remove(store: Files, path: str, between: Callable[[], None] = lambda: None, 
 
 
 def store_time(store: Files) -> float:
-    """The time by the clock that stamps the files of ``store``, seconds since 1970, and no later than that.
+    """Return the time by the clock that stamps the files of ``store``, seconds since 1970, and no later than that.
 
-    An object store and a file server have clocks of their own, and a disk's stamps follow one that ticks some hundred
-    times a second. The time of a small file says what it shows; the file is written and removed again. Where the store
-    takes none, this machine's clock has to do. Of a folder it is the earlier one of both clocks: manifests there are
-    compared by when their writers made them, files by what the file server stamped, and neither may look old too soon.
-    UnreachableError where the store does not answer.
+    UnreachableError if the store does not answer.
     """
-    if store.is_local and not store.exists(_CLOCKS):  # a probe anywhere else would look like a run or a model
+    # An object store and a file server have clocks of their own, and a disk's stamps follow one that ticks some hundred
+    # times a second. The time of a small file says what it shows; the file is written and removed again.
+    if store.is_local and not store.exists(_CLOCKS):
+        # A probe anywhere else would look like a run or a model.
         return time.time()
-    path = f"{_CLOCKS}/.write-clock-{uuid.uuid4().hex[:12]}"  # ``store gc`` removes one that is left
+    path = f"{_CLOCKS}/.write-clock-{uuid.uuid4().hex[:12]}"
     try:
         with reachable(store.url):
             store.write_bytes(path, b"clock")
     except UnreachableError:
         raise
     except ArtifactError:
+        # A store that takes no file: this machine's clock has to do.
         return time.time()
     with reachable(store.url):
         store.fs.invalidate_cache(store.full(path))
         now = written(store, store.full(path))
     with suppress(ArtifactError), removing(path):
         store.fs.rm_file(store.full(path))
+    # Of a folder it is the earlier one of both clocks: manifests there are compared by when their writers made them,
+    # files by what the file server stamped, and neither may look old too soon.
     return min(now, time.time()) if store.is_local else now
 
 
 def age(store: Files, full: str, now: float) -> float:
-    """Seconds from when a file was last written to ``now``, a ``store_time``; 0 if the store does not say."""
+    """Return the seconds from a file's last write to ``now``, a ``store_time``; 0 if the store does not say."""
     when = _stamp(store, full)
     return 0.0 if when is None else now - when
 
 
 def written(store: Files, full: str) -> float:
-    """When a file was last written by the clock of the store, seconds since 1970; now if the store does not say."""
+    """Return when a file was last written by the clock of the store, seconds since 1970; now if it does not say."""
     when = _stamp(store, full)
     return time.time() if when is None else when
 
@@ -114,4 +118,7 @@ def _stamp(store: Files, full: str) -> float | None:
         when = store.fs.modified(full)
     except (NotImplementedError, KeyError, FileNotFoundError):
         return None
-    return float((when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp())
+    # Of a time without a zone, fsspec means UTC.
+    if not when.tzinfo:
+        when = when.replace(tzinfo=datetime.UTC)
+    return float(when.timestamp())

@@ -15,34 +15,17 @@ from typing import TypeVar
 from pipeline.errors import ArtifactError, NightjarError, PassingError
 
 TRIES = 3
-FIRST_SECONDS, FACTOR = 0.2, 4.0  # pauses of 0.2 and 0.8 s; object store clients wait longer before that
-NO_THREAD = "can't start new thread"  # the only mark of CPython's error
+# Pauses of 0.2 and 0.8 s; object store clients wait longer before that.
+FIRST_SECONDS, FACTOR = 0.2, 4.0
+# The only mark of CPython's error.
+NO_THREAD = "can't start new thread"
 
-_PASSING = frozenset(
-    getattr(errno, name)
-    for name in (
-        "EIO",
-        "EAGAIN",
-        "EINTR",
-        "EBUSY",
-        "ESTALE",
-        "ENOMEM",
-        "EMFILE",
-        "ENFILE",
-        "ENOBUFS",
-        "ETIMEDOUT",
-        "EREMOTEIO",
-        "ECONNRESET",
-        "ECONNABORTED",
-        "ECONNREFUSED",
-        "EHOSTUNREACH",
-        "ENETUNREACH",
-        "ENETRESET",
-        "EPIPE",
-        "ETXTBSY",
-    )
-    if hasattr(errno, name)
+_PASSING_NAMES = (
+    "EIO EAGAIN EINTR EBUSY ESTALE ENOMEM EMFILE ENFILE ENOBUFS ETIMEDOUT EREMOTEIO ECONNRESET ECONNABORTED "
+    "ECONNREFUSED EHOSTUNREACH ENETUNREACH ENETRESET EPIPE ETXTBSY"
 )
+# Not every system has all of them.
+_PASSING = frozenset(getattr(errno, name) for name in _PASSING_NAMES.split() if hasattr(errno, name))
 # Packages whose own errors mean that a request got no answer. Refusals are PermissionError or FileNotFoundError.
 _CLIENTS = frozenset(
     ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "http", "azure", "gcsfs", "google", "fsspec")
@@ -53,10 +36,8 @@ _here = threading.local()
 
 
 def passes(error: BaseException) -> bool:
-    """Whether ``error`` may be temporary: an error of the machine, the disk or the network, not of the data.
-
-    An API server's error says so itself: ``passing``.
-    """
+    """Whether ``error`` may be temporary: an error of the machine, the disk or the network, not of the data."""
+    # An API server's error says so itself.
     if getattr(error, "passing", False):
         return True
     if isinstance(error, MemoryError | TimeoutError | asyncio.TimeoutError | ConnectionError):
@@ -79,10 +60,8 @@ def pause(error: BaseException, attempt: int) -> bool:
 
 
 def retried(work: Callable[[], Result], doing: str) -> Result:
-    """Call ``work``, again if its error is temporary; the last error gets a note with ``doing``.
-
-    Inside the ``work`` of another call there is only one try: the outermost call retries, so tries do not multiply.
-    """
+    """Call ``work``, again if its error is temporary; the last error gets a note with ``doing``."""
+    # Inside the ``work`` of another call there is only one try: the outermost call retries, so tries do not multiply.
     if getattr(_here, "retried", False):
         return work()
     attempt = 0
@@ -102,7 +81,7 @@ def retried(work: Callable[[], Result], doing: str) -> Result:
 
 
 def explained(error: BaseException) -> NightjarError | None:
-    """A message for the user if ``error`` is temporary or a refusal; None otherwise, or if it is a message already."""
+    """Return a message for the user if ``error`` is temporary or a refusal; None otherwise, or if it is one already."""
     message = " ".join(str(error).split())
     where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, PermissionError):

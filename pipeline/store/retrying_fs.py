@@ -22,11 +22,7 @@ from pipeline.store.retrying import retried
 _READS = frozenset(("info", "ls", "size", "modified", "glob", "du", "cat_file", "cat_ranges", "get", "ukey"))
 _WRITES = frozenset(("makedirs", "pipe_file"))
 _REMOVES = frozenset(("rm_file", "rmdir"))
-_DOING = {
-    **dict.fromkeys(_READS, "reading"),
-    **dict.fromkeys(_WRITES, "writing"),
-    **dict.fromkeys(_REMOVES, "removing"),
-}
+_DOING = dict.fromkeys(_READS, "reading") | dict.fromkeys(_WRITES, "writing") | dict.fromkeys(_REMOVES, "removing")
 
 
 class Steady:
@@ -36,7 +32,8 @@ class Steady:
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # in copy()
+        # In copy(), ``inner`` is not set yet.
+        if name == "inner":
             raise AttributeError(name)
         method = getattr(self.inner, name)
         if name not in _DOING:
@@ -63,22 +60,26 @@ class Steady:
 
     def find(self, path: str, **more: Any) -> Any:
         """All files below ``path``; raises the file system's error if a folder cannot be listed."""
+
+        # A folder that no longer exists is empty; any other error of ``walk`` would be passed over.
+        def raise_unless_missing(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError | NotADirectoryError) and error.errno != errno.ENOENT:
+                raise error
+
         if not self.inner.async_impl:
-            more["on_error"] = _unless_missing
+            more["on_error"] = raise_unless_missing
         return retried(lambda: self.inner.find(path, **more), f"listing {path}")
 
     def rm(self, path: str, recursive: bool = False) -> None:
-        """Remove the file at ``path``, or with ``recursive`` the folder and everything below it.
-
-        ``path`` is a name; fsspec itself treats ``[``, ``*`` and ``?`` as wildcards. s3fs ignores the errors of single
-        objects when it removes many, so objects that remain are removed one by one, which raises their errors.
-        """
+        """Remove the file at ``path``, or with ``recursive`` the folder and everything below it."""
         if not recursive:
             return self.rm_file(path)
         is_local = isinstance(self.inner, LocalFileSystem)
+        # ``path`` is a name; fsspec itself treats ``[``, ``*`` and ``?`` as wildcards.
         work = self.inner.rm if is_local or not has_magic(path) else self._rm_one_by_one
         attempts = _attempts(work, missing_is_done=True)
         retried(lambda: attempts(path, recursive=True), f"removing {path}")
+        # s3fs ignores the errors of single objects when it removes many. One by one, those that remain raise theirs.
         if not is_local and self.exists(path):
             self._rm_one_by_one(path)
         return None
@@ -90,7 +91,8 @@ class Steady:
         for name in sorted(below, reverse=True):
             if below[name].get("type") != "directory":
                 self.rm_file(name)
-            elif self._look(name) is not None:  # a folder of an object store ends with its last file
+            elif self._find_kind(name) is not None:
+                # It is still there: a folder of an object store ends with its last file.
                 self.inner.rmdir(name)
 
     def mv(self, path: str, new: str) -> None:
@@ -107,10 +109,11 @@ class Steady:
         return SteadyFile(file, path) if mode == "rb" else file
 
     def _kind(self, path: str) -> str | None:
-        return retried(lambda: self._look(path), f"reading {path}")
+        return retried(lambda: self._find_kind(path), f"reading {path}")
 
-    def _look(self, path: str) -> str | None:
-        self.inner.invalidate_cache(path)  # an earlier listing may be outdated
+    def _find_kind(self, path: str) -> str | None:
+        # An earlier listing may be outdated.
+        self.inner.invalidate_cache(path)
         try:
             if isinstance(self.inner, LocalFileSystem):
                 mode = Path(LocalFileSystem._strip_protocol(path)).stat().st_mode
@@ -162,7 +165,7 @@ class SteadyFile:
 
 
 def _attempts(work: Callable[..., Any], *, missing_is_done: bool) -> Callable[..., Any]:
-    """``work`` for ``retried``. ``missing_is_done``: a path that a second try does not find has been removed."""
+    # ``work`` for ``retried``. ``missing_is_done``: a path that a second try does not find has been removed.
     tried = False
 
     def attempt(*args: Any, **more: Any) -> Any:
@@ -176,9 +179,3 @@ def _attempts(work: Callable[..., Any], *, missing_is_done: bool) -> Callable[..
             tried = True
 
     return attempt
-
-
-def _unless_missing(error: OSError) -> None:
-    """For ``walk``: a folder that no longer exists is empty."""
-    if not isinstance(error, FileNotFoundError | NotADirectoryError) and error.errno != errno.ENOENT:
-        raise error

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from pipeline.checkpoint.collectives import exchange
+from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.records.dataset import BY_LOGIT, LABEL, NEGATIVE_RATE, ROW_WEIGHT, DatasetSchema
 from pipeline.training.data import BatchReader
 from pipeline.training.parquet import SplitReader
@@ -52,7 +52,7 @@ def set_level(trainer: Trainer, train: SplitReader, order: Order) -> dict[str, l
         trainer.dense_part.start_at([0.0])
         with BatchReader(rows, replace(order, shuffle=False), pin=device.type == "cuda") as reader:
             logits = score(model, reader, device, trainer.workers)
-        level = exchange(None if logits is None else _level(rows, logits))[0]
+        level = all_gather_records(None if logits is None else _level(rows, logits))[0]
         trainer.dense_part.start_at([level])
         moved = [name for name, parameter in trainer.dense.items() if not torch.equal(parameter, before[name])]
     if dist.get_rank() == 0:

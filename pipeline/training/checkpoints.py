@@ -12,12 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.checkpoint.checkpointer import CheckpointedModel, Checkpointer
-from pipeline.checkpoint.collectives import from_first
+from pipeline.checkpoint.collectives import run_on_rank0
 from pipeline.checkpoint.config_compatibility import check_changes
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.reader import RestoreTarget, restore
-from pipeline.checkpoint.save import parsed_artifact
 from pipeline.checkpoint.train_state import TrainState
 from pipeline.checkpoint.warm import warm_start
 from pipeline.config.partition import PartitionConfig
@@ -112,7 +111,7 @@ class Checkpoints:
                 f"the model's: {_features_text(self.trainer.tower_features)}",
                 hint="the partition settings it was trained with, or force=true",
             )
-        then = from_first(f"reading {self.final}", lambda: self.checkpointer.store.get(self.final, "train").config)
+        then = run_on_rank0(f"reading {self.final}", lambda: self.checkpointer.store.get(self.final, "train").config)
         check_length(self.settings.train, then, state.step, total, self.final)
         self.trainer.steps = state.step
         self.order = replace(self.order, key=state.shuffle_key or self._dataset, lanes=state.lanes)
@@ -170,11 +169,11 @@ class Checkpoints:
         assert self.best is not None
         model, store = self.checkpointer.model, self.checkpointer.store
         path = f"{self.checkpointer.directory}/{self.best}"
-        artifact = from_first(f"opening {path}", lambda: store.get(path, "train").to_json())
+        artifact = run_on_rank0(f"opening {path}", lambda: store.get(path, "train").to_json())
         target = RestoreTarget(
             model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.checkpointer.on_point
         )
-        self._train_on(restore(store, parsed_artifact(path, artifact), target))
+        self._train_on(restore(store, Artifact.from_json(path, artifact), target))
         model.touched.fill()  # the next delta rests on a checkpoint of other rows
         set_table_steps(self.trainer.model, self.trainer.steps)
 
@@ -191,14 +190,14 @@ class Checkpoints:
         """
         paths = [f"{self._place}/{name}" for name in (self.snapshots or [])[:-1]]
         store = self.checkpointer.store
-        return [*from_first("finding snapshots", lambda: [p for p in paths if store.find(p) is not None]), self.final]
+        return [*run_on_rank0("finding snapshots", lambda: [p for p in paths if store.find(p) is not None]), self.final]
 
     def load(self, path: str) -> None:
         """Put tables and dense part of the checkpoint at ``path`` in place, no optimizer's state. Collective."""
         model, store = self.checkpointer.model, self.checkpointer.store
-        artifact = from_first(f"opening {path}", lambda: store.get(path, "train").to_json())
+        artifact = run_on_rank0(f"opening {path}", lambda: store.get(path, "train").to_json())
         restore(
-            store, parsed_artifact(path, artifact), RestoreTarget(model.rows, dict(self.trainer.dense), states=False)
+            store, Artifact.from_json(path, artifact), RestoreTarget(model.rows, dict(self.trainer.dense), states=False)
         )
 
     def changed_without_lookups(self) -> None:
@@ -235,7 +234,7 @@ class Checkpoints:
         directory = f"{self.checkpointer.directory}-{coding_of(self.settings.checkpoint)}"
         path = f"{directory}/{name_of(self.trainer.steps)}"
         self.checkpointer.turn_to(directory)
-        if from_first(f"looking for {path}", lambda: self.checkpointer.store.find(path) is not None):
+        if run_on_rank0(f"looking for {path}", lambda: self.checkpointer.store.find(path) is not None):
             self.checkpointer.newest = path
             return None
         return path

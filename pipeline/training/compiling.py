@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint.collectives import exchange
+from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.config.fields import AUTO
 from pipeline.errors import NightjarError
 from pipeline.machine import processor
@@ -140,7 +140,7 @@ class AutoCompile:
 
     def _known(self) -> Timed | None:
         """The times of an earlier training, as rank 0 reads them; None without any."""
-        record = exchange(self._read() if dist.get_rank() == 0 else None)[0]
+        record = all_gather_records(self._read() if dist.get_rank() == 0 else None)[0]
         return Timed(**record) if record else None
 
     def _read(self) -> dict[str, float] | None:

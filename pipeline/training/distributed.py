@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint.collectives import exchange
+from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.config.hardware import HardwareConfig
 from pipeline.cpus import available_cpus
 from pipeline.embeddings.huge_pages import LARGE_PAGE
@@ -170,7 +170,7 @@ def _reduced(values: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
 
 def first_fault(fault: Fault | None) -> Fault | None:
     """The smallest of the ranks' faults, of equal ones that of the lowest rank; None without any. Collective."""
-    return min((Fault(*each) for each in exchange(fault) if each), key=lambda each: each[:2], default=None)
+    return min((Fault(*each) for each in all_gather_records(fault) if each), key=lambda each: each[:2], default=None)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.checkpoint.collectives import once
+from pipeline.checkpoint.collectives import log_on_rank0
 from pipeline.config.train import TrainConfig
 from pipeline.errors import GuardError
 from pipeline.training.distributed import add_up, first_fault
@@ -127,7 +127,7 @@ class Collapse:
         limit = f"train.guard.max_window_ne={guard.max_window_ne:g} (1 is the base rate alone)"
         improves = best is not None and ne is not None and ne < best * (1 - LEAST_GAIN)
         if improves or (best is None and not last):
-            once(log.warning, "NE is %.4f %s, not below %s; training goes on while it falls", ne, on, limit)
+            log_on_rank0(log.warning, "NE is %.4f %s, not below %s; training goes on while it falls", ne, on, limit)
             return
         assert ne is not None
         before = "" if best is None else f" and was {best:.4f} before"

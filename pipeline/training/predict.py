@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint.collectives import exchange
+from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.embeddings.sharding import whole_tables_pay
 from pipeline.embeddings.single_rank_lookup import without_exchange
@@ -132,7 +132,7 @@ def _alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
         return True
     exact = settings.partition.exchange == "fp32"  # others round embeddings, and so would scores without
     pays = exact and whole_tables_pay(plan, settings.hardware, rows // plan.world_size)
-    alone = all(exchange(pays))  # machines that were measured each for itself may differ
+    alone = all(all_gather_records(pays))  # machines that were measured each for itself may differ
     if alone and dist.get_rank() == 0:
         log.info("all %d tables are on every rank, which scores its rows without the others", len(plan.tables))
     return alone
@@ -188,7 +188,7 @@ def judge_train_rows(trainer: Trainer, train: SplitReader, order: Order) -> Guar
     rows = SplitReader(train.store, train.dataset, "train")
     rows.spread(JUDGED_ROWS)
     logits = score_published(trainer, rows, order)
-    figures = exchange(None if logits is None else _judged(rows, main_logits(logits)))[0]
+    figures = all_gather_records(None if logits is None else _judged(rows, main_logits(logits)))[0]
     return GuardFigures(rows=f"{rows.rows:,} train rows", **figures)
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.checkpoint.collectives import exchange
+from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.checkpoint.index import name_of
 from pipeline.config.train import PERTURB, RESET, TrainConfig
 from pipeline.embeddings.fused_optimizer import set_table_steps
@@ -160,7 +160,7 @@ class Snapshots(Validation):
         """``ensemble`` of the training's figures: the snapshots that became members, and their cost to find."""
         began, paths = time.perf_counter(), self._checkpointing.snapshot_paths()
         scores = [self._scores_of(path) for path in paths]
-        record = exchange(self._chosen(paths, scores) if dist.get_rank() == 0 else None)[0]
+        record = all_gather_records(self._chosen(paths, scores) if dist.get_rank() == 0 else None)[0]
         record["seconds"] = time.perf_counter() - began
         if dist.get_rank() == 0:
             log.info(

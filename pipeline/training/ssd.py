@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint.collectives import exchange
+from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.checkpoint.index import committed
 from pipeline.config.hardware import HardwareConfig
 from pipeline.embeddings.ssd.diagnostics import FIGURES, named, pss_bytes
@@ -51,7 +51,7 @@ def log_shortcomings(ssd: SsdStore | None) -> None:
     """Log once, on rank 0, which features that make the tier fast the machine of any rank refuses. Collective."""
     if ssd is None:
         return
-    shortcomings = [(what, advice) for refused in exchange(ssd.shortcomings()) for what, advice in refused]
+    shortcomings = [(what, advice) for refused in all_gather_records(ssd.shortcomings()) for what, advice in refused]
     for what, advice in dict.fromkeys(shortcomings) if dist.get_rank() == 0 else ():
         log.warning("%s; %s", what, advice)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from pipeline.checkpoint.collectives import exchange, together
+from pipeline.checkpoint.collectives import all_gather_records, run_on_all_ranks
 from pipeline.config.train import TrainConfig
 from pipeline.errors import DataError, GuardError
 from pipeline.evaluation.bootstrap import loss_parts
@@ -70,7 +70,7 @@ class Validation:
         self._per_epoch = per_epoch
         self._labels = split.column(LABEL) if dist.get_rank() == 0 else np.empty(0, np.float32)
         self._weights = split.row_weights() if dist.get_rank() == 0 else None
-        together("checking the validation rows", self._check)
+        run_on_all_ranks("checking the validation rows", self._check)
         self.stopping = checkpointing.stopping = Stopping(config.validate)
         epochs = config.validate.cycle_epochs
         trainer.optimizers.cycle = None if epochs is None else epochs * per_epoch
@@ -199,7 +199,7 @@ class Validation:
         began, step = time.perf_counter(), self._trainer.steps
         logits = self._scores()
         finite = logits is not None and bool(np.isfinite(logits).all())
-        figures = exchange(self._figures(logits) if logits is not None and finite else None)[0]
+        figures = all_gather_records(self._figures(logits) if logits is not None and finite else None)[0]
         if figures is None:
             raise GuardError(
                 f"scores of validation rows are not finite after step {step:,}",

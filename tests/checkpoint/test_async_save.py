@@ -63,13 +63,13 @@ class Slow:
 
 def renewing_with_time(flight):
     """Have the ranks make another group with as much time for each other as a busy machine needs."""
-    renew = flight._renew
+    renew = flight._renew_writer
 
     def renewed():
         flight._limits = Limits()
         renew()
 
-    flight._renew = renewed
+    flight._renew_writer = renewed
 
 
 def slow_rank(folder, name):
@@ -78,7 +78,7 @@ def slow_rank(folder, name):
     dmp, rows = make(plan_for(KINDS, 2))
     limits = Limits(write=1.0, now=slow.now) if not slow.waits else None
     saver, said = checkpointer(folder, dmp, rows, slow.hook, limits=limits, policy="one_shot")
-    flight = saver._flight
+    flight = saver._async_save
     renewing_with_time(flight)
     first = flight._writer
     waits = first.group._get_backend(torch.device("cpu")).options._timeout
@@ -171,13 +171,13 @@ def test_training_goes_on_while_old_checkpoints_are_removed(tmp_path):
 def waited_for(folder):
     """Behind training the writer takes what others leave; once training waits for it, it no longer does."""
     begun, waited, seen = threading.Event(), threading.Event(), []
-    hurry = async_save._hurry
+    raise_priority = async_save._raise_priority
 
     def hurried(thread):
-        hurry(thread)
+        raise_priority(thread)
         waited.set()
 
-    async_save._hurry = hurried
+    async_save._raise_priority = hurried
 
     def priority():
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

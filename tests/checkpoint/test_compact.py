@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.fault_points import FaultPoint
-from pipeline.checkpoint.index import committed, entry_of, kept
+from pipeline.checkpoint.index import committed, entry_of, names_to_keep
 from pipeline.checkpoint.reader import ChainReader
 from pipeline.checkpoint.retention import collect, sweep
 from pipeline.errors import ArtifactError
@@ -49,7 +49,7 @@ def test_what_rests_on_a_compacted_one_still_restores_without_what_lay_before(tm
     compact(store, middle)
     same(before, restored(store, last))
     entries = [entry_of(each) for each in committed(store, DIRECTORY)]
-    assert kept(entries, 1, None) == {"step-00000002", "step-00000003"}
+    assert names_to_keep(entries, 1, None) == {"step-00000002", "step-00000003"}
     sweep(store, collect(store, None, keep_last=1, min_age_seconds=0)[0])
     assert store.names(DIRECTORY) == ["step-00000002", "step-00000003"]
     same(before, restored(store, last))
@@ -60,7 +60,7 @@ def test_a_training_that_goes_on_may_still_rest_on_the_former_baseline(tmp_path)
     put(store, 1)
     compact(store, put(store, 2, [1], 0.3))
     entries = [entry_of(each) for each in committed(store, DIRECTORY)]
-    assert kept(entries, 1, None) == {"step-00000001", "step-00000002"}
+    assert names_to_keep(entries, 1, None) == {"step-00000001", "step-00000002"}
 
 
 class Killed(BaseException):

@@ -8,8 +8,8 @@ from pipeline.checkpoint.index import (
     Entry,
     committed,
     entry_of,
-    kept,
     name_of,
+    names_to_keep,
     newest_chain,
     restore_order,
 )
@@ -43,17 +43,17 @@ def test_the_newest_chain_begins_at_the_newest_baseline() -> None:
 
 
 def test_nothing_that_a_kept_checkpoint_needs_may_go() -> None:
-    assert kept(ENTRIES, 1, None) == {name_of(60), name_of(40)}
-    assert kept(ENTRIES, 1, None, pinned=[name_of(30)]) == {name_of(s) for s in (10, 30, 40, 60)}
-    assert kept(ENTRIES[:3], 1, None) == {name_of(30), name_of(10)}
+    assert names_to_keep(ENTRIES, 1, None) == {name_of(60), name_of(40)}
+    assert names_to_keep(ENTRIES, 1, None, pinned=[name_of(30)]) == {name_of(s) for s in (10, 30, 40, 60)}
+    assert names_to_keep(ENTRIES[:3], 1, None) == {name_of(30), name_of(10)}
 
 
 def test_one_in_every_so_many_steps_stays() -> None:
-    assert kept(ENTRIES, 1, 25) == {name_of(s) for s in (30, 10, 60, 40, 50)}
+    assert names_to_keep(ENTRIES, 1, 25) == {name_of(s) for s in (30, 10, 60, 40, 50)}
 
 
 def test_a_new_baseline_frees_the_old_chain() -> None:
-    assert kept([*ENTRIES, entry(70)], 1, None) == {name_of(70)}
+    assert names_to_keep([*ENTRIES, entry(70)], 1, None) == {name_of(70)}
 
 
 def test_only_committed_checkpoints_are_listed_and_parents_are_found(tmp_path) -> None:

@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from pipeline.checkpoint.collectives import from_first, to_first
+from pipeline.checkpoint.collectives import gather_records, run_on_rank0
 from pipeline.errors import ArtifactError, NightjarError, PassingError
 from tests.embeddings.ranks import spawn
 
@@ -13,7 +13,7 @@ def refuse() -> None:
 
 def on_a_rank(folder) -> None:
     rank = dist.get_rank()
-    gathered = to_first({"rank": rank, "text": "x" * (10 * rank)})
+    gathered = gather_records({"rank": rank, "text": "x" * (10 * rank)})
     expected = [{"rank": r, "text": "x" * (10 * r)} for r in range(3)]
     assert gathered == (expected if rank == 0 else [])
 
@@ -23,11 +23,11 @@ def on_a_rank(folder) -> None:
         made.append(rank)
         return {"rank": rank}
 
-    assert from_first("making", make) == {"rank": 0} and made == [0] * (rank == 0)
-    assert from_first("nothing", lambda: None) is None
+    assert run_on_rank0("making", make) == {"rank": 0} and made == [0] * (rank == 0)
+    assert run_on_rank0("nothing", lambda: None) is None
     for work, kind, message in ((refuse, ArtifactError, "no"), (lambda: 1 / 0, PassingError, "failed on rank 0: Zero")):
         try:
-            from_first("counting", work)
+            run_on_rank0("counting", work)
         except NightjarError as error:
             assert isinstance(error, kind) and message in error.message
         else:
@@ -41,4 +41,4 @@ def test_the_first_rank_gathers_and_tells(tmp_path) -> None:
 
 
 def test_a_process_without_a_group_is_the_first_rank() -> None:
-    assert to_first({"a": 1}) == [{"a": 1}] and from_first("making", lambda: (1, 2)) == [1, 2]
+    assert gather_records({"a": 1}) == [{"a": 1}] and run_on_rank0("making", lambda: (1, 2)) == [1, 2]

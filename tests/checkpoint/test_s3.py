@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipeline.checkpoint import collectives
-from pipeline.checkpoint.collectives import patiently
+from pipeline.checkpoint.collectives import retry_on_all_ranks
 from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.quarantine import in_place, listed, remove, set_aside
 from pipeline.checkpoint.reader import RestoreTarget, restore_newest
@@ -164,7 +164,7 @@ def test_a_damaged_checkpoint_is_set_aside_without_a_rename_and_makes_room_later
     damaged, table = {}, shard()
     found = restore_newest(store, "c", RestoreTarget(access(table), {"w": torch.zeros(2)}), damaged)
     assert (found[1].step, list(damaged)) == (1, ["step-00000002"])
-    patiently("setting aside", lambda: set_aside(store, "c", damaged))
+    retry_on_all_ranks("setting aside", lambda: set_aside(store, "c", damaged))
     assert [each.path for each in committed(store, "c")] == [found[0].path]
     assert remove_uncommitted(store, "c", aside=in_place(store, "c")) == []
     files = set(written.files) - {lost} | {"former-manifest.json"}

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException
 
 from benchmarks.runs import run_config
-from pipeline.checkpoint.collectives import Parcel, all_gather_parcels, from_first, gather_parcels, this_rank
+from pipeline.checkpoint.collectives import Parcel, all_gather_parcels, gather_parcels, run_on_rank0, this_rank
 from pipeline.compose import compose
 from pipeline.errors import NightjarError
 from pipeline.records import GateRecord
@@ -76,7 +76,7 @@ def publish(folder: Path, root: str, case: str) -> None:
     join_ranks(config)
     first = version_of(config, store, dataclasses.replace(step, config={**step.config, "incumbent": None}), inputs)
     assert (first is None) == (this_rank() != 0)
-    name = from_first("looking for the first", lambda: sorted(store.names(f"models/{config.model_name}"))[-1])
+    name = run_on_rank0("looking for the first", lambda: sorted(store.names(f"models/{config.model_name}"))[-1])
     about = {**step.config, "incumbent": name}
     config.force = True
     version_of(config, store, dataclasses.replace(step, config=about), inputs)
