@@ -21,34 +21,35 @@ _POOLINGS = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 def build_collection(
     schema: DatasetSchema, model: ModelConfig, device: torch.device, *, weighted: bool | None = None
 ) -> EmbeddingBagCollection:
-    """The float32 tables of the sparse features, of the widths and poolings that ``model`` says.
+    """Build the float32 tables of the sparse features; those of sequences are in ``event_collection``.
 
-    ``device`` may be meta: sharding allocates the real storage and ``RowAccess.initialise`` fills it. ``weighted``:
-    lookups carry weights (None: where any feature has them). Tables of sequences are those of ``event_collection``.
+    Args:
+        schema: The dataset's features and tables.
+        model: The widths and poolings of the tables.
+        device: May be meta: sharding allocates the real storage and ``RowAccess.initialise`` fills it.
+        weighted: Whether lookups carry weights; None: where any feature has them.
     """
-    tables = [_bag(table, table.features, model) for table in schema.tables if not table.events]
-    any_weighted = any(column.weighted for column in schema.sparse)
-    return EmbeddingBagCollection(
-        tables=tables, device=device, is_weighted=any_weighted if weighted is None else weighted
-    )
+    if weighted is None:
+        weighted = any(column.weighted for column in schema.sparse)
+    tables = [_bag_config(table, table.features, model) for table in schema.tables if not table.events]
+    return EmbeddingBagCollection(tables=tables, device=device, is_weighted=weighted)
 
 
 def event_collection(
     schema: DatasetSchema, model: ModelConfig, device: torch.device, *, weighted: bool | None = None
 ) -> EmbeddingBagCollection:
-    """The tables of sequences, looked up as ``event_lookups`` says: a key a table, which has the table's name.
+    """Build the tables of sequences, looked up as ``event_lookups`` says: one key a table, the table's name.
 
-    ``weighted``: as in ``build_collection``.
+    The arguments are those of ``build_collection``.
     """
     tables = [table for table in schema.tables if table.events]
-    return EmbeddingBagCollection(
-        tables=[_bag(table, (table.name,), model) for table in tables],
-        device=device,
-        is_weighted=any(table.weighted for table in tables) if weighted is None else weighted,
-    )
+    if weighted is None:
+        weighted = any(table.weighted for table in tables)
+    configs = [_bag_config(table, (table.name,), model) for table in tables]
+    return EmbeddingBagCollection(tables=configs, device=device, is_weighted=weighted)
 
 
-def _bag(table: EmbeddedTable, keys: Sequence[str], model: ModelConfig) -> EmbeddingBagConfig:
+def _bag_config(table: EmbeddedTable, keys: Sequence[str], model: ModelConfig) -> EmbeddingBagConfig:
     return EmbeddingBagConfig(
         name=table.name,
         embedding_dim=model.dim_of(table.name),
@@ -57,6 +58,61 @@ def _bag(table: EmbeddedTable, keys: Sequence[str], model: ModelConfig) -> Embed
         pooling=_POOLINGS[model.table(table.name).pooling],
         weight_init_max=model.table(table.name).init_bound,
     )
+
+
+def feature_vectors(
+    pooled: KeyedTensor | None, separate: Mapping[str, Tensor] | None, features: Sequence[str], *, even: bool
+) -> Tensor:
+    """Return the embeddings of ``features`` in that order.
+
+    Args:
+        pooled: What a collection returned.
+        separate: The embeddings that ``pooled`` lacks, by feature: [B, width] each.
+        features: The features wanted.
+        even: Whether all embeddings have one width: then they are returned as [B, F, D], else [B, sum of widths].
+    """
+    if separate:
+        by_name = dict(separate)
+        if pooled is not None:
+            by_name = {**pooled.to_dict(), **by_name}
+        vectors = [by_name[name] for name in features]
+        return torch.stack(vectors, dim=1) if even else torch.cat(vectors, dim=1)
+    assert pooled is not None
+    return pooled_stack(pooled, features) if even else concat_features(pooled, features)
+
+
+def pooled_stack(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
+    """Return the embeddings of ``features`` in that order: [B, F, D].
+
+    All widths must be equal and ``features`` must be all keys, as ``build_collection`` makes them.
+    """
+    # A sharded collection returns its features in the order of its shards, so ``values()`` alone is wrong.
+    values = pooled.values()
+    stacked = values.view(values.shape[0], len(features), -1)
+    return reordered(stacked, pooled.keys(), features)
+
+
+def concat_features(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
+    """Return the embeddings of ``features``, of any widths, concatenated in that order: [B, sum of widths]."""
+    if pooled.keys() == [*features]:
+        return pooled.values()
+    parts = dict(zip(pooled.keys(), pooled.values().split(pooled.length_per_key(), dim=1), strict=True))
+    return torch.cat([parts[name] for name in features], dim=1)
+
+
+def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> Tensor:
+    """Return ``stacked`` [B, F, D], whose vectors are in the order of the names ``given``, in the order ``wanted``."""
+    given, wanted = tuple(given), tuple(wanted)
+    if given == wanted:
+        return stacked
+    return cast(Tensor, _Reorder.apply(stacked, *_permutation(given, wanted, stacked.device)))
+
+
+@lru_cache(maxsize=16)
+def _permutation(given: tuple[str, ...], wanted: tuple[str, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    index = {name: i for i, name in enumerate(given)}
+    order = torch.tensor([index[name] for name in wanted], device=device)
+    return order, torch.argsort(order)
 
 
 class _Reorder(torch.autograd.Function):
@@ -72,57 +128,19 @@ class _Reorder(torch.autograd.Function):
         return grads[0].index_select(1, ctx.saved_tensors[0]), None, None
 
 
-@lru_cache(maxsize=16)
-def _order(given: tuple[str, ...], wanted: tuple[str, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    place = {name: i for i, name in enumerate(given)}
-    order = torch.tensor([place[name] for name in wanted], device=device)
-    return order, torch.argsort(order)
+def penalised(embeddings: Tensor, factors: Tensor) -> Tensor:
+    """Return ``embeddings`` unchanged; their backward pass adds the gradient of an L2 penalty.
 
-
-def pooled_stack(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
-    """The embeddings of ``features`` in that order: [B, F, D].
-
-    A sharded collection returns its features in the order of its shards, so ``values()`` alone is
-    wrong. All widths must be equal and ``features`` must be all keys, as ``build_collection`` makes them.
+    The penalty of a sample is ``factors`` [B] / 2 times the squared norm of its embeddings. It reaches the rows that a
+    batch looks up, and is not part of the loss that is reported. Of an embedding that is a sum of several rows, the sum
+    is penalised.
+    ``embeddings``: [B, F, D] or [B, sum of widths].
     """
-    values = pooled.values()
-    stacked = values.view(values.shape[0], len(features), -1)
-    return reordered(stacked, pooled.keys(), features)
-
-
-def concat_features(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
-    """The embeddings of ``features``, of any widths, one beside the other in that order: [B, sum of widths]."""
-    if pooled.keys() == [*features]:
-        return pooled.values()
-    parts = dict(zip(pooled.keys(), pooled.values().split(pooled.length_per_key(), dim=1), strict=True))
-    return torch.cat([parts[name] for name in features], dim=1)
-
-
-def feature_vectors(
-    pooled: KeyedTensor | None, apart: Mapping[str, Tensor] | None, features: Sequence[str], *, even: bool
-) -> Tensor:
-    """The embeddings of ``features`` in that order: [B, F, D], or side by side where widths differ (not ``even``).
-
-    ``apart``: those that ``pooled`` lacks, [B, w] each.
-    """
-    if apart:
-        every = {**({} if pooled is None else pooled.to_dict()), **apart}
-        vectors = [every[name] for name in features]
-        return torch.stack(vectors, dim=1) if even else torch.cat(vectors, dim=1)
-    assert pooled is not None
-    return pooled_stack(pooled, features) if even else concat_features(pooled, features)
-
-
-def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> Tensor:
-    """``stacked`` [B, F, D], whose vectors are in the order of the names ``given``, in the order ``wanted``."""
-    given, wanted = tuple(given), tuple(wanted)
-    if given == wanted:
-        return stacked
-    return cast(Tensor, _Reorder.apply(stacked, *_order(given, wanted, stacked.device)))
+    return cast(Tensor, _Penalised.apply(embeddings, factors))
 
 
 class _Penalised(torch.autograd.Function):
-    """L2 through the gradient, alike for every tier, sharding and optimizer."""
+    # Through the gradient, the penalty is the same for every tier, sharding and optimizer.
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, factors: Tensor) -> Tensor:
@@ -133,13 +151,3 @@ class _Penalised(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         embeddings, factors = ctx.saved_tensors
         return torch.addcmul(grads[0], embeddings, factors.view(-1, *[1] * (embeddings.dim() - 1))), None
-
-
-def penalised(embeddings: Tensor, factors: Tensor) -> Tensor:
-    """``embeddings`` as they are; backward, each gets the gradient of factor [B] / 2 times its squared norm.
-
-    They are [B, F, D], or side by side [B, sum of widths].
-    The penalty reaches the rows that a batch looks up, whatever holds and trains them, and is not part of the loss
-    that is reported. Of an embedding that is a sum of several rows, the sum is penalised.
-    """
-    return cast(Tensor, _Penalised.apply(embeddings, factors))

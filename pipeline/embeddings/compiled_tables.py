@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -24,11 +23,12 @@ from pipeline.errors import GuardError
 from pipeline.native import StepsLibrary, Tables, library
 from pipeline.specs.optimizers import TableOptimizer
 
-_MOST = 1 << 31  # rows of a table, and ids of a lookup: the library sorts them as int32
+# Rows of a table, and ids of a lookup: the library sorts them as int32.
+_MAX_IDS = 1 << 31
 
 
 def compiled_on(optimizer: TableOptimizer, device: str) -> bool:
-    """Whether the compiled library trains tables by ``optimizer`` on ``device``."""
+    """Return whether the compiled library trains tables by ``optimizer`` on ``device``."""
     return device == "cpu" and bool(optimizer.compiled) and library() is not None
 
 
@@ -38,7 +38,7 @@ def compile_tables(dmp: DistributedModelParallel, rules: TableRules, device: str
         optimizer = rules.of(kernel.tables[0].name)
         if not kernel.fused or not compiled_on(optimizer, device):
             continue
-        if all(len(weights) < _MOST for weights in storage_of(kernel.module)):
+        if all(len(weights) < _MAX_IDS for weights in storage_of(kernel.module)):
             kernel.module.forward = CompiledTables(kernel, optimizer, cast(StepsLibrary, library()))
 
 
@@ -49,44 +49,53 @@ class CompiledTables:
     """
 
     def __init__(self, kernel: Kernel, optimizer: TableOptimizer, kernels: StepsLibrary) -> None:
-        self._module, self._names, self._kernels = kernel.module, [table.name for table in kernel.tables], kernels
+        self._module, self._kernels = kernel.module, kernels
+        self._names = [table.name for table in kernel.tables]
         self._fbgemm: Callable[..., Tensor] = kernel.module.forward
-        self._learn: Callable[[Tables], None] = getattr(kernels, optimizer.compiled)
+        self._train: Callable[[Tables], None] = getattr(kernels, optimizer.compiled)
         self._eps = optimizer.fused()[1]["eps"]
-        self._weights = storage_of(kernel.module)  # they keep the memory alive that the library writes to
+        # These tensors keep the memory alive that the library writes to.
+        self._weights = storage_of(kernel.module)
         self._states = [state[0] for state in states_of(kernel.module)]
-        of_feature = [i for i, table in enumerate(kernel.tables) for _ in table.feature_names]
-        widths = [weights.shape[1] for weights in self._weights]
-        ends = list(accumulate(widths[table] for table in of_feature))
-        self._width, self._of_feature = ends[-1], of_feature
+        self._table_of_feature: list[int] = []
+        columns = [0]
+        for number, table in enumerate(kernel.tables):
+            for _ in table.feature_names:
+                self._table_of_feature.append(number)
+                columns.append(columns[-1] + self._weights[number].shape[1])
+        self._width = columns.pop()
         self._arrays = {
             "weights": _pointers(self._weights),
             "state": _pointers(self._states),
             "rows": _integers([len(weights) for weights in self._weights]),
-            "dims": _integers(widths),
-            "table_of": _integers(of_feature),
-            "column": _integers([0, *ends[:-1]]),
+            "dims": _integers([weights.shape[1] for weights in self._weights]),
+            "table_of": _integers(self._table_of_feature),
+            "column": _integers(columns),
         }
         self._mean = kernel.module.pooling_mode == PoolingMode.MEAN
         self.anchor = torch.zeros(0, requires_grad=True)
 
     def __call__(
-        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, **others: Any
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
-        """The pooled embeddings. GuardError where a row number is outside of its table."""
-        if per_sample_weights is not None or others or not self._takes(indices, offsets):
-            return self._fbgemm(indices, offsets, per_sample_weights, **others)
+        """Return the pooled embeddings; GuardError where a row number is outside of its table."""
+        supported = (
+            per_sample_weights is None
+            and not kwargs
+            and indices.dtype == offsets.dtype == torch.int64
+            and indices.is_contiguous()
+            and offsets.is_contiguous()
+            and indices.numel() < _MAX_IDS
+        )
+        if not supported:
+            return self._fbgemm(indices, offsets, per_sample_weights, **kwargs)
         return cast(Tensor, _LookUp.apply(self.anchor, self, indices, offsets))
 
-    def _takes(self, indices: Tensor, offsets: Tensor) -> bool:
-        both = (indices, offsets)
-        return all(each.dtype == torch.int64 and each.is_contiguous() for each in both) and indices.numel() < _MOST
-
     def look_up(self, indices: Tensor, offsets: Tensor) -> Tensor:
-        """Pooled embeddings without a backward pass."""
-        pooled = torch.empty((offsets.numel() - 1) // len(self._of_feature), self._width)
+        """Return the pooled embeddings, without a backward pass."""
+        pooled = torch.empty((offsets.numel() - 1) // len(self._table_of_feature), self._width)
         if not self._kernels.look_up(self._task(indices, offsets, pooled)):
-            raise self._outside(indices, offsets)
+            raise self._wrong_row(indices, offsets)
         return pooled
 
     def learn(self, indices: Tensor, offsets: Tensor, gradient: Tensor) -> None:
@@ -94,28 +103,29 @@ class CompiledTables:
         gradient = gradient.contiguous()
         task = self._task(indices, offsets, gradient)
         task.lr, task.eps = self._module.get_learning_rate(), self._eps
-        self._learn(task)
+        self._train(task)
 
     def _task(self, indices: Tensor, offsets: Tensor, pooled: Tensor) -> Tables:
-        places = {name: ctypes.addressof(array) for name, array in self._arrays.items()}
+        addresses = {name: ctypes.addressof(array) for name, array in self._arrays.items()}
         return Tables(
             ids=indices.data_ptr(),
             offsets=offsets.data_ptr(),
             pooled=pooled.data_ptr(),
             tables=len(self._names),
-            features=len(self._of_feature),
+            features=len(self._table_of_feature),
             batch=len(pooled),
             width=self._width,
             ids_count=indices.numel(),
             mean=self._mean,
             threads=torch.get_num_threads(),
-            **places,
+            **addresses,
         )
 
-    def _outside(self, indices: Tensor, offsets: Tensor) -> GuardError:
-        batch = (offsets.numel() - 1) // len(self._of_feature)
-        for feature, table in enumerate(self._of_feature):
-            ids, rows = indices[offsets[feature * batch] : offsets[(feature + 1) * batch]], len(self._weights[table])
+    def _wrong_row(self, indices: Tensor, offsets: Tensor) -> GuardError:
+        batch = (offsets.numel() - 1) // len(self._table_of_feature)
+        for feature, table in enumerate(self._table_of_feature):
+            ids = indices[offsets[feature * batch] : offsets[(feature + 1) * batch]]
+            rows = len(self._weights[table])
             wrong = ids[(ids < 0) | (ids >= rows)]
             if len(wrong):
                 return GuardError(
@@ -126,7 +136,7 @@ class CompiledTables:
 
 
 class _LookUp(torch.autograd.Function):
-    """The lookup, whose backward pass trains the tables. ``anchor``: makes autograd call it."""
+    # ``anchor`` requires a gradient: without such an input autograd would not call the backward pass, which trains.
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tables: CompiledTables, indices: Tensor, offsets: Tensor) -> Tensor:

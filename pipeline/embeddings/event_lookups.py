@@ -32,36 +32,41 @@ class EventLookups:
 
     @property
     def samples(self) -> tuple[Segment, ...]:
-        """Those with a row a sample: of the pooled features of the tables."""
-        return tuple(each for each in self.segments if not each.sequence)
+        """Segments with one row a sample: of the pooled features of the tables."""
+        return tuple(segment for segment in self.segments if not segment.sequence)
 
     @property
     def events(self) -> tuple[Segment, ...]:
-        """Those with a row an event."""
-        return tuple(each for each in self.segments if each.sequence)
+        """Segments with one row an event."""
+        return tuple(segment for segment in self.segments if segment.sequence)
 
     @property
     def features(self) -> tuple[str, ...]:
         """The pooled features of the tables."""
-        return tuple(name for segment in self.samples for name in segment.columns.values())
+        names: list[str] = []
+        for segment in self.samples:
+            names += segment.columns.values()
+        return tuple(names)
 
 
 def event_lookups(schema: DatasetSchema) -> EventLookups | None:
-    """The lookup of the tables that sequences of ``schema`` have; None where there are no sequences."""
+    """Return the lookup of the tables that sequences of ``schema`` have; None where there are no sequences."""
     tables = [table for table in schema.tables if table.events]
     if not tables:
         return None
-    depth = max(len(table.features) for table in tables)
-    segments = [
-        Segment("", {table.name: table.features[place] for table in tables if place < len(table.features)})
-        for place in range(depth)
-    ]
+    segments = []
+    # 1. The pooled features: segment i has the i-th feature of every table that has one.
+    for i in range(max(len(table.features) for table in tables)):
+        segments.append(Segment("", {table.name: table.features[i] for table in tables if i < len(table.features)}))
+    # 2. The sequences: columns share a segment until two of them have the same table.
     for sequence in schema.sequences:
-        own: list[dict[str, str]] = []
+        groups: list[dict[str, str]] = []
         for column in sequence.columns:
-            free = next((each for each in own if column.owner not in each), None)
-            if free is None:
-                own.append(free := {})
-            free[column.owner] = column.name
-        segments += [Segment(sequence.name, each) for each in own]
+            for group in groups:
+                if column.owner not in group:
+                    group[column.owner] = column.name
+                    break
+            else:
+                groups.append({column.owner: column.name})
+        segments += [Segment(sequence.name, group) for group in groups]
     return EventLookups(tuple(table.name for table in tables), tuple(segments))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,21 +18,24 @@ from torch import Tensor
 from pipeline.embeddings.row_access import LocalShard
 
 LARGE_PAGE = 1 << 21
-_AT_ONCE = 32 * LARGE_PAGE  # a call of the kernel, which first waits for all CPUs
+# Bytes of one call of madvise, which first waits for all CPUs.
+_CHUNK = 32 * LARGE_PAGE
 _SMALL_PAGE = 4096
-_COLLAPSE = 25  # MADV_COLLAPSE, from Linux 6.1 on: copies what is there into large pages at once
+# MADV_COLLAPSE, from Linux 6.1 on: copies the memory into large pages at once.
+_COLLAPSE = 25
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 Advise = Callable[[int, int, int], int]  # (address, bytes, advice) -> errno, 0 where it was done
 
 
 def large_pages(count: int) -> Tensor:
-    """float32 zeros [count], in large pages from their first use on where Linux has them."""
+    """Return float32 zeros [count], in large pages from their first use on where Linux has them."""
     if count * 4 < LARGE_PAGE:
         return torch.zeros(count)
     try:
         memory = mmap.mmap(-1, count * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # no such memory, which torch says so that nobody looks for it on a disk
+    except OSError:
+        # No such memory. torch's own error says so; this one reads as if a disk had failed.
         return torch.zeros(count)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
@@ -41,64 +44,62 @@ def large_pages(count: int) -> Tensor:
 
 
 def use_large_pages(shards: Sequence[LocalShard], advise: Advise | None = None) -> int:
-    """Move the rows and states of ``shards`` in host memory into large pages; returns how many bytes are in them.
+    """Move the rows and states of ``shards`` in host memory into large pages.
 
-    Call it when all rows have values: what was never touched would take room too. Linux copies a page at a time, so it
-    takes no more memory, and some 0.3 s a GiB. It refuses where a memory limit leaves no room for a page or
-    memory is in too small pieces. Before Linux 6.1 it is asked to do it in the background, which counts as 0 bytes.
-    Shards on tier ssd stay as they are: their memory is as long as the table, and few rows of it are used.
+    Call it when all rows have values: memory that was never touched would take room too. Linux copies a page at a time,
+    so it takes no more memory, and some 0.3 s a GiB. Shards on tier ssd stay as they are: their memory is as long as
+    the table, and few rows of it are used.
+    Returns how many bytes are in large pages now. ``advise`` stands in for madvise(2) in tests.
     """
-    advise = advise or _advise
-    if not hasattr(mmap, "MADV_HUGEPAGE") or not _offered():
+    advise = advise or _madvise
+    if not hasattr(mmap, "MADV_HUGEPAGE") or not _large_pages_allowed():
         return 0
     moved = 0
-    for start, stop in _pieces(shards):
-        error = advise(start, stop - start, _COLLAPSE)
-        if error == errno.EINVAL:
-            advise(start, stop - start, mmap.MADV_HUGEPAGE)
-        elif error == errno.ENOMEM:
-            break
-        elif not error:
-            moved += stop - start
+    for start, stop in _memory_ranges(shards):
+        first, last = -(-start // LARGE_PAGE) * LARGE_PAGE, stop // LARGE_PAGE * LARGE_PAGE
+        for address in range(first, last, _CHUNK):
+            size = min(_CHUNK, last - address)
+            error = advise(address, size, _COLLAPSE)
+            if error == errno.EINVAL:
+                # Before Linux 6.1 a thread of the kernel does it in the background, which counts as 0 bytes.
+                advise(address, size, mmap.MADV_HUGEPAGE)
+            elif error == errno.ENOMEM:
+                # A memory limit leaves no room for a page, or memory is in too small pieces.
+                return moved
+            elif not error:
+                moved += size
     return moved
 
 
-def _offered(enabled: Path = _ENABLED) -> bool:
-    """Whether this machine's operator allows large pages for memory that asks for them."""
+def _large_pages_allowed(enabled: Path = _ENABLED) -> bool:
+    # An operator may switch them off for memory that asks for them, too.
     with suppress(OSError):
         return "[never]" not in enabled.read_text()
     return False
 
 
-def _advise(address: int, size: int, advice: int) -> int:
+def _madvise(address: int, size: int, advice: int) -> int:
     library = ctypes.CDLL(None, use_errno=True)
-    return ctypes.get_errno() if library.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice) else 0
+    failed = library.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
+    return ctypes.get_errno() if failed else 0
 
 
-def _pieces(shards: Sequence[LocalShard]) -> Iterator[tuple[int, int]]:
-    """Addresses from and to, both at the edge of a large page, of the memory of ``shards``."""
-    for start, stop in _ranges(shards):
-        last = stop // LARGE_PAGE * LARGE_PAGE
-        for first in range(-(-start // LARGE_PAGE) * LARGE_PAGE, last, _AT_ONCE):
-            yield first, min(first + _AT_ONCE, last)
-
-
-def _ranges(shards: Sequence[LocalShard]) -> list[tuple[int, int]]:
-    """The memory of ``shards``, ascending; tables of a kernel, which lie one behind the other, are one range."""
-    tensors = [
-        values for shard in shards if type(shard) is LocalShard for values in (shard.weight, *shard.state.values())
-    ]
-    spans = sorted(_span(values) for values in tensors if values.device.type == "cpu" and values.numel())
+def _memory_ranges(shards: Sequence[LocalShard]) -> list[tuple[int, int]]:
+    # [start, stop) addresses, ascending. Tables of a kernel lie one behind the other, so they become one range.
+    spans = []
+    for shard in shards:
+        if type(shard) is not LocalShard:
+            continue
+        for values in (shard.weight, *shard.state.values()):
+            if values.device.type == "cpu" and values.numel():
+                last = 0
+                for size, stride in zip(values.shape, values.stride(), strict=True):
+                    last += (size - 1) * stride
+                spans.append((values.data_ptr(), values.data_ptr() + (last + 1) * values.element_size()))
     ranges: list[tuple[int, int]] = []
-    for start, stop in spans:
+    for start, stop in sorted(spans):
         if ranges and start <= ranges[-1][1] + _SMALL_PAGE:
             ranges[-1] = (ranges[-1][0], max(ranges[-1][1], stop))
         else:
             ranges.append((start, stop))
     return ranges
-
-
-def _span(values: Tensor) -> tuple[int, int]:
-    """Addresses of the first byte of ``values`` and behind the last one."""
-    last = sum((size - 1) * step for size, step in zip(values.shape, values.stride(), strict=True))
-    return values.data_ptr(), values.data_ptr() + (last + 1) * values.element_size()

@@ -30,7 +30,7 @@ _PIECE_FLOATS = 1 << 17
 
 
 def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
-    """Initial values of rows [start, stop): uniform in +-``table.initial_bound``, [stop - start, dim].
+    """Return the initial values of rows [start, stop): [stop - start, dim], uniform in +-``table.initial_bound``.
 
     A function of (seed, table, global row) alone: each block of ``INIT_BLOCK_ROWS`` rows has a
     counter-based generator of its own, so any range costs at most two blocks more than itself.
@@ -51,18 +51,19 @@ def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
 
 
 def block_key(seed: int, table: TableSpec, block: int) -> bytes:
-    """The 128-bit key of the generator of a block of ``INIT_BLOCK_ROWS`` rows, little-endian."""
+    """Return the 128-bit key of the generator of a block of ``INIT_BLOCK_ROWS`` rows, little-endian."""
     return hashlib.blake2b(f"{seed}|{table.name}|{block}".encode(), digest_size=16).digest()
 
 
 def rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """What ``initial_rows`` gives the global ``rows`` [n] of ``table``: float32 [n, dim]."""
+    """Return what ``initial_rows`` gives the global ``rows`` [n] of ``table``: float32 [n, dim]."""
     step = max(1, _PIECE_FLOATS // table.dim)
-    parts = [_rows_at(seed, table, rows[start : start + step]) for start in range(0, len(rows), step)]
+    parts = [_rows_of_piece(seed, table, rows[start : start + step]) for start in range(0, len(rows), step)]
     return np.concatenate(parts) if parts else np.empty((0, table.dim), np.float32)
 
 
-def _rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+def _rows_of_piece(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    # 1. The generator of each row's block, and the counters of the numbers that the row has.
     blocks, places = np.divmod(rows, INIT_BLOCK_ROWS)
     unique, inverse = np.unique(blocks, return_inverse=True)
     words = b"".join(block_key(seed, table, int(block)) for block in unique)
@@ -71,7 +72,12 @@ def _rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np
     count = -(-(table.dim + int(skip.max(initial=0))) // _FLOATS)
     # NumPy counts before it computes: its first block has counter 1.
     counters = (first[:, None] + np.arange(1, count + 1)).astype(np.uint64)
-    flat = _floats(counters, keys).reshape(len(rows), count * _FLOATS)
+    # 2. Two floats of each 64-bit word, of its halves' 24 highest bits: uniform in [0, 1).
+    words64 = np.stack(_philox(counters, keys[:, :1], keys[:, 1:]), axis=-1)
+    halves = np.stack([words64 & _LOW, words64 >> _HALF], axis=-1).astype(np.uint32)
+    floats = (halves >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+    flat = floats.reshape(len(rows), count * _FLOATS)
+    # 3. A row may begin in the middle of a block of the generator.
     if skip.any():
         flat = np.take_along_axis(flat, skip[:, None] + np.arange(table.dim), axis=1)
     bound = table.initial_bound
@@ -80,26 +86,20 @@ def _rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np
     return flat
 
 
-def _floats(counters: U64, keys: U64) -> NDArray[np.float32]:
-    """Uniform float32 in [0, 1) of generator blocks: ``counters`` [n, k] under ``keys`` [n, 2] -> [n, k, 8]."""
-    words = np.stack(_philox(counters, keys[:, :1], keys[:, 1:]), axis=-1)
-    halves = np.stack([words & _LOW, words >> _HALF], axis=-1).astype(np.uint32)
-    return (halves >> np.uint32(8)).astype(np.float32).reshape(*counters.shape, _FLOATS) * np.float32(2**-24)
-
-
 def _philox(counters: U64, low: U64, high: U64) -> tuple[U64, U64, U64, U64]:
     zero = np.zeros_like(counters)
     a, b, c, d = counters, zero, zero, zero
     for turn in range(_ROUNDS):
         if turn:
             low, high = low + _WEYL[0], high + _WEYL[1]
-        (top0, low0), (top1, low1) = _product(_MULTIPLIERS[0], a), _product(_MULTIPLIERS[1], c)
-        a, b, c, d = top1 ^ b ^ low, low1, top0 ^ d ^ high, low0
+        high0, low0 = _multiply_128(_MULTIPLIERS[0], a)
+        high1, low1 = _multiply_128(_MULTIPLIERS[1], c)
+        a, b, c, d = high1 ^ b ^ low, low1, high0 ^ d ^ high, low0
     return a, b, c, d
 
 
-def _product(factor: np.uint64, values: U64) -> tuple[U64, U64]:
-    """High and low 64 bits of the 128-bit products."""
+def _multiply_128(factor: np.uint64, values: U64) -> tuple[U64, U64]:
+    # High and low 64 bits of the 128-bit products, by schoolbook multiplication of 32-bit halves.
     f0, f1 = factor & _LOW, factor >> _HALF
     v0, v1 = values & _LOW, values >> _HALF
     middle = v1 * f0 + (v0 * f0 >> _HALF)

@@ -12,13 +12,14 @@ from torch import Tensor
 from pipeline.embeddings.row_access import RowAccess
 from pipeline.embeddings.tables import TableSpec
 
-MOST_ROWS = 2048  # of a table; they are evenly spaced, the same ones each time
+# Rows of a table; they are evenly spaced, the same ones each time.
+MOST_ROWS = 2048
 # Bins are half octaves: bin i holds norms from 2^(i / 2) up to 2^((i + 1) / 2). Shorter rows are in the first one.
 LOWEST, HIGHEST = -48, 47
 
 
 def sampled(table: TableSpec) -> Tensor:
-    """Global row numbers (int64) of the sample of ``table``; all of them where they are few."""
+    """Return the global row numbers (int64) of the sample of ``table``; all of them where they are few."""
     if table.rows <= MOST_ROWS:
         return torch.arange(table.rows)
     return torch.linspace(0, table.rows - 1, MOST_ROWS, dtype=torch.float64).long()
@@ -26,37 +27,48 @@ def sampled(table: TableSpec) -> Tensor:
 
 @torch.no_grad()
 def squared_norms(access: RowAccess) -> Tensor:
-    """float64, on the CPU: of the sample of each table one after another, what this rank's columns add to them.
+    """Return what this rank's columns add to the squared norms of the sampled rows, one table after another.
 
     The sum over all ranks is the squared norms, however the tables are sharded.
+    float64, on the CPU.
     """
     rows = {name: sampled(table) for name, table in access.tables.items()}
-    squares = {name: torch.zeros(len(places), dtype=torch.float64) for name, places in rows.items()}
+    squares = {name: torch.zeros(len(numbers), dtype=torch.float64) for name, numbers in rows.items()}
     for shard in access.local_shards():
         places = rows[shard.table] - shard.row
-        here = torch.nonzero((places >= 0) & (places < shard.rows)).flatten()
-        if not shard.owner or not len(here):
+        local = torch.nonzero((places >= 0) & (places < shard.rows)).flatten()
+        if not shard.owner or not len(local):
             continue
-        values = torch.empty(len(here), shard.columns, device=shard.device)
-        shard.copy(places[here].to(shard.device), values, {})
-        squares[shard.table][here] += values.double().square().sum(1).cpu()
+        values = torch.empty(len(local), shard.columns, device=shard.device)
+        shard.copy(places[local].to(shard.device), values, {})
+        squares[shard.table][local] += values.double().square().sum(1).cpu()
     return torch.cat(list(squares.values()))
 
 
 def histograms(tables: Mapping[str, TableSpec], squares: Tensor) -> dict[str, dict[str, Any]]:
-    """By table: the sample's ``rows``, smallest, mean and largest norm, the mean of squares, and ``counts`` by bin.
+    """Return the histogram of the norms of each table's sampled rows, by table.
 
-    ``squares``: the sum of ``squared_norms`` over all ranks. ``low``: the bin of the first count. Rows that are not
-    finite are left out, and tables without others: they are the guards' to tell, and no numbers for a record.
+    Args:
+        squares: The sum of ``squared_norms`` over all ranks.
+
+    Returns:
+        By table the sample's ``rows``, ``smallest``, ``mean`` and ``largest`` norm, the ``mean_square``, and ``counts``
+        by bin, the first of which is bin ``low``.
     """
+    by_table = {}
     parts = squares.cpu().split([len(sampled(table)) for table in tables.values()])
-    finite = {name: part[part.isfinite()].numpy() for name, part in zip(tables, parts, strict=True)}
-    return {name: _histogram(own) for name, own in finite.items() if len(own)}
+    for name, part in zip(tables, parts, strict=True):
+        # Guards report rows that are not finite; a record has no numbers for them.
+        finite = part[part.isfinite()].numpy()
+        if len(finite):
+            by_table[name] = _histogram(finite)
+    return by_table
 
 
 def _histogram(squares: np.ndarray) -> dict[str, Any]:
     octaves = np.full(len(squares), float(LOWEST))
-    np.log2(squares, where=squares > 0, out=octaves)  # the logarithm of a norm is half of it
+    # The logarithm of a norm is half of that of its square, and a bin is half an octave.
+    np.log2(squares, where=squares > 0, out=octaves)
     bins = np.clip(np.floor(octaves), LOWEST, HIGHEST).astype(int)
     low = int(bins.min())
     norms = np.sqrt(squares)

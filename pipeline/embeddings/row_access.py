@@ -14,11 +14,12 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows, rows_at
 from pipeline.embeddings.table_optimizer_config import TableRules
-from pipeline.embeddings.tables import Kernel, TableSpec, kernel_states, kernels, sharded_collections, table_group
+from pipeline.embeddings.tables import TableSpec, kernel_states, kernels, sharded_collections, table_group
 from pipeline.specs.optimizers import StateColumn
 
 Places = slice | Tensor
-_AT_ONCE = 1 << 18  # rows that are reset together
+# Rows that are reset together.
+_RESET_ROWS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,19 @@ class LocalShard:
     weight: Tensor
     state: dict[str, Tensor]
 
+    @property
+    def device(self) -> torch.device:
+        """Where lookups read the rows."""
+        return self.weight.device
+
     def copy(self, places: Places, weight: Tensor, state: Mapping[str, Tensor]) -> None:
         """Copy the rows at ``places`` into ``weight`` [n, columns] and ``state`` by name [n] or [n, columns]."""
         _copy(self.weight, places, weight)
-        for name, into in state.items():
-            _copy(self.state[name], places, into)
+        for name, destination in state.items():
+            _copy(self.state[name], places, destination)
 
     def scratch(self) -> Tensor | None:
-        """float32 on disk with room for a copy of all rows and states; None where copies go to memory.
+        """Return float32 on disk with room for a copy of all rows and states; None where copies go to memory.
 
         GuardError where the disk has no room.
         """
@@ -62,11 +68,14 @@ class LocalShard:
         part = slice(column, column + weight.shape[1])
         self.weight[places, part] = weight.to(self.weight)
         for name, values in state.items():
-            kept = self.state[name]
+            current = self.state[name]
+            values = values.to(current)
             if values.dim() > 1:
-                kept[places, part] = values.to(kept)
+                current[places, part] = values
+            elif add:
+                current[places] = current[places] + values
             else:
-                kept[places] = kept[places] + values.to(kept) if add else values.to(kept)
+                current[places] = values
 
     def begin(self, table: TableSpec, seed: int) -> None:
         """Give all rows their initial values, and zeros as state."""
@@ -76,13 +85,8 @@ class LocalShard:
             self.weight[start - self.row : stop - self.row].copy_(values)
         self.zero_state()
 
-    @property
-    def device(self) -> torch.device:
-        """Where lookups read the rows."""
-        return self.weight.device
-
     def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the states of ``rows`` rows by name: (rows,) or (rows, columns)."""
+        """Return the shapes of the states of ``rows`` rows by name: (rows,) or (rows, columns)."""
         return {name: (rows, *values.shape[1:]) for name, values in self.state.items()}
 
     def zero_state(self) -> None:
@@ -91,16 +95,16 @@ class LocalShard:
             state.zero_()
 
 
-def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]:
-    """``state`` by name, [n] or [n, k], cut to ``columns``; a state of whole rows [n] stays as it is."""
-    return {name: values[:, columns] if values.dim() > 1 else values for name, values in state.items()}
-
-
-def _copy(source: Tensor, places: Places, into: Tensor) -> None:
-    if isinstance(places, Tensor) and source.device.type == "cpu" and into.is_contiguous():
-        torch.index_select(source, 0, places, out=into)
+def _copy(source: Tensor, places: Places, destination: Tensor) -> None:
+    if isinstance(places, Tensor) and source.device.type == "cpu" and destination.is_contiguous():
+        torch.index_select(source, 0, places, out=destination)
     else:
-        into.copy_(source[places])
+        destination.copy_(source[places])
+
+
+def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]:
+    """Cut ``state`` by name, [n] or [n, k], to ``columns``; a state of whole rows [n] stays as it is."""
+    return {name: values[:, columns] if values.dim() > 1 else values for name, values in state.items()}
 
 
 class ShardStore(Protocol):
@@ -108,11 +112,11 @@ class ShardStore(Protocol):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Those of which this rank has rows."""
+        """The tables of which this rank has rows."""
         ...
 
     def local_shard(self, table: str, owner: bool, states: Sequence[StateColumn]) -> LocalShard:
-        """This rank's shard of ``table``, with its optimizer's ``states``."""
+        """Return this rank's shard of ``table``, with its optimizer's ``states``."""
         ...
 
 
@@ -127,39 +131,48 @@ class RowAccess:
         self._dmp = dmp
         self.rules: TableRules = cast(Any, dmp).table_rules
         self._ssd: ShardStore | None = getattr(dmp, "ssd", None)
-        configs = [c for ebc in sharded_collections(dmp).values() for c in ebc._embedding_bag_configs]
-        specs = tables or [TableSpec(c.name, c.num_embeddings, c.embedding_dim, c.weight_init_max) for c in configs]
-        self.tables = {spec.name: spec for spec in specs}
+        if tables:
+            self.tables = {table.name: table for table in tables}
+            return
+        self.tables = {}
+        for collection in sharded_collections(dmp).values():
+            for config in collection._embedding_bag_configs:
+                self.tables[config.name] = TableSpec(
+                    config.name, config.num_embeddings, config.embedding_dim, config.weight_init_max
+                )
 
     def local_shards(self) -> list[LocalShard]:
-        """Every non-empty shard of this rank, ordered by (table, row, column).
+        """Return every non-empty shard of this rank, ordered by (table, row, column).
 
         Views stay valid as long as the model. Of a table with a device cache they stay valid until its next lookup:
         this call writes the cache back and empties it.
         """
-        shards = [shard for kernel in kernels(self._dmp) for shard in self._shards_of(kernel)]
-        return sorted(shards, key=lambda shard: (shard.table, shard.row, shard.column))
-
-    def _shards_of(self, kernel: Kernel) -> list[LocalShard]:
-        if kernel.fused:
-            kernel.module.flush()
-            kernel.module.reset_cache_states()
-        states = kernel_states(kernel, self.rules.of(kernel.tables[0].name).columns)
         order = {name: i for i, name in enumerate(self.tables)}
         group = table_group(self._dmp)
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         shards: list[LocalShard] = []
-        for table, weight, state in zip(kernel.tables, kernel.module.split_embedding_weights(), states, strict=True):
-            place = table.local_metadata
-            row, column = place.shard_offsets if place is not None else (0, 0)
-            owner = place is not None or order[table.name] % ranks == rank
-            rows, columns = weight.shape
-            if self._ssd is not None and table.name in self._ssd.tables:
-                shards.append(self._ssd.local_shard(table.name, owner, self.rules.of(table.name).columns))
-            elif rows:
-                parts = {name: values.detach() for name, values in state.items()}
-                shards.append(LocalShard(table.name, row, rows, column, columns, owner, weight.detach(), parts))
-        return shards
+        for kernel in kernels(self._dmp):
+            if kernel.fused:
+                kernel.module.flush()
+                kernel.module.reset_cache_states()
+            states = kernel_states(kernel, self.rules.of(kernel.tables[0].name).columns)
+            weights = kernel.module.split_embedding_weights()
+            for table, weight, state in zip(kernel.tables, weights, states, strict=True):
+                name, metadata = table.name, table.local_metadata
+                if metadata is not None:
+                    row, column = metadata.shard_offsets
+                    owner = True
+                else:
+                    # A data-parallel replica: its owners are spread over the ranks.
+                    row = column = 0
+                    owner = order[name] % ranks == rank
+                if self._ssd is not None and name in self._ssd.tables:
+                    shards.append(self._ssd.local_shard(name, owner, self.rules.of(name).columns))
+                elif len(weight):
+                    rows, columns = weight.shape
+                    views = {key: values.detach() for key, values in state.items()}
+                    shards.append(LocalShard(name, row, rows, column, columns, owner, weight.detach(), views))
+        return sorted(shards, key=lambda shard: (shard.table, shard.row, shard.column))
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -178,10 +191,12 @@ def reset_rows(access: RowAccess, table: str, rows: np.ndarray, seed: int) -> No
     for shard in access.local_shards():
         if shard.table != table:
             continue
-        own = rows[(rows >= shard.row) & (rows < shard.row + shard.rows)]
-        for start in range(0, len(own), _AT_ONCE):
-            part = own[start : start + _AT_ONCE].astype(np.int64)
+        local = rows[(rows >= shard.row) & (rows < shard.row + shard.rows)]
+        for start in range(0, len(local), _RESET_ROWS):
+            part = local[start : start + _RESET_ROWS].astype(np.int64)
             values = rows_at(seed, spec, part)[:, shard.column : shard.column + shard.columns]
+            weight = torch.from_numpy(np.ascontiguousarray(values)).to(shard.device)
             places = torch.from_numpy(part - shard.row).to(shard.device)
-            zeros = {name: torch.zeros(s, device=shard.device) for name, s in shard.state_shapes(len(part)).items()}
-            shard.put(places, torch.from_numpy(np.ascontiguousarray(values)).to(shard.device), zeros)
+            shapes = shard.state_shapes(len(part))
+            zeros = {name: torch.zeros(shape, device=shard.device) for name, shape in shapes.items()}
+            shard.put(places, weight, zeros)

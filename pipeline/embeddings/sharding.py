@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -33,11 +32,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from pipeline.config.hardware import HardwareConfig
 from pipeline.embeddings.compiled_tables import compile_tables, compiled_on
 from pipeline.embeddings.fused_optimizer import ReplicaOptimizer, fuse_optimizer, learn_by_rows
+from pipeline.embeddings.single_rank_lookup import divide_tables
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.table_optimizer_config import TableRules, as_rules
 from pipeline.embeddings.tables import kernels
-from pipeline.embeddings.threaded_lookup import divide_tables
 from pipeline.embeddings.workers import SHARDINGS, Workers, WorkersWrapper
 from pipeline.errors import PlanError
 from pipeline.records.plan import Plan, ShardPlan, TablePlan
@@ -46,8 +45,10 @@ from pipeline.units import GIB
 
 HBM_CACHED = "hbm_cached"
 _REPLAN = "nightjar plan force=true rebuilds the plan"
-_WIDTH_STEP = 4  # values that a CUDA kernel moves at once
-_group_of_one: tuple[object, dist.ProcessGroup] | None = None  # the group of all ranks, and that of this one alone
+# Values that a CUDA kernel moves at once.
+_WIDTH_STEP = 4
+# The group of all ranks, and that of this one alone, which a process makes once.
+_group_of_one: tuple[object, dist.ProcessGroup] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,36 @@ class TableRanks:
     apart: tuple[str, ...] = ()
 
 
-def _check_table(name: str, table: TablePlan, plan: Plan, ranks_here: Sequence[int]) -> None:
+def cached_tables(plan: Plan) -> list[str]:
+    """Return the tables in a GPU's cache of rows in host memory."""
+    return [name for name, table in plan.tables.items() if table.tier == HBM_CACHED]
+
+
+def to_sharding_plan(
+    plan: Plan, module_path: str, ranks: Sequence[int] | None = None, *, prefetch: bool = False
+) -> ShardingPlan:
+    """Return TorchRec's form of ``plan`` for the collection at ``module_path``, for every sharding type.
+
+    On CPU every table but the data-parallel ones gets the fused kernel.
+
+    Args:
+        plan: Our plan.
+        module_path: The collection's path in the model.
+        ranks: The global ranks that share the tables, ascending; None: all.
+        prefetch: Whether caches of rows are filled a batch ahead, which a kernel must know.
+
+    Raises:
+        PlanError: Shards do not cover their table, or the device lacks a kernel.
+    """
+    table_ranks = ranks or range(plan.world_size)
+    module_plan = EmbeddingModuleShardingPlan()
+    for name, table in plan.tables.items():
+        _check_table(name, table, plan, table_ranks)
+        module_plan[name] = _parameter_sharding(table, plan, table_ranks, prefetch)
+    return ShardingPlan(plan={module_path: module_plan})
+
+
+def _check_table(name: str, table: TablePlan, plan: Plan, table_ranks: Sequence[int]) -> None:
     if table.sharding not in {kind.value for kind in ShardingType}:
         raise PlanError(f"table {name!r} has sharding {table.sharding!r}, which TorchRec does not know", hint=_REPLAN)
     if plan.device == "cpu" and table.kernel not in ("dense", "fused", "fused_uvm", "fused_uvm_caching"):
@@ -70,117 +100,72 @@ def _check_table(name: str, table: TablePlan, plan: Plan, ranks_here: Sequence[i
             f"table {name!r} is planned with kernel {table.kernel!r}, expected fused or dense on CPU",
             hint=f"+plan.tables.{name}.tier=ddr",
         )
-    if table.tier == SSD:
-        _check_ssd(name, table, plan)
-    if table.sharding == ShardingType.DATA_PARALLEL.value:
-        return
-    cells = sum(shard.rows * shard.columns for shard in table.shards)
-    inside = all(
-        0 <= s.row <= s.row + s.rows <= table.rows
-        and 0 <= s.column < s.column + s.columns <= table.dim
-        and s.rank in ranks_here
-        for s in table.shards
-    )
-    if cells != table.rows * table.dim or not inside:
-        raise PlanError(
-            f"the shards of table {name!r} hold {cells} values, expected all {table.rows} x {table.dim} "
-            f"on ranks {ranks_here[0]} to {ranks_here[-1]}",
-            hint=_REPLAN,
-        )
-    ranks = [shard.rank for shard in table.shards]
-    if table.sharding == ShardingType.ROW_WISE.value and ranks != list(ranks_here):
-        raise PlanError(
-            f"row-wise table {name!r} has shards on ranks {ranks}, expected one on each of {len(ranks_here)} in order",
-            hint=_REPLAN,
-        )
-
-
-def _check_ssd(name: str, table: TablePlan, plan: Plan) -> None:
-    if table.sharding not in (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value):
+    if table.tier == SSD and table.sharding not in (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value):
         raise PlanError(
             f"table {name!r} on tier ssd is sharded {table.sharding}, expected table_wise or row_wise",
             hint="plan.sharding_types=[table_wise,row_wise]",
         )
-    if plan.device != "cpu" and not table.cache_rows:
+    if table.tier == SSD and plan.device != "cpu" and not table.cache_rows:
         raise PlanError(
             f"table {name!r} on tier ssd has cache_rows 0 on {plan.device}, expected at least the rows of a batch",
             hint=_REPLAN,
         )
-
-
-def _check_optimizer(plan: Plan, rules: TableRules) -> None:
-    for name, table in plan.tables.items():
-        optimizer = rules.of(name)
-        if not optimizer.tiers_on(plan.device, (table.tier,)):
-            raise PlanError(
-                f"table {name!r} is on tier {table.tier}, but table optimizer {optimizer.name} has no kernel for "
-                f"device {plan.device}, and only a kernel trains rows of that tier",
-                hint=f"+plan.tables.{name}.tier=hbm, or train.sparse_optimizer=rowwise_adagrad",
-            )
-        room, needed = table.row_bytes(table.dim), FLOAT * table.dim + optimizer.state_bytes(table.dim)
-        if table.tier == SSD and room < needed:
-            raise PlanError(
-                f"table {name!r} is planned with {room} bytes a row on tier ssd, but its weights and the state of "
-                f"table optimizer {optimizer.name} take {needed}",
-                hint=_REPLAN,
-            )
-
-
-def cached_tables(plan: Plan) -> list[str]:
-    """The tables in a GPU's cache of rows in host memory."""
-    return [name for name, table in plan.tables.items() if table.tier == HBM_CACHED]
-
-
-def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int], prefetch: bool) -> ParameterSharding:
-    """TorchRec's form of ``table``: its placements name global ranks, its ``ranks`` count within ``ranks_here``."""
     if table.sharding == ShardingType.DATA_PARALLEL.value:
+        return
+    cells, inside = 0, True
+    for shard in table.shards:
+        cells += shard.rows * shard.columns
+        rows_fit = 0 <= shard.row <= shard.row + shard.rows <= table.rows
+        columns_fit = 0 <= shard.column < shard.column + shard.columns <= table.dim
+        inside = inside and rows_fit and columns_fit and shard.rank in table_ranks
+    if cells != table.rows * table.dim or not inside:
+        raise PlanError(
+            f"the shards of table {name!r} hold {cells} values, expected all {table.rows} x {table.dim} "
+            f"on ranks {table_ranks[0]} to {table_ranks[-1]}",
+            hint=_REPLAN,
+        )
+    ranks = [shard.rank for shard in table.shards]
+    if table.sharding == ShardingType.ROW_WISE.value and ranks != list(table_ranks):
+        raise PlanError(
+            f"row-wise table {name!r} has shards on ranks {ranks}, expected one on each of {len(table_ranks)} in order",
+            hint=_REPLAN,
+        )
+
+
+def _parameter_sharding(table: TablePlan, plan: Plan, table_ranks: Sequence[int], prefetch: bool) -> ParameterSharding:
+    if table.sharding == ShardingType.DATA_PARALLEL.value:
+        every_rank = list(range(len(table_ranks)))
         return ParameterSharding(
-            sharding_type=table.sharding, compute_kernel="dense", ranks=list(range(len(ranks_here))), sharding_spec=None
+            sharding_type=table.sharding, compute_kernel="dense", ranks=every_rank, sharding_spec=None
         )
-    shards = [
-        ShardMetadata(
-            shard_offsets=[shard.row, shard.column],
-            shard_sizes=[shard.rows, shard.columns],
-            placement=f"rank:{shard.rank}/{plan.device}"
-            + ("" if plan.device == "cpu" else f":{shard.rank % plan.ranks_per_host}"),
-        )
-        for shard in table.shards
-    ]
+    shards, ranks = [], []
+    for shard in table.shards:
+        placement = f"rank:{shard.rank}/{plan.device}"
+        if plan.device != "cpu":
+            placement += f":{shard.rank % plan.ranks_per_host}"
+        offsets, sizes = [shard.row, shard.column], [shard.rows, shard.columns]
+        shards.append(ShardMetadata(shard_offsets=offsets, shard_sizes=sizes, placement=placement))
+        # Placements name global ranks, but ``ranks`` counts within the group of the table.
+        ranks.append(table_ranks.index(shard.rank))
+    cache_params = None
+    if table.tier == HBM_CACHED:
+        # A kernel's cache is shared by its tables and as large as their shares together.
+        load_factor = table.cache_rows / table.rows
+        cache_params = CacheParams(load_factor=load_factor, prefetch_pipeline=prefetch or None)
     return ParameterSharding(
         sharding_type=table.sharding,
         # On a CPU every UVM kernel is plain host memory; the name "fused" lets the tables share one kernel.
         compute_kernel="fused" if plan.device == "cpu" else table.kernel,
-        ranks=[ranks_here.index(shard.rank) for shard in table.shards],
+        ranks=ranks,
         sharding_spec=EnumerableShardingSpec(shards),
-        # A kernel's cache is shared by its tables and as large as their shares together.
-        cache_params=CacheParams(load_factor=table.cache_rows / table.rows, prefetch_pipeline=prefetch or None)
-        if table.tier == HBM_CACHED
-        else None,
+        cache_params=cache_params,
     )
 
 
-def to_sharding_plan(
-    plan: Plan, module_path: str, ranks: Sequence[int] | None = None, *, prefetch: bool = False
-) -> ShardingPlan:
-    """TorchRec's form of ``plan`` for the collection at ``module_path``, for every sharding type.
-
-    ``ranks``: the global ranks that share the tables, ascending (None: all). On CPU every table but the data-parallel
-    ones gets the fused kernel. ``prefetch``: caches of rows are filled a batch ahead, which a kernel must know.
-    PlanError for shards that do not cover their table, and for kernels that the device
-    lacks.
-    """
-    here = ranks or range(plan.world_size)
-    module_plan = EmbeddingModuleShardingPlan()
-    for name, table in plan.tables.items():
-        _check_table(name, table, plan, here)
-        module_plan[name] = _parameter_sharding(table, plan, here, prefetch)
-    return ShardingPlan(plan={module_path: module_plan})
-
-
-def _check_model(
+def _find_collections(
     model: nn.Module, plan: Plan, paths: Sequence[str], device: torch.device
 ) -> dict[str, EmbeddingBagCollection]:
-    """The collections of ``model`` by path; PlanError where ``plan`` is for other tables, ranks or devices."""
+    # PlanError where ``plan`` is for other tables, ranks or devices than those of ``model``.
     if plan.world_size != dist.get_world_size():
         raise PlanError(
             f"the plan is for {plan.world_size} ranks, but {dist.get_world_size()} are running",
@@ -192,13 +177,14 @@ def _check_model(
             hint=f"hardware.device={device.type}",
         )
     collections: dict[str, EmbeddingBagCollection] = {}
+    built: dict[str, tuple[int, int]] = {}
     for path in paths:
         collection = model.get_submodule(path)
         if not isinstance(collection, EmbeddingBagCollection):
             raise TypeError(f"{path} is a {type(collection).__name__}, expected an EmbeddingBagCollection")
         collections[path] = collection
-    configs = [c for collection in collections.values() for c in collection.embedding_bag_configs()]
-    built = {c.name: (c.num_embeddings, c.embedding_dim) for c in configs}
+        for config in collection.embedding_bag_configs():
+            built[config.name] = config.num_embeddings, config.embedding_dim
     planned = {name: (table.rows, table.dim) for name, table in plan.tables.items()}
     for name in [*built, *planned]:
         if built.get(name) != planned.get(name):
@@ -209,42 +195,46 @@ def _check_model(
     return collections
 
 
-def _plans(
-    plan: Plan, collections: dict[str, EmbeddingBagCollection], ranks: Sequence[int] | None, prefetch: bool
-) -> ShardingPlan:
-    """TorchRec's form of ``plan`` for several collections, each with its own tables."""
-    whole = ShardingPlan(plan={})
-    for path, collection in collections.items():
-        own = {config.name: plan.tables[config.name] for config in collection.embedding_bag_configs()}
-        whole.plan |= to_sharding_plan(replace(plan, tables=own), path, ranks, prefetch=prefetch).plan
-    return whole
+def _check_optimizer(plan: Plan, rules: TableRules) -> None:
+    for name, table in plan.tables.items():
+        optimizer = rules.of(name)
+        if not optimizer.tiers_on(plan.device, (table.tier,)):
+            raise PlanError(
+                f"table {name!r} is on tier {table.tier}, but table optimizer {optimizer.name} has no kernel for "
+                f"device {plan.device}, and only a kernel trains rows of that tier",
+                hint=f"+plan.tables.{name}.tier=hbm, or train.sparse_optimizer=rowwise_adagrad",
+            )
+        planned, needed = table.row_bytes(table.dim), FLOAT * table.dim + optimizer.state_bytes(table.dim)
+        if table.tier == SSD and planned < needed:
+            raise PlanError(
+                f"table {name!r} is planned with {planned} bytes a row on tier ssd, but its weights and the state of "
+                f"table optimizer {optimizer.name} take {needed}",
+                hint=_REPLAN,
+            )
 
 
 @contextmanager
 def any_width(device: torch.device) -> Iterator[None]:
-    """Within: kernels of ``device`` are built for tables of any width, if it is a CPU, whose kernels take them all.
+    """Inside, kernels of ``device`` are built for tables of any width, if it is a CPU.
 
-    TorchRec and FBGEMM refuse widths that CUDA kernels cannot move, on every device.
-    On a GPU ``config.checks`` refuses such a width before anything starts.
+    TorchRec and FBGEMM refuse widths that CUDA kernels cannot move, on every device, although CPU kernels take them
+    all. On a GPU ``config.checks`` refuses such a width before anything starts.
     """
     if device.type != "cpu":
         yield
         return
     check, layout = torchrec._assert_local_cols_divisible_by_4, fbgemm.construct_split_state
 
-    def host_layout(specs: Sequence[Any], rowwise: bool, *others: Any, **named: Any) -> Any:
-        """Where the values of each table (``specs``: rows, width, ..) begin in one piece of host memory."""
+    def host_layout(specs: Sequence[Any], rowwise: bool, *args: Any, **kwargs: Any) -> Any:
+        # ``specs``: rows, width, .. of each table. The result says where their values begin in host memory.
         if all(width % _WIDTH_STEP == 0 for _, width, *_ in specs):
-            return layout([*specs], rowwise, *others, **named)
-        sizes = [rows if rowwise else rows * width for rows, width, *_ in specs]
-        starts = [0, *accumulate(sizes)]
-        return fbgemm.SplitState(
-            dev_size=0,
-            host_size=starts[-1],
-            uvm_size=0,
-            placements=[EmbeddingLocation.HOST] * len(sizes),
-            offsets=starts[:-1],
-        )
+            return layout([*specs], rowwise, *args, **kwargs)
+        offsets, size = [], 0
+        for rows, width, *_ in specs:
+            offsets.append(size)
+            size += rows if rowwise else rows * width
+        placements = [EmbeddingLocation.HOST] * len(offsets)
+        return fbgemm.SplitState(dev_size=0, host_size=size, uvm_size=0, placements=placements, offsets=offsets)
 
     torchrec._assert_local_cols_divisible_by_4 = lambda config: None
     fbgemm.construct_split_state = host_layout
@@ -270,52 +260,63 @@ def shard_model(
     """Shard the collections at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
 
     One rank alone gets no DDP, nor does a model that is not ``trained``. TorchRec fills the shards anew on CPU:
-    initialise or restore them afterwards. ``optimizer``: of all tables, or rules for each; the learning rate is 0 until
-    ``set_sparse_lr``. ``among``: the ranks of the collection's tables, where ``plan`` has these tables alone.
-    ``codecs``: what compresses embeddings, by TorchRec's name of a collective. ``ssd``: the files of the tables on tier
-    ssd, open as long as the model. ``prefetch``: see ``to_sharding_plan``. ``workers``: the ranks that train the rest,
-    where these are not all: then the caller divides the gradients of pooled embeddings (``Workers.averaged``).
-    PlanError where plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
+    initialise or restore them afterwards. The learning rate is 0 until ``set_sparse_lr``.
+
+    Args:
+        among: The ranks of the collection's tables, where ``plan`` has these tables alone.
+        codecs: What compresses embeddings, by TorchRec's name of a collective.
+        ssd: The files of the tables on tier ssd, open as long as the model.
+        workers: The ranks that train the rest, where these are not all: then the caller divides the gradients of pooled
+            embeddings (``Workers.averaged``).
+
+    Raises:
+        PlanError: Plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
     """
-    paths = [module_path] if isinstance(module_path, str) else [*module_path]
-    collections = _check_model(model, plan, paths, device)
-    apart = workers if workers is not None and workers.remote else None
-    if apart is not None:
-        _check_apart(plan, apart)
-    set_gradient_division(apart is None)
-    if ssd_tables(plan) and ssd is None:
-        raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
+    # 1. Check that plan, model, ranks and optimizers go together.
+    paths = [module_path] if isinstance(module_path, str) else module_path
+    collections = _find_collections(model, plan, paths, device)
+    remote_workers = workers if workers is not None and workers.remote else None
+    if remote_workers is not None:
+        _check_embedding_hosts(plan, remote_workers)
+    set_gradient_division(remote_workers is None)
+    on_disk = ssd_tables(plan)
+    if on_disk and ssd is None:
+        raise ValueError(f"tables {on_disk} are on tier ssd, expected an SsdStore for them")
     rules = as_rules(optimizer)
     _check_optimizer(plan, rules)
+
+    # 2. Give the tables what TorchRec builds their kernels from: optimizers, groups of tables, memory.
+    # A single rank has all tables, and the CPU's threads to itself.
+    single = plan.world_size == 1 or (among is not None and not trained)
+    threaded = single and device.type == "cpu" and ssd is None and rules.all_fused(plan.device)
     for collection in collections.values():
         fuse_optimizer(collection, rules, plan.device)
-    single = plan.world_size == 1 or (among is not None and not trained)  # has all tables, and the CPU's threads
-    alone = single and device.type == "cpu" and ssd is None
-    if alone and not compiled_on(rules.common, plan.device) and rules.all_fused(plan.device):
-        for collection in collections.values():
+        if threaded and not compiled_on(rules.common, plan.device):
             divide_tables(list(collection.parameters()), torch.get_num_threads())
-    kind = _GroupSharder if among else EmbeddingBagCollectionSharder
-    sharder = kind(
+        if ssd is not None:
+            ssd.give(collection, rules)
+
+    # 3. Shard.
+    sharder = (_GroupSharder if among else EmbeddingBagCollectionSharder)(
         # Behind the reader's check of row numbers: by default the kernels read row 0 for a wrong row number.
         fused_params={"bounds_check_mode": BoundsCheckMode.FATAL},
         qcomm_codecs_registry=codecs,
     )
-    if ssd is not None:
-        for collection in collections.values():
-            ssd.give(collection, rules)
     with kernels_on_ssd() if ssd is not None else nullcontext(), any_width(device):
         dmp = DistributedModelParallel(
             module=model,
             device=device,
-            plan=_plans(plan, collections, among.ranks if among else None, prefetch),
+            plan=_convert_plan(plan, collections, among.ranks if among else None, prefetch),
             sharders=[sharder],  # type: ignore[list-item]
-            env=_env(among) if among else None,
+            env=_group_env(len(among.ranks), among.ranks.index(dist.get_rank()), among.group) if among else None,
             init_data_parallel=trained and plan.world_size > 1,
-            data_parallel_wrapper=_wrapper(model, among) if among else WorkersWrapper(apart) if apart else None,
+            data_parallel_wrapper=_data_parallel_wrapper(model, among, remote_workers),
         )
+
+    # 4. Put our own lookups and optimizers into the kernels.
     compile_tables(dmp, rules, plan.device)
     if not rules.all_fused(plan.device):
-        learn_by_rows(dmp, rules, plan.device, ssd_tables(plan))
+        learn_by_rows(dmp, rules, plan.device, on_disk)
     if ssd is not None:
         dmp.ssd = ssd
         ssd.attach(dmp)
@@ -325,7 +326,7 @@ def shard_model(
     return dmp
 
 
-def _check_apart(plan: Plan, workers: Workers) -> None:
+def _check_embedding_hosts(plan: Plan, workers: Workers) -> None:
     for name, table in plan.tables.items():
         if table.sharding not in SHARDINGS or any(shard.rank in workers.ranks for shard in table.shards):
             raise PlanError(
@@ -335,30 +336,48 @@ def _check_apart(plan: Plan, workers: Workers) -> None:
             )
 
 
-def _env(among: TableRanks) -> ShardingEnv:
-    """TorchRec's environment of a sub-group; its own constructor makes a device mesh of the first global ranks."""
-    env = ShardingEnv(len(among.ranks), among.ranks.index(dist.get_rank()))
-    env.process_group = among.group
+def _convert_plan(
+    plan: Plan, collections: dict[str, EmbeddingBagCollection], ranks: Sequence[int] | None, prefetch: bool
+) -> ShardingPlan:
+    whole = ShardingPlan(plan={})
+    for path, collection in collections.items():
+        tables = {config.name: plan.tables[config.name] for config in collection.embedding_bag_configs()}
+        whole.plan |= to_sharding_plan(replace(plan, tables=tables), path, ranks, prefetch=prefetch).plan
+    return whole
+
+
+def _data_parallel_wrapper(
+    model: nn.Module, among: TableRanks | None, remote_workers: Workers | None
+) -> DefaultDataParallelWrapper | None:
+    if among:
+        separate = [name for name, _ in model.named_parameters() if name.startswith(among.apart)]
+        return _WorldWrapper(params_to_ignore=separate)
+    return WorkersWrapper(remote_workers) if remote_workers else None
+
+
+def _group_env(world_size: int, rank: int, group: dist.ProcessGroup | None) -> ShardingEnv:
+    # Given the group, TorchRec's constructor would make a device mesh of the first global ranks.
+    env = ShardingEnv(world_size, rank)
+    env.process_group = group
     return env
 
 
-def _wrapper(model: nn.Module, among: TableRanks) -> DefaultDataParallelWrapper:
-    apart = [name for name, _ in model.named_parameters() if name.startswith(among.apart)] if among.apart else []
-    return _WorldWrapper(params_to_ignore=apart)
+class _WorldWrapper(DefaultDataParallelWrapper):
+    # DDP over all ranks in place of those of ``env``, whatever group the tables have.
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        super().wrap(dmp, _group_env(dist.get_world_size(), dist.get_rank(), dist.group.WORLD), device)
 
 
 class _GroupCollection(ShardedEmbeddingBagCollection):
-    """A collection of a group without global rank 0, from which TorchRec would broadcast the initial replicas.
-
-    ``RowAccess`` fills every row anyway.
-    """
-
     def reset_parameters(self) -> None:
-        """Keep the values that the kernels were made with."""
+        # TorchRec would broadcast the initial replicas from global rank 0, which a group may lack. Kernels keep the
+        # values that they were made with: ``RowAccess`` fills every row anyway.
+        pass
 
 
 class _GroupSharder(EmbeddingBagCollectionSharder):
-    """A sharder that makes ``_GroupCollection``s."""
+    # As TorchRec's ``shard``, but for the class.
 
     def shard(
         self,
@@ -368,7 +387,6 @@ class _GroupSharder(EmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingBagCollection:
-        """The sharded form of ``module``, as TorchRec makes it."""
         return _GroupCollection(
             module=module,
             table_name_to_parameter_sharding=params,
@@ -380,44 +398,31 @@ class _GroupSharder(EmbeddingBagCollectionSharder):
         )
 
 
-class _WorldWrapper(DefaultDataParallelWrapper):
-    """DDP over all ranks, whatever group the tables have."""
-
-    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Wrap what is neither sharded nor left out, over all ranks in place of those of ``env``."""
-        all_ranks = ShardingEnv(dist.get_world_size(), dist.get_rank())
-        all_ranks.process_group = dist.group.WORLD
-        super().wrap(dmp, all_ranks, device)
-
-
 def whole_tables_pay(plan: Plan, hardware: HardwareConfig, rows: int) -> bool:
-    """Whether each rank should have all tables to score ``rows`` rows of its own, with a model that is not trained.
+    """Return whether each rank should have all tables to score ``rows`` rows of its own, with an untrained model.
 
-    A row that a rank restores costs about what an embedding costs that it exchanges, and no batch waits for others.
     They must fit into the host memory of a rank beside what the plan reserves, and have fewer values than are looked
     up. CPUs alone: tables on SSD, GPUs and embedding hosts stay as they are planned.
     """
     tables = plan.tables.values()
     if plan.device != "cpu" or hardware.embedding_hosts or any(table.tier != "ddr" for table in tables):
         return False
-    reserved = max((sum(each.values()) for each in plan.reserved), default=0)
-    fit = reserved + sum(table.bytes for table in tables) <= hardware.ddr_gib * GIB
-    return fit and sum(table.rows * table.dim for table in tables) <= rows * sum(table.dim for table in tables)
+    reserved = max((sum(rank.values()) for rank in plan.reserved), default=0)
+    needed = reserved + sum(table.bytes for table in tables)
+    # A row that a rank restores costs about what an embedding costs that it exchanges, and no batch waits for others.
+    restored = sum(table.rows * table.dim for table in tables)
+    exchanged = rows * sum(table.dim for table in tables)
+    return needed <= hardware.ddr_gib * GIB and restored <= exchanged
 
 
 def whole_tables(plan: Plan) -> tuple[Plan, TableRanks]:
-    """``plan`` with all tables on this rank, and the group of this rank alone, of which a process makes one."""
+    """Return ``plan`` with all tables on this rank, and the group of this rank alone."""
     global _group_of_one
     rank, world = dist.get_rank(), dist.group.WORLD
     if _group_of_one is None or _group_of_one[0] is not world:
         _group_of_one = world, dist.new_group([rank], use_local_synchronization=True)
-    tables = {
-        name: replace(
-            table,
-            sharding="table_wise",
-            kernel="fused",
-            shards=(ShardPlan(rank=rank, row=0, rows=table.rows, column=0, columns=table.dim),),
-        )
-        for name, table in plan.tables.items()
-    }
+    tables = {}
+    for name, table in plan.tables.items():
+        shard = ShardPlan(rank=rank, row=0, rows=table.rows, column=0, columns=table.dim)
+        tables[name] = replace(table, sharding="table_wise", kernel="fused", shards=(shard,))
     return replace(plan, tables=tables), TableRanks((rank,), _group_of_one[1])

@@ -1,11 +1,20 @@
-"""Lookups of one rank that has all tables: ids go straight to the kernels, and pooled embeddings straight back."""
+"""Lookups of one rank that has all tables: no exchange between ranks, and kernels side by side on threads.
+
+Ids go straight to the kernels, and pooled embeddings straight back. FBGEMM's CPU kernels use one thread each, so the
+tables are divided over several kernels, and a kernel's forward and backward pass run in a thread of a pool. Tables do
+not share rows, so the results are the same to the bit as one after the other.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -13,10 +22,33 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.embeddings.compiled_tables import CompiledTables
 from pipeline.embeddings.tables import sharded_collections
-from pipeline.embeddings.threaded_lookup import ThreadedLookup
 
 # Those whose exchange between ranks changes nothing on one rank; the others split rows or columns.
-_WHOLE = {"table_wise", "data_parallel"}
+_WHOLE_TABLE_SHARDINGS = {"table_wise", "data_parallel"}
+# Tables of different values get kernels of their own; TorchRec drops the key before it makes them.
+_BATCH_KEY = "_batch_key"
+
+
+def separate_kernel(parameters: Sequence[nn.Parameter], kind: str) -> None:
+    """Have TorchRec make a kernel of its own of the tables with these ``parameters``, which are of one ``kind``.
+
+    Call it after the optimizer is fused and before the tables are sharded.
+    """
+    for parameter in parameters:
+        settings = []
+        for kwargs in parameter._optimizer_kwargs:  # type: ignore[attr-defined]
+            settings.append({**kwargs, _BATCH_KEY: kwargs.get(_BATCH_KEY, "") + kind})
+        parameter._optimizer_kwargs = settings  # type: ignore[attr-defined]
+
+
+def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
+    """Have TorchRec make up to ``parts`` kernels of the tables with these ``parameters``, neighbours together.
+
+    Call it after the optimizer is fused and before the tables are sharded.
+    """
+    parts = min(parts, len(parameters))
+    for number, parameter in enumerate(parameters):
+        separate_kernel([parameter], f"part {number * parts // len(parameters)}")
 
 
 def without_exchange(dmp: DistributedModelParallel) -> bool:
@@ -26,59 +58,145 @@ def without_exchange(dmp: DistributedModelParallel) -> bool:
     has tables whose exchange does more.
     """
     collections = list(sharded_collections(dmp).values())
-    if not all(_WHOLE.issuperset(collection._sharding_types) for collection in collections):
+    if not all(_WHOLE_TABLE_SHARDINGS.issuperset(collection._sharding_types) for collection in collections):
         return False
     for collection in collections:
-        collection.forward = _OneRank(collection)
+        collection.forward = _LocalForward(collection)
     return True
 
 
 def looked_up(dmp: DistributedModelParallel) -> list[nn.Module]:
-    """The modules that look up tables, one after the other: kernels, and ``ThreadedLookup``s of several."""
+    """Return the modules that look up tables, one after the other: kernels, and ``ThreadedLookup``s of several."""
     modules: list[nn.Module] = []
     for collection in sharded_collections(dmp).values():
         for lookup in getattr(collection.forward, "lookups", collection._lookups):
             inner = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
-            modules += (
-                [inner] if isinstance(inner, ThreadedLookup) else [each.emb_module for each in inner._emb_modules]
-            )
+            if isinstance(inner, ThreadedLookup):
+                modules.append(inner)
+            else:
+                modules += [embedding.emb_module for embedding in inner._emb_modules]
     return modules
 
 
-def _on_threads(lookup: Any) -> Any:
-    """``lookup``, its kernels side by side where it has several fused ones and the process has threads for them.
-
-    Compiled tables use all threads themselves.
-    """
-    several = not isinstance(lookup, DistributedDataParallel) and len(lookup._emb_modules) > 1
-    if (
-        several
-        and torch.get_num_threads() > 1
-        and all(hasattr(each, "fused_optimizer") for each in lookup._emb_modules)
-        and not any(isinstance(each.emb_module.forward, CompiledTables) for each in lookup._emb_modules)
-    ):
-        return ThreadedLookup(lookup._emb_modules, lookup._feature_splits)
-    return lookup
-
-
-class _OneRank:
-    """The forward pass of ``collection``. The first one goes through TorchRec's, which settles the order of features.
-
-    It also checks the first batch.
-    """
+class _LocalForward:
+    """The forward pass of ``collection`` without an exchange."""
 
     def __init__(self, collection: ShardedEmbeddingBagCollection) -> None:
-        self._collection, self._exchanging = collection, collection.forward
-        self.lookups = [_on_threads(lookup) for lookup in collection._lookups]
+        self._collection, self._torchrec_forward = collection, collection.forward
+        self.lookups = []
+        for lookup in collection._lookups:
+            if _gains_from_threads(lookup):
+                lookup = ThreadedLookup(lookup._emb_modules, lookup._feature_splits)
+            self.lookups.append(lookup)
 
     def __call__(self, features: KeyedJaggedTensor) -> Any:
-        of = self._collection
-        if of._has_uninitialized_input_dist:
-            return self._exchanging(features)
+        collection = self._collection
+        if collection._has_uninitialized_input_dist:
+            # The first batch: TorchRec checks it and finds the order of features.
+            return self._torchrec_forward(features)
         with torch.no_grad():
-            if of._has_features_permute:
-                features = features.permute(of._features_order, of._features_order_tensor)
-            parts = features.split(of._feature_splits) if len(self.lookups) > 1 else [features]
+            if collection._has_features_permute:
+                features = features.permute(collection._features_order, collection._features_order_tensor)
+            parts = features.split(collection._feature_splits) if len(self.lookups) > 1 else [features]
         pooled = [lookup(part) for lookup, part in zip(self.lookups, parts, strict=True)]
-        values = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
-        return KeyedTensor(keys=of._embedding_names, length_per_key=of._embedding_dims, values=values, key_dim=1)
+        return KeyedTensor(
+            keys=collection._embedding_names,
+            length_per_key=collection._embedding_dims,
+            values=pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1),
+            key_dim=1,
+        )
+
+
+def _gains_from_threads(lookup: Any) -> bool:
+    if isinstance(lookup, DistributedDataParallel) or len(lookup._emb_modules) <= 1 or torch.get_num_threads() <= 1:
+        return False
+    for embedding in lookup._emb_modules:
+        # Compiled tables use all threads themselves.
+        if not hasattr(embedding, "fused_optimizer") or isinstance(embedding.emb_module.forward, CompiledTables):
+            return False
+    return True
+
+
+class ThreadedLookup(nn.Module):
+    """forward(features) -> pooled embeddings [B, sum of widths] of ``kernels``, which run at once, a thread each.
+
+    ``splits``: the number of features of each kernel.
+    """
+
+    def __init__(self, kernels: Sequence[nn.Module], splits: Sequence[int]) -> None:
+        super().__init__()
+        # A plain list: their owner has them as modules.
+        self._kernels, self._splitter = list(kernels), _FeatureSplitter(splits)
+        self._pool = ThreadPoolExecutor(len(kernels), thread_name_prefix="nightjar-lookup")
+        self._anchor = torch.zeros(0, requires_grad=True)
+        _start_threads(self._pool, len(kernels))
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Look up ``features``: those of all kernels in their order."""
+        training = torch.is_grad_enabled()
+
+        def look_up(kernel: nn.Module, features: KeyedJaggedTensor) -> Tensor:
+            with torch.set_grad_enabled(training):
+                return cast(Tensor, kernel(features))
+
+        with torch.profiler.record_function("nightjar::lookups"):
+            outputs = list(self._pool.map(look_up, self._kernels, self._splitter(features)))
+        return cast(Tensor, _Joined.apply(self._anchor, self._pool, outputs))
+
+
+class _FeatureSplitter:
+    """Splits features by kernel. Batches with one id a sample share their lengths, which are split only once."""
+
+    def __init__(self, splits: Sequence[int]) -> None:
+        self._splits = list(splits)
+        self._lengths: Tensor | None = None
+        self._parts: list[KeyedJaggedTensor] = []
+        self._ends: list[int] = []
+        self._offsets: list[Tensor] = []
+
+    def __call__(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
+        if features.weights_or_none() is not None:
+            return features.split(self._splits)
+        if features.lengths() is not self._lengths:
+            self._parts = features.split(self._splits)
+            self._ends = list(itertools.accumulate(part.values().numel() for part in self._parts))
+            # The kernels want int64.
+            self._offsets = [part.offsets().long() for part in self._parts]
+            self._lengths = features.lengths()
+            return self._parts
+        values = features.values().tensor_split(self._ends[:-1])
+        parts = []
+        for part, offsets, ids in zip(self._parts, self._offsets, values, strict=True):
+            parts.append(
+                KeyedJaggedTensor(part.keys(), ids, lengths=part.lengths(), offsets=offsets, stride=part.stride())
+            )
+        return parts
+
+
+class _Joined(torch.autograd.Function):
+    # Concatenates the outputs; the backward pass runs their own backward passes in the pool.
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, pool: ThreadPoolExecutor, outputs: list[Tensor]) -> Tensor:
+        ctx.pool, ctx.outputs = pool, outputs
+        return torch.cat([output.detach() for output in outputs], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        parts = grads[0].split([output.shape[1] for output in ctx.outputs], dim=1)
+        list(ctx.pool.map(torch.autograd.backward, ctx.outputs, parts))
+        return None, None, None
+
+
+def _start_threads(pool: ThreadPoolExecutor, count: int) -> None:
+    threads, barrier = torch.get_num_threads(), threading.Barrier(count)
+
+    def start() -> None:
+        # Operations in these threads use no further threads. The barrier makes the pool start all of them.
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
+        barrier.wait()
+
+    for future in [pool.submit(start) for _ in range(count)]:
+        future.result()
+    torch.set_num_threads(threads)

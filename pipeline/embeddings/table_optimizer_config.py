@@ -24,10 +24,9 @@ class Frozen(TableOptimizer):
     replica_passes = 0
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
-        """See ``TableOptimizer.update``."""
+        pass
 
     def tiers_on(self, device: str, tiers: tuple[str, ...]) -> tuple[str, ...]:
-        """See ``TableOptimizer.tiers_on``."""
         return tiers
 
 
@@ -44,12 +43,13 @@ class MaxNormOptimizer(TableOptimizer):
     columns: tuple[StateColumn, ...]
     heat: str
     replica_passes: int
-    lazy = True  # a row that no gradient moves is not scaled down either, whatever the sharding
+    # A row that no gradient moves is not scaled down either, whatever the sharding.
+    lazy = True
     whole_rows = True
 
     @staticmethod
     def of(inner: TableOptimizer, norm: float) -> MaxNormOptimizer:
-        """``inner`` with the limit."""
+        """Return ``inner`` with the limit ``norm``."""
         return MaxNormOptimizer(
             inner=inner,
             norm=norm,
@@ -60,7 +60,6 @@ class MaxNormOptimizer(TableOptimizer):
         )
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
-        """See ``TableOptimizer.update``."""
         self.inner.update(weights, gradient, state, lr, step)
         lengths = weights.norm(dim=1, keepdim=True)
         weights.mul_(self.norm / lengths.clamp_min(self.norm))
@@ -78,41 +77,45 @@ class TableRules:
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, table: str) -> TableOptimizer:
-        """The optimizer of ``table``."""
+        """Return the optimizer of ``table``."""
         return self.own.get(table, self.common)
 
     def rate(self, table: str, lr: float, factor: float) -> float:
-        """The learning rate of ``table`` in a step: ``lr`` is that of the others, ``factor`` the schedule's."""
+        """Return the learning rate of ``table`` in a step: ``lr`` is that of the others, ``factor`` the schedule's."""
         return self.rates[table] * factor if table in self.rates else lr
 
     def kind(self, table: str) -> str:
-        """What tables of one kernel have in common; "" for a table that learns like most."""
+        """Return what tables of one kernel have in common; "" for a table that learns like most."""
         if table not in self.own and table not in self.rates:
             return ""
         optimizer: Any = self.of(table)
         return f"{optimizer!r} at {self.rates.get(table)}"
 
     def all_fused(self, device: str) -> bool:
-        """Whether FBGEMM has a kernel for every table on ``device``."""
+        """Return whether FBGEMM has a kernel for every table on ``device``."""
         return all(optimizer.fused_on(device) for optimizer in (self.common, *self.own.values()))
 
 
 def as_rules(optimizer: TableOptimizer | TableRules) -> TableRules:
-    """The rules of tables that all learn by ``optimizer``; rules as they are."""
+    """Return the rules of tables that all learn by ``optimizer``; rules as they are."""
     return optimizer if isinstance(optimizer, TableRules) else TableRules(optimizer)
 
 
 def table_rules(model: ModelConfig, train: TrainConfig) -> TableRules:
-    """The rules that ``train`` and ``model.tables`` set; ConfigError for an option that the optimizer lacks."""
+    """Return the rules that ``train`` and ``model.tables`` set; ConfigError for an option that the optimizer lacks."""
     common = train.table_optimizer
     own: dict[str, TableOptimizer] = {}
+    rates: dict[str, float] = {}
     for name, table in model.tables.items():
-        optimizer = common if table.optimizer in (None, common.name) else TABLE_OPTIMIZERS.get(str(table.optimizer))
+        optimizer = common
+        if table.optimizer not in (None, common.name):
+            optimizer = TABLE_OPTIMIZERS.get(str(table.optimizer))
         if table.max_norm is not None:
             optimizer = MaxNormOptimizer.of(optimizer, table.max_norm)
         if table.frozen:
             optimizer = Frozen()
         if optimizer is not common:
             own[name] = optimizer
-    rates = {name: table.lr for name, table in model.tables.items() if table.lr is not None}
+        if table.lr is not None:
+            rates[name] = table.lr
     return TableRules(common, own, rates)

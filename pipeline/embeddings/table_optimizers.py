@@ -30,13 +30,11 @@ class RowwiseAdagrad(TableOptimizer):
     replica_passes = 6
 
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """See ``TableOptimizer.fused``."""
         from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
         return RowWiseAdagrad, {"eps": self.eps}
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
-        """See ``TableOptimizer.update``."""
         sums = state[ROW_SUM].add_(gradient.square().mean(dim=1))
         scale = sums.sqrt().add_(self.eps).reciprocal_().mul_(lr)
         weights.addcmul_(gradient, scale[:, None], value=-1.0)
@@ -57,7 +55,6 @@ class Sgd(TableOptimizer):
     replica_passes = 5
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
-        """See ``TableOptimizer.update``."""
         weights.add_(gradient, alpha=-lr)
 
 
@@ -82,17 +79,14 @@ class Adagrad(TableOptimizer):
     replica_passes = 7
 
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """See ``TableOptimizer.fused``."""
         from torch.optim import Adagrad as Kernel
 
         return Kernel, {"eps": self.eps}
 
     def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
-        """See ``TableOptimizer.compiled_step``."""
         return CompiledStep("adagrad", (self.eps, -lr))
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
-        """See ``TableOptimizer.update``."""
         sums = state[SQUARES].addcmul_(gradient, gradient)
         weights.addcdiv_(gradient, sums.sqrt().add_(self.eps), value=-lr)
 
@@ -125,18 +119,15 @@ class LazyAdam(TableOptimizer):
     replica_passes = 9
 
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """See ``TableOptimizer.fused``."""
         from torch.optim import Adam
 
         return Adam, {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
 
     def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
-        """See ``TableOptimizer.compiled_step``."""
         new1, new2 = 1.0 - self.beta1, 1.0 - self.beta2
         return CompiledStep("lazy_adam", (new1, self.beta2, new2, self.eps, -lr * self._correction(step)))
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
-        """See ``TableOptimizer.update``."""
         mean, square = state[MEAN], state[SQUARE]
         mean.lerp_(gradient, 1.0 - self.beta1)
         square.mul_(self.beta2).addcmul_(gradient, gradient, value=1.0 - self.beta2)
@@ -171,18 +162,15 @@ class PartialRowwiseAdam(TableOptimizer):
     replica_passes = 8
 
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """See ``TableOptimizer.fused``."""
         from torchrec.optim import PartialRowWiseAdam
 
         return PartialRowWiseAdam, {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
 
     def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
-        """See ``TableOptimizer.compiled_step``."""
         new1, new2, unbiased = 1.0 - self.beta1, 1.0 - self.beta2, 1.0 - self.beta2**step
         return CompiledStep("partial_rowwise_adam", (new1, new2, unbiased, self.eps, -lr / (1.0 - self.beta1**step)))
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
-        """See ``TableOptimizer.update``."""
         mean, square = state[ROW_MEAN], state[ROW_SQUARE]
         mean.lerp_(gradient, 1.0 - self.beta1)
         square.lerp_(gradient.square().mean(dim=1), 1.0 - self.beta2)
@@ -220,11 +208,10 @@ class Ftrl(TableOptimizer):
     replica_passes = 10
 
     def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
-        """See ``TableOptimizer.compiled_step``."""
         return CompiledStep("ftrl", (lr, self.l1, self.l2, self.beta, -1.0 / lr)) if lr else None
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
-        """See ``TableOptimizer.update``. At a rate of 0 nothing moves."""
+        # At a rate of 0 nothing moves; the formula would divide by it.
         if lr == 0.0:
             return
         z, n = state[Z], state[N]

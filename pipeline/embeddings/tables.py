@@ -18,6 +18,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.specs.optimizers import StateColumn
 
+TableState = dict[str, Tensor]
+
 
 @dataclass(frozen=True)
 class TableSpec:
@@ -33,7 +35,7 @@ class TableSpec:
 
     @property
     def initial_bound(self) -> float:
-        """``bound``, where there is none its default."""
+        """``bound`` or its default."""
         return 1.0 / math.sqrt(self.rows) if self.bound is None else self.bound
 
 
@@ -52,13 +54,16 @@ class Kernel:
 
 
 def sharded_collections(dmp: DistributedModelParallel) -> dict[str, ShardedEmbeddingBagCollection]:
-    """Every sharded collection of the model by its path."""
-    named = dmp.module.named_modules()
-    return {name: module for name, module in named if isinstance(module, ShardedEmbeddingBagCollection)}
+    """Return every sharded collection of the model by its path."""
+    collections = {}
+    for name, module in dmp.module.named_modules():
+        if isinstance(module, ShardedEmbeddingBagCollection):
+            collections[name] = module
+    return collections
 
 
 def kernels(dmp: DistributedModelParallel) -> Iterator[Kernel]:
-    """Every kernel of this rank, in a fixed order."""
+    """Yield every kernel of this rank, in a fixed order."""
     for collection in sharded_collections(dmp).values():
         for lookup in collection._lookups:
             inner = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
@@ -69,50 +74,50 @@ def kernels(dmp: DistributedModelParallel) -> Iterator[Kernel]:
 
 
 def table_group(dmp: DistributedModelParallel) -> dist.ProcessGroup | None:
-    """The process group that shares this rank's tables."""
+    """Return the process group that shares this rank's tables."""
     return dmp._env.process_group
 
 
 def dense_parameters(dmp: DistributedModelParallel) -> dict[str, nn.Parameter]:
-    """The parameters outside the tables, by a name that does not depend on world size, DDP or torch.compile."""
+    """Return the parameters outside the tables, by a name that does not depend on world size, DDP or torch.compile."""
     prefixes = tuple(f"{path}." for path in sharded_collections(dmp))
-    named = ((name.replace("_orig_mod.", ""), p) for name, p in dmp.module.named_parameters())
-    return {name: p for name, p in named if not name.startswith(prefixes)}
+    parameters = {}
+    for name, parameter in dmp.module.named_parameters():
+        name = name.replace("_orig_mod.", "")
+        if not name.startswith(prefixes):
+            parameters[name] = parameter
+    return parameters
 
 
 def dense_table_parameters(dmp: DistributedModelParallel) -> dict[str, Tensor]:
-    """The flat storage of the data-parallel tables (what ``ReplicaOptimizer`` trains), by the tables' names joined."""
-    return {
-        "/".join(table.name for table in kernel.tables): kernel.module.weights
-        for kernel in kernels(dmp)
-        if not kernel.fused
-    }
-
-
-TableState = dict[str, Tensor]
+    """Return the flat storage that ``ReplicaOptimizer`` trains, by the names of its data-parallel tables joined."""
+    storage = {}
+    for kernel in kernels(dmp):
+        if not kernel.fused:
+            storage["/".join(table.name for table in kernel.tables)] = kernel.module.weights
+    return storage
 
 
 def keep_state(module: Any, states: list[TableState]) -> None:
-    """Make ``states``, by table and column, those of the kernel ``module``."""
+    """Make ``states``, by table and column, those of the kernel ``module``, where FBGEMM has no such optimizer."""
     module.table_state = states
 
 
 def kept_state(module: Any) -> list[TableState] | None:
-    """What ``keep_state`` gave ``module``; None where FBGEMM's kernel has the state."""
+    """Return what ``keep_state`` gave ``module``; None where FBGEMM's kernel has the state."""
     states: list[TableState] | None = getattr(module, "table_state", None)
     return states
 
 
 def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[TableState]:
-    """The optimizer's state in ``kernel``, by table and column: views [rows] or [rows, dim].
+    """Return the optimizer's state in ``kernel``, by table and column: views [rows] or [rows, dim].
 
-    It lies in FBGEMM's kernel, or where that has no such optimizer in tensors of ours beside it (``keep_state``).
     ``columns``: of its tables, where FBGEMM has the state.
     """
-    kept = kept_state(kernel.module)
-    if kept is not None:
-        return kept
+    own_state = kept_state(kernel.module)
+    if own_state is not None:
+        return own_state
     if not columns:
         return [{} for _ in kernel.tables]
     names = [column.name for column in columns]
-    return [dict(zip(names, each, strict=True)) for each in kernel.module.split_optimizer_states()]
+    return [dict(zip(names, state, strict=True)) for state in kernel.module.split_optimizer_states()]

@@ -38,7 +38,7 @@ class Workers:
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Their global ranks."""
+        """The workers' global ranks."""
         return range(self.count)
 
     def averaged(self, pooled: torch.Tensor) -> None:
@@ -48,16 +48,15 @@ class Workers:
 
 
 class WorkersWrapper(DefaultDataParallelWrapper):
-    """DDP over the workers, whatever ranks have the tables; one worker, and the other ranks, get none."""
+    """DDP over the workers, whatever ranks have the tables; a single worker, and the other ranks, get none."""
 
     def __init__(self, workers: Workers) -> None:
         super().__init__()
         self._workers = workers
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Wrap what is not sharded."""
         if self._workers.count == 1 or not self._workers.here:
             return
-        own = ShardingEnv(self._workers.count, dist.get_rank())
-        own.process_group = self._workers.group
-        super().wrap(dmp, own, device)
+        worker_env = ShardingEnv(self._workers.count, dist.get_rank())
+        worker_env.process_group = self._workers.group
+        super().wrap(dmp, worker_env, device)

@@ -16,7 +16,7 @@ WAIT = Axis(title="wait", from_zero=True, show=percent_tick)
 
 
 def run_figures(records: Sequence[Mapping[str, Any]], scores: Evaluation, reliability: Curve | None) -> list[Figure]:
-    """Loss, NE, speed, data wait and learning rate over steps, and calibration; unknown ones are left out."""
+    """Plot loss, NE, speed, data wait and learning rate over steps, and calibration; unknown ones are left out."""
     return [
         *_curve(records, "loss", "Training loss", "nats per sample", Axis(title="loss")),
         *_curve(records, "ne_window", "Training NE", "over a window of steps", Axis(title="NE"), _ne_lines(scores)),
@@ -28,24 +28,43 @@ def run_figures(records: Sequence[Mapping[str, Any]], scores: Evaluation, reliab
     ]
 
 
+def step_points(records: Sequence[Mapping[str, Any]], key: str) -> tuple[Point, ...]:
+    """Return (step, value) of each record of ``metrics.jsonl`` that has a figure ``key``."""
+    points = []
+    for record in records:
+        value = record.get(key)
+        if units.known(value):
+            points.append((float(record["step"]), float(value)))
+    return tuple(points)
+
+
 def _validation_plot(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
-    """NE of the validation rows with the best look marked, and dashed that of the train rows."""
-    looks = [record for record in records if units.known(record.get("validation_ne"))]
-    if not looks:
+    # NE of the validation rows with the best validation marked, and dashed that of the train rows.
+    points = step_points(records, "validation_ne")
+    if not points:
         return
-    points = [(float(record["step"]), float(record["validation_ne"])) for record in looks]
-    trained = [(float(r["step"]), float(r["ne_window"])) for r in records if units.known(r.get("ne_window"))]
-    step, best = float(looks[-1]["best_step"]), float(looks[-1]["best_ne"])
+    last = [record for record in records if units.known(record.get("validation_ne"))][-1]
+    step, best = float(last["best_step"]), float(last["best_ne"])
     message = f"best {units.decimal(best)} after step {units.count(step)}"
-    label = f"NE of validation rows in {units.plural(len(looks), 'validation')}, {message}; dashed the NE of train rows"
-    plot = line_plot(points, x=STEPS, y=Axis(title="NE"), label=label, beside=trained, marked=((step, best), message))
+    count = units.plural(len(points), "validation")
+    label = f"NE of validation rows in {count}, {message}; dashed the NE of train rows"
+    plot = line_plot(
+        points,
+        x=STEPS,
+        y=Axis(title="NE"),
+        label=label,
+        beside=step_points(records, "ne_window"),
+        marked=((step, best), message),
+    )
     yield Figure("Validation NE", f"{message}; dashed: train rows", plot)
 
 
 def _ne_lines(scores: Evaluation) -> list[ReferenceLine]:
-    """Lines at the NE of the test rows, and at the best reachable one."""
-    lines = ((scores.ne, "test"), (scores.bayes_ne, "best reachable"))
-    return [ReferenceLine(value, f"{name} {units.decimal(value)}") for value, name in lines if units.known(value)]
+    lines = []
+    for value, name in ((scores.ne, "test"), (scores.bayes_ne, "best reachable")):
+        if units.known(value):
+            lines.append(ReferenceLine(value, f"{name} {units.decimal(value)}"))
+    return lines
 
 
 def _curve(
@@ -56,7 +75,7 @@ def _curve(
     axis: Axis,
     references: Sequence[ReferenceLine] = (),
 ) -> Iterator[Figure]:
-    points: list[Point] = [(float(r["step"]), float(r[key])) for r in records if units.known(r.get(key))]
+    points = step_points(records, key)
     if points:
         last = axis.show(points[-1][1], abs(points[-1][1]) / 1000 or 1.0)
         label = f"{title} ({unit}) over {units.count(points[-1][0])} steps, last {last}"
@@ -64,7 +83,7 @@ def _curve(
 
 
 def calibration(curve: Curve | None, whose: str = "") -> Iterator[Figure]:
-    """The reliability plot of ``curve``, if there is one. ``whose``: the name of the model."""
+    """Yield the reliability plot of ``curve``, if there is one. ``whose``: the name of the model."""
     if curve is not None and curve.predicted:
         of = f" of the {whose}" if whose else ""
         plot = reliability_plot(

@@ -21,18 +21,12 @@ from pipeline.units import text_table
 _MOST_CHANGES = 40
 
 
-def _pairs(pairs: Mapping[str, str]) -> str:
-    width = max(map(len, pairs))
-    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs.items())
-
-
 def _steps(names: Sequence[str]) -> str:
-    """The steps of checkpoints with these names."""
     return ", ".join(name.removeprefix("step-").lstrip("0") or "0" for name in names) or units.ABSENT
 
 
 def _type(record: ListedCheckpoint | ShownCheckpoint) -> str:
-    """The type in the glossary's words; manifests call a delta a difference."""
+    # In the glossary's words; manifests call a delta a difference.
     return "delta" if record.type == "difference" else record.type
 
 
@@ -40,36 +34,41 @@ def listing(records: Sequence[ListedCheckpoint]) -> str:
     """``nightjar ckpt ls``."""
     if not records:
         return "no checkpoints"
-    rows = [
-        [
-            f"{r.run}/{r.name}",
-            units.count(r.step),
-            _type(r),
-            _steps(r.parents),
-            "+".join(r.codings),
-            units.count(r.rows),
-            units.size(r.bytes),
-            units.percent(r.share),
-            units.duration(r.age_seconds),
-            _steps(r.rests),
-        ]
-        for r in records
-    ]
+    rows = []
+    for record in records:
+        rows.append(
+            [
+                f"{record.run}/{record.name}",
+                units.count(record.step),
+                _type(record),
+                _steps(record.parents),
+                "+".join(record.codings),
+                units.count(record.rows),
+                units.size(record.bytes),
+                units.percent(record.share),
+                units.duration(record.age_seconds),
+                _steps(record.rests),
+            ]
+        )
     head = ("checkpoint", "step*", "type", "on", "coding", "rows*", "size*", "of full*", "age*", "rest on it")
-    total = sum(r.bytes or 0 for r in records)
+    total = sum(record.bytes or 0 for record in records)
     lines = [text_table(head, rows), f"{units.plural(len(records), 'checkpoint')}, {units.size(total)}"]
-    lines += [f"damaged: {r.path}/{r.problem}" for r in records if r.problem]
-    return "\n".join([*lines, *(f"set aside: {r.path}: {r.why}" for r in records if r.why is not None)])
+    lines += [f"damaged: {record.path}/{record.problem}" for record in records if record.problem]
+    lines += [f"set aside: {record.path}: {record.why}" for record in records if record.why is not None]
+    return "\n".join(lines)
 
 
 def details(record: ShownCheckpoint) -> str:
     """``nightjar ckpt show``."""
-    position, config = record.position, record.config
+    position = record.position
+    kind = _type(record)
+    if record.parents:
+        kind += f" on {', '.join(record.parents)}"
     facts = {
         "checkpoint": record.path,
         "step": f"{units.count(record.step)}, {units.count(position.get('samples'))} samples",
         "position": f"epoch {position.get('epoch')}, next global batch {units.count(position.get('next_batch'))}",
-        "type": _type(record) + (f" on {', '.join(record.parents)}" if record.parents else ""),
+        "type": kind,
         "size": f"{units.size(record.bytes)}, {units.percent(record.share)} of a full fp32 checkpoint",
         "restores": str(record.summary.get("restores", 0)),
         "key": record.key,
@@ -77,22 +76,19 @@ def details(record: ShownCheckpoint) -> str:
         "dense part": units.size(record.dense_bytes),
         "age": units.duration(record.age_seconds),
     }
-    rows = [
-        [
-            name,
-            units.count(t.rows),
-            units.count(t.dim),
-            units.count(t.rows_stored),
-            units.percent(t.rows_stored / max(1, t.rows)),
-            units.size(t.bytes),
-            "+".join(t.codings),
-        ]
-        for name, t in record.tables.items()
-    ]
+    width = max(map(len, facts))
+    lines = [f"{name.ljust(width)}  {value}" for name, value in facts.items()]
+    rows = []
+    for name, table in record.tables.items():
+        counts = (units.count(table.rows), units.count(table.dim), units.count(table.rows_stored))
+        share = units.percent(table.rows_stored / max(1, table.rows))
+        rows.append([name, *counts, share, units.size(table.bytes), "+".join(table.codings)])
     head = ("table", "rows*", "dim*", "rows stored*", "share*", "size*", "coding")
-    shown: dict[str, Any] = {name: config[name] for name in ("seed", "model", "train", "checkpoint") if name in config}
+    lines += ["", text_table(head, rows), "", "settings (all: --json)"]
+    names = ("seed", "model", "train", "checkpoint")
+    shown: dict[str, Any] = {name: record.config[name] for name in names if name in record.config}
     settings = "\n".join(f"  {path}: {value}" for path, value in leaves(shown).items())
-    return f"{_pairs(facts)}\n\n{text_table(head, rows)}\n\nsettings (all: --json)\n{settings}"
+    return "\n".join([*lines, settings])
 
 
 def verified(result: Verified) -> str:
@@ -106,36 +102,31 @@ def verified(result: Verified) -> str:
 
 def difference(result: CheckpointDiff) -> str:
     """``nightjar ckpt diff``."""
-    rows = [
-        [
-            name,
-            units.count(t.rows),
-            units.count(t.rows_changed),
-            units.percent(t.rows_changed / max(1, t.rows)),
-            f"{t.largest:.3g}",
-            f"{t.mean:.3g}",
-        ]
-        for name, t in result.tables.items()
-    ]
     parts = [f"from {result.first}\nto   {result.second}"]
+    rows = []
+    for name, table in result.tables.items():
+        counts = (units.count(table.rows), units.count(table.rows_changed))
+        share = units.percent(table.rows_changed / max(1, table.rows))
+        rows.append([name, *counts, share, f"{table.largest:.3g}", f"{table.mean:.3g}"])
     parts.append(text_table(("table", "rows*", "changed*", "share*", "largest*", "mean*"), rows))
-    odd = [f"  {n}: {_size(a)} -> {_size(b)}" for n, (a, b) in result.tables_differ.items()]
-    if odd:
-        parts.append("tables that differ in size\n" + "\n".join(odd))
-    dense = [
-        [n, units.count(d.values), f"{d.largest:.3g}", f"{d.mean:.3g}"]
-        for n, d in result.dense.items()
-        if d.values is not None
-    ]
+    sizes = [f"  {name}: {_size(old)} -> {_size(new)}" for name, (old, new) in result.tables_differ.items()]
+    if sizes:
+        parts.append("tables that differ in size\n" + "\n".join(sizes))
+    dense, shapes = [], []
+    for name, parameter in result.dense.items():
+        if parameter.values is not None:
+            dense.append([name, units.count(parameter.values), f"{parameter.largest:.3g}", f"{parameter.mean:.3g}"])
+        if parameter.shapes is not None:
+            shapes.append(f"  {name}: {parameter.shapes[0]} -> {parameter.shapes[1]}")
     if dense:
         parts.append(text_table(("dense parameter", "values*", "largest*", "mean*"), dense))
-    shapes = [f"  {n}: {d.shapes[0]} -> {d.shapes[1]}" for n, d in result.dense.items() if d.shapes is not None]
     if shapes:
         parts.append("dense parameters that differ in shape\n" + "\n".join(shapes))
-    changes = [f"  {path}: {a} -> {b}" for path, (a, b) in result.config.items()]
+    changes = [f"  {path}: {old} -> {new}" for path, (old, new) in result.config.items()]
+    if len(changes) > _MOST_CHANGES:
+        changes[_MOST_CHANGES:] = [f"  and {len(changes) - _MOST_CHANGES} more (--json)"]
     if changes:
-        more = [f"  and {len(changes) - _MOST_CHANGES} more (--json)"] if len(changes) > _MOST_CHANGES else []
-        parts.append("settings\n" + "\n".join(changes[:_MOST_CHANGES] + more))
+        parts.append("settings\n" + "\n".join(changes))
     return "\n\n".join(parts)
 
 
@@ -156,15 +147,20 @@ def compacted(result: Compacted) -> str:
 def collected(result: Mapping[str, Any]) -> str:
     """``nightjar ckpt gc``."""
     verb = "would remove" if result["dry_run"] else "removed"
-    lines = [f"{verb} {each['path']}  {units.size(each['bytes'])}  {each['reason']}" for each in result["removed"]]
-    kept = [f"keep {each['path']}  {each['reason']}" for each in result["kept"]]
-    total = f"{verb} {len(lines)} in all, {units.size(result['bytes'])}; {units.plural(len(kept), 'checkpoint')} kept"
-    return "\n".join([*lines, *kept, total])
+    lines = []
+    for removed in result["removed"]:
+        lines.append(f"{verb} {removed['path']}  {units.size(removed['bytes'])}  {removed['reason']}")
+    for kept in result["kept"]:
+        lines.append(f"keep {kept['path']}  {kept['reason']}")
+    total = f"{verb} {len(result['removed'])} in all, {units.size(result['bytes'])}"
+    return "\n".join([*lines, f"{total}; {units.plural(len(result['kept']), 'checkpoint')} kept"])
 
 
 def exported(result: Exported) -> str:
     """``nightjar ckpt export``."""
-    rows = [[f.table, units.count(f.rows), units.count(f.dim), units.size(f.bytes), f.file] for f in result.files]
+    rows = []
+    for file in result.files:
+        rows.append([file.table, units.count(file.rows), units.count(file.dim), units.size(file.bytes), file.file])
     return f"{result.checkpoint}\n{text_table(('table', 'rows*', 'dim*', 'size*', 'file'), rows)}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import units
@@ -16,66 +16,71 @@ MODELS = {"candidate": "candidate", "uncalibrated": "candidate without its calib
 MOST_SLICES = 60
 
 
-def gate_figures(record: GateRecord) -> list[Figure]:
-    """All plots; unknown ones are left out."""
-    curves = record.reliability or {}
-    return [
-        *(figure for model, words in MODELS.items() for figure in calibration(curves.get(model), words)),
-        *_histogram(record.histogram),
-        *_slice_plot(record.slices or ()),
-    ]
-
-
-def _histogram(histogram: Histogram | None) -> Iterator[Figure]:
-    """Shares of rows by prediction: the candidate filled, the incumbent a dashed line."""
-    if histogram is None:
-        return
-    edges, theirs = histogram.edges, histogram.incumbent
-    top = max([*histogram.candidate, *(theirs or ())])
-    x = Axis(title="predicted probability of a click", from_zero=True)
-    frame = Frame.around([(0.0, 0.0), (edges[-1], top)], x, Axis(title="rows", from_zero=True, show=percent_tick))
-    ours = _outline(frame, edges, histogram.candidate)
-    closed = f"{ours} L{frame.place((edges[-1], 0))} L{frame.place((edges[0], 0))} Z"
-    body = [*frame.grid(), tag("path", class_="area", d=closed), tag("path", class_="curve", d=ours)]
-    unit = "share of rows"
-    if theirs is not None:
-        body.append(tag("path", class_="reference", d=_outline(frame, edges, theirs)))
-        unit += "; dashed: the incumbent"
-    yield Figure("Predictions", unit, drawing(body, "Share of rows by predicted probability"))
-
-
-def _outline(frame: Frame, edges: Sequence[float], shares: Sequence[float]) -> str:
-    return frame.path([(edge, share) for i, share in enumerate(shares) for edge in (edges[i], edges[i + 1])])
-
-
-def _slice_plot(slices: Sequence[Slice]) -> Iterator[Figure]:
-    """The change of NE of each slice, with its interval, in the order of the table."""
-    shown = [(each, each.change.ne) for each in slices if each.change is not None][:MOST_SLICES]
-    if not shown:
-        return
-    ends = [value for _, change in shown for value in change]
-    corners = [(0.0, min(0.0, *ends)), (len(shown) + 1.0, max(0.0, *ends))]
-    x = Axis(title="slice, in the order of the table", whole=True)
-    frame = Frame.around(corners, x, Axis(title="change", show=signed_tick))
-    body = [*frame.grid(), *reference_lines(frame, [ReferenceLine(0.0, "as the incumbent")])]
-    for place, (each, (point, low, high)) in enumerate(shown, 1):
-        text = f"{each.slice}={each.value}: {point:+.2%} [{low:+.2%}, {high:+.2%}]"
-        body += [frame.whisker(place, low, high), frame.dot((place, point), text)]
-    plot = drawing(body, "NE by slice")
-    yield Figure("Change of NE by slice", "candidate over incumbent; lower is better", plot)
-
-
+# Rows of the table of importance, which begins with the largest.
+MOST_FEATURES = 50
+# Smallest change of coverage that is shown.
+LEAST_CHANGE = 0.01
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
 FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
 _SLICE = "slice: "
-MOST_FEATURES = 50  # in the table of importance, which begins with the largest
-LEAST_CHANGE = 0.01  # smallest change of coverage that is shown
 # Pill, Markdown and word of a result, by the index that ``_answer`` returns.
 _ANSWERS = (("failed", "**failed**", "failed"), ("skipped", "warning", "warning"), ("done", "passed", "passed"))
 
 
+def gate_figures(record: GateRecord) -> list[Figure]:
+    """Return all plots; unknown ones are left out."""
+    curves = record.reliability or {}
+    figures: list[Figure] = []
+    for model, title in MODELS.items():
+        figures += calibration(curves.get(model), title)
+    if record.histogram is not None:
+        figures.append(_prediction_histogram(record.histogram))
+    slices = [row for row in record.slices or () if row.change is not None][:MOST_SLICES]
+    if slices:
+        figures.append(_slice_plot(slices))
+    return figures
+
+
+def _prediction_histogram(histogram: Histogram) -> Figure:
+    # Shares of rows by prediction: the candidate filled, the incumbent a dashed line.
+    edges, incumbent = histogram.edges, histogram.incumbent
+    top = max([*histogram.candidate, *(incumbent or ())])
+    x = Axis(title="predicted probability of a click", from_zero=True)
+    frame = Frame.around([(0.0, 0.0), (edges[-1], top)], x, Axis(title="rows", from_zero=True, show=percent_tick))
+    outline = _outline(frame, edges, histogram.candidate)
+    closed = f"{outline} L{frame.place((edges[-1], 0))} L{frame.place((edges[0], 0))} Z"
+    body = [*frame.grid(), tag("path", class_="area", d=closed), tag("path", class_="curve", d=outline)]
+    unit = "share of rows"
+    if incumbent is not None:
+        body.append(tag("path", class_="reference", d=_outline(frame, edges, incumbent)))
+        unit += "; dashed: the incumbent"
+    return Figure("Predictions", unit, drawing(body, "Share of rows by predicted probability"))
+
+
+def _outline(frame: Frame, edges: Sequence[float], shares: Sequence[float]) -> str:
+    corners = []
+    for i, share in enumerate(shares):
+        corners += [(edges[i], share), (edges[i + 1], share)]
+    return frame.path(corners)
+
+
+def _slice_plot(slices: Sequence[Slice]) -> Figure:
+    # The change of NE of each slice, with its interval, in the order of the table.
+    changes = [row.change.ne for row in slices if row.change is not None]
+    ends = [value for change in changes for value in change]
+    corners = [(0.0, min(0.0, *ends)), (len(slices) + 1.0, max(0.0, *ends))]
+    x = Axis(title="slice, in the order of the table", whole=True)
+    frame = Frame.around(corners, x, Axis(title="change", show=signed_tick))
+    body = [*frame.grid(), *reference_lines(frame, [ReferenceLine(0.0, "as the incumbent")])]
+    for place, (row, (point, low, high)) in enumerate(zip(slices, changes, strict=True), 1):
+        text = f"{row.slice}={row.value}: {point:+.2%} [{low:+.2%}, {high:+.2%}]"
+        body += [frame.whisker(place, low, high), frame.dot((place, point), text)]
+    plot = drawing(body, "NE by slice")
+    return Figure("Change of NE by slice", "candidate over incumbent; lower is better", plot)
+
+
 def gate_page(record: GateRecord) -> str:
-    """The page as HTML. Unknown parts are left out."""
+    """Return the page as HTML. Unknown parts are left out."""
     verdict = record.verdict
     return from_template(
         "gate.html",
@@ -88,7 +93,7 @@ def gate_page(record: GateRecord) -> str:
         reasons=record.reasons,
         warnings=record.warnings,
         summary=_cards(record),
-        compared=_compared_models(record),
+        compared=_comparison(record),
         plots=gate_figures(record),
         checks=_checks_table(_checks(record)),
         slices=_slices(record.slices or ()),
@@ -100,12 +105,16 @@ def gate_page(record: GateRecord) -> str:
 
 
 def gate_markdown(record: GateRecord) -> str:
-    """The same as Markdown without plots, for a ticket or a chat."""
+    """Return the same as Markdown without plots, for a ticket or a chat."""
     lines = [f"# Gate: {record.verdict}", "", _sentence(record), ""]
-    lines += [*(f"- {units.for_chat(reason)}" for reason in record.reasons), ""] if record.reasons else []
-    lines += [*(f"- warning: {units.for_chat(words)}" for words in record.warnings), ""] if record.warnings else []
+    if record.reasons:
+        lines += [*(f"- {units.for_chat(reason)}" for reason in record.reasons), ""]
+    if record.warnings:
+        lines += [*(f"- warning: {units.for_chat(warning)}" for warning in record.warnings), ""]
     if figures := _figure_rows(record):
-        head = ("figure", "candidate", *(("incumbent", "change") if record.incumbent is not None else ()))
+        head = ["figure", "candidate"]
+        if record.incumbent is not None:
+            head += ["incumbent", "change"]
         lines += [*_markdown_table(head, figures), ""]
     if record.cost is not None:
         lines += [f"An ensemble of {units.count(record.cost.members)} members: {_cost_words(record.cost)}.", ""]
@@ -113,20 +122,24 @@ def gate_markdown(record: GateRecord) -> str:
         lines += [f"The calibrator is {record.calibrated.words}.", ""]
         lines += [*_markdown_table(("figure", "without the calibrator", "with it"), _calibrated_rows(record)), ""]
     if record.tasks:
-        tasks = _tasks(record)
-        lines += [*_markdown_table([name.rstrip("*").lower() for name in tasks.head], tasks.rows), ""]
+        lines += [*_plain_table(_tasks(record)), ""]
     if others := _other_models(record):
         lines += [*_markdown_table(("other model", "NE", "change to the candidate"), others), ""]
-    rows = [[_ANSWERS[_answer(check)][1], check.name, check.words] for check in _checks(record)]
-    lines += [*_markdown_table(("result", "check", "details"), rows), ""]
+    checks = [[_ANSWERS[_answer(check)][1], check.name, check.words] for check in _checks(record)]
+    lines += [*_markdown_table(("result", "check", "details"), checks), ""]
     if record.importance:
-        worth = _importance(record, record.importance, "feature")
-        lines += [*_markdown_table([name.rstrip("*").lower() for name in worth.head], worth.rows), ""]
+        lines += [*_plain_table(_importance(record, record.importance, "feature")), ""]
     if record.slices:
-        compared = _compared(record.slices)
-        head = ("slice", "rows", "NE", *(("incumbent", "change of NE") if compared else ()), "calibration")
-        lines += [*_markdown_table(head, [_slice_cells(each, compared) for each in record.slices]), ""]
+        compared = _with_incumbent(record.slices)
+        head = ["slice", "rows", "NE", "calibration"]
+        if compared:
+            head[3:3] = ["incumbent", "change of NE"]
+        lines += [*_markdown_table(head, [_slice_cells(row, compared) for row in record.slices]), ""]
     return "\n".join(lines)
+
+
+def _plain_table(table: PageTable) -> list[str]:
+    return _markdown_table([name.rstrip("*").lower() for name in table.head], table.rows)
 
 
 def _model(record: GateRecord) -> str:
@@ -134,49 +147,56 @@ def _model(record: GateRecord) -> str:
 
 
 def _sentence(record: GateRecord) -> str:
-    against = record.incumbent_version
-    beside = f"beside the incumbent {against}" if against else "no incumbent, absolute checks only"
-    return f"{_model(record) or 'candidate'} on {units.count(record.rows)} test rows, {beside}"
+    comparison = "no incumbent, absolute checks only"
+    if record.incumbent_version:
+        comparison = f"beside the incumbent {record.incumbent_version}"
+    return f"{_model(record) or 'candidate'} on {units.count(record.rows)} test rows, {comparison}"
 
 
 def _cards(record: GateRecord) -> list[tuple[str, str, str]]:
-    figures: list[tuple[str, str, str]] = []
+    cards: list[tuple[str, str, str]] = []
     if record.candidate is None:
-        return figures
-    for title, ours, *others in _figure_rows(record):
-        under = f"incumbent {others[0]}, {others[1].split(' ')[0]}" if others else "no incumbent"
-        figures.append((title if title[0].isupper() else title.capitalize(), ours.split(" ")[0], under))
+        return cards
+    for title, figure, *others in _figure_rows(record):
+        under = "no incumbent"
+        if others:
+            incumbent, change = others
+            under = f"incumbent {incumbent}, {change.split(' ')[0]}"
+        cards.append((title if title[0].isupper() else title.capitalize(), figure.split(" ")[0], under))
     if power := record.power:
-        figures.append(("Minimum detectable change", f"{power.resolved:+.2%}", _rows_that_tell(record.rows, power)))
+        cards.append(("Minimum detectable change", f"{power.resolved:+.2%}", _power_words(record.rows, power)))
     if shift := record.shift:
-        figures.append(("Prediction shift", units.decimal(shift.psi, 3), f"PSI; KS {units.decimal(shift.ks, 3)}"))
+        cards.append(("Prediction shift", units.decimal(shift.psi, 3), f"PSI; KS {units.decimal(shift.ks, 3)}"))
     if coverage := record.coverage:
         mean = sum(coverage.values()) / len(coverage)
-        figures.append(("Id coverage", units.percent(mean), "share of lookups with a trained row"))
+        cards.append(("Id coverage", units.percent(mean), "share of lookups with a trained row"))
     if serving := record.serving:
-        message = f"change of NE as served; largest difference {units.decimal(serving.largest_difference)}"
-        figures.append(("Training-serving skew", f"{100 * serving.gap:+.3f}%", message))
+        under = f"change of NE as served; largest difference {units.decimal(serving.largest_difference)}"
+        cards.append(("Training-serving skew", f"{100 * serving.gap:+.3f}%", under))
     if cost := record.cost:
-        figures.append(("Ensemble", f"{units.count(cost.members)} members", _cost_words(cost)))
-    return figures
+        cards.append(("Ensemble", f"{units.count(cost.members)} members", _cost_words(cost)))
+    return cards
 
 
 def _cost_words(cost: ServingCost) -> str:
-    """Bytes of tables and time a row, beside those of one member and of the incumbent."""
-    beside = "" if cost.row_us_of_incumbent is None else f", the incumbent's {cost.row_us_of_incumbent:.1f}"
-    size = f"{units.size(cost.bytes)} of tables, one member {units.size(cost.bytes_of_one)}"
-    return f"{size}; {cost.row_us:.1f} microseconds a row{beside}"
+    text = f"{units.size(cost.bytes)} of tables, one member {units.size(cost.bytes_of_one)}"
+    text += f"; {cost.row_us:.1f} microseconds a row"
+    if cost.row_us_of_incumbent is not None:
+        text += f", the incumbent's {cost.row_us_of_incumbent:.1f}"
+    return text
 
 
-def _rows_that_tell(rows: int, power: RowsPower) -> str:
-    needed, limit = power.rows_needed, f"{power.limit:.2%}"
-    if needed is None:
+def _power_words(rows: int, power: RowsPower) -> str:
+    if power.rows_needed is None:
         return "of NE"
-    return f"of NE; the limit is {limit}" + (f", for {units.count(needed)} rows" if needed > rows else "")
+    text = f"of NE; the limit is {power.limit:.2%}"
+    if power.rows_needed > rows:
+        text += f", for {units.count(power.rows_needed)} rows"
+    return text
 
 
 def _interval(values: Interval | None, signed: str = "") -> str:
-    """``0.7411 [0.7380, 0.7442]``. ``signed``: + adds the sign, % writes per cent with the sign."""
+    # As 0.7411 [0.7380, 0.7442]. ``signed``: + adds the sign, % writes per cent with the sign.
     if values is None or not units.known(values.point):
         return units.ABSENT
     kind = {"": ".4f", "+": "+.4f", "%": "+.2%"}[signed]
@@ -185,33 +205,34 @@ def _interval(values: Interval | None, signed: str = "") -> str:
 
 
 def _figure_rows(record: GateRecord) -> list[list[str]]:
-    """Title and figure of the candidate; with an incumbent, also its figure and the change."""
-    if record.candidate is None:
-        return []
-    rows = [[title, _interval(getattr(record.candidate, name))] for name, title in FIGURES]
-    if record.incumbent is not None:
-        for cells, (name, _) in zip(rows, FIGURES, strict=True):
+    # Title and figure of the candidate; with an incumbent, also its figure and the change.
+    rows = []
+    for name, title in FIGURES if record.candidate is not None else ():
+        cells = [title, _interval(getattr(record.candidate, name))]
+        if record.incumbent is not None:
             change = _interval(getattr(record.change, name, None), "%" if name == "ne" else "+")
             cells += [_interval(getattr(record.incumbent, name)), change]
+        rows.append(cells)
     return rows
 
 
 def _calibrated_rows(record: GateRecord) -> list[list[str]]:
-    """Title and figure of the candidate without its calibrator and with it; none where it has none."""
-    before, after = None if record.calibrated is None else record.calibrated.before, record.candidate
-    if before is None or after is None:
+    # Title and figure of the candidate without its calibrator and with it; none where it has none.
+    after = record.candidate
+    if record.calibrated is None or record.calibrated.before is None or after is None:
         return []
+    before = record.calibrated.before
     return [[title, _interval(getattr(before, name)), _interval(getattr(after, name))] for name, title in FIGURES]
 
 
-def _compared_models(record: GateRecord) -> dict[str, Any] | None:
-    """The candidate's figures, and those of the incumbent and of other models."""
+def _comparison(record: GateRecord) -> dict[str, Any] | None:
     if record.candidate is None:
         return None
-    compared = record.incumbent is not None
-    head = ("Figure", "Candidate*", *(("Incumbent*", "Change*") if compared else ()))
-    paired = "; both models are compared on the same resampled rows" if compared else ""
-    title = "Candidate and incumbent on the same rows" if compared else "The candidate on test rows"
+    title, head, paired = "The candidate on test rows", ["Figure", "Candidate*"], ""
+    if record.incumbent is not None:
+        title = "Candidate and incumbent on the same rows"
+        head += ["Incumbent*", "Change*"]
+        paired = "; both models are compared on the same resampled rows"
     return {
         "title": title,
         "models": PageTable(head, _figure_rows(record)),
@@ -223,105 +244,118 @@ def _compared_models(record: GateRecord) -> dict[str, Any] | None:
 
 
 def _other_models(record: GateRecord) -> list[list[str]]:
-    """Name, NE and change to the candidate for the best of the last versions and the logistic regression."""
-    best = f"best of the last versions: {record.best.version}" if record.best is not None else ""
-    named = ((best, record.best), ("logistic regression", record.baseline))
-    return [
-        [name, _interval(each.ne), _interval(each.change, "%")]
-        for name, each in named
-        if each is not None and each.change is not None
-    ]
+    # Name, NE and change to the candidate for the best of the last versions and the logistic regression.
+    rows = []
+    best, baseline = record.best, record.baseline
+    if best is not None and best.change is not None:
+        name = f"best of the last versions: {best.version}"
+        rows.append([name, _interval(best.ne), _interval(best.change, "%")])
+    if baseline is not None and baseline.change is not None:
+        rows.append(["logistic regression", _interval(baseline.ne), _interval(baseline.change, "%")])
+    return rows
 
 
 def _answer(check: Check) -> int:
-    """Index in ``_ANSWERS``: 0 failed, 1 passed with a warning, 2 passed."""
-    return 0 if not check.passed else 1 if check.warned else 2
+    # Index in ``_ANSWERS``.
+    if not check.passed:
+        return 0
+    return 1 if check.warned else 2
 
 
 def _checks(record: GateRecord) -> list[Check]:
-    """Failed checks first, then warnings. Slices that passed are only in their own table."""
+    # Failed checks first, then warnings. Slices that passed are only in their own table.
     shown = [check for check in record.checks if not (check.passed and check.name.startswith(_SLICE))]
     return sorted(shown, key=_answer)
 
 
 def _checks_table(checks: Sequence[Check]) -> PageTable:
-    answers = [_ANSWERS[_answer(check)] for check in checks]
-    rows = [(pill(a[0], a[2]), check.name, check.words) for a, check in zip(answers, checks, strict=True)]
+    rows = []
+    for check in checks:
+        kind, _, word = _ANSWERS[_answer(check)]
+        rows.append((pill(kind, word), check.name, check.words))
     return PageTable(("Result", "Check", "Details~"), rows)
 
 
-def _compared(slices: Sequence[Slice]) -> bool:
-    return any(each.incumbent is not None for each in slices)
+def _with_incumbent(slices: Sequence[Slice]) -> bool:
+    return any(row.incumbent is not None for row in slices)
 
 
-def _slice_cells(each: Slice, compared: bool) -> list[str]:
-    theirs = _interval(each.incumbent.ne if each.incumbent is not None else None)
-    change = _interval(each.change.ne if each.change is not None else None, "%")
-    return [
-        f"{each.slice}={each.value}",
-        units.count(each.rows),
-        _interval(each.candidate.ne),
-        *((theirs, change) if compared else ()),
-        _interval(each.candidate.calibration),
-    ]
+def _slice_cells(row: Slice, compared: bool) -> list[str]:
+    cells = [f"{row.slice}={row.value}", units.count(row.rows), _interval(row.candidate.ne)]
+    if compared:
+        cells.append(_interval(row.incumbent.ne if row.incumbent is not None else None))
+        cells.append(_interval(row.change.ne if row.change is not None else None, "%"))
+    cells.append(_interval(row.candidate.calibration))
+    return cells
 
 
 def _slices(slices: Sequence[Slice]) -> PageTable:
-    compared = _compared(slices)
-    head = ("Slice", "Rows*", "NE*", *(("Incumbent*", "Change of NE*") if compared else ()), "Calibration*")
-    return PageTable(head, [_slice_cells(each, compared) for each in slices])
+    compared = _with_incumbent(slices)
+    head = ["Slice", "Rows*", "NE*", "Calibration*"]
+    if compared:
+        head[3:3] = ["Incumbent*", "Change of NE*"]
+    return PageTable(head, [_slice_cells(row, compared) for row in slices])
 
 
 def _tasks(record: GateRecord) -> PageTable:
-    """Figures of the further tasks."""
-    head = ("Task", "Rows*", "Figure", "Candidate*", "Incumbent*", "Change*", "AUC*", "Calibration*")
-    rows = [
-        (
-            name,
-            units.count(each.rows),
-            each.figure,
-            _interval(each.candidate),
-            _interval(each.incumbent),
-            _interval(each.change, "%"),
-            _interval(each.auc),
-            _interval(each.calibration),
+    rows = []
+    for name, task in (record.tasks or {}).items():
+        rows.append(
+            (
+                name,
+                units.count(task.rows),
+                task.figure,
+                _interval(task.candidate),
+                _interval(task.incumbent),
+                _interval(task.change, "%"),
+                _interval(task.auc),
+                _interval(task.calibration),
+            )
         )
-        for name, each in (record.tasks or {}).items()
-    ]
+    head = ("Task", "Rows*", "Figure", "Candidate*", "Incumbent*", "Change*", "AUC*", "Calibration*")
     return PageTable(head, rows)
 
 
-def _importance(record: GateRecord, worth: Mapping[str, Importance] | None, what: str) -> PageTable:
-    """The features, or towers, by importance; beside the incumbent's when it was published, by the change."""
+def _importance(record: GateRecord, importance: Mapping[str, Importance] | None, what: str) -> PageTable:
+    # Features, or towers, by importance; where the incumbent's was recorded when it was published, by the change.
+    importance = importance or {}
     before = (record.former.importance if record.former is not None else None) or {}
-    compared = any(name in before for name in worth or ())
-    head = (what, "Increase of NE*", *(("Incumbent, when published*", "Change*") if compared else ()))
-    changes = {name: each.rise - before[name].rise for name, each in (worth or {}).items() if name in before}
-    order = sorted((worth or {}).items(), key=lambda item: -abs(changes.get(item[0], item[1].rise)))
+    changes = {name: value.rise - before[name].rise for name, value in importance.items() if name in before}
+    order = sorted(importance, key=lambda name: -abs(changes.get(name, importance[name].rise)))
     rows = []
-    for name, each in order:
-        cells = [name, _rise(each)]
-        if compared:
-            cells += [_rise(before[name]), f"{changes[name]:+.4f}"] if name in changes else ["", ""]
+    for name in order[:MOST_FEATURES]:
+        cells = [name, _rise(importance[name])]
+        if name in changes:
+            cells += [_rise(before[name]), f"{changes[name]:+.4f}"]
+        elif changes:
+            cells += ["", ""]
         rows.append(cells)
-    return PageTable(head, rows[:MOST_FEATURES])
+    head = [what, "Increase of NE*"]
+    if changes:
+        head += ["Incumbent, when published*", "Change*"]
+    return PageTable(head, rows)
 
 
-def _rise(each: Importance) -> str:
-    return f"{each.rise:+.4f} ± {each.error:.4f}"
+def _rise(importance: Importance) -> str:
+    return f"{importance.rise:+.4f} ± {importance.error:.4f}"
 
 
 def _coverage(record: GateRecord) -> list[tuple[str, str]]:
     before = record.former.coverage if record.former is not None else {}
     pairs = []
     for name, share in sorted(record.coverage.items(), key=lambda item: item[1]):
-        then = before.get(name)
-        moved = then is not None and abs(then - share) >= LEAST_CHANGE
-        pairs.append((name, units.percent(share) + (f" ({units.percent(then)} before)" if moved else "")))
+        text = units.percent(share)
+        former = before.get(name)
+        if former is not None and abs(former - share) >= LEAST_CHANGE:
+            text += f" ({units.percent(former)} before)"
+        pairs.append((name, text))
     return pairs
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    shown = [[units.for_chat(units.printable(cell.replace("|", "/"), 200)) for cell in row] for row in rows]
-    return lines + [f"| {' | '.join(cells)} |" for cells in shown]
+    for row in rows:
+        # A bar would end the cell.
+        cells = [units.for_chat(units.printable(cell.replace("|", "/"), 200)) for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

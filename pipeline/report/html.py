@@ -12,7 +12,7 @@ from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.records.gate import HOLD, Curve
 from pipeline.records.plan import Plan
 from pipeline.records.record import read
-from pipeline.records.result import ErrorPart, Evaluation, IngestPart, PlanPart, Result, TrainPart
+from pipeline.records.result import Evaluation, IngestPart, PlanPart, Result, TrainPart
 from pipeline.report.charts import run_figures
 from pipeline.report.gate import GATE_PAGE
 from pipeline.report.page import from_template, pill
@@ -66,7 +66,7 @@ class ReportData:
 
 
 def write_report(store: Store, run: str) -> str:
-    """Write the page of ``run`` from its records and artifacts; returns its path in the store.
+    """Write the page of ``run`` from its records and artifacts, and return its path in the store.
 
     If the plan cannot be read, the page says why. Raises ArtifactError if ``result.json`` is missing or another file is
     damaged.
@@ -80,7 +80,11 @@ def read_run(store: Store, run: str) -> ReportData:
     """Read what is known about ``run``; ArtifactError if it has no ``result.json``."""
     result = read(Result, store, f"runs/{run}/{Result.FILE}")
     paths = {name: stage.artifact for name, stage in result.stages.items() if stage.artifact}
-    artifacts = [artifact for path in paths.values() if (artifact := store.find(path)) is not None]
+    created = []
+    for path in paths.values():
+        artifact = store.find(path)
+        if artifact is not None:
+            created.append(artifact.created)
     curve, attention = (f"{paths.get('evaluate')}/{name}" for name in (RELIABILITY, ATTENTION))
     planned = paths.get("plan" if result.towers is None else "partition")
     plan, problem = _read_plan(store, planned)
@@ -95,22 +99,24 @@ def read_run(store: Store, run: str) -> ReportData:
         plan_problem=problem,
         reliability=read(Curve, store, curve) if store.exists(curve) else None,
         config=config,
-        plan_page=_page(store, planned, PLAN_PAGE),
-        towers_page=_page(store, paths.get("partition"), TOWERS_PAGE),
-        gate_page=_page(store, paths.get("publish"), GATE_PAGE),
+        plan_page=_page_url(store, planned, PLAN_PAGE),
+        towers_page=_page_url(store, paths.get("partition"), TOWERS_PAGE),
+        gate_page=_page_url(store, paths.get("publish"), GATE_PAGE),
         data=read_data(store, store.find(paths["ingest"]) if "ingest" in paths else None),
         attention=store.read_json(attention) if store.exists(attention) else {},
-        finished=max((artifact.created for artifact in artifacts), default=None),
+        finished=max(created, default=None),
     )
 
 
-def _page(store: Store, path: str | None, name: str) -> str:
-    """URL of page ``name`` of the artifact at ``path``, relative to the report; "" if there is none."""
-    return f"../../{path}/{name}" if path and store.exists(f"{path}/{name}") else ""
+def _page_url(store: Store, path: str | None, name: str) -> str:
+    # Of the artifact at ``path``, relative to the report; "" if there is none.
+    if not path or not store.exists(f"{path}/{name}"):
+        return ""
+    return f"../../{path}/{name}"
 
 
 def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
-    """The plan in the artifact at ``path``, or the reason why it cannot be read."""
+    # The plan in the artifact at ``path``, or the reason why it cannot be read.
     artifact = store.find(path) if path else None
     if artifact is None:
         return None, ""
@@ -124,7 +130,7 @@ def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
 
 
 def render(data: ReportData) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     result, status = data.result, data.result.status
     held = status == "failed" and result.gate is not None and result.gate.verdict == HOLD
     shown = (HOLD, "held") if held else (status, status)
@@ -136,7 +142,7 @@ def render(data: ReportData) -> str:
         run=result.run,
         status=pill(*shown),
         about=_about(data, status),
-        error=_error(result.error),
+        error=None if result.error is None else {"text": error_text(result.error), "hint": result.error.hint or ""},
         summary=_figures(result),
         doubts=doubts(scores),
         gate=_gate(result, data.gate_page),
@@ -167,24 +173,21 @@ def _about(data: ReportData, status: str) -> str:
     return " · ".join(parts)
 
 
-def _error(error: ErrorPart | None) -> dict[str, str] | None:
-    return None if error is None else {"text": error_text(error), "hint": error.hint or ""}
-
-
 def _gate(result: Result, page: str) -> dict[str, Any] | None:
-    """Verdict, reasons and the published version. ``page``: relative URL of the gate's page."""
     gate, model = result.gate, result.model
     if gate is None:
         return None
-    beside = f" beside {gate.incumbent}" if gate.incumbent else ", no incumbent"
-    where = f"; published at {model.uri}" if model else "; not published" if gate.verdict == HOLD else ""
+    text = f"{gate.version} beside {gate.incumbent}" if gate.incumbent else f"{gate.version}, no incumbent"
+    if model:
+        text += f"; published at {model.uri}"
+    elif gate.verdict == HOLD:
+        text += "; not published"
     reasons = [*gate.reasons, *(f"warning: {line}" for line in gate.warnings or ())]
-    text = f"{gate.version}{beside}{where}"
     return {"verdict": pill(gate.verdict, gate.verdict), "text": text, "reasons": reasons, "page": page}
 
 
 def _data(part: IngestPart | None, data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The dataset. ``part``: ``ingest`` of ``result.json``. ``data``: from ``read_data``."""
+    # ``part``: ``ingest`` of ``result.json``. ``data``: from ``read_data``.
     if not data or part is None or part.rows is None:
         return None
     quality = data[QUALITY]
@@ -211,15 +214,14 @@ def _plan(part: PlanPart | None, data: ReportData) -> dict[str, Any] | None:
 
 
 def _figures(result: Result) -> list[tuple[str, str, str]]:
-    """The cards at the top."""
     scores, train, rows = result.eval, result.train, result.ingest
     figures: list[tuple[str, str, str]] = []
     if scores is not None:
         best, gain = units.decimal(scores.bayes_ne), reachable_gain(scores)
-        figures.append(("NE", units.decimal(scores.ne), f"{_ends(scores.ne_interval)}1 is the base rate"))
+        figures.append(("NE", units.decimal(scores.ne), f"{_interval_prefix(scores.ne_interval)}1 is the base rate"))
         if gain is not None:
             figures.append(("Reachable gain", units.percent(gain), f"the best reachable NE is {best}"))
-        loss = f"{_ends(scores.auc_interval)}log loss {units.decimal(scores.logloss)}"
+        loss = f"{_interval_prefix(scores.auc_interval)}log loss {units.decimal(scores.logloss)}"
         figures.append(("AUC", units.decimal(scores.auc), loss))
         figures.append(("Calibration", units.decimal(scores.calibration, 3), "predicted / observed clicks"))
     if train is not None:
@@ -233,13 +235,17 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
     return figures
 
 
-def _ends(interval: tuple[float, float] | None) -> str:
-    """A 95 % interval in words, before what follows; "" where there is none."""
-    return "" if interval is None else f"{' to '.join(units.decimal(end) for end in interval)} (95%); "
+def _interval_prefix(interval: tuple[float, float] | None) -> str:
+    if interval is None:
+        return ""
+    low, high = interval
+    return f"{units.decimal(low)} to {units.decimal(high)} (95%); "
 
 
 def _details(result: Result) -> list[tuple[str, str]]:
-    """The remaining figures of ``result.json``, as pairs of name and value."""
-    figures = [fact for stage in STAGES for fact in stage.facts(result)]
+    # The remaining figures of ``result.json``, as pairs of name and value.
+    figures: list[tuple[str, str]] = []
+    for stage in STAGES:
+        figures += stage.facts(result)
     figures.append(("Hosts", "; ".join(hosts_lines(result.shrunk, result.grown)) or units.ABSENT))
     return [(name, value) for name, value in figures if value != units.ABSENT]

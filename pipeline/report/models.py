@@ -13,44 +13,54 @@ from pipeline.records.runs import Removed, RemovedFromStore
 
 
 def listing(models: Sequence[ListedModel]) -> str:
-    """The versions of every model, oldest first. ``>`` marks the serving one, ``<`` the one a rollback restores."""
+    """List the versions of every model, oldest first. ``>`` marks the serving one, ``<`` what a rollback restores."""
     if not models:
         return "no published models in this store; nightjar nightly publishes one"
     lines = []
     for model in models:
         lines += [f"{model.model}: {model.serving or 'nothing'} serves"]
         lines += [f"  {'version':<18} {'age':>12} {'size':>9} {'gate':<6} {'NE':>8} {'calibration':>11}"]
-        lines += [_version(each) for each in model.versions]
+        for version in model.versions:
+            lines += _version_lines(version)
     return "\n".join(lines)
 
 
-def _version(each: ListedVersion) -> str:
-    mark = ">" if each.serves else "<" if each.previous else " "
-    if each.problem:
-        return f"{mark} {each.version:<18} {each.problem}"
-    summary = each.summary
+def _version_lines(version: ListedVersion) -> list[str]:
+    mark = " "
+    if version.serves:
+        mark = ">"
+    elif version.previous:
+        mark = "<"
+    if version.problem:
+        return [f"{mark} {version.version:<18} {version.problem}"]
+    summary = version.summary
     gate = "forced" if summary.get("forced") else str(summary.get("verdict", units.ABSENT))
-    return (
-        f"{mark} {each.version:<18} {units.duration(each.age_seconds):>12} {units.size(each.bytes):>9} "
+    lines = [
+        f"{mark} {version.version:<18} {units.duration(version.age_seconds):>12} {units.size(version.bytes):>9} "
         f"{gate:<6} {units.decimal(summary.get('ne'), 5):>8} {units.decimal(summary.get('calibration')):>11}"
-        + (f"\n    withdrawn: {each.withdrawn}" if each.withdrawn else "")
-    )
+    ]
+    if version.withdrawn:
+        lines.append(f"    withdrawn: {version.withdrawn}")
+    return lines
 
 
 def details(shown: ShownVersion) -> str:
-    """A version: verdict, figures, data, lineage, tables and log."""
+    """Describe a version: verdict, figures, data, lineage, tables and log."""
     card = shown.card
-    lines = [f"{card.model} {card.version}" + (" (serves)" if shown.serves else ""), f"  at {shown.path}"]
-    lines.append(f"  made {_when(card.created)}")
+    title = f"{card.model} {card.version}"
+    lines = [f"{title} (serves)" if shown.serves else title, f"  at {shown.path}", f"  made {_when(card.created)}"]
     lines += [f"  gate {card.gate.verdict}", *(f"    {reason}" for reason in card.gate.reasons)]
-    lines += [f"  withdrawn: {shown.withdrawn}"] if shown.withdrawn else []
+    if shown.withdrawn:
+        lines.append(f"  withdrawn: {shown.withdrawn}")
     for name, (point, low, high) in card.figures.items():
         lines.append(f"  {name} {point:.5f} [{low:.5f}, {high:.5f}]")
     if card.calibrator is not None:
         lines.append(f"  calibrator {card.calibrator.words}")
     for part, facts in (("data", card.data), ("lineage", card.lineage.to_json())):
-        named = {key.replace("_", " "): _fact(value) for key, value in facts.items()}
-        lines += [f"  {part}", *(f"    {name}: {text}" for name, text in named.items() if text)]
+        lines.append(f"  {part}")
+        for key, value in facts.items():
+            if text := _fact(value):
+                lines.append(f"    {key.replace('_', ' ')}: {text}")
     tables = card.tables.values()
     size = sum(table.bytes for table in tables)
     coding = "/".join(sorted({table.coding for table in tables}))
@@ -60,9 +70,13 @@ def details(shown: ShownVersion) -> str:
 
 
 def _fact(value: Any) -> str:
-    """A value of the card in words; "" for one that says nothing."""
+    # A value of the card in words; "" for one that says nothing.
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {text}" for name, each in value.items() if (text := _fact(each)))
+        parts = []
+        for name, part in value.items():
+            if text := _fact(part):
+                parts.append(f"{name} {text}")
+        return ", ".join(parts)
     if isinstance(value, list | tuple):
         return "; ".join(map(_fact, value))
     return "" if value is None else str(value)
@@ -76,22 +90,22 @@ TASK_FIGURES = {"ne": "NE", "auc": "AUC", "rmse": "RMSE", "calibration": "calibr
 
 
 def serving(current: Mapping[str, Any]) -> str:
-    """What serves now, and what a rollback would restore."""
+    """Say what serves now, and what a rollback would restore."""
     before = f"the previous version is {current['previous']}" if current["previous"] else "it is the first one"
     return f"{current['model']}: {current['version']} serves now; {before}"
 
 
 def removed_versions(result: RemovedVersions) -> str:
-    """What ``gc`` removed."""
+    """Say what ``gc`` removed."""
     if not result.removed:
         return f"{result.model}: nothing to remove"
     verb = "would remove" if result.dry_run else "removed"
-    lines = [f"  {each.version}  {units.size(each.bytes)}  {each.reason}" for each in result.removed]
+    lines = [f"  {entry.version}  {units.size(entry.bytes)}  {entry.reason}" for entry in result.removed]
     return "\n".join([f"{result.model}: {verb} {units.plural(len(lines), 'version')}", *lines])
 
 
 def predicted(done: Mapping[str, Any]) -> str:
-    """How many rows were scored, and how good the scores are if the rows have labels."""
+    """Say how many rows were scored, and how good the scores are if the rows have labels."""
     cache = done["cache"]
     lines = [
         f"{done['model']} {done['version']}: {units.count(done['rows'])} rows scored in "
@@ -110,18 +124,14 @@ def predicted(done: Mapping[str, Any]) -> str:
             f"NE {units.decimal(figures['ne'], 5)}   AUC {units.decimal(figures['auc'], 5)}   "
             f"calibration {units.decimal(figures['calibration'])}"
         )
-        lines += [_task_line(name, each) for name, each in figures.get("tasks", {}).items()]
+        for name, task in figures.get("tasks", {}).items():
+            shown = []
+            for key, title in TASK_FIGURES.items():
+                if key in task:
+                    shown.append(f"{title} {units.decimal(task[key], 4 if key == 'calibration' else 5)}")
+            rows = f"{units.count(task['samples'])} rows with a label"
+            lines.append(f"{name}: {'   '.join(shown) or 'no figures'} on {rows}")
     return "\n".join(lines)
-
-
-def _task_line(name: str, figures: Mapping[str, Any]) -> str:
-    digits = {"calibration": 4}
-    shown = [
-        f"{title} {units.decimal(figures[key], digits.get(key, 5))}"
-        for key, title in TASK_FIGURES.items()
-        if key in figures
-    ]
-    return f"{name}: {'   '.join(shown) or 'no figures'} on {units.count(figures['samples'])} rows with a label"
 
 
 _PLURALS = {
@@ -134,30 +144,36 @@ _PLURALS = {
     "unfinished search": "unfinished searches",
     "remains": "leftovers",
 }
-_SINGULARS = {"towers": "towers artifact", "remains": "leftover"}  # the others are those of the kind
+# The others are the names of the kinds.
+_SINGULARS = {"towers": "towers artifact", "remains": "leftover"}
 
 
 def removed_from_store(result: RemovedFromStore) -> str:
-    """A line for everything removed, and for what is kept against expectation; then totals, and why the rest stays."""
+    """List everything removed, and what is kept against expectation; then totals, and why the rest stays."""
     verb = "would remove" if result.dry_run else "removed"
-    lines = [f"{verb} {each.path}  {units.size(each.bytes)}  {each.reason}" for each in result.removed]
-    lines += [f"keep {each.path}  {each.reason}" for each in result.kept if each.path in result.noticed]
-    total = f"{verb} {_counted(result.removed)}: {units.size(result.bytes)}"
-    lines.append(total if result.removed else "nothing to remove")
-    lines.append(f"kept {_counted(result.kept)}, for {units.plural(result.versions, 'version')}")
-    young = f"less than {result.keep_days:g} days old (--keep-days)"
-    for reason in dict.fromkeys(each.reason for each in result.kept):
-        same = [each for each in result.kept if each.reason == reason]
-        lines.append(f"  {_counted(same)}: {young if reason == 'young' else reason}")
+    lines = [f"{verb} {entry.path}  {units.size(entry.bytes)}  {entry.reason}" for entry in result.removed]
+    lines += [f"keep {entry.path}  {entry.reason}" for entry in result.kept if entry.path in result.noticed]
+    if result.removed:
+        lines.append(f"{verb} {_counts(result.removed)}: {units.size(result.bytes)}")
+    else:
+        lines.append("nothing to remove")
+    lines.append(f"kept {_counts(result.kept)}, for {units.plural(result.versions, 'version')}")
+    by_reason: dict[str, list[Removed]] = {}
+    for entry in result.kept:
+        by_reason.setdefault(entry.reason, []).append(entry)
+    for reason, entries in by_reason.items():
+        if reason == "young":
+            reason = f"less than {result.keep_days:g} days old (--keep-days)"
+        lines.append(f"  {_counts(entries)}: {reason}")
     return "\n".join(lines)
 
 
-def _counted(entries: Sequence[Removed]) -> str:
-    """``3 datasets, 2 runs``; "nothing" for none."""
-    kinds = Counter(each.kind for each in entries)
-    shown = [
-        f"{units.count(kinds[kind])} {_SINGULARS.get(kind, kind) if kinds[kind] == 1 else nouns}"
-        for kind, nouns in _PLURALS.items()
-        if kinds[kind]
-    ]
-    return ", ".join(shown) or "nothing"
+def _counts(entries: Sequence[Removed]) -> str:
+    # As "3 datasets, 2 runs".
+    kinds = Counter(entry.kind for entry in entries)
+    parts = []
+    for kind, plural in _PLURALS.items():
+        if kinds[kind]:
+            noun = plural if kinds[kind] != 1 else _SINGULARS.get(kind, kind)
+            parts.append(f"{units.count(kinds[kind])} {noun}")
+    return ", ".join(parts) or "nothing"

@@ -15,7 +15,7 @@ _PILL = {"published": "PASS", "held": "HOLD"}
 
 
 def night_page(record: NightRecord) -> str:
-    """The page as HTML. Unknown parts are left out."""
+    """Return the page as HTML. Unknown parts are left out."""
     outcome, stages = record.outcome, record.stages or {}
     why = {"published": "Overridden checks", "held": "Reasons for the hold"}.get(outcome, "Error")
     return from_template(
@@ -41,18 +41,21 @@ def night_page(record: NightRecord) -> str:
 
 
 def night_markdown(record: NightRecord) -> str:
-    """The same as Markdown, for a ticket or a chat."""
+    """Return the same as Markdown, for a ticket or a chat."""
     lines = [f"# {record.model}, night of {record.date}: {record.outcome}", "", _sentence(record), ""]
-    lines += [*(f"- {units.for_chat(reason)}" for reason in _why(record)), ""] if _why(record) else []
-    lines += [f"What to do: {units.for_chat(record.hint)}", ""] if record.hint else []
-    lines += [*(f"- warning: {units.for_chat(words)}" for words in record.warnings), ""] if record.warnings else []
+    if reasons := _why(record):
+        lines += [*(f"- {units.for_chat(reason)}" for reason in reasons), ""]
+    if record.hint:
+        lines += [f"What to do: {units.for_chat(record.hint)}", ""]
+    if record.warnings:
+        lines += [*(f"- warning: {units.for_chat(warning)}" for warning in record.warnings), ""]
     if cards := _cards(record):
         lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in cards), ""]
     if record.skipped:
         lines += [f"## {SKIPPED}", "", *(f"- {units.for_chat(line)}" for line in record.skipped), ""]
     if record.changed:
-        changed = (f"- {units.for_chat(line)}" for line in record.changed)
-        lines += ["## Changes since the base version", "", *changed, ""]
+        changes = (f"- {units.for_chat(line)}" for line in record.changed)
+        lines += ["## Changes since the base version", "", *changes, ""]
     if record.seconds:
         lines += ["| stage | time |", "|---|---|"]
         lines += [*(f"| {name} | {units.duration(value)} |" for name, value in record.seconds.items()), ""]
@@ -60,20 +63,23 @@ def night_markdown(record: NightRecord) -> str:
 
 
 def _why(record: NightRecord) -> list[str]:
-    return [*(record.reasons or ())] or ([record.message] if record.message else [])
+    if record.reasons:
+        return [*record.reasons]
+    return [record.message] if record.message else []
 
 
 def _sentence(record: NightRecord) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.finished))
-    serving = {
-        "published": f"{record.version} serves",
-        "held": f"{record.incumbent} keeps serving" if record.incumbent else "no version serves yet",
-    }.get(record.outcome, "the serving version is unchanged")
+    serving = "the serving version is unchanged"
+    if record.outcome == "published":
+        serving = f"{record.version} serves"
+    elif record.outcome == "held":
+        serving = f"{record.incumbent} keeps serving" if record.incumbent else "no version serves yet"
     return f"{serving} · exit code {record.exit_code} · finished {when} UTC"
 
 
 def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
-    """Name, value, a few words."""
+    # Name, value, a few words.
     cards = []
     if record.ne is not None:
         under = f"on {units.count(record.rows_scored)} test rows"

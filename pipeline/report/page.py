@@ -11,7 +11,8 @@ from markupsafe import Markup
 
 from pipeline.report.svg import tag
 
-COLOURS = 7  # colours of series in the style sheet: classes c0 to c6
+# Colours of series in the style sheet: classes c0 to c6.
+COLOURS = 7
 
 
 class PageTable(NamedTuple):
@@ -49,38 +50,38 @@ def _environment() -> Environment:
 
 
 def wrapping(name: str) -> Markup:
-    """``name``, which may be the key of a setting, as a heading that may wrap after its dots."""
+    """Return ``name``, which may be the key of a setting, as a heading that may wrap after its dots."""
     return Markup(".<wbr/>").join(name.split("."))
 
 
 def with_meter(text: str, share: float, least: float = 1.0) -> Markup:
-    """``text`` beside a bar that is full at a ``share`` of 1 and at least ``least`` per cent long."""
+    """Return ``text`` beside a bar that is full at a ``share`` of 1 and at least ``least`` per cent long."""
     filled = tag("rect", width=f"{min(max(100 * share, least), 100):.1f}", height=8)
     hidden = {"preserveAspectRatio": "none", "aria-hidden": "true"}
     return text + tag("svg", filled, class_="meter", viewBox="0 0 100 8", **hidden)
 
 
 def with_swatch(colour: int, text: object) -> Markup:
-    """``text`` after a square of its colour."""
+    """Return ``text`` after a square of its colour."""
     square = tag("rect", class_=f"c{colour}", width=11, height=11)
     return tag("svg", square, class_="swatch", aria_hidden="true") + str(text)
 
 
 def pill(kind: str, text: str) -> Markup:
-    """A word in the colour of its ``kind``."""
+    """Return a word in the colour of its ``kind``."""
     return tag("span", text, class_=f"pill {kind}")
 
 
 def two_lines(first: str, second: str) -> Markup:
-    """A cell of two lines."""
+    """Return a cell of two lines."""
     return tag("div", first, tag("br"), second, class_="word")
 
 
 def items(record: Mapping[str, Any], key: str) -> list[str]:
-    """The lines of a list in ``record``; none if it has no such list."""
+    """Return the lines of a list in ``record``; none if it has no such list."""
     return [str(line) for line in record.get(key, ())]
 
 
 def words(name: object) -> str:
-    """``table_wise`` as people write it."""
+    """Return a name like ``table_wise`` as people write it."""
     return str(name).replace("_", " ")

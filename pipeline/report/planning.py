@@ -19,50 +19,54 @@ NO_CAUSE = "other tables changed, and this one moved to make or use room"
 
 
 def comparison(records: Sequence[PlannedCase]) -> str:
-    """``nightjar what-if``: one line per combination, the fastest marked ``*``; below, what does not fit and why."""
+    """Return ``nightjar what-if``: a line per combination, the fastest marked ``*``; what does not fit, and why."""
     keys = list(dict.fromkeys(key for record in records for key in record.settings))
-    tiers = [tier for tier in TIERS if any(_tier(record, tier) for record in records)]
+    tiers = [tier for tier in TIERS if any(_tier_bytes(record, tier) for record in records)]
     best = min((record.step_ms for record in records if record.step_ms is not None), default=None)
+    rows = []
+    for number, record in enumerate(records, 1):
+        fastest = record.fits and record.step_ms == best and len(records) > 1
+        cells = [f"{number}*" if fastest else str(number)]
+        cells += [record.settings.get(key, units.ABSENT) for key in keys]
+        if record.fits:
+            cells.append("yes")
+        else:
+            cells.append("refused" if record.problem == "refused" else "no")
+        cells.append(units.decimal(record.step_ms, 3))
+        if record.bottleneck:
+            cells.append(f"{_words(record.bottleneck)} {units.decimal(record.bottleneck_ms, 3)}")
+        else:
+            cells.append(units.ABSENT)
+        for tier in tiers:
+            cells.append(units.size(_tier_bytes(record, tier)) if record.fits else units.ABSENT)
+        rows.append(cells)
     head = ["", *keys, "fits", "step ms*", "bottleneck", *(f"{tier.upper()}*" for tier in tiers)]
-    rows = [
-        [
-            f"{number}{'*' if record.fits and record.step_ms == best and len(records) > 1 else ''}",
-            *(record.settings.get(key, units.ABSENT) for key in keys),
-            "yes" if record.fits else "refused" if record.problem == "refused" else "no",
-            units.decimal(record.step_ms, 3),
-            f"{_words(record.bottleneck)} {units.decimal(record.bottleneck_ms, 3)}"
-            if record.bottleneck
-            else units.ABSENT,
-            *(units.size(_tier(record, tier)) if record.fits else units.ABSENT for tier in tiers),
-        ]
-        for number, record in enumerate(records, 1)
-    ]
     lines = [text_table(head, rows)]
-    for (short, way_out), numbers in _problems(records).items():
-        lines += ["", _wrapped(f"{_joined(numbers)}: {short}")]
-        lines += [_wrapped(f"   first remedy: {way_out}")] if way_out else []
-    return "\n".join([*lines, "", _verdict(records, best)])
 
-
-def _problems(records: Sequence[PlannedCase]) -> dict[tuple[str | None, str | None], list[str]]:
-    """Numbers of the combinations that do not fit, by problem and first remedy."""
+    # Combinations with the same problem and first remedy share a paragraph.
     numbers: dict[tuple[str | None, str | None], list[str]] = {}
     for number, record in enumerate(records, 1):
         if not record.fits:
             numbers.setdefault((record.short, record.way_out), []).append(str(number))
-    return numbers
+    for (short, way_out), members in numbers.items():
+        lines += ["", _wrapped(f"{_joined(members)}: {short}")]
+        if way_out:
+            lines.append(_wrapped(f"   first remedy: {way_out}"))
+    return "\n".join([*lines, "", _verdict(records, best)])
 
 
 def _joined(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    text = ", ".join(names[:MOST_NAMES])
+    if len(names) > MOST_NAMES:
+        text += f" and {len(names) - MOST_NAMES} more"
+    return text
 
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _tier(record: PlannedCase, tier: str) -> int:
+def _tier_bytes(record: PlannedCase, tier: str) -> int:
     return (record.tiers or {}).get(f"{tier}_bytes", 0)
 
 
@@ -70,25 +74,39 @@ def _verdict(records: Sequence[PlannedCase], best: float | None) -> str:
     fits = sum(record.fits for record in records)
     text = f"{fits} of {len(records)} fit"
     if best is not None and len(records) > 1:
-        winner, *equal = [record for record in records if record.fits and record.step_ms == best]
-        text += f"; * fastest: {' '.join(f'{key}={value}' for key, value in winner.settings.items())}"
-        text += f" and {len(equal)} as fast" if equal else ""
-    text += "; bytes: tables, optimizer state and buffers of one batch, all ranks" if fits else ""
+        fastest = [record for record in records if record.fits and record.step_ms == best]
+        text += f"; * fastest: {' '.join(f'{key}={value}' for key, value in fastest[0].settings.items())}"
+        if len(fastest) > 1:
+            text += f" and {len(fastest) - 1} as fast"
+    if fits:
+        text += "; bytes: tables, optimizer state and buffers of one batch, all ranks"
     return _wrapped(text)
 
 
 def difference(record: PlanDiff) -> str:
-    """``nightjar plan-diff``: both plans; changes of inputs, cost and memory; which tables moved, and why."""
-    parts = [
-        f"from {_side(record.first)}\nto   {_side(record.second)}",
-        _changes(record.changes),
-        _changed_tables(record.own),
-        _figures(record),
-        _only(record.only_in_first, "gone"),
-        _only(record.only_in_second, "new"),
-        _moves(record),
-    ]
-    return "\n\n".join(part for part in parts if part)
+    """Return ``nightjar plan-diff``: both plans; changes of inputs, cost and memory; which tables moved, and why."""
+    parts = [f"from {_side(record.first)}\nto   {_side(record.second)}"]
+    if record.changes:
+        lines = ["inputs that changed"]
+        for path, (old, new) in list(record.changes.items())[:MOST_CHANGES]:
+            lines.append(_wrapped(f"  {path}: {_value(old)} -> {_value(new)}", "    "))
+        if len(record.changes) > MOST_CHANGES:
+            lines.append(f"  and {len(record.changes) - MOST_CHANGES} more (--json)")
+        parts.append("\n".join(lines))
+    if record.own:
+        lines = ["tables that changed"]
+        for name, changed in list(record.own.items())[:MOST_CHANGES]:
+            pairs = ", ".join(f"{key} {_value(old)} -> {_value(new)}" for key, (old, new) in changed.items())
+            lines.append(_wrapped(f"  {name}: {pairs}", "    "))
+        if len(record.own) > MOST_CHANGES:
+            lines.append(f"  and {len(record.own) - MOST_CHANGES} more tables (--json)")
+        parts.append("\n".join(lines))
+    parts.append(_figures(record))
+    for names, what in ((record.only_in_first, "gone"), (record.only_in_second, "new")):
+        if names:
+            parts.append(_wrapped(f"{units.plural(len(names), 'table')} {what}: {_joined(names)}"))
+    parts.append(_moves(record))
+    return "\n\n".join(parts)
 
 
 def _side(side: PlanSide) -> str:
@@ -96,53 +114,32 @@ def _side(side: PlanSide) -> str:
     return f"{side.name}: {side.hardware}, {ranks}, {units.plural(side.tables, 'table')}, {units.size(side.bytes)}"
 
 
-def _changes(changes: Mapping[str, Sequence[Any]]) -> str:
-    if not changes:
-        return ""
-    lines = [_wrapped(f"  {path}: {_value(old)} -> {_value(new)}", "    ") for path, (old, new) in changes.items()]
-    more = [f"  and {len(lines) - MOST_CHANGES} more (--json)"] if len(lines) > MOST_CHANGES else []
-    return "\n".join(["inputs that changed", *lines[:MOST_CHANGES], *more])
-
-
 def _value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
-    return "not set" if value is None else f"{value:,.10g}" if units.known(value) else str(value)
-
-
-def _changed_tables(own: Mapping[str, Mapping[str, Sequence[Any]]]) -> str:
-    """Tables whose own inputs changed."""
-    if not own:
-        return ""
-    lines = [f"  {name}: {_pairs(changed)}" for name, changed in own.items()]
-    more = [f"  and {len(lines) - MOST_CHANGES} more tables (--json)"] if len(lines) > MOST_CHANGES else []
-    return "\n".join(["tables that changed", *(_wrapped(line, "    ") for line in lines[:MOST_CHANGES]), *more])
-
-
-def _pairs(changed: Mapping[str, Sequence[Any]]) -> str:
-    return ", ".join(f"{key} {_value(old)} -> {_value(new)}" for key, (old, new) in changed.items())
+    if value is None:
+        return "not set"
+    return f"{value:,.10g}" if units.known(value) else str(value)
 
 
 def _figures(record: PlanDiff) -> str:
-    """Step, phases and memory, before and after."""
-    rows = [_row("step, ms", record.step_ms, 3)]
-    rows += [_row(f"  {_words(name)}, ms", pair, 3) for name, pair in record.phases.items()]
+    # Step, phases and memory, before and after.
+    rows = [_figure_row("step, ms", record.step_ms, 3)]
+    rows += [_figure_row(f"  {_words(name)}, ms", pair, 3) for name, pair in record.phases.items()]
     for tier, used in record.memory.items():
-        rows.append(_row(f"{tier.upper()} in tables", used.all_bytes, None))
-        rows.append(_row("  of the fullest rank", used.fullest_bytes, None))
+        rows.append(_figure_row(f"{tier.upper()} in tables", used.all_bytes, None))
+        rows.append(_figure_row("  of the fullest rank", used.fullest_bytes, None))
     return text_table(("predicted", "from*", "to*", "change*"), rows)
 
 
-def _row(name: str, pair: Sequence[float], digits: int | None) -> list[str]:
-    """A figure before and after, with so many ``digits``; None: as bytes."""
+def _figure_row(name: str, pair: Sequence[float], digits: int | None) -> list[str]:
+    # ``digits``: None for bytes.
     old, new = pair
-    shown = [units.size(value) if digits is None else units.decimal(value, digits) for value in pair]
-    change = f"{new / old - 1:+.1%}" if old else units.ABSENT
-    return [name, *shown, "same" if old == new else change]
-
-
-def _only(names: Sequence[str], words: str) -> str:
-    return _wrapped(f"{units.plural(len(names), 'table')} {words}: {_joined(names)}") if names else ""
+    cells = [units.size(value) if digits is None else units.decimal(value, digits) for value in pair]
+    change = "same"
+    if old != new:
+        change = f"{new / old - 1:+.1%}" if old else units.ABSENT
+    return [name, *cells, change]
 
 
 def _moves(record: PlanDiff) -> str:
@@ -151,53 +148,64 @@ def _moves(record: PlanDiff) -> str:
         return "no table moved"
     both = units.plural(record.tables_in_both, "table")
     lines = [f"{units.count(len(moved))} of {both} moved, {units.size(record.bytes_moved)} to be copied"]
-    groups = _alike(moved, record.own)
-    for names in groups[:MOST_MOVED]:
-        lines += ["", *_move({name: moved[name] for name in names}, names[0] in record.own)]
-    if rest := [moved[name] for names in groups[MOST_MOVED:] for name in names]:
+    # Tables that moved alike for the same cause share a paragraph, in the order of the first of each group.
+    groups: dict[tuple[Any, ...], dict[str, MovedTable]] = {}
+    for name, table in moved.items():
+        key = (*table.kinds, *table.places, *table.because, name in record.own)
+        groups.setdefault(key, {})[name] = table
+    rest: list[MovedTable] = []
+    for i, group in enumerate(groups.values()):
+        if i < MOST_MOVED:
+            lines += ["", *_move(group, next(iter(group)) in record.own)]
+        else:
+            rest += group.values()
+    if rest:
         lines += ["", f"and {len(rest)} more, {units.size(sum(table.bytes_moved for table in rest))} (--json)"]
     return "\n".join(lines)
 
 
-def _alike(moved: Mapping[str, MovedTable], own: Mapping[str, Any]) -> list[list[str]]:
-    """Names of the tables that moved alike for the same cause, in the order of the first of each group."""
-    groups: dict[tuple[Any, ...], list[str]] = {}
-    for name, table in moved.items():
-        groups.setdefault((*table.kinds, *table.places, *table.because, name in own), []).append(name)
-    return list(groups.values())
-
-
 def _move(tables: Mapping[str, MovedTable], own: bool) -> list[str]:
-    """Tables that moved alike: from where to where, the total cost, and why. The reasons are those of the first."""
+    # Tables that moved alike: from where to where, the total cost, and why. The reasons are those of the first.
     names, group = list(tables), list(tables.values())
-    first = group[0]
-    shared = len(first.because) > 1 or first.because != [NO_CAUSE]
-    because = "; ".join(first.because) if own or not shared else "the inputs above changed, not the table's own"
+    first, count = group[0], len(group)
+    because = "; ".join(first.because)
+    if not own and (len(first.because) > 1 or first.because != [NO_CAUSE]):
+        because = "the inputs above changed, not the table's own"
+
     old, new = (units.decimal(sum(table.cost_ms[side] for table in group), 3) for side in (0, 1))
     cost = f"{old} -> {new} ms"
-    hits = [sum(table.hit_rate[side] for table in group) / len(group) for side in (0, 1)]
+    hits = [sum(table.hit_rate[side] for table in group) / count for side in (0, 1)]
     if hits[0] != hits[1]:
-        cost += f", {'mean ' * (len(group) > 1)}hit rate {units.percent(hits[0])} -> {units.percent(hits[1])}"
-    copied, size = (units.size(sum(getattr(table, key) for table in group)) for key in ("bytes_moved", "bytes"))
+        mean = "mean " if count > 1 else ""
+        cost += f", {mean}hit rate {units.percent(hits[0])} -> {units.percent(hits[1])}"
+    copied = units.size(sum(table.bytes_moved for table in group))
+    size = units.size(sum(table.bytes for table in group))
+    what = units.plural(count, "table") if count > 1 else "table"
+    parts = [("copied", f"{copied} ({what}: {size}), {cost}"), ("because", because)]
+
     before, after = first.reasons
     whose = f"{names[0]}: " if any(table.reasons != first.reasons for table in group) else ""
-    parts = [
-        ("copied", f"{copied} ({units.plural(len(group), 'table') if len(group) > 1 else 'table'}: {size}), {cost}"),
-        ("because", because),
-        ("was", whose + before if before and before != after else ""),
-        ("now" if before != after else "why", whose + after if after else ""),
-    ]
-    title = _wrapped(f"{_joined(names)}: {_way(group)}", "    ")
-    return [title, *(_wrapped(f"  {word:<7}  {text}", " " * 11) for word, text in parts if text)]
+    if before and before != after:
+        parts.append(("was", whose + before))
+    if after:
+        parts.append(("now" if before != after else "why", whose + after))
+
+    lines = [_wrapped(f"{_joined(names)}: {_way(group)}", "    ")]
+    for word, text in parts:
+        if text:
+            lines.append(_wrapped(f"  {word:<7}  {text}", " " * 11))
+    return lines
 
 
 def _way(group: Sequence[MovedTable]) -> str:
-    """From where to where; for several tables with different ranks or cached rows, without those numbers."""
+    # From where to where; for several tables with different ranks or cached rows, without those numbers.
     first = group[0]
     if all((table.before, table.to) == (first.before, first.to) for table in group):
         return f"{first.before} -> {first.to}"
     old, new = first.kinds
-    return f"{old} -> {new}" if old != new else f"{old}, other {_words(' and '.join(first.places))}"
+    if old != new:
+        return f"{old} -> {new}"
+    return f"{old}, other {_words(' and '.join(first.places))}"
 
 
 def _wrapped(text: str, indent: str = "   ") -> str:

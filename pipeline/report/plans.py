@@ -18,12 +18,14 @@ SHOWN_TIER = {"hbm_cached": "hbm cached ddr"}
 MOST_TABLES = 2_000
 MOST_WORDS = 24
 TABLE_COLOUR = 0
-PHASE_COLOURS = (0, 1, 2, 3, 4, 6, 5)  # grey for the overhead
-COLOUR_OF = {"margin": COLOURS}  # faint, because this memory is only kept free
+# Grey for the overhead.
+PHASE_COLOURS = (0, 1, 2, 3, 4, 6, 5)
+# Faint, because this memory is only kept free.
+COLOUR_OF = {"margin": COLOURS}
 
 
 def plan_page(plan: Plan) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     tables = len(plan.tables)
     batch = units.count(plan.global_batch)
     return from_template(
@@ -43,7 +45,6 @@ def plan_page(plan: Plan) -> str:
 
 
 def _figures(plan: Plan) -> list[tuple[str, str, str]]:
-    """The cards: step, bottleneck, fullest memory, tables, quality of the tier assignment."""
     stored = sum(table.bytes for table in plan.tables.values())
     cards = []
     if plan.phases:
@@ -51,30 +52,28 @@ def _figures(plan: Plan) -> list[tuple[str, str, str]]:
         spent = plan.phases[slowest]
         phase = max(spent, key=lambda name: spent[name])
         share = spent[phase] / max(sum(spent.values()), 1e-12)
-        of = "worker and embedding rank" if plan.embedding_hosts else f"of the slowest, rank {slowest}"
-        cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), of))
-        cards.append(
-            ("Bottleneck", words(phase), f"{milliseconds(spent[phase])}, {units.percent(share, 0)} of its work")
-        )
+        under = "worker and embedding rank" if plan.embedding_hosts else f"of the slowest, rank {slowest}"
+        cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), under))
+        under = f"{milliseconds(spent[phase])}, {units.percent(share, 0)} of its work"
+        cards.append(("Bottleneck", words(phase), under))
     else:
         cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), "the embedding part, slowest rank"))
-    cards += _fullest(plan)
+    cards += _fullest_memory(plan)
     cards.append(("Tables", units.count(len(plan.tables)), f"{units.size(stored)} with optimizer state"))
-    if plan.phases:
-        best = plan.gap <= 5e-5
-        under = "no better tiers in the cost model" if best else "above the best possible tiers"
-        cards.append(("Tier assignment", "optimal" if best else f"≤ {units.percent(plan.gap, 2)}", under))
+    if plan.phases and plan.gap <= 5e-5:
+        cards.append(("Tier assignment", "optimal", "no better tiers in the cost model"))
+    elif plan.phases:
+        cards.append(("Tier assignment", f"≤ {units.percent(plan.gap, 2)}", "above the best possible tiers"))
     return cards
 
 
-def _fullest(plan: Plan) -> list[tuple[str, str, str]]:
-    """The card of the rank and tier nearest to its capacity."""
-    shares = [
-        (sum(part) / room, tier, rank)
-        for tier in TIERS
-        if (room := plan.capacity_bytes(tier))
-        for rank, part in enumerate(zip(*(series.values for series in _series(plan, tier)), strict=True))
-    ]
+def _fullest_memory(plan: Plan) -> list[tuple[str, str, str]]:
+    # The card of the rank and tier nearest to its capacity.
+    shares = []
+    for tier in TIERS:
+        if capacity := plan.capacity_bytes(tier):
+            by_rank = zip(*(series.values for series in _series(plan, tier)), strict=True)
+            shares += [(sum(used) / capacity, tier, rank) for rank, used in enumerate(by_rank)]
     if not shares:
         return []
     share, tier, rank = max(shares, key=lambda each: (each[0], -each[2]))
@@ -82,7 +81,7 @@ def _fullest(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _series(plan: Plan, tier: str) -> list[BarSeries]:
-    """Bytes of ``tier`` by rank: its tables, then the reservations by purpose."""
+    # Bytes of ``tier`` by rank: its tables, then the reservations by purpose.
     series = [BarSeries(name="tables", values=[rank.get(tier, 0) for rank in plan.memory], colour=TABLE_COLOUR)]
     if tier == plan.reserved_tier:
         purposes = dict.fromkeys(name for rank in plan.reserved for name in rank)
@@ -98,37 +97,35 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
         return None
     drawn, unused = [], []
     for tier in TIERS:
-        series, room = _series(plan, tier), plan.capacity_bytes(tier)
-        if any(any(one.values) for one in series):
-            limit: dict[str, Any] = {"limit": room, "limit_name": "capacity", "scale": units.GIB}
+        series, capacity = _series(plan, tier), plan.capacity_bytes(tier)
+        if any(any(purpose.values) for purpose in series):
+            limit: dict[str, Any] = {"limit": capacity, "limit_name": "capacity", "scale": units.GIB}
             bars = StackedBars(title=tier.upper(), unit="GiB per rank", series=series, show=units.size, **limit)
             drawn.append(bars)
-        elif room and (tier != "hbm" or plan.device == "cuda"):
-            unused.append(f"{tier.upper()} ({units.size(room)})")
-    kept = max((bars.series for bars in drawn), key=len, default=[])
-    empty = f"Unused on every rank: {', '.join(unused)}. " if unused else ""
-    return {"legend": kept, "figures": [bars.figure() for bars in drawn], "text": empty + _reserved_text(kept)}
-
-
-def _reserved_text(series: Sequence[BarSeries]) -> str:
-    """Reserved memory by purpose; the largest value of any rank."""
-    kept = [f"{one.name} {units.size(max(one.values))}" for one in series if one.colour != TABLE_COLOUR]
-    return f"Reserved per rank: {', '.join(kept)}." if kept else ""
+        elif capacity and (tier != "hbm" or plan.device == "cuda"):
+            unused.append(f"{tier.upper()} ({units.size(capacity)})")
+    legend = max((bars.series for bars in drawn), key=len, default=[])
+    text = f"Unused on every rank: {', '.join(unused)}. " if unused else ""
+    # Of each purpose the largest value of any rank.
+    reserved = [f"{s.name} {units.size(max(s.values))}" for s in legend if s.colour != TABLE_COLOUR]
+    if reserved:
+        text += f"Reserved per rank: {', '.join(reserved)}."
+    return {"legend": legend, "figures": [bars.figure() for bars in drawn], "text": text}
 
 
 def _cost(plan: Plan) -> dict[str, Any] | None:
     if not plan.phases:
         return None
     names = [*PHASES, *sorted({name for rank in plan.phases for name in rank} - set(PHASES))]
-    series = [
-        BarSeries(name=words(name), values=[rank.get(name, 0.0) for rank in plan.phases], colour=colour)
-        for name, colour in zip(names, [*PHASE_COLOURS, *range(len(names))], strict=False)
-    ]
+    series = []
+    for name, colour in zip(names, [*PHASE_COLOURS, *range(len(names))], strict=False):
+        values = [rank.get(name, 0.0) for rank in plan.phases]
+        series.append(BarSeries(name=words(name), values=values, colour=colour))
     total = sum(plan.phases[plan.slowest_rank].values())
     overlap = total - plan.predicted_step_ms
     text = f"The phases of the slowest rank add up to {milliseconds(total)}"
     return {
-        "legend": [one for one in series if any(one.values)],
+        "legend": [phase for phase in series if any(phase.values)],
         "figure": StackedBars(title="Step", unit="ms per rank", series=series, show=milliseconds).figure(),
         "table": _phase_table(plan, names),
         "text": text + (f", of which {milliseconds(overlap)} overlap." if overlap > 5e-4 else "."),
@@ -136,8 +133,8 @@ def _cost(plan: Plan) -> dict[str, Any] | None:
 
 
 def _phase_table(plan: Plan, names: Sequence[str]) -> PageTable:
-    """Milliseconds by phase: of the slowest rank, and with several ranks also the mean."""
-    slowest, mean, many = plan.phases[plan.slowest_rank], plan.mean_phases, len(plan.phases) > 1
+    # Milliseconds by phase: of the slowest rank, and with several ranks also the mean.
+    slowest, mean = plan.phases[plan.slowest_rank], plan.mean_phases
     total = sum(slowest.values())
     rows = []
     for name in names:
@@ -145,62 +142,63 @@ def _phase_table(plan: Plan, names: Sequence[str]) -> PageTable:
         share = units.percent(spent / max(total, 1e-12), 0)
         rows.append((words(name), units.decimal(spent, 3), share, units.decimal(mean.get(name, 0.0), 3)))
     rows.append(("sum", units.decimal(total, 3), "", units.decimal(sum(mean.values()), 3)))
-    if many:
+    if len(plan.phases) > 1:
         return PageTable(("Phase", "Slowest, ms*", "Share*", "Mean, ms*"), rows)
     return PageTable(("Phase", "ms*", "Share*"), [row[:3] for row in rows])
 
 
 def _by_tier(plan: Plan) -> PageTable:
-    """Tables, bytes and lookups by tier, kernel and sharding type."""
     groups: dict[tuple[str, str, str], list[TablePlan]] = {}
     for table in plan.tables.values():
         groups.setdefault((table.tier, table.kernel, table.sharding), []).append(table)
     lookups = sum(table.pooling for table in plan.tables.values()) or 1.0
     rows = []
-    for (tier, kernel, sharding), tables in sorted(groups.items(), key=lambda group: -_bytes(group[1])):
+    for (tier, kernel, sharding), tables in sorted(groups.items(), key=lambda group: -_total_bytes(group[1])):
         share = units.percent(sum(table.pooling for table in tables) / lookups)
         kind = (SHOWN_TIER.get(tier, tier), tag("code", kernel), words(sharding))
-        rows.append((*kind, units.count(len(tables)), units.size(_bytes(tables)), share))
+        rows.append((*kind, units.count(len(tables)), units.size(_total_bytes(tables)), share))
     return PageTable(("Tier", "Kernel", "Sharding", "Tables*", "Size*", "Share of lookups*"), rows)
 
 
-def _bytes(tables: Sequence[TablePlan]) -> int:
+def _total_bytes(tables: Sequence[TablePlan]) -> int:
     return sum(table.bytes for table in tables)
 
 
 def _tables(plan: Plan) -> PageTable:
     order = sorted(plan.tables, key=lambda name: (-plan.tables[name].bytes, name))[:MOST_TABLES]
-    largest = plan.tables[order[0]].bytes if order else 1
+    largest = (plan.tables[order[0]].bytes if order else 1) or 1
     cached = any(table.cache_rows for table in plan.tables.values())
+    rows = []
+    for name in order:
+        table = plan.tables[name]
+        cells = [
+            name,
+            f"{units.count(table.rows)} × {table.dim}",
+            with_meter(units.size(table.bytes), table.bytes / largest),
+            two_lines(SHOWN_TIER.get(table.tier, table.tier), tag("code", table.kernel)),
+            two_lines(words(table.sharding), tag("span", _shards(plan, table), class_="muted small")),
+        ]
+        if cached:
+            cells.append(_cached(table))
+        rows.append([*cells, units.decimal(table.cost_ms, 3), table.reason])
     head = ["Table", "Rows × dim*", "Size*", "Tier, kernel", "Sharding, shards"]
-    head += [*(["Cached rows, hits*"] if cached else []), "Time, ms*", "Reason~"]
-    return PageTable(head, [_table_row(plan, name, largest or 1, cached) for name in order])
-
-
-def _table_row(plan: Plan, name: str, largest: int, cached: bool) -> tuple[str, ...]:
-    table = plan.tables[name]
-    shards = tag("span", _shards(plan, table), class_="muted small")
-    return (
-        name,
-        f"{units.count(table.rows)} × {table.dim}",
-        with_meter(units.size(table.bytes), table.bytes / largest),
-        two_lines(SHOWN_TIER.get(table.tier, table.tier), tag("code", table.kernel)),
-        two_lines(words(table.sharding), shards),
-        *([_cached(table)] if cached else []),
-        units.decimal(table.cost_ms, 3),
-        table.reason,
-    )
+    if cached:
+        head.append("Cached rows, hits*")
+    return PageTable([*head, "Time, ms*", "Reason~"], rows)
 
 
 def _shards(plan: Plan, table: TablePlan) -> str:
-    """``rank 3``, ``16 shards, ranks 0-7``, or the number of ranks if they are too many to list."""
     ranks = {shard.rank for shard in table.shards}
     shown = rank_words(ranks, plan.world_size)
-    if len(table.shards) == 1:
+    count = len(table.shards)
+    if count == 1:
         return f"rank {shown}"
     if shown == f"all {len(ranks)}":
-        return f"{len(table.shards)} shards, {shown} ranks"
-    return f"{len(table.shards)} shards, " + (f"ranks {shown}" if len(shown) <= MOST_WORDS else f"{len(ranks)} ranks")
+        return f"{count} shards, {shown} ranks"
+    if len(shown) <= MOST_WORDS:
+        return f"{count} shards, ranks {shown}"
+    # They are too many to list.
+    return f"{count} shards, {len(ranks)} ranks"
 
 
 def _cached(table: TablePlan) -> str:

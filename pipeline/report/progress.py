@@ -51,14 +51,14 @@ class Reporter:
         """Print the table at the end of a run (at most 80 columns), and return it."""
         self.close()
         directory = f"runs/{self.run}"
-        there = self.store.names(directory)
-        text = summary(result, self.store.url_of(directory), [name for name in SHOWN_FILES if name in there])
+        present = self.store.names(directory)
+        text = summary(result, self.store.url_of(directory), [name for name in SHOWN_FILES if name in present])
         show(f"\n{text}")
         return text
 
 
 def plain_line(record: Mapping[str, Any]) -> str:
-    """``step 200/1171  17%  samples/s 81,234  wait 0.4%  loss 0.4712  NE 0.8321  ETA 00:01:12``."""
+    """Format as ``step 200/1171  17%  samples/s 81,234  wait 0.4%  loss 0.4712  NE 0.8321  ETA 00:01:12``."""
     total = str(record["steps_total"])
     parts = [
         f"step {record['step']:>{len(total)}}/{total}",
@@ -79,18 +79,18 @@ def plain_line(record: Mapping[str, Any]) -> str:
         share = units.percent(record.get("ceiling_share"))
         parts.insert(-1, f"GFLOP/s {units.count(record['gflop_per_s'])}, {share} of the ceiling")
     if "ssd_hit_rate" in record:
-        hit, covered = (units.percent(record.get(key)) for key in ("ssd_hit_rate", "ssd_prefetch_coverage"))
-        read, written = (units.size(record.get(key)) for key in ("ssd_read_bytes", "ssd_written_bytes"))
-        faults = units.count(record.get("ssd_faults"))
-        device, host = (units.percent(record.get(key)) for key in ("ssd_device_share", "ssd_host_share"))
+        hit = units.percent(record.get("ssd_hit_rate"))
         if record.get("ssd_host_share"):
+            device, host = units.percent(record.get("ssd_device_share")), units.percent(record["ssd_host_share"])
             hit += f" (device {device}, host {host})"
+        covered, faults = units.percent(record.get("ssd_prefetch_coverage")), units.count(record.get("ssd_faults"))
+        read, written = units.size(record.get("ssd_read_bytes")), units.size(record.get("ssd_written_bytes"))
         parts.insert(-1, f"ssd hit {hit} ahead {covered} faults {faults} read {read} written {written} a step")
     return "  ".join(parts)
 
 
 def live_line(record: Mapping[str, Any], width: int) -> str:
-    """The same with a bar, at most ``width`` long: it drops the bar first, then less important figures."""
+    """Format the same with a bar, at most ``width`` long: it drops the bar first, then less important figures."""
     head = f"{record['step']}/{record['steps_total']} {_done(record):4.0%}"
     figures = [
         ("wait", units.percent(record.get("data_wait_share"))),

@@ -25,31 +25,31 @@ KEYS = (
 )
 # An object store cannot append: the whole file is written again, at most this often and at the last step.
 REWRITE_SECONDS = 10.0
-METRICS, NORMS = "metrics.jsonl", "norms.jsonl"  # the latter: histograms of the embeddings' norms, after each look
+# The latter has histograms of the embeddings' norms, after each validation.
+METRICS, NORMS = "metrics.jsonl", "norms.jsonl"
 
 
 def metrics_path(run: str, file: str = METRICS) -> str:
-    """The path of the records of ``run``, relative to the store."""
+    """Return the path of the records of ``run``, relative to the store."""
     return f"runs/{run}/{file}"
 
 
 def read_records(store: Store, run: str, file: str = METRICS) -> list[dict[str, Any]]:
-    """The records of ``run`` by step. Ignores lines that a crash cut short."""
+    """Read the records of ``run`` by step. Ignores lines that a crash cut short."""
     path = metrics_path(run, file)
     if not store.exists(path):
         return []
     with store.open(path) as source:
         lines = source.read().decode("utf-8", errors="replace").splitlines()
-    by_step = {record["step"]: record for line in lines if (record := _parse(line)) is not None}
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            by_step[record["step"]] = record
     return [by_step[step] for step in sorted(by_step)]
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
 class MetricsLog:
@@ -68,7 +68,10 @@ class MetricsLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Append ``record`` (KEYS), with null for numbers that are not finite. ArtifactError if the disk is full."""
-        line = json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False) + "\n"
+        finite: dict[str, Any] = {}
+        for key, value in record.items():
+            finite[key] = None if isinstance(value, float) and not math.isfinite(value) else value
+        line = json.dumps(finite, allow_nan=False) + "\n"
         if not self._began:
             self._begin(int(record.get("resumed_step", record["step"] - 1)))
         if self.store.is_local:
@@ -87,16 +90,11 @@ class MetricsLog:
             self._pending, self._written = False, self._now()
 
     def _begin(self, resumed: int) -> None:
-        """Keep an earlier attempt's records up to step ``resumed``, and create the folder."""
-        kept = [
-            json.dumps(record) + "\n"
-            for record in read_records(self.store, self.run, self.file)
-            if record["step"] <= resumed
-        ]
+        # Keeps an earlier attempt's records up to step ``resumed``, and creates the folder.
+        self._lines = []
+        for record in read_records(self.store, self.run, self.file):
+            if record["step"] <= resumed:
+                self._lines.append(json.dumps(record) + "\n")
         if self.store.is_local:
-            self.store.write_bytes(self.path, "".join(kept).encode())
-        self._lines, self._began = kept, True
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            self.store.write_bytes(self.path, "".join(self._lines).encode())
+        self._began = True

@@ -25,7 +25,8 @@ from pipeline.report.svg import (
 
 MOST_ROWS = 8
 MOST_HOVERS = 256
-UNITS = 1000  # width of a row's picture
+# Width of a row's picture.
+UNITS = 1000
 RANKS = "rank"
 
 
@@ -56,7 +57,7 @@ class StackedBars:
     names: Sequence[str] = ()
 
     def name(self, rank: int) -> str:
-        """The name of the bar of ``rank``."""
+        """Return the name of the bar of ``rank``."""
         return self.names[rank] if self.names else f"{RANKS} {rank}"
 
     @property
@@ -70,23 +71,26 @@ class StackedBars:
         return max([self.limit, *map(self.total, range(self.ranks))])
 
     def total(self, rank: int) -> float:
-        """Height of the bar of ``rank``."""
+        """Return the height of the bar of ``rank``."""
         return sum(series.values[rank] for series in self.series)
 
     @property
     def span(self) -> str:
         """Lowest and highest bar in words."""
-        low, high = (self.show(value(map(self.total, range(self.ranks)))) for value in (min, max))
+        totals = [self.total(rank) for rank in range(self.ranks)]
+        low, high = self.show(min(totals)), self.show(max(totals))
         return low if low == high else f"{low} to {high}"
 
     def words(self, rank: int) -> str:
-        """The bar of ``rank`` in words."""
+        """Describe the bar of ``rank`` in words."""
         parts = [f"{series.name} {self.show(series.values[rank])}" for series in self.series if series.values[rank]]
-        limit = f", {self.limit_name} {self.show(self.limit)}" if self.limit else ""
-        return f"{self.name(rank)}: {', '.join(parts) or 'nothing'}{limit}"
+        text = f"{self.name(rank)}: {', '.join(parts) or 'nothing'}"
+        if self.limit:
+            text += f", {self.limit_name} {self.show(self.limit)}"
+        return text
 
     def figure(self) -> Figure:
-        """Rows with figures for up to MOST_ROWS ranks, else a plot over ranks."""
+        """Draw rows with figures for up to MOST_ROWS ranks, else a plot over ranks."""
         if self.names or self.ranks <= MOST_ROWS:
             rows = [_row(self, rank, self.top or 1.0) for rank in range(self.ranks)]
             return Figure(self.title, self.unit, tag("div", *rows, class_="stacked-bars"))
@@ -104,51 +108,44 @@ def _row(bars: StackedBars, rank: int, top: float) -> Markup:
     if bars.limit:
         edge = min(UNITS * bars.limit / top, UNITS - 4)
         parts.append(tag("rect", class_="limit", x=f"{edge:.2f}", width=4, height=16))
-    words, total = bars.words(rank), bars.show(bars.total(rank))
-    of = f" of {bars.show(bars.limit)}" if bars.limit else ""
+    words, number = bars.words(rank), bars.show(bars.total(rank))
+    if bars.limit:
+        number += f" of {bars.show(bars.limit)}"
     attributes = {"viewBox": f"0 0 {UNITS} 16", "preserveAspectRatio": "none", "role": "img", "aria-label": words}
     picture = tag("svg", tag("title", words), *parts, class_="stacked-bar", **attributes)
-    return tag("div", bars.name(rank), class_="rank") + picture + tag("div", total + of, class_="number")
+    return tag("div", bars.name(rank), class_="rank") + picture + tag("div", number, class_="number")
 
 
 def _plot(bars: StackedBars) -> Markup:
-    """Vertical bars side by side, one path per series, so that a thousand ranks are a small file."""
+    # Vertical bars side by side, one path per series, so that a thousand ranks are a small file.
     x, y = Axis(title=RANKS, whole=True), Axis(title=bars.unit, from_zero=True)
     x_ticks = [tick for tick in ticks(0, bars.ranks - 1, about=6, whole=True) if tick < bars.ranks]
     frame = Frame(x, y, x_ticks, ticks(0.0, bars.top / bars.scale), -0.5, bars.ranks - 0.5)
-    lines = [ReferenceLine(bars.limit / bars.scale, f"{bars.limit_name} {bars.show(bars.limit)}")] if bars.limit else []
-    body = [*frame.grid(), *_paths(bars, frame), *reference_lines(frame, lines), *_hovers(bars, frame)]
-    return drawing(body, f"{bars.title} of {bars.ranks} ranks, {bars.span}")
-
-
-def _paths(bars: StackedBars, frame: Frame) -> list[Markup]:
+    body = frame.grid()
     width = (WIDTH - LEFT - RIGHT) / bars.ranks
     bar = width * (0.8 if width > 4 else 1.0)
-    base, paths = [0.0] * bars.ranks, []
+    base = [0.0] * bars.ranks
     for series in bars.series:
         moves = []
         for rank, value in enumerate(series.values):
             if value:
-                low, high = (frame.y(amount / bars.scale) for amount in (base[rank], base[rank] + value))
+                low, high = frame.y(base[rank] / bars.scale), frame.y((base[rank] + value) / bars.scale)
                 moves.append(f"M{frame.x(rank) - bar / 2:.2f} {low:.1f}h{bar:.2f}V{high:.1f}h{-bar:.2f}z")
                 base[rank] += value
         if moves:
-            paths.append(tag("g", tag("path", class_="fill", d="".join(moves)), class_=f"c{series.colour}"))
-    return paths
-
-
-def _hovers(bars: StackedBars, frame: Frame) -> list[Markup]:
-    """Invisible columns whose tooltips show their figures."""
-    if bars.ranks > MOST_HOVERS:
-        return []
-    width = (WIDTH - LEFT - RIGHT) / bars.ranks
-    size = {"y": TOP, "width": f"{width:.2f}", "height": frame.bottom - TOP}
-    return [
-        tag("rect", tag("title", bars.words(rank)), class_="hover", x=f"{frame.x(rank) - width / 2:.2f}", **size)
-        for rank in range(bars.ranks)
-    ]
+            body.append(tag("g", tag("path", class_="fill", d="".join(moves)), class_=f"c{series.colour}"))
+    if bars.limit:
+        limit = ReferenceLine(bars.limit / bars.scale, f"{bars.limit_name} {bars.show(bars.limit)}")
+        body += reference_lines(frame, [limit])
+    if bars.ranks <= MOST_HOVERS:
+        # Invisible columns whose tooltips show their figures.
+        size = {"y": TOP, "width": f"{width:.2f}", "height": frame.bottom - TOP}
+        for rank in range(bars.ranks):
+            left = f"{frame.x(rank) - width / 2:.2f}"
+            body.append(tag("rect", tag("title", bars.words(rank)), class_="hover", x=left, **size))
+    return drawing(body, f"{bars.title} of {bars.ranks} ranks, {bars.span}")
 
 
 def milliseconds(value: float) -> str:
-    """``value`` in milliseconds, as text."""
+    """Format ``value`` in milliseconds."""
     return f"{units.decimal(value, 2 if value >= 1 else 3)} ms"

@@ -16,25 +16,28 @@ NAME = 12
 
 
 def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
-    """The table at the end of a run, at most 80 columns wide except for ``where``.
+    """Return the table at the end of a run, at most 80 columns wide except for ``where``.
 
     ``where``: URL of the run's folder. ``files``: files in it that are worth a look.
     """
     lines = [_title(result), RULE, *_stage_lines(result.stages), RULE]
     for stage in STAGES:
         for name, texts in stage.lines(result).items():
-            lines += _block(name, texts)
+            for index, text in enumerate(texts):
+                lines += _wrapped("" if index else name, text)
     if changes := hosts_lines(result.shrunk, result.grown):
         lines += _wrapped("hosts", "; ".join(changes))
     if error := result.error:
-        lines += _wrapped("error", error_text(error)) + (_wrapped("hint", error.hint) if error.hint else [])
+        lines += _wrapped("error", error_text(error))
+        if error.hint:
+            lines += _wrapped("hint", error.hint)
     if where:
         lines += [RULE, f"{'look at':<{NAME}}{where}/", *_wrapped("", "  ".join(files))]
     return "\n".join(line.rstrip() for line in lines)
 
 
 def reachable_gain(figures: Evaluation) -> float | None:
-    """(1 - NE) / (1 - Bayes NE), the share of the learnable that was learned; None if unknown."""
+    """Return (1 - NE) / (1 - Bayes NE), the share of the learnable that was learned; None if unknown."""
     ne, bayes = figures.ne, figures.bayes_ne
     if not units.known(ne) or not units.known(bayes) or bayes >= 1:
         return None
@@ -42,14 +45,15 @@ def reachable_gain(figures: Evaluation) -> float | None:
 
 
 def doubts(figures: Evaluation) -> list[str]:
-    """Why the test rows cannot tell how good the model is, in words; nothing where they can."""
-    if figures.clicks is None or figures.samples is None or figures.ne is None:  # of an earlier release
+    """Say why the test rows cannot tell how good the model is; nothing where they can."""
+    # Records of an earlier release lack some of these.
+    if figures.clicks is None or figures.samples is None or figures.ne is None:
         return []
     more = "hold out more rows, by data.split.test_share, or by test_days or test_hours where the split is by these"
     if figures.ne_interval is None:
-        others = units.count(figures.samples - figures.clicks)
-        few = f"{units.plural(figures.clicks, 'test row')} with a click and {others} without"
-        return [f"{few} are too few, or lie too close together, to tell how good the model is; {more}"]
+        without = units.count(figures.samples - figures.clicks)
+        rows = f"{units.plural(figures.clicks, 'test row')} with a click and {without} without"
+        return [f"{rows} are too few, or lie too close together, to tell how good the model is; {more}"]
     if figures.ne <= 1 <= figures.ne_interval[1]:
         high = units.decimal(figures.ne_interval[1], 3)
         return [f"NE may be as high as {high}; 1 is that of the click rate, predicted for every row: {more}"]
@@ -57,39 +61,39 @@ def doubts(figures: Evaluation) -> list[str]:
 
 
 def compare(results: Sequence[Result], notes: Sequence[str] | None = None) -> str:
-    """A table of runs, for a sweep; ``*`` marks the best NE. ``notes``: the overrides of each run, shown last."""
+    """Return a table of runs, for a sweep; ``*`` marks the best NE.
+
+    ``notes``: the overrides of each run, shown last.
+    """
     if not results:
         return "no runs to compare"
     if notes is not None and len(notes) != len(results):
         raise ValueError(f"{len(notes)} notes for {len(results)} results")
-    names = [result.run for result in results]
-    width = min(max(len(name) for name in ["run", *names]), 22)
-    best = min((ne for result in results if units.known(ne := _scores(result).ne)), default=None)
+    width = min(max(len(name) for name in ["run", *(result.run for result in results)]), 22)
+    all_scores = [result.eval or Evaluation() for result in results]
+    best = min((scores.ne for scores in all_scores if units.known(scores.ne)), default=None)
     heading = f"{'run':<{width}}  {'status':<8} {'NE':>9} {'AUC':>8} {'log loss':>8} {'samples/s':>10} {'seconds':>8}"
     lines = [heading, "-" * len(heading)]
-    for index, (name, result) in enumerate(zip(names, results, strict=True)):
-        line = _compared(name if len(name) <= width else f"{name[: width - 2]}..", width, result, best)
-        lines.append(f"{line}  {notes[index]}" if notes is not None else line)
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _compared(name: str, width: int, result: Result, best: float | None) -> str:
-    scores, speed = _scores(result), result.train.samples_per_s if result.train is not None else None
-    mark = "*" if scores.ne is not None and scores.ne == best else " "
-    return (
-        f"{name:<{width}}  {result.status:<8} {units.decimal(scores.ne, 5):>8}{mark} "
-        f"{units.decimal(scores.auc, 5):>8} {units.decimal(scores.logloss):>8} "
-        f"{units.count(speed):>10} {result.seconds:>8.1f}"
-    )
-
-
-def _scores(result: Result) -> Evaluation:
-    return result.eval or Evaluation()
+    for index, (result, scores) in enumerate(zip(results, all_scores, strict=True)):
+        name = result.run if len(result.run) <= width else f"{result.run[: width - 2]}.."
+        speed = result.train.samples_per_s if result.train is not None else None
+        mark = "*" if scores.ne is not None and scores.ne == best else " "
+        line = (
+            f"{name:<{width}}  {result.status:<8} {units.decimal(scores.ne, 5):>8}{mark} "
+            f"{units.decimal(scores.auc, 5):>8} {units.decimal(scores.logloss):>8} "
+            f"{units.count(speed):>10} {result.seconds:>8.1f}"
+        )
+        if notes is not None:
+            line += f"  {notes[index]}"
+        lines.append(line.rstrip())
+    return "\n".join(lines)
 
 
 def _title(result: Result) -> str:
-    held = result.gate is not None and result.gate.verdict == HOLD
-    ended = {"failed": "held by the gate after" if held else "failed after"}.get(result.status, f"{result.status} in")
+    ended = f"{result.status} in"
+    if result.status == "failed":
+        held = result.gate is not None and result.gate.verdict == HOLD
+        ended = "held by the gate after" if held else "failed after"
     return f"run {result.run}: {ended} {units.duration(result.seconds)}"
 
 
@@ -110,29 +114,28 @@ def short_path(path: str, beside: int) -> str:
     if len(path) <= width:
         return path
     head, _, key = path.rpartition("/")
-    path = f"{head}/{key[:10]}.." if len(key) > 12 else path
+    if len(key) > 12:
+        path = f"{head}/{key[:10]}.."
     return path if len(path) <= width else f"..{path[2 - width :]}"
 
 
 def hosts_lines(shrunk: Sequence[Shrunk] | None, grown: Sequence[Grown] | None = None) -> list[str]:
-    """A line for each time that a stage continued with fewer hosts, then for each time that it took some back."""
-    fewer = [
-        f"{each.stage} continued with {each.hosts} of {units.plural(each.from_hosts, 'host')}: {each.why}"
-        for each in shrunk or ()
-    ]
-    return fewer + [f"{each.stage} went back from {each.from_hosts} to {each.hosts} hosts" for each in grown or ()]
+    """Return a line for each time that a stage lost hosts and continued, then for each time that it took some back."""
+    lines = []
+    for loss in shrunk or ():
+        hosts = units.plural(loss.from_hosts, "host")
+        lines.append(f"{loss.stage} continued with {loss.hosts} of {hosts}: {loss.why}")
+    for gain in grown or ():
+        lines.append(f"{gain.stage} went back from {gain.from_hosts} to {gain.hosts} hosts")
+    return lines
 
 
 def error_text(error: ErrorPart) -> str:
-    """The error that stopped the run."""
+    """Describe the error that stopped the run."""
     return f"{error.message} (exit code {error.exit_code})"
 
 
-def _block(name: str, texts: list[str]) -> list[str]:
-    return [line for index, text in enumerate(texts) for line in _wrapped("" if index else name, text)]
-
-
 def _wrapped(name: str, text: str) -> list[str]:
-    """``text`` beside ``name``, wrapped to 80 columns."""
+    # ``text`` beside ``name``, wrapped to 80 columns.
     lines = textwrap.wrap(text, WIDTH - NAME, break_long_words=False, break_on_hyphens=False) or [""]
     return [f"{'' if index else name:<{NAME}}{line}" for index, line in enumerate(lines)]

@@ -23,10 +23,10 @@ Point = tuple[float, float]
 
 
 def tag(name: str, *inside: object, **attributes: object) -> Markup:
-    """An element. Text ``inside`` is escaped unless it is Markup. ``class_`` is class, ``aria_label`` aria-label."""
-    written = Markup("").join(
-        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items()
-    )
+    """Make an element. Text ``inside`` is escaped unless it is Markup. ``class_`` is class, ``x_y`` x-y."""
+    written = Markup("")
+    for key, value in attributes.items():
+        written += Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value)
     if not inside:
         return Markup("<{}{}/>").format(name, written)
     return Markup("<{0}{1}>{2}</{0}>").format(name, written, Markup("").join(map(escape, inside)))
@@ -69,7 +69,7 @@ def line_plot(
     beside: Sequence[Point] = (),
     marked: tuple[Point, str] | None = None,
 ) -> Markup:
-    """A curve through ``points`` (finite, rising x); "" without points. ``label``: for screen readers.
+    """Plot a curve through ``points`` (finite, rising x); "" without points. ``label``: for screen readers.
 
     ``beside``: points of a second curve, dashed. ``marked``: a point with a dot, and its tooltip.
     """
@@ -79,47 +79,53 @@ def line_plot(
     frame = Frame.around([*shown, *second, *((shown[0][0], line.y) for line in references)], x, y)
     path = frame.path(shown)
     area = f"{path} L{frame.x(shown[-1][0]):.1f} {frame.bottom:.1f} L{frame.x(shown[0][0]):.1f} {frame.bottom:.1f} Z"
-    body = [
-        *frame.grid(),
-        *([tag("path", class_="area", d=area)] if y.from_zero else []),
-        *reference_lines(frame, references),
-        *([tag("path", class_="reference", d=frame.path(second))] if len(second) > 1 else []),
-        tag("path", class_="curve", d=path) if len(shown) > 1 else frame.dot(shown[0]),
-        *([frame.dot(*marked)] if marked is not None else []),
-        *_hovers(frame, shown),
-    ]
-    return drawing(body, label)
+    body = frame.grid()
+    if y.from_zero:
+        body.append(tag("path", class_="area", d=area))
+    body += reference_lines(frame, references)
+    if len(second) > 1:
+        body.append(tag("path", class_="reference", d=frame.path(second)))
+    body.append(tag("path", class_="curve", d=path) if len(shown) > 1 else frame.dot(shown[0]))
+    if marked is not None:
+        body.append(frame.dot(*marked))
+    return drawing([*body, *_hovers(frame, shown)], label)
 
 
 def series_plot(series: Sequence[PlotCurve], *, x: Axis, y: Axis, label: str) -> Markup:
-    """Several curves in one frame, each in its colour; those without points are left out."""
-    known = [(each, thin(each.points)) for each in series if each.points]
-    if not known:
+    """Plot several curves in one frame, each in its colour; those without points are left out."""
+    curves = [(curve, thin(curve.points)) for curve in series if curve.points]
+    if not curves:
         return Markup("")
-    frame = Frame.around([point for _, points in known for point in points], x, y)
+    every: list[Point] = []
+    for _, points in curves:
+        every += points
+    frame = Frame.around(every, x, y)
     body = frame.grid()
-    for each, points in known:
+    for curve, points in curves:
         path = frame.path(points) if len(points) > 1 else ""
-        body.append(tag("path", tag("title", each.name), class_=f"series c{each.colour}", d=path))
-        body += _hovers(frame, points, f"{each.name}, ")
+        body.append(tag("path", tag("title", curve.name), class_=f"series c{curve.colour}", d=path))
+        body += _hovers(frame, points, f"{curve.name}, ")
     return drawing(body, label)
 
 
 def scatter_plot(
     points: Sequence[tuple[Point, str]], *, joined: Sequence[Point] = (), x: Axis, y: Axis, label: str
 ) -> Markup:
-    """Dots with their tooltips, and a line through the ``joined`` points; "" without points."""
+    """Plot dots with their tooltips, and a line through the ``joined`` points; "" without points."""
     if not points:
         return Markup("")
     frame = Frame.around([*(point for point, _ in points), *joined], x, y)
-    line = [tag("path", class_="reference", d=frame.path(joined))] if len(joined) > 1 else []
-    return drawing([*frame.grid(), *line, *(frame.dot(point, text) for point, text in points)], label)
+    body = frame.grid()
+    if len(joined) > 1:
+        body.append(tag("path", class_="reference", d=frame.path(joined)))
+    body += [frame.dot(point, text) for point, text in points]
+    return drawing(body, label)
 
 
 def reliability_plot(
     predicted: Sequence[float], observed: Sequence[float], rows: Sequence[int], *, x: Axis, y: Axis, label: str
 ) -> Markup:
-    """Observed against predicted rate by bin, with 95 % intervals and the diagonal of a calibrated model."""
+    """Plot observed against predicted rates by bin, with 95 % intervals and the diagonal of a calibrated model."""
     if not predicted:
         return Markup("")
     spans = [wilson(rate, number) for rate, number in zip(observed, rows, strict=True)]
@@ -135,7 +141,7 @@ def reliability_plot(
 
 
 def wilson(rate: float, rows: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval (1927) of the share ``rate`` over ``rows`` rows; ``z`` = 1.96 covers 95 %."""
+    """Return Wilson's score interval (1927) of the share ``rate`` over ``rows`` rows; ``z`` = 1.96 covers 95 %."""
     if rows <= 0:
         return 0.0, 1.0
     scale = 1 + z * z / rows
@@ -145,7 +151,7 @@ def wilson(rate: float, rows: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most ``most`` of ``points``: the lowest and the highest of each stretch, so that no spike is lost."""
+    """Keep at most ``most`` of ``points``: the lowest and the highest of each stretch, so that no spike is lost."""
     if len(points) <= most:
         return list(points)
     stretches = most // 2
@@ -158,14 +164,15 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 
 
 def ticks(low: float, high: float, about: int = 5, whole: bool = False) -> list[float]:
-    """Round values (steps of 1, 2 or 5 times a power of ten) that cover [``low``, ``high``], both ends included."""
+    """Return round values (steps of 1, 2 or 5 times a power of ten) that cover [``low``, ``high``]."""
     if not high > low:
         pad = max(abs(low) * 0.05, 0.5 if whole else 1e-3)
         low, high = low - pad, high + pad
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    step = max(1.0, step) if whole else step
+    if whole:
+        step = max(1.0, step)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [index * step for index in range(first, last + 1)]
 
@@ -183,7 +190,7 @@ class Frame:
 
     @staticmethod
     def around(points: Sequence[Point], x: Axis, y: Axis) -> Frame:
-        """The frame around all ``points``. y ends on ticks; x on the data, or on ticks if it starts at zero."""
+        """Return the frame around all ``points``. y ends on ticks; x on the data, or on ticks if it starts at zero."""
         xs, ys = [point[0] for point in points], [point[1] for point in points]
         x_ticks = ticks(0.0 if x.from_zero else min(xs), max(xs), about=6, whole=x.whole)
         y_ticks = ticks(0.0 if y.from_zero else min(ys), max(ys), whole=y.whole)
@@ -208,33 +215,34 @@ class Frame:
         return HEIGHT - BOTTOM
 
     def x(self, value: float) -> float:
-        """Pixel column of ``value``."""
+        """Return the pixel column of ``value``."""
         return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Pixel row of ``value``."""
+        """Return the pixel row of ``value``."""
         return self.bottom - (value - self.y_low) / (self.y_high - self.y_low) * (self.bottom - TOP)
 
     def place(self, point: Point) -> str:
-        """``point`` as SVG coordinates."""
+        """Return ``point`` as SVG coordinates."""
         return f"{self.x(point[0]):.1f} {self.y(point[1]):.1f}"
 
     def path(self, points: Sequence[Point]) -> str:
-        """The line through ``points`` as the ``d`` of an SVG path."""
+        """Return the line through ``points`` as the ``d`` of an SVG path."""
         return " ".join(f"{'L' if index else 'M'}{self.place(point)}" for index, point in enumerate(points))
 
     def dot(self, point: Point, text: str = "") -> Markup:
-        """A dot at ``point`` with ``text`` as its tooltip."""
+        """Draw a dot at ``point`` with ``text`` as its tooltip."""
         x, y = self.place(point).split()
-        return tag("circle", *([tag("title", text)] if text else []), class_="dot", cx=x, cy=y, r=3.5)
+        tooltip = [tag("title", text)] if text else []
+        return tag("circle", *tooltip, class_="dot", cx=x, cy=y, r=3.5)
 
     def whisker(self, x: float, low: float, high: float) -> Markup:
-        """The interval from ``low`` to ``high`` at ``x``."""
+        """Draw the interval from ``low`` to ``high`` at ``x``."""
         return tag("path", class_="whisker", d=self.path([(x, low), (x, high)]))
 
     def grid(self) -> list[Markup]:
-        """Grid lines, tick labels and axis titles."""
-        out = []
+        """Draw grid lines, tick labels and axis titles."""
+        out: list[Markup] = []
         for tick in self.y_ticks:
             row = self.y(tick)
             out.append(tag("path", class_="grid", d=f"M{LEFT} {row:.1f} H{WIDTH - RIGHT}"))
@@ -248,25 +256,28 @@ class Frame:
         return out
 
     def _label(self, axis: Axis, tick: float, all_ticks: list[float]) -> str:
-        return axis.show(tick, all_ticks[1] - all_ticks[0] if len(all_ticks) > 1 else abs(tick))
+        distance = all_ticks[1] - all_ticks[0] if len(all_ticks) > 1 else abs(tick)
+        return axis.show(tick, distance)
 
 
 def percent_tick(value: float, spread: float) -> str:
-    """A share as per cent, for ``Axis.show``."""
+    """Format a share as per cent, for ``Axis.show``."""
     return f"{value:.{_percent_digits(spread)}%}"
 
 
 def signed_tick(value: float, spread: float) -> str:
-    """A change as per cent with its sign, for ``Axis.show``."""
+    """Format a change as per cent with its sign, for ``Axis.show``."""
     return f"{value:+.{_percent_digits(spread)}%}"
 
 
 def _percent_digits(spread: float) -> int:
-    return 0 if spread >= 0.01 else 1 if spread >= 0.001 else 2
+    if spread >= 0.01:
+        return 0
+    return 1 if spread >= 0.001 else 2
 
 
 def reference_lines(frame: Frame, lines: Sequence[ReferenceLine]) -> list[Markup]:
-    """Dashed lines, labelled at the left, where a falling curve leaves room; close labels avoid each other."""
+    """Draw dashed lines, labelled at the left, where a falling curve leaves room; close labels avoid each other."""
     out: list[Markup] = []
     last = -math.inf
     for line in sorted(lines, key=lambda line: -line.y):
@@ -281,7 +292,7 @@ def reference_lines(frame: Frame, lines: Sequence[ReferenceLine]) -> list[Markup
 
 
 def _hovers(frame: Frame, points: Sequence[Point], whose: str = "") -> list[Markup]:
-    """Invisible spots whose tooltips show their values."""
+    # Invisible spots whose tooltips show their values.
     every = max(1, math.ceil(len(points) / MOST_HOVERS))
     out = []
     for x, y in points[::every]:
@@ -292,11 +303,11 @@ def _hovers(frame: Frame, points: Sequence[Point], whose: str = "") -> list[Mark
 
 
 def text_at(x: float, y: float, content: str, anchor: str, kind: str = "label") -> Markup:
-    """``content`` with its baseline at ``y``. ``anchor``: which end of it is at ``x``. ``kind``: its CSS class."""
+    """Draw ``content`` with its baseline at ``y``. ``anchor``: which end of it is at ``x``. ``kind``: its CSS class."""
     return tag("text", content, class_=kind, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
 
 
 def drawing(body: Sequence[Markup], label: str, box: tuple[float, ...] = (0, 0, WIDTH, HEIGHT)) -> Markup:
-    """The picture around ``body``. ``label``: for screen readers. ``box``: left, top, width and height."""
+    """Return the picture around ``body``. ``label``: for screen readers. ``box``: left, top, width and height."""
     attributes = {"viewBox": " ".join(f"{edge:g}" for edge in box), "role": "img", "aria-label": label}
     return tag("svg", *body, class_="plot", **attributes)

@@ -11,40 +11,53 @@ from pipeline.report.page import COLOURS
 from pipeline.report.svg import drawing, tag
 
 SIDE, MARGIN, PAD = 440, 74, 14
-MOST_CELLS = 96  # per side; more features are averaged into as many cells
+# Per side; more features are averaged into as many cells.
+MOST_CELLS = 96
 MOST_LABELS = 64
 LONGEST = 11
-DOT, SMALL_DOT, LETTER = 8.0, 5.0, 6.2  # pixels: radius of a point with and without a label, width of a letter
+# Pixels: radius of a point with and without a label, width of a letter.
+DOT, SMALL_DOT, LETTER = 8.0, 5.0, 6.2
 
 Matrix = Sequence[Sequence[float]]
 Box = tuple[float, float, float, float]
 
 
 def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) -> Markup:
-    """``similarity`` [F][F] as cells from faint to strong, ordered by tower, with lines between towers."""
+    """Draw ``similarity`` [F][F] as cells from faint to strong, ordered by tower, with lines between towers."""
     order = sorted(range(len(names)), key=lambda index: (towers[index], index))
-    bins = _bins(order)
-    low, high = _range(similarity)
+    count = min(len(order), MOST_CELLS)
+    bins = [order[i * len(order) // count : (i + 1) * len(order) // count] for i in range(count)]
+    labels = [names[b[0]] if len(b) == 1 else f"{names[b[0]]} to {names[b[-1]]}" for b in bins]
+    off_diagonal = [value for i, row in enumerate(similarity) for j, value in enumerate(row) if i != j]
+    low, high = min(off_diagonal, default=0.0), max(off_diagonal, default=1.0)
     size, labelled = SIDE / len(bins), len(bins) == len(order) <= MOST_LABELS
     body = []
     for row, left in enumerate(bins):
         for column, right in enumerate(bins):
-            value = _mean(similarity, left, right)
-            if value is not None:
-                words = f"{_words(names, left)} and {_words(names, right)}: {units.decimal(value, 2)}"
+            # Without pairs of a feature with itself.
+            values = [similarity[i][j] for i in left for j in right if i != j]
+            if values:
+                value = sum(values) / len(values)
+                words = f"{labels[row]} and {labels[column]}: {units.decimal(value, 2)}"
                 share = (value - low) / (high - low) if high > low else 0.5
                 body.append(_cell(MARGIN + column * size, MARGIN + row * size, size, share, words))
-    body += _cuts(bins, towers, size)
+    # Lines where one tower ends and the next begins.
+    far = MARGIN + SIDE
+    for index in range(1, len(bins)):
+        if towers[bins[index][0]] != towers[bins[index - 1][0]]:
+            at = MARGIN + index * size
+            body.append(tag("path", class_="cut", d=f"M{MARGIN} {at:.1f} H{far} M{at:.1f} {MARGIN} V{far}"))
     if labelled:
         body += _edge_labels([names[index] for index in order], size)
     body += _scale(low, high)
-    free = 0 if labelled else MARGIN - PAD  # the room of labels
+    # Without labels their room is cut off.
+    free = 0 if labelled else MARGIN - PAD
     width, height = MARGIN + SIDE + PAD - free, MARGIN + SIDE + 46 - free
     return drawing(body, "Similarity of every pair of features", (free, free, width, height))
 
 
 def tower_map(names: Sequence[str], towers: Sequence[int], placement: Matrix) -> Markup:
-    """Every feature at its place, in the colour and with the number of its tower."""
+    """Draw every feature at its place, in the colour and with the number of its tower."""
     width = MARGIN + SIDE + PAD
     low = [min(point[axis] for point in placement) for axis in (0, 1)]
     extent = [max(point[axis] for point in placement) - low[axis] for axis in (0, 1)]
@@ -73,40 +86,11 @@ def _spot(name: str, tower: int, x: float, y: float, labelled: bool) -> Markup:
     )
 
 
-def _bins(order: Sequence[int]) -> list[list[int]]:
-    """``order`` cut into at most MOST_CELLS pieces."""
-    count = min(len(order), MOST_CELLS)
-    return [list(order[i * len(order) // count : (i + 1) * len(order) // count]) for i in range(count)]
-
-
-def _range(similarity: Matrix) -> tuple[float, float]:
-    off = [value for i, row in enumerate(similarity) for j, value in enumerate(row) if i != j]
-    return min(off, default=0.0), max(off, default=1.0)
-
-
-def _mean(similarity: Matrix, left: Sequence[int], right: Sequence[int]) -> float | None:
-    """Mean over the pairs of two bins without pairs of a feature with itself; None if there is no pair."""
-    values = [similarity[i][j] for i in left for j in right if i != j]
-    return sum(values) / len(values) if values else None
-
-
 def _cell(x: float, y: float, size: float, share: float, words: str) -> Markup:
-    """A square, from faint (``share`` 0) to strong (1)."""
+    # A square, from faint (``share`` 0) to strong (1).
     box = {"x": f"{x:.2f}", "y": f"{y:.2f}", "width": f"{size:.2f}", "height": f"{size:.2f}"}
     opacity = f"{0.04 + 0.96 * min(max(share, 0.0), 1.0):.2f}"
     return tag("rect", tag("title", words), class_="cell", **box, fill_opacity=opacity)
-
-
-def _words(names: Sequence[str], members: Sequence[int]) -> str:
-    return names[members[0]] if len(members) == 1 else f"{names[members[0]]} to {names[members[-1]]}"
-
-
-def _cuts(bins: Sequence[Sequence[int]], towers: Sequence[int], size: float) -> list[Markup]:
-    """Lines where one tower ends and the next begins."""
-    first = [towers[members[0]] for members in bins]
-    ends = [MARGIN + index * size for index in range(1, len(first)) if first[index] != first[index - 1]]
-    far = MARGIN + SIDE
-    return [tag("path", class_="cut", d=f"M{MARGIN} {at:.1f} H{far} M{at:.1f} {MARGIN} V{far}") for at in ends]
 
 
 def _edge_labels(names: Sequence[str], size: float) -> list[Markup]:
@@ -120,7 +104,7 @@ def _edge_labels(names: Sequence[str], size: float) -> list[Markup]:
 
 
 def _scale(low: float, high: float) -> list[Markup]:
-    """The legend: ten steps from the lowest to the highest value."""
+    # The legend: ten steps from the lowest to the highest value.
     x, y, step = MARGIN + 40, MARGIN + SIDE + 14, 16
     return [
         tag("text", units.decimal(low, 2), x=x - 6, y=y + 12, text_anchor="end"),
@@ -130,7 +114,7 @@ def _scale(low: float, high: float) -> list[Markup]:
 
 
 def _spot_label(text: str, x: float, y: float, width: float, taken: list[Box]) -> list[Markup]:
-    """``text`` beside a point, where nothing else is; nothing if there is no room."""
+    # ``text`` beside a point, where nothing else is; nothing if there is no room.
     long = LETTER * len(text)
     gap = DOT + 3
     for left, base, anchor in (

@@ -30,7 +30,7 @@ class Linux:
 
 @pytest.fixture(autouse=True)
 def offered(monkeypatch):
-    monkeypatch.setattr(huge_pages, "_offered", lambda: True)
+    monkeypatch.setattr(huge_pages, "_large_pages_allowed", lambda: True)
 
 
 def shard(name, weight, **state):
@@ -78,7 +78,7 @@ def test_shards_on_ssd_are_left_alone():
 
 @pytest.mark.parametrize("error", [errno.EAGAIN, errno.EBUSY])
 def test_a_piece_that_is_refused_leaves_the_others(monkeypatch, error):
-    monkeypatch.setattr(huge_pages, "_AT_ONCE", 2 * PAGE)
+    monkeypatch.setattr(huge_pages, "_CHUNK", 2 * PAGE)
     flat = torch.zeros(9 * PAGE // 4)
     first, last = inside(flat, 9 * PAGE)
     linux = Linux(0, error)
@@ -87,7 +87,7 @@ def test_a_piece_that_is_refused_leaves_the_others(monkeypatch, error):
 
 
 def test_without_memory_for_a_page_it_stops(monkeypatch):
-    monkeypatch.setattr(huge_pages, "_AT_ONCE", 2 * PAGE)
+    monkeypatch.setattr(huge_pages, "_CHUNK", 2 * PAGE)
     linux = Linux(0, errno.ENOMEM)
     assert use_large_pages([shard("a", torch.zeros(9 * PAGE // 64, 16))], linux) == 2 * PAGE
     assert len(linux.asked) == 2
@@ -105,8 +105,8 @@ def test_where_large_pages_are_switched_off_linux_is_not_asked(monkeypatch, tmp_
     enabled = tmp_path / "enabled"
     for text, offered in (("always madvise [never]\n", False), ("always [madvise] never\n", True)):
         enabled.write_text(text)
-        assert huge_pages._offered(enabled) is offered
-    assert not huge_pages._offered(tmp_path / "missing")
+        assert huge_pages._large_pages_allowed(enabled) is offered
+    assert not huge_pages._large_pages_allowed(tmp_path / "missing")
 
 
 def test_values_stay_as_they_are_on_this_machine():

@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.embeddings.single_rank_lookup import looked_up, without_exchange
-from pipeline.embeddings.threaded_lookup import ThreadedLookup
+from pipeline.embeddings.single_rank_lookup import ThreadedLookup, looked_up, without_exchange
 from pipeline.embeddings.touched import TouchedRows
 from tests.embeddings.cases import make, shards_to_tensors, train
 from tests.embeddings.ranks import plan_for

@@ -19,10 +19,12 @@ from pathlib import Path
 from pipeline.compiled import checked, open_installed
 from pipeline.specs.optimizers import CompiledStep
 
-_VERSION = 1  # of the functions below, as rowsteps.c has it
-_ALL = 2  # all instruction sets may be used
+# Of the functions below, as rowsteps.c has it.
+_VERSION = 1
+_ALL_INSTRUCTION_SETS = 2
 _STATES, _SETTINGS = 2, 6
-_FORMULAS = ("lazy_adam", "partial_rowwise_adam", "adagrad", "ftrl")  # in the order of formulas.h
+# In the order of formulas.h.
+_FORMULAS = ("lazy_adam", "partial_rowwise_adam", "adagrad", "ftrl")
 
 
 class Table(ctypes.Structure):
@@ -56,10 +58,10 @@ class _Share(ctypes.Structure):
 class RowStepsLibrary:
     """The functions of the library at ``path``. ``level``: 0 uses no more than every CPU has, 1 AVX2 too, 2 all."""
 
-    def __init__(self, path: Path, level: int = _ALL) -> None:
+    def __init__(self, path: Path, level: int = _ALL_INSTRUCTION_SETS) -> None:
         self._library, self._level = checked(path, "rowsteps", _VERSION), level
         self._pool: ThreadPoolExecutor | None = None
-        self._helpers = 0
+        self._pool_size = 0
 
     def learn(self, tables: Sequence[Table], step: CompiledStep, *, lazy: bool, threads: int) -> None:
         """Take ``step`` in the rows that were looked up; ``threads`` share the tables, which share no memory."""
@@ -69,18 +71,20 @@ class RowStepsLibrary:
         self._library.rowsteps_share(ctypes.byref(share))
 
         def work() -> int:
-            given = ctypes.c_int64(len(tables)), ctypes.byref(figures), ctypes.byref(share), self._level
-            return int(self._library.rowsteps_learn(array, *given))
+            count = ctypes.c_int64(len(tables))
+            return int(
+                self._library.rowsteps_learn(array, count, ctypes.byref(figures), ctypes.byref(share), self._level)
+            )
 
+        # The calling thread works, too.
         helpers = min(threads, len(tables)) - 1
-        beside = [self._threads(helpers).submit(work) for _ in range(helpers)]
-        if any([work(), *(each.result() for each in beside)]):
+        futures = []
+        if helpers > 0:
+            if self._pool is None or self._pool_size < helpers:
+                self._pool, self._pool_size = ThreadPoolExecutor(helpers, thread_name_prefix="nightjar-rows"), helpers
+            futures = [self._pool.submit(work) for _ in range(helpers)]
+        if any([work(), *(future.result() for future in futures)]):
             raise MemoryError("no memory to train the rows of a batch")
-
-    def _threads(self, helpers: int) -> ThreadPoolExecutor:
-        if self._pool is None or self._helpers < helpers:
-            self._pool, self._helpers = ThreadPoolExecutor(helpers, thread_name_prefix="nightjar-rows"), helpers
-        return self._pool
 
 
 @cache

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 I64 = NDArray[np.int64]
 DEPTH = 1024
-_STAGING = 8 << 20  # bytes of the memory that reads go into, which is reused
+# Bytes of the memory that reads go into, which is reused.
+_STAGING = 8 << 20
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -31,11 +32,11 @@ class IoEngine(Protocol):
     name: str
 
     def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
-        """Ask for reads into ``addresses``, or writes from there; how many were taken, the first ones, at least one."""
+        """Ask for reads into ``addresses``, or writes from there; return how many were taken: the first ones, >= 1."""
         ...
 
     def wait(self, least: int) -> tuple[I64, I64]:
-        """Wait for ``least`` requests: the numbers of those done, and their bytes, or minus the errors' numbers."""
+        """Wait for ``least`` requests; return the numbers of those done, and their bytes, or minus the errors."""
         ...
 
     def close(self) -> None:
@@ -48,7 +49,7 @@ def _call(number: int, *arguments: Any) -> int:
 
 
 def failed(number: int) -> OSError:
-    """The OSError of error ``number``."""
+    """Return the OSError of error ``number``."""
     return OSError(number, os.strerror(number))
 
 
@@ -56,7 +57,8 @@ def _at(array: NDArray[Any]) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-_SETUP, _ENTER, _REGISTER = 425, 426, 427  # on every machine
+# System calls, with the same numbers on every machine.
+_SETUP, _ENTER, _REGISTER = 425, 426, 427
 _RING, _ENTRIES = 0, 0x10000000
 _PARAMETERS = np.dtype(
     [
@@ -85,8 +87,10 @@ _ENTRY = np.dtype(
 )
 _DONE = np.dtype([("data", "<u8"), ("result", "<i4"), ("flags", "<u4")])
 _READ, _WRITE, _READ_FIXED = 22, 23, 4
-_BUFFERS, _GET_EVENTS = 0, 1  # of io_uring_register and io_uring_enter
-_COOPERATE, _SINGLE_MAP = 1 << 8, 1  # IORING_SETUP_COOP_TASKRUN, IORING_FEAT_SINGLE_MMAP
+# Of io_uring_register and io_uring_enter.
+_BUFFERS, _GET_EVENTS = 0, 1
+# IORING_SETUP_COOP_TASKRUN, IORING_FEAT_SINGLE_MMAP.
+_COOPERATE, _SINGLE_MAP = 1 << 8, 1
 
 
 class Uring:
@@ -95,16 +99,17 @@ class Uring:
     name = "io_uring"
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
-        given, self._fd = np.zeros(1, _PARAMETERS), -1
-        for flags in (_COOPERATE, 0):  # kernels before 5.19 know no flag that spares us interrupts
-            given["flags"] = flags
-            self._fd = _call(_SETUP, DEPTH, _at(given))
+        parameters, self._fd = np.zeros(1, _PARAMETERS), -1
+        # Kernels before 5.19 know no flag that spares us interrupts.
+        for flags in (_COOPERATE, 0):
+            parameters["flags"] = flags
+            self._fd = _call(_SETUP, DEPTH, _at(parameters))
             if self._fd >= 0 or ctypes.get_errno() != errno.EINVAL:
                 break
         if self._fd < 0:
             raise failed(ctypes.get_errno())
         try:
-            self._map(given[0])
+            self._map(parameters[0])
         except OSError:
             os.close(self._fd)
             raise
@@ -116,21 +121,21 @@ class Uring:
             if _call(_REGISTER, self._fd, _BUFFERS, _at(vector), 1) == 0:
                 self._read = _READ_FIXED
 
-    def _map(self, given: Any) -> None:
-        if not given["rest"][2] & _SINGLE_MAP:
+    def _map(self, parameters: Any) -> None:
+        if not parameters["rest"][2] & _SINGLE_MAP:
             raise failed(errno.ENOSYS)  # kernels before 5.4
-        sq, cq = given["sq"], given["cq"]
-        size = max(int(sq[6] + given["entries"] * 4), int(cq[5] + given["completions"] * _DONE.itemsize))
+        sq, cq = parameters["sq"], parameters["cq"]
+        entry_count, done_count = int(parameters["entries"]), int(parameters["completions"])
+        size = max(int(sq[6]) + entry_count * 4, int(cq[5]) + done_count * _DONE.itemsize)
         ring = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED, offset=_RING)
-        entries = mmap.mmap(self._fd, int(given["entries"]) * _ENTRY.itemsize, flags=mmap.MAP_SHARED, offset=_ENTRIES)
+        entries = mmap.mmap(self._fd, entry_count * _ENTRY.itemsize, flags=mmap.MAP_SHARED, offset=_ENTRIES)
         self._entries = np.frombuffer(entries, _ENTRY)
         words = np.frombuffer(ring, np.uint32, size // 4)
         self._sq_tail, self._cq_head, self._cq_tail = (words[at // 4 : at // 4 + 1] for at in (sq[1], cq[0], cq[1]))
-        words[sq[6] // 4 : sq[6] // 4 + given["entries"]] = np.arange(given["entries"])
-        self._done = np.frombuffer(ring, _DONE, int(given["completions"]), offset=int(cq[5]))
+        words[sq[6] // 4 : sq[6] // 4 + entry_count] = np.arange(entry_count)
+        self._done = np.frombuffer(ring, _DONE, done_count, offset=int(cq[5]))
 
     def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
-        """See ``IoEngine``."""
         tail = int(self._sq_tail[0])
         at = (tail + np.arange(len(numbers))) % len(self._entries)
         self._entries["what"][at] = _WRITE if write else self._read
@@ -139,7 +144,8 @@ class Uring:
         self._entries["data"][at] = numbers
         self._sq_tail[0] = (tail + len(numbers)) % (1 << 32)
         taken = self._enter(len(numbers), 0)
-        if taken < len(numbers):  # the rest is asked for again
+        if taken < len(numbers):
+            # The caller asks for the rest again.
             self._sq_tail[0] = (tail + max(0, taken)) % (1 << 32)
         if taken < 1:
             raise failed(ctypes.get_errno())
@@ -149,7 +155,6 @@ class Uring:
         return _call(_ENTER, self._fd, count, least, _GET_EVENTS if least else 0, None, ctypes.c_size_t(0))
 
     def wait(self, least: int) -> tuple[I64, I64]:
-        """See ``IoEngine``."""
         while True:
             head = int(self._cq_head[0])
             ready = (int(self._cq_tail[0]) - head) % (1 << 32)
@@ -161,7 +166,6 @@ class Uring:
                 raise failed(ctypes.get_errno())
 
     def close(self) -> None:
-        """See ``IoEngine``."""
         os.close(self._fd)
 
 
@@ -201,7 +205,6 @@ class Aio:
         self._pointers = self._requests.ctypes.data + _REQUEST.itemsize * np.arange(DEPTH, dtype=np.uint64)
 
     def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
-        """See ``IoEngine``."""
         part = self._requests
         part["data"][numbers], part["fd"][numbers], part["what"][numbers] = numbers, fds, int(write)
         part["buffer"][numbers], part["bytes"][numbers] = addresses, lengths
@@ -213,7 +216,6 @@ class Aio:
         return taken
 
     def wait(self, least: int) -> tuple[I64, I64]:
-        """See ``IoEngine``."""
         while True:
             done = _call(self._get, self._context, ctypes.c_long(least), ctypes.c_long(DEPTH), _at(self._events), None)
             if done >= least:
@@ -222,7 +224,6 @@ class Aio:
                 raise failed(ctypes.get_errno())
 
     def close(self) -> None:
-        """See ``IoEngine``."""
         _call(self._destroy, self._context)
 
 
@@ -239,24 +240,22 @@ class Threads:
         self._done: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
 
     def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
-        """See ``IoEngine``."""
         call = _LIBC.pwrite if write else _LIBC.pread
-        for each in zip(*(array.tolist() for array in (numbers, fds, offsets, lengths, addresses)), strict=True):
-            self._pool.submit(self._act, call, *each)
+        requests = np.stack([numbers, fds, offsets, lengths, addresses], axis=1).tolist()
+        for request in requests:
+            self._pool.submit(self._transfer, call, *request)
         return len(numbers)
 
-    def _act(self, call: Any, number: int, fd: int, offset: int, length: int, address: int) -> None:
+    def _transfer(self, call: Any, number: int, fd: int, offset: int, length: int, address: int) -> None:
         done = call(fd, ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_longlong(offset))
         self._done.put((number, done if done >= 0 else -ctypes.get_errno()))
 
     def wait(self, least: int) -> tuple[I64, I64]:
-        """See ``IoEngine``."""
         done = [self._done.get() for _ in range(max(least, self._done.qsize()))]
         numbers, results = np.array(done, np.int64).reshape(-1, 2).T
         return numbers, results
 
     def close(self) -> None:
-        """See ``IoEngine``."""
         self._pool.shutdown()
 
 
@@ -264,7 +263,7 @@ ENGINES = (Uring, Aio, Threads)
 
 
 def best_engine(memory: mmap.mmap | None = None, among: Sequence[Any] = ENGINES) -> tuple[IoEngine, dict[str, str]]:
-    """The first engine that works here, and why those before it do not, by name."""
+    """Return the first engine that works here, and why those before it do not, by name."""
     refused: dict[str, str] = {}
     for kind in among:
         try:
@@ -302,27 +301,23 @@ class DiskQueue:
             return
         stride = int(lengths.max())
         slots = min(DEPTH, _STAGING // stride, len(offsets))
-        free, sent, flying = np.arange(slots), 0, 0
-        holds = np.empty(slots, np.int64)
-        while sent < len(offsets) or flying:
+        free, sent, in_flight = np.arange(slots), 0, 0
+        request_of_slot = np.empty(slots, np.int64)
+        while sent < len(offsets) or in_flight:
             count = min(len(free), len(offsets) - sent)
             if count:
                 places, which = free[:count], np.arange(sent, sent + count)
-                holds[places] = which
-                into = self._start + places * stride
-                count = self._engine.submit(places, fds[which], offsets[which], lengths[which], into)
-                free, sent, flying = free[count:], sent + count, flying + count
-            places, results = self._engine.wait(max(1, min(flying, slots // 4)))
-            which = holds[places]
-            self._check(results, lengths[which])
+                request_of_slot[places] = which
+                addresses = self._start + places * stride
+                count = self._engine.submit(places, fds[which], offsets[which], lengths[which], addresses)
+                free, sent, in_flight = free[count:], sent + count, in_flight + count
+            places, results = self._engine.wait(max(1, min(in_flight, slots // 4)))
+            which = request_of_slot[places]
+            wrong = results[results != lengths[which]]
+            if len(wrong):
+                raise failed(-int(wrong[0]) if wrong[0] < 0 else errno.EIO)
             yield which, places * (stride // 4), self._memory
-            free, flying = np.concatenate([free, places]), flying - len(places)
-
-    def _check(self, results: I64, lengths: I64) -> None:
-        if (results == lengths).all():
-            return
-        wrong = int(results[results != lengths][0])
-        raise failed(-wrong if wrong < 0 else errno.EIO)
+            free, in_flight = np.concatenate([free, places]), in_flight - len(places)
 
     def close(self) -> None:
         """Return the queue to the kernel, once the requests under way are done."""

@@ -25,7 +25,8 @@ from pipeline.records.scratch import LOG_SPARE
 
 # Places and their turns in line are numbers of 32 bits, and there are two turns for each place.
 MOST_HOST_ROWS = 2**30
-_LOOK = 4096  # turns looked at together at least
+# Turns looked at together at least.
+_TURNS = 4096
 
 
 class HostRows:
@@ -40,11 +41,14 @@ class HostRows:
 
     def __init__(self, count: int, values: int) -> None:
         self.count = count
-        self._values: F32 = np.empty((count, values), np.float32)  # memory only once a place is used
+        # It takes memory only once a place is used.
+        self._values: F32 = np.empty((count, values), np.float32)
         self._row = np.empty(count, np.uint32)
         self._kind = np.empty(count, np.int8)
-        self._turn = np.empty(count, np.int32)  # where a place stands in line; -1: it is free
-        self._line = np.empty(2 * count, np.int32)  # places in the order in which their rows came
+        # Where a place stands in line; -1: it is free.
+        self._turn = np.empty(count, np.int32)
+        # Places in the order in which their rows came.
+        self._line = np.empty(2 * count, np.int32)
         self._free = np.empty(count, np.int32)
         self.clear()
 
@@ -52,7 +56,7 @@ class HostRows:
     def bytes(self) -> int:
         """What all of it takes once every place was used."""
         arrays = self._values, self._row, self._kind, self._turn, self._line, self._free
-        return sum(each.nbytes for each in arrays)
+        return sum(array.nbytes for array in arrays)
 
     def clear(self) -> None:
         """Forget all rows."""
@@ -63,7 +67,7 @@ class HostRows:
     def add(self, rows: I64, values: F32, kinds: I8) -> tuple[I64, tuple[I64, F32, I8]]:
         """Take in ``rows``, at most ``count``, the one to leave first in front; ``kinds``: the log's.
 
-        Their places, and the rows that leave to make room, with their values and kinds.
+        Returns their places, and the rows that leave to make room, with their values and kinds.
         """
         leaving = self._first_in_line(len(rows) - self._unused)
         left = self._row[leaving].astype(np.int64), self._values[leaving], self._kind[leaving]
@@ -75,12 +79,12 @@ class HostRows:
         return places, left
 
     def read(self, places: I64) -> F32:
-        """Copies of the values in ``places`` [n]: [n, values]."""
+        """Return copies of the values in ``places`` [n]: [n, values]."""
         copies: F32 = self._values[places]
         return copies
 
     def kinds(self, places: I64) -> I8:
-        """What the rows in ``places`` came with."""
+        """Return the kinds that the rows in ``places`` came with."""
         kinds: I8 = self._kind[places]
         return kinds
 
@@ -93,33 +97,29 @@ class HostRows:
     def renew(self, places: I64) -> None:
         """The rows in ``places`` [n], each once, leave after all others."""
         if self._end + len(places) > len(self._line):
-            self._close_up()
+            # Drop the turns that are passed over, so that half the line is free at least.
+            waiting = self._line[self._first : self._end]
+            waiting = waiting[self._in_turn(waiting, self._first)]
+            self._first, self._end = 0, len(waiting)
+            self._line[: self._end], self._turn[waiting] = waiting, np.arange(self._end)
         turns = np.arange(self._end, self._end + len(places), dtype=np.int32)
         self._line[turns], self._turn[places] = places, turns
         self._end += len(places)
 
-    def _close_up(self) -> None:
-        """Drop the turns that are passed over, so that half the line is free at least."""
-        waiting = self._line[self._first : self._end]
-        waiting = waiting[self._in_turn(waiting, self._first)]
-        self._first, self._end = 0, len(waiting)
-        self._line[: self._end], self._turn[waiting] = waiting, np.arange(self._end)
-
     def _first_in_line(self, count: int) -> I64:
-        """The places of the ``count`` rows that leave first."""
         found = [np.empty(0, np.int64)]
         while count > 0:
-            next_ones = self._line[self._first : min(self._end, self._first + max(count, _LOOK))]
-            stand = np.flatnonzero(self._in_turn(next_ones, self._first))[:count]
-            found.append(next_ones[stand].astype(np.int64))
-            count -= len(stand)
-            self._first += len(next_ones) if count else int(stand[-1]) + 1
+            places = self._line[self._first : min(self._end, self._first + max(count, _TURNS))]
+            waiting = np.flatnonzero(self._in_turn(places, self._first))[:count]
+            found.append(places[waiting].astype(np.int64))
+            count -= len(waiting)
+            self._first += len(places) if count else int(waiting[-1]) + 1
         return np.concatenate(found)
 
     def _in_turn(self, places: NDArray[np.int32], first: int) -> NDArray[np.bool_]:
-        """Which of ``places``, which stand in line from ``first`` on, have not left or come again since."""
-        here: NDArray[np.bool_] = self._turn[places] == np.arange(first, first + len(places))
-        return here
+        # Which of ``places``, which stand in line from ``first`` on, have not left or come again since.
+        in_turn: NDArray[np.bool_] = self._turn[places] == np.arange(first, first + len(places))
+        return in_turn
 
 
 class CachedShard(SsdShard):
@@ -149,22 +149,20 @@ class CachedShard(SsdShard):
         self._held = np.zeros(slots, np.int32)
         self._kind = np.zeros(slots, np.int8)
         self._row = np.zeros(slots, np.int64)
-        self._free = np.arange(slots)  # from the first: rows that a restore brings need no ``begin``
-        self._reset()
-
-    def _reset(self) -> None:
-        self._recency = Recency(self.count)
-        self._unheld = self.count
+        # From the first: rows that a restore brings need no ``begin``.
+        self._free = np.arange(slots)
+        self._recency = Recency(slots)
+        self._unheld = slots
 
     def live_in(self, parts: Sequence[Tensor]) -> None:
         """See ``SsdShard.live_in``; [slots, dim] or [slots], on any device."""
         self.slots = DeviceSlots(parts, self.values)
 
     def begin(self, table: TableSpec, seed: int) -> None:
-        """See ``SsdShard.begin``."""
         super().begin(table, seed)
         self.host.clear()
-        self._reset()
+        self._recency = Recency(self.count)
+        self._unheld = self.count
 
     def room(self, part: ShardRequest) -> bool:
         """See ``SsdShard.room``; GuardError for a batch with more rows than there are slots."""
@@ -181,25 +179,24 @@ class CachedShard(SsdShard):
         return len(part.rows) - len(here) <= self._unheld - int(np.count_nonzero(self._held[here] == 0))
 
     def claim(self, part: ShardRequest) -> tuple[I64, I64]:
-        """See ``SsdShard.claim``."""
         where = self._where[part.rows].astype(np.int64)
         hosted = self._hosted(where)
-        self.host.renew(self._top - where[hosted])  # others leave host memory for the rows that leave the device now
+        # Others leave host memory for the rows that leave the device now.
+        self.host.renew(self._top - where[hosted])
         part.hosted = len(hosted)
         return super().claim(part)
 
     def _hosted(self, where: I64) -> I64:
-        """Which entries of the map are places in host memory."""
+        # Which entries of the map are places in host memory.
         return np.flatnonzero(where > self._top - self.host.count)
 
     def _logged(self, where: I64, records: F32) -> I64:
-        """See ``SsdShard._logged``."""
         hosted = self._hosted(where)
         records[hosted, :-1] = self.host.read(self._top - where[hosted])
         return np.flatnonzero((where > 0) & (where <= self._top - self.host.count))
 
     def _drop(self, where: I64) -> I8:
-        """See ``SsdShard._drop``; a row in host memory is of the kind that it came with."""
+        # A row in host memory is of the kind that it came with.
         hosted = self._hosted(where)
         places, logged = self._top - where[hosted], where.copy()
         logged[hosted] = 0
@@ -209,7 +206,7 @@ class CachedShard(SsdShard):
         return kinds
 
     def _store(self, rows: I64, values: F32, kinds: I8) -> None:
-        """Put ``rows``, the longest unused first, into host memory; what leaves it or finds no room goes to the log."""
+        # ``rows``, the longest unused first, go into host memory; what leaves it or finds no room goes to the log.
         beyond = max(0, len(rows) - self.host.count)
         super()._store(rows[:beyond], values[:beyond], kinds[:beyond])
         places, left = self.host.add(rows[beyond:], values[beyond:], kinds[beyond:])
@@ -221,16 +218,14 @@ class CachedShard(SsdShard):
         self._held[slots] += 1
 
     def _take(self, count: int) -> I64:
-        if count > len(self._free):
-            self._evict(count - len(self._free))
+        missing = count - len(self._free)
+        if missing > 0:
+            # The least recently used rows leave.
+            slots = self._recency.take(missing, self._held)
+            self._store(self._row[slots], self.slots.read(slots), self._kind[slots])
+            self._free = np.concatenate([self._free, slots])
         taken, self._free = self._free[:count], self._free[count:]
         return taken
-
-    def _evict(self, count: int) -> None:
-        """Free the slots of the ``count`` least recently used rows."""
-        slots = self._recency.take(count, self._held)
-        self._store(self._row[slots], self.slots.read(slots), self._kind[slots])
-        self._free = np.concatenate([self._free, slots])
 
     def release(self, part: ShardRequest) -> None:
         """End a batch: its rows may leave."""

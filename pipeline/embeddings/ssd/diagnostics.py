@@ -22,7 +22,7 @@ FIGURES = 10
 
 
 def pss_bytes() -> int:
-    """Proportional set size of this process, with its mapped part of the page cache; 0 where unknown.
+    """Return the proportional set size of this process, with its mapped part of the page cache; 0 where unknown.
 
     Walks the page tables: about a millisecond for every GiB in memory.
     """
@@ -30,16 +30,10 @@ def pss_bytes() -> int:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
-
-
-def _disk_bytes() -> tuple[int, int]:
-    """Bytes that this process has read from and written to disks so far."""
-    try:
-        fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    except OSError:
-        return 0, 0
-    return int(fields["read_bytes"]), int(fields["write_bytes"])
+    for line in lines:
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 class SsdFigures:
@@ -58,18 +52,24 @@ class SsdFigures:
 
     def _now(self) -> NDArray[np.float64]:
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        counted = self.looked, self.found, self.asked, self.there, self.hosted, faults, *_disk_bytes()
-        return np.array([*counted, self.log.left, self.log.logged], np.float64)
+        read = written = 0
+        try:
+            fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+            read, written = int(fields["read_bytes"]), int(fields["write_bytes"])
+        except OSError:
+            pass
+        counts = self.looked, self.found, self.asked, self.there, self.hosted
+        return np.array([*counts, faults, read, written, self.log.left, self.log.logged], np.float64)
 
     def take(self) -> list[float]:
-        """What ``named`` takes, added up over the ranks."""
+        """Return what ``named`` takes, added up over the ranks."""
         now = self._now()
         taken, self._former = now - self._former, now
         return taken.tolist()
 
 
 def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
-    """The figures of an interval of ``steps`` for ``metrics.jsonl``, from the ``sums`` of ``take`` over all ranks.
+    """Return an interval's figures for ``metrics.jsonl``: of ``steps``, from the ``sums`` of ``take`` over all ranks.
 
     ``ssd_prefetch_coverage``: of the lookups whose row was not in memory when their ids were announced, the share whose
     row was there at the lookup. ``ssd_device_share``, ``ssd_host_share``: of the lookups announced, those whose row was
@@ -77,12 +77,19 @@ def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
     ``ssd_write_amplification``: bytes that logs wrote for each byte of rows that left memory; None where none did.
     """
     looked, hits, asked, there, hosted, faults, read, written, left, logged = sums
-    cold, missed = (1 - there / asked if asked else 0.0), (1 - hits / looked if looked else 0.0)
+    hit_rate = coverage = device_share = host_share = None
+    if looked:
+        hit_rate = hits / looked
+    if asked:
+        device_share, host_share = there / asked, hosted / asked
+        cold = 1 - there / asked
+        if cold and looked:
+            coverage = max(0.0, 1 - (1 - hits / looked) / cold)
     return {
-        "ssd_hit_rate": hits / looked if looked else None,
-        "ssd_prefetch_coverage": max(0.0, 1 - missed / cold) if cold and looked else None,
-        "ssd_device_share": there / asked if asked else None,
-        "ssd_host_share": hosted / asked if asked else None,
+        "ssd_hit_rate": hit_rate,
+        "ssd_prefetch_coverage": coverage,
+        "ssd_device_share": device_share,
+        "ssd_host_share": host_share,
         "ssd_faults": faults / steps,
         "ssd_read_bytes": read / steps,
         "ssd_written_bytes": written / steps,
@@ -91,33 +98,37 @@ def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
 
 
 def reading(queue: DiskQueue) -> str:
-    """What reads rows, and why nothing better does."""
-    why = "".join(f"; {name} is refused ({reason})" for name, reason in queue.refused.items())
-    return f"rows on SSD are read by {queue.engine}{why}"
+    """Return a sentence: what reads rows, and why nothing better does."""
+    refused = "".join(f"; {name} is refused ({reason})" for name, reason in queue.refused.items())
+    return f"rows on SSD are read by {queue.engine}{refused}"
 
 
 def shortcomings(queue: DiskQueue, worker: SsdWorker, files: Iterable[ScratchFile]) -> list[tuple[str, str]]:
-    """What was refused, why and what it costs; with each, what to change. Linux AIO is as good as io_uring."""
-    refused = {}
+    """Return what was refused, why and what it costs; with each, what to change."""
+    found = []
+    # Linux AIO is as good as io_uring.
     if queue.engine == Threads.name:
-        refused[f"{reading(queue)}: at several times the processor time"] = (
-            "allow io_uring_setup, io_uring_enter and io_uring_register, or io_setup, io_submit, io_getevents and "
-            "io_destroy, or raise fs.aio-max-nr"
+        found.append(
+            (
+                f"{reading(queue)}: at several times the processor time",
+                "allow io_uring_setup, io_uring_enter and io_uring_register, or io_setup, io_submit, io_getevents and "
+                "io_destroy, or raise fs.aio-max-nr",
+            )
         )
     if worker.refused:
-        refused[
-            f"setpriority is refused ({worker.refused}): the thread that reads rows from SSD ahead competes with "
-            "training for the cores"
-        ] = "allow setpriority"
-    for directory, why in {file.directory: file.cached for file in files if file.cached}.items():
-        refused[
-            f"{directory} refuses O_DIRECT ({why}): rows on SSD go through the page cache, which counts as memory"
-        ] = "hardware.ssd_paths=[/a/directory/on/ext4/or/xfs]"
-    return list(refused.items())
+        cost = "the thread that reads rows from SSD ahead competes with training for the cores"
+        found.append((f"setpriority is refused ({worker.refused}): {cost}", "allow setpriority"))
+    cached = {file.directory: file.cached for file in files if file.cached}
+    for directory, why in cached.items():
+        cost = "rows on SSD go through the page cache, which counts as memory"
+        found.append(
+            (f"{directory} refuses O_DIRECT ({why}): {cost}", "hardware.ssd_paths=[/a/directory/on/ext4/or/xfs]")
+        )
+    return found
 
 
 def examine(directory: Path) -> tuple[str, list[tuple[str, str]]]:
-    """``reading`` and ``shortcomings`` of tables on SSD in ``directory``.
+    """Return ``reading`` and ``shortcomings`` of tables on SSD in ``directory``.
 
     ConfigError and GuardError where no file can be made.
     """

@@ -22,7 +22,8 @@ from pipeline.errors import GuardError
 
 T = TypeVar("T")
 Parts = list[tuple[SsdShard, ShardRequest]]
-LEFT_OUT = -2  # the ``era`` of a part that was let go before it had slots
+# The ``era`` of a part that was let go before it had slots.
+LEFT_OUT = -2
 # The thread uses the cores that the dense part leaves, and gives the interpreter back at once: a step of training waits
 # for it some hundred times. On two cores a step took 116 ms with Python's 5 ms and 94 with 0.2; with a faster dense
 # part and a log that is cleaned, 130 with 0.2 and 75 with 0.05: lookups waited 54 and 2 (docs/measurements/ssd.md).
@@ -54,7 +55,10 @@ class SsdWorker:
     def submit(self, task: Callable[[], object], *, urgent: bool = False) -> None:
         """Queue ``task``; ``urgent``: in front."""
         with self._change:
-            (self._tasks.appendleft if urgent else self._tasks.append)(task)
+            if urgent:
+                self._tasks.appendleft(task)
+            else:
+                self._tasks.append(task)
             self._change.notify_all()
 
     def call(self, task: Callable[[], T]) -> T:
@@ -92,7 +96,7 @@ class SsdWorker:
 
     def _run(self) -> None:
         try:
-            self._give_way()
+            self._lower_priority()
             self._began.set()
             while True:
                 while self._idle is not None and not self._tasks and not self._stopped and self._idle():
@@ -103,13 +107,15 @@ class SsdWorker:
                         return
                     task = self._tasks.popleft()
                 task()
-        except BaseException as error:  # raised where training looks
+        except BaseException as error:
+            # ``check`` and ``wait`` raise it in training's thread.
             self._error = error
             self._stopped = True
             self._began.set()
 
-    def _give_way(self) -> None:
-        if sys.platform != "linux":  # elsewhere this changes the whole process
+    def _lower_priority(self) -> None:
+        # Only on Linux does this change one thread and not the whole process.
+        if sys.platform != "linux":
             return
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
@@ -118,7 +124,7 @@ class SsdWorker:
 
 
 @dataclass(frozen=True)
-class _Want:
+class _MissingRows:
     """Rows of a shard that are in no slot: ``records`` [n, words] gets them."""
 
     shard: SsdShard
@@ -135,57 +141,64 @@ class Fetcher:
 
     def fetch(self, parts: Parts) -> None:
         """Bring the rows of ``parts``, all of one batch, into slots, and mark the parts as ready."""
-        claims = [(shard, part, *shard.claim(part)) for shard, part in parts if len(part.rows)]
-        wants = [
-            _Want(shard, part.rows[absent], where, np.empty((len(absent), shard.log.words), np.float32))
-            for shard, part, absent, where in claims
-        ]
-        self._load(wants)
-        for (shard, part, absent, where), want in zip(claims, wants, strict=True):
-            shard.fill(part, absent, where, want.records)
+        claims: list[tuple[_MissingRows, ShardRequest, I64]] = []
+        for shard, part in parts:
+            if len(part.rows):
+                absent, where = shard.claim(part)
+                records = np.empty((len(absent), shard.log.words), np.float32)
+                claims.append((_MissingRows(shard, part.rows[absent], where, records), part, absent))
+        self._load([missing for missing, _, _ in claims])
+        for missing, part, absent in claims:
+            missing.shard.fill(part, absent, missing.where, missing.records)
         for _, part in parts:
             part.ready.set()
 
     def read(self, shard: SsdShard, places: I64) -> F32:
-        """Copies of the records of rows ``places``, wherever they are."""
+        """Return copies of the records of rows ``places``, wherever they are."""
         kernel_rows, where = shard.look_up(places)
         away = np.flatnonzero(kernel_rows < 0)
         records = np.empty((len(places), shard.log.words), np.float32)
         shard.gather(kernel_rows, records)
-        want = _Want(shard, places[away], where, np.empty((len(away), shard.log.words), np.float32))
-        self._load([want])
-        records[away] = want.records
+        missing = _MissingRows(shard, places[away], where, np.empty((len(away), shard.log.words), np.float32))
+        self._load([missing])
+        records[away] = missing.records
         return records
 
-    def _load(self, wants: Sequence[_Want]) -> None:
-        reads = [(want, read) for want in wants if (read := want.shard.find(want.rows, want.where, want.records))]
-        for words in {want.shard.log.words for want, _ in reads}:
-            self._scatter([(want, read) for want, read in reads if want.shard.log.words == words], words)
+    def _load(self, wanted: Sequence[_MissingRows]) -> None:
+        # Records of one size are read together.
+        by_words: dict[int, list[tuple[_MissingRows, LogReads]]] = {}
+        for missing in wanted:
+            reads = missing.shard.find(missing.rows, missing.where, missing.records)
+            if reads is not None:
+                by_words.setdefault(missing.shard.log.words, []).append((missing, reads))
+        for words, reads_of_size in by_words.items():
+            self._read_records(reads_of_size, words)
 
-    def _scatter(self, reads: list[tuple[_Want, LogReads]], words: int) -> None:
-        """Read all records, of ``words`` words each, and put each where it is wanted."""
-        sizes = [len(want.records) for want, _ in reads]
-        together = np.empty((sum(sizes), words), np.float32)
-        begins = np.cumsum([0, *sizes])
-        fds = np.concatenate([np.full(len(read.offset), want.shard.log.file.fd) for want, read in reads])
+    def _read_records(self, reads: list[tuple[_MissingRows, LogReads]], words: int) -> None:
+        # 1. One list of requests for all shards, and one array for all records.
         offset, length, count, skip = (
             np.concatenate([getattr(read, name) for _, read in reads]) for name in ("offset", "length", "count", "skip")
         )
+        fds = np.concatenate([np.full(len(read.offset), missing.shard.log.file.fd) for missing, read in reads])
+        begins = np.cumsum([0, *(len(missing.records) for missing, _ in reads)])
+        records = np.empty((begins[-1], words), np.float32)
         target = np.concatenate([read.target + begin for (_, read), begin in zip(reads, begins, strict=False)])
-        first, whole = np.cumsum(count) - count, together.view(f"V{4 * words}")[:, 0]
+        # A record as one item, that may begin at any word: copied as a whole.
+        first, whole = np.cumsum(count) - count, records.view(f"V{4 * words}")[:, 0]
+        # 2. As reads are done, put the records in them where they are wanted.
         try:
             for which, where, memory in self.queue.read(fds, offset, length):
-                many = count[which]
-                before = np.repeat(first[which] - (np.cumsum(many) - many), many)
-                record = before + np.arange(len(before))
-                at = np.repeat(where, many) + skip[record]
-                # A record as one item, that may begin at any word: copied as a whole.
+                counts = count[which]
+                before = np.repeat(first[which] - (np.cumsum(counts) - counts), counts)
+                numbers = before + np.arange(len(before))
+                at = np.repeat(where, counts) + skip[numbers]
                 items = np.ndarray(len(memory) - words + 1, whole.dtype, memory, strides=(4,))
-                whole[target[record]] = items[at]
+                whole[target[numbers]] = items[at]
         except OSError as error:
-            raise _unreadable(error, [want.shard for want, _ in reads]) from error
-        for (want, read), begin in zip(reads, begins, strict=False):
-            want.records[read.target] = together[begin + read.target]
+            raise _unreadable(error, [missing.shard for missing, _ in reads]) from error
+        # 3. Hand them to their shards; rows that were not read have their records already.
+        for (missing, read), begin in zip(reads, begins, strict=False):
+            missing.records[read.target] = records[begin + read.target]
 
     def close(self) -> None:
         """Close the queue."""
@@ -216,15 +229,15 @@ class WaitingParts:
 
     def join(self, parts: Parts) -> None:
         """Bring the parts with free slots; the others wait. GuardError for a part larger than its shard's cache."""
-        now = []
+        ready = []
         for shard, part in parts:
             if part.era == LEFT_OUT:
                 continue
             if shard in self._parts or not shard.room(part):
                 self._parts.setdefault(shard, deque()).append(part)
             else:
-                now.append((shard, part))
-        self._bring(now)
+                ready.append((shard, part))
+        self._bring(ready)
 
     def release(self, parts: Parts) -> None:
         """End ``parts``, trained or left out, and bring the waiting ones that now have free slots."""
@@ -235,13 +248,17 @@ class WaitingParts:
             part.era = LEFT_OUT
             if shard in self._parts and part in self._parts[shard]:
                 self._parts[shard].remove(part)
-        self._parts = {shard: line for shard, line in self._parts.items() if line}
-        while self._parts and (now := [(shard, line[0]) for shard, line in self._parts.items() if shard.room(line[0])]):
-            for shard, _ in now:
+        while True:
+            self._parts = {shard: queue for shard, queue in self._parts.items() if queue}
+            ready = []
+            for shard, queue in self._parts.items():
+                if shard.room(queue[0]):
+                    ready.append((shard, queue[0]))
+            if not ready:
+                return
+            for shard, _ in ready:
                 self._parts[shard].popleft()
-                if not self._parts[shard]:
-                    del self._parts[shard]
-            self._bring(now)
+            self._bring(ready)
 
     def leave(self, shard: SsdShard) -> None:
         """Drop the parts that wait for slots of ``shard``."""

@@ -37,30 +37,41 @@ class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
     def __init__(
         self, embedding_specs: Sequence[tuple[Any, ...]], *args: Any, preallocated_host_buffers: Any = None, **rest: Any
     ) -> None:
-        given = preallocated_host_buffers
-        if not isinstance(given, KernelBuffers) or not given.slots:
-            more = {} if given is None else {"preallocated_host_buffers": given}
-            super().__init__(list(embedding_specs), *args, **more, **rest)
+        buffers = preallocated_host_buffers
+        if isinstance(buffers, KernelBuffers) and buffers.slots:
+            rows = [buffers.slots.get(name, 0) for name in rest["table_names"]]
+            specs = [(count, *spec[1:]) for count, spec in zip(rows, embedding_specs, strict=True)]
+            super().__init__(specs, *args, **rest)
+            # ``kept_buffers`` leaves such a kernel as it is.
+            self._preallocated_host_buffers = buffers
+            self._whole_rows = [spec[0] for spec in embedding_specs]
             return
-        rows = [given.slots.get(name, 0) for name in rest["table_names"]]
-        specs = [(count, *spec[1:]) for count, spec in zip(rows, embedding_specs, strict=True)]
-        super().__init__(specs, *args, **rest)
-        self._preallocated_host_buffers = given  # ``kept_buffers`` leaves such a kernel as it is
-        self._whole_rows = [spec[0] for spec in embedding_specs]
+        if buffers is not None:
+            rest["preallocated_host_buffers"] = buffers
+        super().__init__(list(embedding_specs), *args, **rest)
 
     def split_embedding_weights(self) -> list[Tensor]:
-        """By table [rows, dim]; stand-ins where the kernel has slots."""
-        return _stand_in(super().split_embedding_weights(), self._rows)
+        """Return by table [rows, dim]; stand-ins where the kernel has slots."""
+        weights = super().split_embedding_weights()
+        rows = self._table_rows
+        if rows is None:
+            return list(weights)
+        return [_stand_in(tensor, count) for tensor, count in zip(weights, rows, strict=True)]
 
     def split_optimizer_states(self) -> list[list[Tensor]]:
-        """By table and state [rows]; stand-ins where the kernel has slots."""
-        states, rows = super().split_optimizer_states(), self._rows
+        """Return by table and state [rows]; stand-ins where the kernel has slots."""
+        states = super().split_optimizer_states()
+        rows = self._table_rows
         if rows is None:
             return states
-        return [_stand_in(each, [count] * len(each)) for each, count in zip(states, rows, strict=False)]
+        stand_ins = []
+        for state, count in zip(states, rows, strict=False):
+            stand_ins.append([_stand_in(tensor, count) for tensor in state])
+        return stand_ins
 
     @property
-    def _rows(self) -> list[int] | None:
+    def _table_rows(self) -> list[int] | None:
+        # Of a kernel with slots only.
         return self.__dict__.get("_whole_rows")
 
 
@@ -68,39 +79,35 @@ class _StandIn(Tensor):
     """One value repeated to any size. It claims to be contiguous, since TorchRec's ShardedTensor takes nothing else."""
 
     def is_contiguous(self, *_: Any, **__: Any) -> bool:
-        """True."""
         return True
 
 
-def _stand_in(tensors: Sequence[Tensor], rows: list[int] | None) -> list[Tensor]:
-    if rows is None:
-        return list(tensors)
-    shapes = ((count, *tensor.shape[1:]) for tensor, count in zip(tensors, rows, strict=True))
-    return [t.new_zeros(1).expand(shape).as_subclass(_StandIn) for t, shape in zip(tensors, shapes, strict=True)]
+def _stand_in(tensor: Tensor, rows: int) -> Tensor:
+    return tensor.new_zeros(1).expand(rows, *tensor.shape[1:]).as_subclass(_StandIn)
 
 
 def storage_of(kernel: Any) -> list[Tensor]:
-    """By table of FBGEMM's ``kernel`` the rows that it computes with: [rows or slots, dim]."""
+    """Return by table of FBGEMM's ``kernel`` the rows that it computes with: [rows or slots, dim]."""
     # Its own method, which gives no stand-ins.
     weights: list[Tensor] = SplitTableBatchedEmbeddingBagsCodegen.split_embedding_weights(kernel)
     return weights
 
 
 def states_of(kernel: Any) -> list[list[Tensor]]:
-    """By table of FBGEMM's ``kernel`` the states that it computes with: [rows or slots] or [rows or slots, dim]."""
+    """Return by table of ``kernel`` the states that it computes with: [rows or slots] or [rows or slots, dim]."""
     states: list[list[Tensor]] = SplitTableBatchedEmbeddingBagsCodegen.split_optimizer_states(kernel)
     return states or [[] for _ in storage_of(kernel)]
 
 
 @contextmanager
 def kernels_on_ssd() -> Iterator[None]:
-    """While kernels are built: those of tables on SSD get the memory that ``give_buffers`` has for them."""
+    """While kernels are built, give those of tables on SSD the memory that ``give_buffers`` has for them."""
     with replaced(batched_embedding_kernel, "SplitTableBatchedEmbeddingBagsCodegen", SlotKernel), kept_buffers():
         yield
 
 
 def sparse_memory(count: int) -> Tensor:
-    """float32 zeros [count] that take memory only where they are touched, however many they are."""
+    """Return float32 zeros [count] that take memory only where they are touched, however many they are."""
     if not count:
         return torch.empty(0)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -108,7 +115,7 @@ def sparse_memory(count: int) -> Tensor:
 
 
 def mapped(file: ScratchFile, count: int) -> Tensor:
-    """float32 [count] mapped from ``file``."""
+    """Return float32 [count] mapped from ``file``."""
     values = mmap.mmap(file.fd, file.size)
     # Without it every fault reads 128 KiB ahead: two hundred times slower under a memory limit.
     values.madvise(mmap.MADV_RANDOM)
@@ -144,20 +151,19 @@ def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, Kerne
         )
     for name, table in buffers.items():
         weight: Any = collection.embedding_bags[name].weight
-        own = {"preallocated_host_buffers": table}
-        weight._optimizer_kwargs = [{**weight._optimizer_kwargs[0], **own}]
+        weight._optimizer_kwargs = [{**weight._optimizer_kwargs[0], "preallocated_host_buffers": table}]
     for config in collection.embedding_bag_configs():
         if config.name in buffers:
-            config.init_fn = _keep
+            config.init_fn = _keep_values
 
 
-def _keep(weight: Tensor) -> Tensor:
+def _keep_values(weight: Tensor) -> Tensor:
     return weight
 
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """While it is entered, attribute ``name`` of ``owner`` is ``value``."""
+    """While entered, attribute ``name`` of ``owner`` is ``value``."""
     original = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -167,7 +173,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def kept_buffers() -> AbstractContextManager[None]:
-    """While kernels are built: those with our buffers keep the buffers' values instead of filling them anew."""
+    """While kernels are built, have those with our buffers keep the buffers' values instead of filling them anew."""
     original = BaseBatchedEmbeddingBag.init_parameters
 
     def init_parameters(kernel: Any) -> None:

@@ -65,7 +65,7 @@ class LogReads:
 
 
 def place_type(rows: int) -> type[np.signedinteger[Any]]:
-    """The integer type for the places of records in a log of ``rows`` rows, and for -1 - the number of a slot."""
+    """Return the integer type for places of records in a log of ``rows`` rows, and for -1 - the number of a slot."""
     return np.int32 if place_bytes(rows) == 4 else np.int64
 
 
@@ -92,23 +92,24 @@ class RowLog:
         self.file = ScratchFile(directory, segments * self._segment, what, direct=True)
         self.written = WriteCounts() if written is None else written
         self._buffers = [mmap.mmap(-1, self._segment) for _ in range(IN_MEMORY)]
-        self._records = [self._view(buffer) for buffer in self._buffers]
+        self._records: list[F32] = []
+        for buffer in self._buffers:
+            words = np.frombuffer(buffer, np.float32)[: self.per_segment * self.words]
+            self._records.append(words.reshape(self.per_segment, self.words))
         self._live = np.zeros(segments, np.int32)
         self._ahead = min(_IDLE_AHEAD, int(_IDLE_SHARE * (segments - rows / self.per_segment)))
         self.clear()
-
-    def _view(self, buffer: mmap.mmap) -> F32:
-        words = np.frombuffer(buffer, np.float32)[: self.per_segment * self.words]
-        return words.reshape(self.per_segment, self.words)
 
     def clear(self) -> None:
         """Forget all records."""
         self._live[:] = 0
         self._closed = np.zeros(len(self._live), bool)
-        self._born = np.zeros(len(self._live))  # the mean of ``added`` when the segment's rows left memory
+        # The mean of ``added`` when the segment's rows left memory.
+        self._born = np.zeros(len(self._live))
         self._free = deque(range(KINDS, len(self._live)))
         self._open, self._used, self._births = list(range(KINDS)), [0] * KINDS, [0.0] * KINDS
-        self._buffer = np.full(len(self._live), -1, np.int8)  # the one with the segment's records; -1: on the disk only
+        # The buffer with the segment's records; -1: they are on the disk only.
+        self._buffer = np.full(len(self._live), -1, np.int8)
         self._buffer[:KINDS] = range(KINDS)
         self.emptied = self.added = 0
 
@@ -118,25 +119,28 @@ class RowLog:
         return len(self._free) <= KINDS
 
     def kinds(self, places: I64) -> I8:
-        """How long rows whose records were at ``places`` (-1: not in the log so far) stay on the disk, as a kind."""
+        """Return the kinds of rows whose records were at ``places`` (-1: not in the log so far)."""
         born = np.where(places < 0, 0, self._born[places // self.per_segment])
-        return self._kind(self.added - born)
+        return self._kind_of_stay(self.added - born)
 
-    def _kind(self, stayed: Any) -> I8:
-        found: I8 = np.searchsorted(self._stays, stayed, side="right").astype(np.int8)
-        return found
+    def _kind_of_stay(self, stay: Any) -> I8:
+        kind: I8 = np.searchsorted(self._stays, stay, side="right").astype(np.int8)
+        return kind
 
     def add(self, rows: I64, values: F32, kinds: I8) -> I64:
-        """Records for ``rows`` that leave memory, at most ``per_segment``; their places. Not while ``crowded``."""
+        """Write records for ``rows`` that leave memory, at most ``per_segment``, and return their places.
+
+        Not while ``crowded``.
+        """
         self.added += len(rows)
         self.written.left += 4 * len(rows) * (self.words - 1)
         order = np.argsort(kinds, kind="stable")
         ends = np.searchsorted(kinds[order], np.arange(KINDS + 1))
         places = np.empty(len(rows), np.int64)
         for kind in range(KINDS):
-            some = order[ends[kind] : ends[kind + 1]]
-            if len(some):
-                places[some] = self._append(kind, rows[some], values[some], self.added)
+            members = order[ends[kind] : ends[kind + 1]]
+            if len(members):
+                places[members] = self._append(kind, rows[members], values[members], self.added)
         return places
 
     def _append(self, kind: int, rows: I64, values: F32, born: float) -> I64:
@@ -153,14 +157,15 @@ class RowLog:
             self._births[kind] += count * born
             rows, values = rows[count:], values[count:]
             if self._used[kind] == self.per_segment:
-                self._seal(kind)
+                self._write_segment(kind)
         return np.concatenate(places)
 
-    def _seal(self, kind: int) -> None:
-        """Write the segment of ``kind`` that is full and open another; reuse one without live records."""
+    def _write_segment(self, kind: int) -> None:
+        # Writes the full segment of ``kind`` and opens another.
         segment, self._used[kind] = self._open[kind], 0
         born, self._births[kind] = self._births[kind] / self.per_segment, 0.0
         if not self._live[segment]:
+            # It has no live record, so it is filled again.
             return
         buffer = int(self._buffer[segment])
         self.file.write(memoryview(self._buffers[buffer]), segment * self._segment)
@@ -181,35 +186,33 @@ class RowLog:
         self._free.append(segment)
 
     def worth_emptying(self) -> bool:
-        """Whether idle time is well spent on ``empty``: rows that come later should find free segments."""
+        """Return whether idle time is well spent on ``empty``: rows that come later should find free segments."""
         if len(self._free) > KINDS + self._ahead:
             return False
-        victims = self._victims()
+        victims = self._choose_victims()
         return len(victims) > 0 and bool(self._live[victims].max() < _IDLE_FILLED * self.per_segment)
 
-    def _victims(self) -> I64:
-        """The closed segments, ``EMPTIED`` at most, that give most room for the least copying, best first.
-
-        By (1 - u)^2 / u x age, u the share of live records: that of the LFS (section 3.6), with the room squared, which
-        writes 2 to 6 % less on rows of unlike frequency (docs/measurements/ssd.md).
-        """
+    def _choose_victims(self) -> I64:
+        # The closed segments, ``EMPTIED`` at most, that give most room for the least copying, best first: by (1 - u)^2
+        # / u x age, u the share of live records. That is the LFS's rule (section 3.6) with the room squared, which
+        # writes 2 to 6 % less on rows of unlike frequency (docs/measurements/ssd.md).
         closed = np.flatnonzero(self._closed & (self._live < self.per_segment))
         live = self._live[closed] / self.per_segment
         gain = (1 - live) ** 2 / np.maximum(live, 1e-3) * (self.added + 1 - self._born[closed])
         if len(closed) > EMPTIED:
             best = np.argpartition(-gain, EMPTIED)[:EMPTIED]
             closed, gain = closed[best], gain[best]
-        found: I64 = closed[np.argsort(-gain, kind="stable")]
-        return found
+        victims: I64 = closed[np.argsort(-gain, kind="stable")]
+        return victims
 
     def empty(self) -> list[tuple[I64, F32, I64, float]]:
-        """Take out segments that are worth it: of each (row numbers, records, places, when they left memory).
+        """Take out segments that are worth it; of each (row numbers, records, places, when they left memory).
 
         Dead records are included. The next call overwrites them. Find the live ones of all segments before ``again``
         adds the first: it may fill a segment that was just emptied.
         """
         taken = []
-        for buffer, segment in enumerate(self._victims().tolist(), KINDS):
+        for buffer, segment in enumerate(self._choose_victims().tolist(), KINDS):
             self.file.read_into(memoryview(self._buffers[buffer]), segment * self._segment)
             records = self._records[buffer]
             self.emptied += 1
@@ -220,31 +223,39 @@ class RowLog:
         return taken
 
     def again(self, rows: I64, values: F32, born: float) -> I64:
-        """Records for ``rows`` that were alive in a segment of ``empty``; their places. They stay longer than most."""
-        kind = min(KINDS - 1, int(self._kind(self.added - born)) + 1)
-        return self._append(kind, rows, values, born) if len(rows) else np.empty(0, np.int64)
+        """Write records for ``rows`` that were alive in a segment of ``empty``, and return their places."""
+        if not len(rows):
+            return np.empty(0, np.int64)
+        # They stay longer than most.
+        kind = min(KINDS - 1, int(self._kind_of_stay(self.added - born)) + 1)
+        return self._append(kind, rows, values, born)
 
     def waiting(self, places: I64) -> NDArray[np.bool_]:
-        """Which of ``places`` are not on the disk yet: ``recent`` has their records."""
+        """Return which of ``places`` are not on the disk yet: ``recent`` has their records."""
         waits: NDArray[np.bool_] = self._buffer[places // self.per_segment] >= 0
         return waits
 
     def recent(self, places: I64) -> F32:
-        """Copies of the records at ``places``, which are ``waiting``."""
+        """Return copies of the records at ``places``, which are ``waiting``."""
         copies = np.empty((len(places), self.words), np.float32)
         buffers = self._buffer[places // self.per_segment]
         for buffer in set(buffers.tolist()):
-            some = np.flatnonzero(buffers == buffer)
-            copies[some] = self._records[buffer][places[some] % self.per_segment]
+            members = np.flatnonzero(buffers == buffer)
+            copies[members] = self._records[buffer][places[members] % self.per_segment]
         return copies
 
     def reads(self, places: I64, target: I64) -> LogReads:
-        """The reads for the records at ``places`` [n], each wanted as row ``target`` [n]; every page is read once."""
+        """Return the reads for the records at ``places`` [n], each wanted as row ``target`` [n].
+
+        Every page is read once.
+        """
+        # 1. The first and the last page of each record, ascending.
         order = np.argsort(places)
         places = places[order]
         segment, number = np.divmod(places, self.per_segment)
         start = segment * self._segment + number * (4 * self.words)
         first, last = start // PAGE, (start + 4 * self.words - 1) // PAGE
+        # 2. A read begins behind a gap, and after ``_RUN`` pages without one.
         gap = np.append(True, first[1:] > last[:-1] + 1)
         head = first[np.maximum.accumulate(np.where(gap, np.arange(len(first)), 0))]
         turn = (first - head) // _RUN

@@ -28,7 +28,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_paths(paths: Sequence[str]) -> list[Path]:
-    """``hardware.ssd_paths`` as directories; ConfigError for none, and for one that is missing or read-only."""
+    """Return ``hardware.ssd_paths`` as directories; ConfigError for none, and for one that is missing or read-only."""
     if sys.platform != "linux":
         raise ConfigError("tier ssd needs Linux", hint="+plan.tables.<table>.tier=ddr for every table")
     if not paths:
@@ -59,13 +59,13 @@ class ScratchFile:
         try:
             self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115, as long as the table
         except OSError as error:
-            raise _error(error, directory, size, what) from error
+            raise _creation_error(error, directory, size, what) from error
         try:
             os.ftruncate(self.fd, self.size)
             os.posix_fallocate(self.fd, 0, self.size)
         except OSError as error:
             self._file.close()
-            raise _error(error, directory, self.size, what) from error
+            raise _creation_error(error, directory, self.size, what) from error
         if direct:
             try:
                 fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_DIRECT)
@@ -95,11 +95,11 @@ class ScratchFile:
         """Fill ``data`` from byte ``place`` on. GuardError where the disk fails."""
         self._transfer(lambda fd, rest, at: os.preadv(fd, [rest], at), data, place, "read")
 
-    def _transfer(self, act: Callable[[int, memoryview, int], int], data: memoryview, place: int, done: str) -> None:
+    def _transfer(self, call: Callable[[int, memoryview, int], int], data: memoryview, place: int, done: str) -> None:
         rest, at = data, place
         try:
             while rest:
-                count = act(self.fd, rest, at)
+                count = call(self.fd, rest, at)
                 if not count:
                     self.check()
                     raise OSError(errno.EIO, f"the file ends at byte {at:,}")
@@ -108,21 +108,20 @@ class ScratchFile:
             raise self.failed(error, f"{done}: {len(data):,} bytes at byte {place:,}") from error
 
     def failed(self, error: OSError, task: str) -> GuardError:
-        """The GuardError for ``error``; ``task`` ends its sentence "the file cannot be ..."."""
-        free = f", {_gib(shutil.disk_usage(self.directory).free)} are free" if error.errno in _FULL else ""
-        kind = FullScratchError if error.errno in _FULL else GuardError
-        return kind(
-            f"the scratch file of {self.what} in {self.directory} cannot be {task} ({error.strerror or error}{free})",
-            hint=("free space there, or " if error.errno in _FULL else "")
-            + "hardware.ssd_paths=[/another/disk]; the same command continues from the last checkpoint",
-        )
+        """Return the GuardError for ``error``; ``task`` ends its sentence "the file cannot be ..."."""
+        message = f"the scratch file of {self.what} in {self.directory} cannot be {task} ({error.strerror or error}"
+        hint = "hardware.ssd_paths=[/another/disk]; the same command continues from the last checkpoint"
+        if error.errno in _FULL:
+            free = _gib(shutil.disk_usage(self.directory).free)
+            return FullScratchError(f"{message}, {free} are free)", hint=f"free space there, or {hint}")
+        return GuardError(message + ")", hint=hint)
 
     def close(self) -> None:
         """Close the file; its space is freed once no mapping is left."""
         self._file.close()
 
 
-def _error(error: OSError, directory: Path, size: int, what: str) -> Exception:
+def _creation_error(error: OSError, directory: Path, size: int, what: str) -> Exception:
     if error.errno not in _FULL:
         return ConfigError(
             f"no scratch file can be made in {directory} (hardware.ssd_paths): {error.strerror}",
@@ -149,19 +148,21 @@ class DiskUse(NamedTuple):
 
 
 def pieces(plan: Plan, tables: Iterable[str], rank: int, spare: float = LOG_SPARE) -> list[DiskUse]:
-    """The pieces of ``tables`` of all ranks on the host of ``rank``, which share its disks."""
-    host, on_host = rank // plan.ranks_per_host, []
+    """Return the pieces of ``tables`` of all ranks on the host of ``rank``, which share its disks."""
+    host = rank // plan.ranks_per_host
+    on_host = []
     for name in tables:
         for shard in plan.tables[name].shards:
             if shard.rank // plan.ranks_per_host == host and shard.rows:
-                row = plan.tables[name].row_bytes(shard.columns)
-                on_host.append(DiskUse(log_shape(shard.rows, row, spare).bytes, name, shard.rank, copy=False))
-                on_host.append(DiskUse(shard.rows * row, name, shard.rank, copy=True))
+                row_bytes = plan.tables[name].row_bytes(shard.columns)
+                log_bytes = log_shape(shard.rows, row_bytes, spare).bytes
+                on_host.append(DiskUse(log_bytes, name, shard.rank, copy=False))
+                on_host.append(DiskUse(shard.rows * row_bytes, name, shard.rank, copy=True))
     return on_host
 
 
 def spread(on_host: Iterable[DiskUse], disks: int) -> dict[DiskUse, int]:
-    """The disk of each piece: the largest first, each to the disk with fewest bytes so far.
+    """Return the disk of each piece: the largest first, each to the disk with fewest bytes so far.
 
     A function of its arguments alone, so every rank of the host gets the same answer without communication.
     """

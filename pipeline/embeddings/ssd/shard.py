@@ -53,25 +53,26 @@ class ShardRequest:
     @property
     def rows(self) -> I64:
         """The distinct rows, ascending. Sorts when first asked: in the store's worker thread, if it comes first."""
-        return self._sorted()[0]
+        return self._find_distinct()[0]
 
-    def _sorted(self) -> tuple[I64, I64]:
-        """The distinct rows, and which of them each lookup asked for."""
-        found = self._distinct
-        if found is None:
+    def _find_distinct(self) -> tuple[I64, I64]:
+        # The distinct rows, and which of them each lookup asked for.
+        distinct = self._distinct
+        if distinct is None:
             # Without the inverse NumPy 2.4 would build a hash table, at six times the cost.
             rows, places = np.unique(self.asked, return_inverse=True)
-            found = self._distinct = rows.astype(np.int64), places
-        return found
+            distinct = self._distinct = rows.astype(np.int64), places
+        return distinct
 
     def place(self, slots: I64, kind: DTypeLike) -> None:
-        """The ``rows`` are in ``slots``, numbers of type ``kind``."""
-        rows, places = self._sorted()
+        """Note that the ``rows`` are in ``slots``, numbers of type ``kind``."""
+        rows, places = self._find_distinct()
         self.slots, self.each = slots, slots.astype(kind)[places]
-        self._distinct = rows, _NONE  # as long as the lookups, and no longer needed
+        # The places are as long as the lookups, and no longer needed.
+        self._distinct = rows, _NONE
 
     def find(self, rows: NDArray[Any]) -> I64 | None:
-        """Places of ``rows`` among the part's rows; None where one is missing."""
+        """Return the places of ``rows`` among the part's rows; None where one is missing."""
         places = np.searchsorted(self.rows, rows)
         if not len(self.rows) or places.max(initial=0) >= len(self.rows) or (self.rows[places] != rows).any():
             return None
@@ -107,9 +108,10 @@ class SsdShard:
         self.log = RowLog(directory, self.rows, values, f"the rows of table {name!r}", spare, written)
         # 0: never used, it has its initial value; p + 1: record p of the log; -(s + 1): slot s.
         self._where = np.zeros(self.rows - pinned, place_type(self.rows))
+        # Of each slot: how many batches hold it, its row, and how long that stays on the disk.
         self._held = np.zeros(0, np.int32)
-        self._row = np.zeros(0, np.int64)  # which row a slot has
-        self._kind = np.zeros(0, np.int8)  # how long that stays on the disk
+        self._row = np.zeros(0, np.int64)
+        self._kind = np.zeros(0, np.int8)
         self.recent, self._idle = recent, 0
         self._recency = Recency()
         self._free: I64 = _NONE
@@ -117,7 +119,7 @@ class SsdShard:
         self._era = 0
 
     def live_in(self, parts: Sequence[Tensor]) -> None:
-        """The kernel's storage: weights [rows, dim], and the states of its optimizer, [rows] or [rows, dim]."""
+        """Take the kernel's storage: weights [rows, dim], and the states of its optimizer, [rows] or [rows, dim]."""
         self.slots: Slots = HostSlots(parts, self.values)
 
     def begin(self, table: TableSpec, seed: int) -> None:
@@ -136,24 +138,28 @@ class SsdShard:
             self.slots.write(slice(start, stop), values)
 
     def part(self, ids: I64, ready: Event) -> ShardRequest:
-        """The part of a batch with the global row numbers ``ids``; rows of other ranks are left out."""
+        """Return the part of a batch with the global row numbers ``ids``; rows of other ranks are left out."""
         places = ids - self.first
         places = places[(places >= 0) & (places < self.rows)]
         asked = places[places >= self.pinned] if self.pinned else places
         return ShardRequest(len(places), asked.astype(self._where.dtype), ready)
 
     def claim(self, part: ShardRequest) -> tuple[I64, I64]:
-        """Give the rows of ``part`` slots: (places in ``part`` to fill, the map's entries of their values)."""
+        """Give the rows of ``part`` slots.
+
+        Returns the places in ``part`` to fill, and the map's entries of their values.
+        """
         places = part.rows - self.pinned
         where = self._where[places].astype(np.int64)
         absent = np.flatnonzero(where >= 0)
         slots, places = -where - 1, places[absent]
         if len(absent) < len(slots):
-            here = slots[where < 0]
-            self._idle -= int(np.count_nonzero(self._held[here] == 0))
-            self._hold(here)
+            present = slots[where < 0]
+            self._idle -= int(np.count_nonzero(self._held[present] == 0))
+            self._hold(present)
         slots[absent] = self._take(len(absent))
-        where = self._where[places].astype(np.int64)  # again: taking may have moved records
+        # Again: taking may have moved records.
+        where = self._where[places].astype(np.int64)
         self._where[places] = -slots[absent] - 1
         self._row[slots[absent]] = part.rows[absent]
         self._hold(slots[absent])
@@ -162,16 +168,18 @@ class SsdShard:
         return absent, where
 
     def room(self, part: ShardRequest) -> bool:
-        """Whether ``claim`` has slots for it now."""
+        """Return whether ``claim`` has slots for it now."""
         return True
 
     def _hold(self, slots: I64) -> None:
         self._held[slots] += 1
 
     def _take(self, count: int) -> I64:
-        """Free slots, low ones first; more are made where there are too few."""
-        if count > len(self._free):
-            old, new = len(self._held), max(count - len(self._free), len(self._held) // 4)
+        # Free slots, low ones first.
+        missing = count - len(self._free)
+        if missing > 0:
+            old = len(self._held)
+            new = max(missing, old // 4)
             self._free = np.concatenate([self._free, np.arange(old, old + new)])
             self._held = np.concatenate([self._held, np.zeros(new, np.int32)])
             self._row = np.concatenate([self._row, np.zeros(new, np.int64)])
@@ -195,16 +203,16 @@ class SsdShard:
                 records[unused, : self.dim] = rows_at(seed, table, rows[unused] + self.first)
         logged = self._logged(where, records)
         waiting = self.log.waiting(where[logged] - 1)
-        recent, far = logged[waiting], logged[~waiting]
-        records[recent] = self.log.recent(where[recent] - 1)
-        return self.log.reads(where[far] - 1, far) if len(far) else None
+        unwritten, on_disk = logged[waiting], logged[~waiting]
+        records[unwritten] = self.log.recent(where[unwritten] - 1)
+        return self.log.reads(where[on_disk] - 1, on_disk) if len(on_disk) else None
 
     def _logged(self, where: I64, records: F32) -> I64:
-        """Which entries of the map are places in the log; what other memory has is written to ``records``."""
+        # Which entries of the map are places in the log; what other memory has is written to ``records``.
         return np.flatnonzero(where)
 
     def _drop(self, where: I64) -> I8:
-        """Forget the values that the map's entries ``where``, of rows in no slot, stand for; the rows' kinds."""
+        # Forgets the values that the map's entries ``where``, of rows in no slot, stand for; returns the rows' kinds.
         kinds = self.log.kinds(where - 1)
         self.log.drop(where[where > 0] - 1)
         return kinds
@@ -215,17 +223,17 @@ class SsdShard:
             return
         slots = part.slots - self.pinned
         self._held[slots] -= 1
-        gone = slots[self._held[slots] == 0]
+        leaving = slots[self._held[slots] == 0]
         if self.recent:
-            self._recency.add(gone, self._held)
-            self._idle += len(gone)
-            gone = self._recency.take(max(0, self._idle - self.recent), self._held)
-            self._idle -= len(gone)
-        self._store(self._row[gone], self.slots.read(gone + self.pinned), self._kind[gone])
-        self._free = np.concatenate([gone, self._free])
+            self._recency.add(leaving, self._held)
+            self._idle += len(leaving)
+            leaving = self._recency.take(max(0, self._idle - self.recent), self._held)
+            self._idle -= len(leaving)
+        self._store(self._row[leaving], self.slots.read(leaving + self.pinned), self._kind[leaving])
+        self._free = np.concatenate([leaving, self._free])
 
     def _store(self, rows: I64, values: F32, kinds: I8) -> None:
-        """Add ``rows``, of which the log has no live record, to it."""
+        # Adds ``rows``, of which the log has no live record, to it.
         step = self.log.per_segment
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
@@ -235,6 +243,7 @@ class SsdShard:
 
     def tidy(self) -> None:
         """Empty some segments: their live rows move to those being filled."""
+        # All live rows are found before the first is added again: that may fill a segment that was just emptied.
         moving = []
         for rows, records, places, born in self.log.empty():
             live = np.flatnonzero(self._where[rows - self.pinned] == places + 1)
@@ -243,7 +252,7 @@ class SsdShard:
             self._where[rows - self.pinned] = self.log.again(rows, values, born) + 1
 
     def look_up(self, places: I64) -> tuple[I64, I64]:
-        """Find rows ``places``: (kernel rows, -1 for those in no slot; the map's entries of these)."""
+        """Return the kernel rows of ``places``, -1 for those in no slot, and the map's entries of these."""
         rows = places.copy()
         cold = np.flatnonzero(places >= self.pinned)
         where = self._where[places[cold] - self.pinned].astype(np.int64)
@@ -251,13 +260,13 @@ class SsdShard:
         return rows, where[where >= 0]
 
     def used(self, places: I64) -> I64:
-        """Those of ``places`` whose rows may differ from a new table's."""
-        cold = places >= self.pinned
-        kept: I64 = np.concatenate([places[~cold], places[cold][self._where[places[cold] - self.pinned] != 0]])
-        return kept
+        """Return those of ``places`` whose rows may differ from a new table's."""
+        pinned, cold = places[places < self.pinned], places[places >= self.pinned]
+        used: I64 = np.concatenate([pinned, cold[self._where[cold - self.pinned] != 0]])
+        return used
 
     def gather(self, rows: I64, into: F32) -> None:
-        """Records ``into`` [n, words] of kernel ``rows`` [n]; those of rows -1 are left as they are."""
+        """Copy the records of kernel ``rows`` [n] to ``into`` [n, words]; those of rows -1 are left as they are."""
         here = np.flatnonzero(rows >= 0)
         into[here, :-1] = self.slots.read(rows[here])
 

@@ -6,7 +6,6 @@ neither waits for the other: an event and a stream keep the order that both need
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +19,8 @@ from torch import Tensor
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.log import F32
 
-_STALE = 4  # entries a slot before those of rows that were used since are dropped
+# Entries a slot before those of rows that were used since are dropped.
+_STALE = 4
 
 
 class HostSlots:
@@ -31,19 +31,20 @@ class HostSlots:
 
     def __init__(self, parts: Sequence[Tensor], width: int) -> None:
         self._parts: list[F32] = [part.numpy().reshape(len(part), -1) for part in parts]
+        self._starts = _starts(self._parts)
         self._width = width
 
     def read(self, slots: I64) -> F32:
-        """Copies of the values in ``slots`` [n]: [n, width]."""
+        """Return copies of the values in ``slots`` [n]: [n, width]."""
         values = np.zeros((len(slots), self._width), np.float32)
-        for part, at in zip(self._parts, _starts(self._parts), strict=True):
-            values[:, at : at + part.shape[1]] = part[slots]
+        for part, start in zip(self._parts, self._starts, strict=True):
+            values[:, start : start + part.shape[1]] = part[slots]
         return values
 
     def write(self, slots: I64 | slice, values: F32) -> None:
         """Overwrite ``slots`` [n], each once, with ``values`` [n, width]."""
-        for part, at in zip(self._parts, _starts(self._parts), strict=True):
-            part[slots] = values[:, at : at + part.shape[1]]
+        for part, start in zip(self._parts, self._starts, strict=True):
+            part[slots] = values[:, start : start + part.shape[1]]
 
     def trained(self) -> None:
         """Call after the calling thread changed slots: its work so far comes before later reads and writes."""
@@ -63,6 +64,7 @@ class DeviceSlots:
         # ``data`` has its own version counter: slots are filled between a lookup and its backward pass, and autograd
         # must not take that for a change of the tensors that it saved.
         self._parts = [part.data.view(len(part), -1) for part in parts]
+        self._starts = _starts(self._parts)
         self._width, self._device = width, parts[0].device
         self._cuda = self._device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(self._device) if self._cuda else None
@@ -70,28 +72,28 @@ class DeviceSlots:
 
     def read(self, slots: I64) -> F32:
         """See ``HostSlots``."""
-        here = self._staging(len(slots))
-        with self._in_order():
-            places = self._sent(torch.from_numpy(slots))
+        host = self._staging(len(slots))
+        with self._copy_stream():
+            places = self._to_device(torch.from_numpy(slots))
             rows = torch.zeros(len(slots), self._width, device=self._device)
-            for part, at in zip(self._parts, _starts(self._parts), strict=True):
-                rows[:, at : at + part.shape[1]] = part.index_select(0, places)
-            here.copy_(rows, non_blocking=self._cuda)
+            for part, start in zip(self._parts, self._starts, strict=True):
+                rows[:, start : start + part.shape[1]] = part.index_select(0, places)
+            host.copy_(rows, non_blocking=self._cuda)
         if self._cuda:
             self._stream.synchronize()
-        values: F32 = here.numpy()
+        values: F32 = host.numpy()
         return values
 
     def write(self, slots: I64 | slice, values: F32) -> None:
         """See ``HostSlots``."""
         numbers = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
-        here = self._staging(len(numbers))
-        here.numpy()[:] = values
-        with self._in_order():
-            places = self._sent(torch.from_numpy(numbers))
-            rows = here.to(self._device, non_blocking=self._cuda)
-            for part, at in zip(self._parts, _starts(self._parts), strict=True):
-                part.index_copy_(0, places, rows[:, at : at + part.shape[1]])
+        host = self._staging(len(numbers))
+        host.numpy()[:] = values
+        with self._copy_stream():
+            places = self._to_device(torch.from_numpy(numbers))
+            rows = host.to(self._device, non_blocking=self._cuda)
+            for part, start in zip(self._parts, self._starts, strict=True):
+                part.index_copy_(0, places, rows[:, start : start + part.shape[1]])
 
     def trained(self) -> None:
         """See ``HostSlots``; orders the work of the caller's stream."""
@@ -106,18 +108,18 @@ class DeviceSlots:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def _staging(self, rows: int) -> Tensor:
-        """Host memory for copies; PyTorch keeps page-locked memory and hands it out again once its copy is done."""
+        # PyTorch keeps page-locked memory and hands it out again once its copy is done.
         return torch.empty(rows, self._width, pin_memory=self._cuda)
 
-    def _sent(self, places: Tensor) -> Tensor:
+    def _to_device(self, places: Tensor) -> Tensor:
         if not self._cuda:
             return places
         return places.pin_memory().to(self._device, non_blocking=True)
 
-    def _in_order(self) -> AbstractContextManager[Any]:
-        """Work on the copy stream, after training's last change of the slots."""
+    def _copy_stream(self) -> AbstractContextManager[Any]:
         if not self._cuda:
             return nullcontext()
+        # After training's last change of the slots.
         if self._trained is not None:
             self._stream.wait_event(self._trained)
         return torch.cuda.stream(self._stream)
@@ -127,12 +129,16 @@ Slots = HostSlots | DeviceSlots
 
 
 def _starts(parts: Sequence[Any]) -> list[int]:
-    """Where the values of each part begin."""
-    return [0, *itertools.accumulate(part.shape[1] for part in parts)][:-1]
+    # Where the values of each part begin in those of a row.
+    starts, start = [], 0
+    for part in parts:
+        starts.append(start)
+        start += part.shape[1]
+    return starts
 
 
 def looked_up(ids: Tensor) -> tuple[Tensor, NDArray[Any]]:
-    """A copy of ``ids`` in host memory, and the array over it; waits for the device they come from."""
+    """Return a copy of ``ids`` in host memory, and the array over it; waits for the device they come from."""
     copy = ids.to("cpu", copy=True)
     return copy, copy.numpy()
 
@@ -144,42 +150,41 @@ class Recency:
     """
 
     def __init__(self, slots: int = 0) -> None:
-        self._queue: deque[tuple[I64, I64]] = deque()  # times and slots
+        # Times and slots.
+        self._queue: deque[tuple[I64, I64]] = deque()
         self._queued = 0
-        self._time = np.full(slots, -1, np.int64)  # when a slot was last let go; -1: it has left since
+        # When a slot was last let go; -1: it has left since.
+        self._time = np.full(slots, -1, np.int64)
         self._now = 0
 
     def grow(self, slots: int) -> None:
-        """There are ``slots`` more."""
+        """Make room for ``slots`` more."""
         self._time = np.concatenate([self._time, np.full(slots, -1, np.int64)])
 
     def add(self, slots: I64, held: np.ndarray) -> None:
-        """``slots`` were let go; ``held``: how many batches hold each slot."""
+        """Queue ``slots``, which were let go; ``held``: how many batches hold each slot."""
         self._now += 1
         self._time[slots] = self._now
         self._queue.append((self._time[slots], slots))
         self._queued += len(slots)
         if self._queued > _STALE * len(self._time):
-            self._compact(held)
+            live = np.flatnonzero((self._time > 0) & (held == 0))
+            live = live[np.argsort(self._time[live], kind="stable")]
+            self._queue, self._queued = deque([(self._time[live], live)]), len(live)
 
     def take(self, count: int, held: np.ndarray) -> I64:
-        """The ``count`` longest unused ones, which leave the queue; as many must be there."""
+        """Take the ``count`` longest unused ones out of the queue; as many must be there."""
         leaving = [np.empty(0, np.int64)]
         while count:
             times, slots = self._queue.popleft()
             self._queued -= len(slots)
-            still = np.flatnonzero((self._time[slots] == times) & (held[slots] == 0))
-            leaving.append(slots[still[:count]])
-            if len(still) > count:
-                rest = still[count:]
+            idle = np.flatnonzero((self._time[slots] == times) & (held[slots] == 0))
+            leaving.append(slots[idle[:count]])
+            if len(idle) > count:
+                rest = idle[count:]
                 self._queue.appendleft((times[rest], slots[rest]))
                 self._queued += len(rest)
             count -= len(leaving[-1])
         taken = np.concatenate(leaving)
         self._time[taken] = -1
         return taken
-
-    def _compact(self, held: np.ndarray) -> None:
-        slots = np.flatnonzero((self._time > 0) & (held == 0))
-        slots = slots[np.argsort(self._time[slots], kind="stable")]
-        self._queue, self._queued = deque([(self._time[slots], slots)]), len(slots)

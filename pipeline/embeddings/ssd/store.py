@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -40,7 +41,7 @@ Ids = Mapping[str, NDArray[np.int64]]
 
 
 def ssd_tables(plan: Plan) -> list[str]:
-    """The tables of ``plan`` on tier ssd, in order."""
+    """Return the tables of ``plan`` on tier ssd, in order."""
     return [name for name, table in plan.tables.items() if table.tier == SSD]
 
 
@@ -65,31 +66,33 @@ class SsdStore:
         self._shards: dict[str, SsdShard] = {}
         self._waiting: dict[str, deque[ShardRequest]] = {}
         self._hooks: list[Any] = []
-        self._disks = {
-            (piece.table, piece.copy): self._directories[disk]
-            for piece, disk in spread(pieces(plan, self._names, rank, spare), len(self._directories)).items()
-            if piece.rank == rank
-        }
+        # The directory of each table's log (False) and of a checkpoint's copy of its rows (True).
+        self._disks: dict[tuple[str, bool], Path] = {}
+        for piece, disk in spread(pieces(plan, self._names, rank, spare), len(self._directories)).items():
+            if piece.rank == rank:
+                self._disks[piece.table, piece.copy] = self._directories[disk]
         self._copies: dict[str, Tensor] = {}
         for name in self._names:
             for shard in plan.tables[name].shards:
                 if shard.rank == rank and shard.rows:
-                    self._shards[name] = self._shard(name, shard, spare)
+                    self._shards[name] = self._make_shard(name, shard, spare)
                     self._waiting[name] = deque()
         self._fetcher = Fetcher()
-        self._line = WaitingParts(self._bring)
+        self._queue = WaitingParts(self._fetch)
+        # Parts that were let go, until the worker releases their slots.
         self._done: deque[tuple[SsdShard, ShardRequest]] = deque()
         self._worker = SsdWorker(self._tidy)
 
-    def _shard(self, name: str, shard: ShardPlan, spare: float) -> SsdShard:
+    def _make_shard(self, name: str, shard: ShardPlan, spare: float) -> SsdShard:
         table, directory = self._plan.tables[name], self._disks[name, False]
-        kept = min(shard.rows, -(-table.cache_rows * shard.rows // table.rows))
+        in_memory = min(shard.rows, -(-table.cache_rows * shard.rows // table.rows))
         values = table.row_bytes(shard.columns) // FLOAT
-        log = spare, self.figures.log
+        counts = self.figures.log
         if self.cached:
-            return CachedShard(directory, name, shard, kept, table.rows, values, table.hosted(shard), *log)
-        recent = int(RECENT * kept)
-        return SsdShard(directory, name, shard, kept - recent, values, *log, recent)
+            hosted = table.hosted(shard)
+            return CachedShard(directory, name, shard, in_memory, table.rows, values, hosted, spare, counts)
+        recent = int(RECENT * in_memory)
+        return SsdShard(directory, name, shard, in_memory - recent, values, spare, counts, recent)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -102,7 +105,7 @@ class SsdStore:
         return {name: self._plan.tables[name].shards for name in self._names}
 
     def shortcomings(self) -> list[tuple[str, str]]:
-        """Features that make the tier fast and that the machine refuses, each with what to change."""
+        """Return the features that make the tier fast and that the machine refuses, each with what to change."""
         files = [shard.log.file for shard in self._shards.values()]
         return shortcomings(self._fetcher.queue, self._worker, files)
 
@@ -111,28 +114,31 @@ class SsdStore:
 
         Tables of the same width and pooling that learn alike share a kernel.
         """
-        kinds: dict[tuple[str, int, str, str], list[str]] = {}
+        by_kind: dict[tuple[str, int, str, str], list[str]] = {}
         pooling = {config.name: config.pooling.value for config in collection.embedding_bag_configs()}
-        for name in (name for name in self._names if name in pooling):
-            plan = self._plan.tables[name]
-            kinds.setdefault((plan.sharding, plan.dim, pooling[name], rules.kind(name)), []).append(name)
+        for name in self._names:
+            if name in pooling:
+                table = self._plan.tables[name]
+                kind = table.sharding, table.dim, pooling[name], rules.kind(name)
+                by_kind.setdefault(kind, []).append(name)
         buffers: dict[str, KernelBuffers] = {}
-        for (_, dim, _, _), names in kinds.items():
+        for (_, dim, _, _), names in by_kind.items():
             optimizer = rules.of(names[0])
+            states = optimizer.columns if optimizer.fused_on(self._plan.device) else ()
             shards = [self._shards[name] for name in names if name in self._shards]
-            fused = optimizer.columns if optimizer.fused_on(self._plan.device) else ()
-            buffers |= dict.fromkeys(names, self._buffers(shards, dim, fused))
+            buffers |= dict.fromkeys(names, self._make_buffers(shards, dim, states))
         give_buffers(collection, buffers)
 
-    def _buffers(self, shards: list[SsdShard], dim: int, states: Sequence[StateColumn]) -> KernelBuffers:
+    def _make_buffers(self, shards: list[SsdShard], dim: int, states: Sequence[StateColumn]) -> KernelBuffers:
         if self.cached:
-            return KernelBuffers(
-                {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)} or {"": 0}
-            )
+            slots = {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)}
+            return KernelBuffers(slots or {"": 0})
         rows = sum(shard.rows for shard in shards)
-        # FBGEMM calls the first state of every optimizer momentum1, and refuses one that the optimizer lacks.
-        own = {f"momentum{i}": sparse_memory(rows * (dim if s.per_value else 1)) for i, s in enumerate(states, 1)}
-        return KernelBuffers(None, weights=sparse_memory(rows * dim), **own)
+        buffers = {"weights": sparse_memory(rows * dim)}
+        for i, column in enumerate(states, 1):
+            # FBGEMM calls the first state of every optimizer momentum1, and refuses one that the optimizer lacks.
+            buffers[f"momentum{i}"] = sparse_memory(rows * (dim if column.per_value else 1))
+        return KernelBuffers(None, **buffers)
 
     def attach(self, dmp: DistributedModelParallel) -> None:
         """Turn the row numbers of the sharded model's lookups into slots; prepend hooks that need row numbers."""
@@ -140,8 +146,8 @@ class SsdStore:
             names = [table.name for table in kernel.tables]
             if self._shards.keys().isdisjoint(names):
                 continue
-            kept = kept_state(kernel.module)
-            states = states_of(kernel.module) if kept is None else [list(each.values()) for each in kept]
+            own_state = kept_state(kernel.module)
+            states = states_of(kernel.module) if own_state is None else [list(state.values()) for state in own_state]
             for name, weights, parts in zip(names, storage_of(kernel.module), states, strict=True):
                 if name in self._shards:
                     self._shards[name].live_in([weights.detach(), *parts])
@@ -151,35 +157,37 @@ class SsdStore:
     def begin(self, table: TableSpec, seed: int) -> None:
         """Give all rows of ``table`` on this rank their initial values and zero their optimizer state, at once."""
         shard = self._shards.get(table.name)
-        if shard is not None:
-            self._waiting[table.name].clear()
-            shard.slots.trained()
-            self._worker.call(lambda: self._begin(shard, table, seed))
+        if shard is None:
+            return
 
-    def _begin(self, shard: SsdShard, table: TableSpec, seed: int) -> None:
-        self._line.leave(shard)
-        shard.begin(table, seed)
+        def begin() -> None:
+            self._queue.leave(shard)
+            shard.begin(table, seed)
+
+        self._waiting[table.name].clear()
+        shard.slots.trained()
+        self._worker.call(begin)
 
     def scratch(self, table: str) -> Tensor:
-        """float32 on disk, with room for a copy of this rank's rows of ``table`` and their state; for checkpoints.
+        """Return float32 on disk, with room for a copy of this rank's rows of ``table`` and their state.
 
         The first call takes the space for the copies of all tables. GuardError where there is no room.
         """
-        if not self._copies:
-            self._copies = self._make_copies()
-        return self._copies[table]
-
-    def _make_copies(self) -> dict[str, Tensor]:
-        made: dict[str, Tensor] = {}
+        if self._copies:
+            return self._copies[table]
+        copies: dict[str, Tensor] = {}
         for directory in self._directories:
-            names = [name for name in self._shards if self._disks[name, True] == directory]
-            rows = [(self._shards[name], self._plan.tables[name]) for name in names]
-            counts = [shard.rows * table.row_bytes(shard.dim) // FLOAT for shard, table in rows]
+            names, counts = [], []
+            for name, shard in self._shards.items():
+                if self._disks[name, True] == directory:
+                    names.append(name)
+                    counts.append(shard.rows * self._plan.tables[name].row_bytes(shard.dim) // FLOAT)
             if names:
                 file = ScratchFile(directory, 4 * sum(counts), "a checkpoint's copy of the rows of tables on SSD")
-                made |= zip(names, mapped(file, sum(counts)).split(counts), strict=True)
+                copies |= zip(names, mapped(file, sum(counts)).split(counts), strict=True)
                 file.close()
-        return made
+        self._copies = copies
+        return copies[table]
 
     def prefetch(self, ids: Ids) -> None:
         """Bring the rows of a coming batch into memory. ``ids``: row numbers by table, of the whole global batch.
@@ -196,79 +204,81 @@ class SsdStore:
                 parts.append((shard, part))
                 if len(part.asked):
                     self._waiting[name].append(part)
-        self._worker.submit(lambda: self._line.join(parts))
+        self._worker.submit(lambda: self._queue.join(parts))
 
-    def _bring(self, parts: list[tuple[SsdShard, ShardRequest]]) -> None:
+    def _fetch(self, parts: list[tuple[SsdShard, ShardRequest]]) -> None:
         self._fetcher.fetch(parts)
-        self.figures.asked += sum(part.lookups for _, part in parts)
-        self.figures.there += sum(part.lookups - part.missing for _, part in parts)
-        self.figures.hosted += sum(part.hosted for _, part in parts)
+        for _, part in parts:
+            self.figures.asked += part.lookups
+            self.figures.there += part.lookups - part.missing
+            self.figures.hosted += part.hosted
 
     def hold(self, table: str, rows: NDArray[Any], lookups: int) -> tuple[ShardRequest, NDArray[Any]]:
-        """The part of a batch with ``rows`` (of the shard, not pinned), and the slots that these are in; waits.
+        """Return the part of a batch with ``rows`` (of the shard, not pinned), and their slots; wait for these.
 
         A batch whose rows are looked up in the order in which they were announced finds its slots ready. Else it is the
-        first one that has all of them. Batches announced before it were dropped by their reader, and their slots are
-        released. Those of this batch's announcements in pieces are released too, once its rows have slots.
+        first one that has all of them.
         """
         shard, waiting = self._shards[table], self._waiting[table]
-        number, places = _announced(rows, list(waiting))
-        if number is None:
-            part = ShardRequest(lookups, rows.copy(), Event())
-            self._fetch_now(shard, part)
-            pieces = _pieces(part, list(waiting))
-        else:
-            pieces = 0
+        number, places = _find_announced(rows, list(waiting))
+        if number is not None:
+            # Batches announced before this one were dropped by their reader.
             self.let_go([(table, waiting.popleft()) for _ in range(number)])
             part = waiting.popleft()
-        early = part.ready.is_set()
-        if not early:
+            pieces = 0
+        else:
+            part = ShardRequest(lookups, rows.copy(), Event())
+
+            def fetch() -> None:
+                self._release()  # parts that were let go before, whose release is still queued
+                check_room(shard, part)
+                self._fetcher.fetch([(shard, part)])
+
+            self._worker.submit(fetch, urgent=True)
+            pieces = _count_pieces(part, list(waiting))
+        ready = part.ready.is_set()
+        if not ready:
             self._worker.wait(part.ready)
+        # This batch may have been announced in pieces. Their slots are released once its rows have slots.
         self.let_go([(table, waiting.popleft()) for _ in range(pieces)])
         self.figures.looked += lookups
-        self.figures.found += lookups if early else max(0, lookups - part.missing)
+        self.figures.found += lookups if ready else max(0, lookups - part.missing)
         return part, part.each if places is None else part.slots[places]
-
-    def _fetch_now(self, shard: SsdShard, part: ShardRequest) -> None:
-        def fetch() -> None:
-            self._release()  # parts that were let go before, whose release is still queued
-            check_room(shard, part)
-            self._fetcher.fetch([(shard, part)])
-
-        self._worker.submit(fetch, urgent=True)
 
     def let_go(self, parts: Sequence[tuple[str, ShardRequest]]) -> None:
         """Release the slots of ``parts``, each with its table: their batches are trained, or left out."""
-        if parts:
-            done = [(self._shards[table], part) for table, part in parts]
-            for shard, _ in done:
-                shard.slots.trained()
-            self._done.extend(done)
-            self._worker.submit(self._release)
+        if not parts:
+            return
+        done = [(self._shards[table], part) for table, part in parts]
+        for shard, _ in done:
+            shard.slots.trained()
+        self._done.extend(done)
+        self._worker.submit(self._release)
 
     def _release(self) -> None:
         done = []
         while self._done:
             done.append(self._done.popleft())
-        self._line.release(done)
+        self._queue.release(done)
 
     def _tidy(self) -> bool:
-        """Empty some segments of the first log that is worth it; whether there was one."""
-        shard = next((shard for shard in self._shards.values() if shard.log.worth_emptying()), None)
-        if shard is not None:
-            shard.tidy()
-        return shard is not None
+        # Empties some segments of the first log that is worth it; whether there was one.
+        for shard in self._shards.values():
+            if shard.log.worth_emptying():
+                shard.tidy()
+                return True
+        return False
 
     def shard(self, table: str) -> SsdShard:
-        """The shard of ``table`` on this rank; KeyError where there is none."""
+        """Return the shard of ``table`` on this rank; KeyError where there is none."""
         return self._shards[table]
 
     def local_shard(self, table: str, owner: bool, states: Sequence[StateColumn]) -> LocalShard:
-        """The shard of ``table`` on this rank, as row access and checkpoints see it."""
+        """Return the shard of ``table`` on this rank, as row access and checkpoints see it."""
         return _DiskShard(self, self._shards[table], owner, states)
 
     def read(self, table: str, places: NDArray[np.int64]) -> F32:
-        """Copies of the rows at ``places`` [n] (of the shard): float32 [n, values + 1], the last one meaningless."""
+        """Return copies of the shard's rows at ``places`` [n]: float32 [n, values + 1], the last one meaningless."""
         shard = self._shards[table]
         shard.slots.trained()
         return self._worker.call(lambda: self._fetcher.read(shard, places))
@@ -312,8 +322,8 @@ class SsdStore:
         self._shards.clear()
 
 
-def _announced(rows: NDArray[Any], waiting: Sequence[ShardRequest]) -> tuple[int | None, I64 | None]:
-    """Which of the announced parts has ``rows``, and their places among its rows; None: they are as announced."""
+def _find_announced(rows: NDArray[Any], waiting: Sequence[ShardRequest]) -> tuple[int | None, I64 | None]:
+    # Which of the announced parts has ``rows``, and their places among its rows; None: they are as announced.
     for number, part in enumerate(waiting):
         if np.array_equal(part.asked, rows):
             return number, None
@@ -324,8 +334,8 @@ def _announced(rows: NDArray[Any], waiting: Sequence[ShardRequest]) -> tuple[int
     return None, None
 
 
-def _pieces(batch: ShardRequest, waiting: Sequence[ShardRequest]) -> int:
-    """How many of the announced parts, from the first on, are together no more than ``batch``."""
+def _count_pieces(batch: ShardRequest, waiting: Sequence[ShardRequest]) -> int:
+    # How many of the announced parts, from the first on, are together no more than ``batch``.
     count, lookups = 0, 0
     for part in waiting:
         lookups += part.lookups
@@ -343,9 +353,25 @@ class _DiskShard(LocalShard):
     _values: int
 
     def __init__(self, store: SsdStore, shard: SsdShard, owner: bool, states: Sequence[StateColumn]) -> None:
-        place = {"table": shard.name, "row": shard.first, "rows": shard.rows, "column": 0, "columns": shard.dim}
-        own = {"_store": store, "_states": _places(states, shard.dim), "_values": shard.values}
-        for name, value in {**place, "owner": owner, **own}.items():
+        # The weights of a row come first, then its states.
+        places: dict[str, slice | int] = {}
+        start = shard.dim
+        for column in states:
+            places[column.name] = slice(start, start + shard.dim) if column.per_value else start
+            start += shard.dim if column.per_value else 1
+        fields = {
+            "table": shard.name,
+            "row": shard.first,
+            "rows": shard.rows,
+            "column": 0,
+            "columns": shard.dim,
+            "owner": owner,
+            "_store": store,
+            "_states": places,
+            "_values": shard.values,
+        }
+        for name, value in fields.items():
+            # The class is frozen.
             object.__setattr__(self, name, value)
 
     @property
@@ -356,23 +382,24 @@ class _DiskShard(LocalShard):
     @property
     def state(self) -> dict[str, Tensor]:  # type: ignore[override]
         """The states of all rows by name: [rows] or [rows, columns]."""
-        records = self._read(slice(0, self.rows)) if self._states else None
-        return {name: records[:, at].contiguous() for name, at in self._states.items() if records is not None}
+        if not self._states:
+            return {}
+        records = self._read(slice(0, self.rows))
+        return {name: records[:, at].contiguous() for name, at in self._states.items()}
 
     def _read(self, places: Places) -> Tensor:
         return torch.from_numpy(self._store.read(self.table, _numbers(places)))[:, : self._values]
 
     def copy(self, places: Places, weight: Tensor, state: Mapping[str, Tensor]) -> None:
-        """See ``LocalShard``."""
         records = self._read(places)
         weight.copy_(records[:, : self.columns])
-        for name, into in state.items():
-            into.copy_(records[:, self._states[name]])
+        for name, destination in state.items():
+            destination.copy_(records[:, self._states[name]])
 
     def put(
         self, places: Places, weight: Tensor, state: Mapping[str, Tensor], column: int = 0, *, add: bool = False
     ) -> None:
-        """See ``LocalShard.put``. Rows that are not given whole are read first."""
+        # Rows that are not given whole are read first.
         whole = weight.shape[1] == self.columns and not add and state.keys() == self._states.keys()
         records = torch.zeros(len(weight), self._values) if whole else self._read(places)
         records[:, column : column + weight.shape[1]] = weight
@@ -380,41 +407,28 @@ class _DiskShard(LocalShard):
             at = self._states[name]
             if isinstance(at, slice):
                 records[:, at.start + column : at.start + column + values.shape[1]] = values
+            elif add:
+                records[:, at] = records[:, at] + values
             else:
-                records[:, at] = records[:, at] + values if add else values
+                records[:, at] = values
         self._store.write(self.table, _numbers(places), records.numpy())
 
     def scratch(self) -> Tensor | None:
-        """See ``LocalShard``."""
         return self._store.scratch(self.table)
 
     def begin(self, table: TableSpec, seed: int) -> None:
-        """Give all rows their initial values, and zeros as state, at once."""
         self._store.begin(table, seed)
 
     @property
     def device(self) -> torch.device:
-        """See ``LocalShard``."""
         return torch.device("cpu")
 
     def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
-        """See ``LocalShard.state_shapes``."""
         return {name: (rows, self.columns) if isinstance(at, slice) else (rows,) for name, at in self._states.items()}
 
     def zero_state(self) -> None:
-        """Set the optimizer state of all rows to zero."""
         if self._states:
             self._store.zero_state(self.table)
-
-
-def _places(states: Sequence[StateColumn], dim: int) -> dict[str, slice | int]:
-    """Which of a row's values each state is; the weights come first."""
-    places: dict[str, slice | int] = {}
-    at = dim
-    for column in states:
-        places[column.name] = slice(at, at + dim) if column.per_value else at
-        at += dim if column.per_value else 1
-    return places
 
 
 def _numbers(places: Places) -> NDArray[np.int64]:
@@ -430,7 +444,7 @@ class _Redirect:
 
     def __init__(self, store: SsdStore, tables: Mapping[str, int]) -> None:
         self._store, self._tables = store, list(tables)
-        self._ends = [0, *itertools.accumulate(tables.values())]
+        self._feature_ends = [0, *itertools.accumulate(tables.values())]
         self._held: list[tuple[str, ShardRequest]] = []
 
     def __call__(
@@ -440,19 +454,20 @@ class _Redirect:
         self._held = []
         indices: Tensor = kwargs["indices"] if "indices" in kwargs else args[0]
         offsets: Tensor = kwargs["offsets"] if "offsets" in kwargs else args[1]
-        batch = (len(offsets) - 1) // self._ends[-1]
-        ends = offsets[::batch][self._ends].tolist() if batch else [0] * len(self._ends)
-        moved, rows = looked_up(indices)
-        for table, first, last in zip(self._tables, ends, ends[1:], strict=False):
-            if first < last:  # a rank may have no row of a small table
-                self._redirect(table, rows[first:last])
-        moved = moved.to(indices.device)
+        batch = (len(offsets) - 1) // self._feature_ends[-1]
+        slots, rows = looked_up(indices)
+        if batch:
+            ends = offsets[::batch][self._feature_ends].tolist()
+            for table, first, last in zip(self._tables, ends, ends[1:], strict=False):
+                if first < last:  # a rank may have no row of a small table
+                    self._replace(table, rows[first:last])
+        slots = slots.to(indices.device)
         if "indices" in kwargs:
-            return args, {**kwargs, "indices": moved}
-        return (moved, *args[1:]), kwargs
+            return args, {**kwargs, "indices": slots}
+        return (slots, *args[1:]), kwargs
 
-    def _redirect(self, table: str, rows: NDArray[Any]) -> None:
-        """Turn the row numbers ``rows`` of ``table`` into slots, in place."""
+    def _replace(self, table: str, rows: NDArray[Any]) -> None:
+        # Turns row numbers into slots, in place. Those of pinned rows are their slots.
         shard, lookups = self._store.shard(table), len(rows)
         cold = np.flatnonzero(rows >= shard.pinned) if shard.pinned else slice(None)
         asked = rows[cold]
