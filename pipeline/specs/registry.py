@@ -39,7 +39,8 @@ class Registry(Generic[T]):
 
     ``setting``: the key that chooses among them. ``home``: the module whose tuple ``SPECS`` lists the built-in ones.
     ``group``: the entry point group for installed packages; None: packages cannot add any. ``problem``: a function that
-    says what is wrong with a package's choice; "" if nothing is.
+    says what is wrong with a package's choice; "" if nothing is. ``all_apply``: no setting chooses, all of them are
+    used at once; then ``setting`` stands for the settings that they bring.
     """
 
     state = 0  # another number whenever the choices of any registry are others than those that packages bring
@@ -52,12 +53,14 @@ class Registry(Generic[T]):
         home: str,
         group: str | None = None,
         problem: Callable[[Any], str] = lambda spec: "",
+        all_apply: bool = False,
     ) -> None:
         self.kind = kind
         self.setting = setting
         self.home = home
         self.group = group
         self.problem = problem
+        self.all_apply = all_apply
         self._specs: dict[str, T] | None = None
         self._origins: dict[str, str] = {}
 

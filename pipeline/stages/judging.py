@@ -22,6 +22,7 @@ from pipeline.records.record import read
 from pipeline.records.result import IngestPart
 from pipeline.records.runs import Step
 from pipeline.records.towers import Towers
+from pipeline.specs.gate_check import ScoredRows, ScoredTask, SliceColumn
 from pipeline.stages.calibrating import calibrator_of
 from pipeline.store.artifacts import Draft, Store
 from pipeline.store.manifest import Artifact
@@ -47,8 +48,8 @@ def judged(
     Where one is asked for, it is fitted on some of the held-out rows and written, and the others are judged with it.
     Collective: all ranks score.
     """
-    from pipeline.evaluation.compared import Scored, measure
-    from pipeline.evaluation.judging import judge
+    from pipeline.evaluation.gate.gate import judge
+    from pipeline.evaluation.gate.measure import measure
     from pipeline.serving.ensemble import serving_cost
     from pipeline.stages.sharing import score_on_ranks
     from pipeline.training.parquet import SplitReader
@@ -77,7 +78,7 @@ def judged(
         draft.write_json(CALIBRATOR, fitted.record.to_json())
         whole["candidate"] = fitted.logits
     logits = {name: _main(each) for name, each in whole.items()}
-    scored = Scored(
+    scored = ScoredRows(
         labels=split.column(LABEL),
         candidate=logits["candidate"],
         incumbent=logits.get("incumbent"),
@@ -89,7 +90,7 @@ def judged(
         weights=split.row_weights(),
     )
     if fitted is not None:
-        scored = dataclasses.replace(scored, uncalibrated=raw, calibrated=fitted.about).of_rows(fitted.others)
+        scored = dataclasses.replace(scored, uncalibrated=raw, calibrated=fitted.about).select_rows(fitted.others)
     record = measure(scored, config.gate, config.seed)
     best = opened.best
     if best is not None and record.best is not None:
@@ -105,13 +106,11 @@ def judged(
         young_labels=_young(inputs["ingest"]),
         **worth,
     )
-    return judge(known, config.gate)
+    return judge(known, config.gate, scored)
 
 
 def _scored_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarray]) -> dict[str, Any]:
     """The further tasks of the dataset as candidate and incumbent score them; an incumbent may lack some."""
-    from pipeline.evaluation.gate_tasks import ScoredTask
-
     labels, weights, scored = split.labels(), split.row_weights(), {}
     known = models["incumbent"][0].description.tasks or {} if "incumbent" in models else {}
     for place, task in enumerate(split.schema.tasks, start=1):
@@ -270,8 +269,6 @@ def _trained_logits(store: Store, evaluated: Artifact, split: Any) -> np.ndarray
 
 def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: dict[str, list[np.ndarray]]) -> Any:
     """The columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their numbers."""
-    from pipeline.evaluation.compared import SliceColumn
-
     columns = {}
     for name in config.gate.slices:
         if name in codes:
@@ -325,7 +322,7 @@ def _young(dataset: Artifact) -> str | None:
 
 def _former(config: Config, store: Store, incumbent: Any) -> Former | None:
     """What the gate found of the incumbent when it was published."""
-    from pipeline.evaluation.compared import former_figures
+    from pipeline.evaluation.gate.measure import former_figures
 
     if not incumbent:
         return None
