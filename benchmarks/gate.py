@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import finish
 from pipeline.config import GateConfig
-from pipeline.evaluation import Scored, SliceColumn, evaluate, measure
+from pipeline.evaluation import ScoredRows, SliceColumn, evaluate, measure
 from pipeline.evaluation.bootstrap import Resampled, block_sums, ratio, resample
 
 PLAIN_REPLICATES = 60
@@ -60,17 +60,17 @@ def time_figures() -> float:
     return time.process_time() - began
 
 
-def made_up(rows: int) -> Scored:
+def made_up(rows: int) -> ScoredRows:
     """Two models that see the truth through noise, the candidate a little better."""
     rng = np.random.default_rng(0)
     truth = rng.normal(-1.2, 1.3, rows)
     labels = (rng.random(rows) < 1 / (1 + np.exp(-truth))).astype(np.float32)
     candidate, incumbent = ((truth + rng.normal(0, spread, rows)).astype(np.float32) for spread in (0.3, 0.32))
     slices = {"s": SliceColumn(codes=rng.integers(0, SLICES, rows))}
-    return Scored(labels=labels, candidate=candidate, incumbent=incumbent, slices=slices)
+    return ScoredRows(labels=labels, candidate=candidate, incumbent=incumbent, slices=slices)
 
 
-def plainly(scored: Scored) -> tuple[float, Resampled]:
+def plainly(scored: ScoredRows) -> tuple[float, Resampled]:
     """Seconds of one replicate that draws rows, and the change of NE over a few of them."""
     rng, clicked = np.random.default_rng(1), scored.labels == 1
     assert scored.incumbent is not None

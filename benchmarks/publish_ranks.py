@@ -76,14 +76,14 @@ def _rank(rank: int, world: int, place: Path, config: Config) -> None:
     config.hardware = dataclasses.replace(config.hardware, ranks_per_host=world)
     config.publish = dataclasses.replace(config.publish, model=f"ranks{world}")
     join_ranks(config)
-    shared, importance = [0.0], judging._importance
+    shared, importance = [0.0], judging._measure_importance
 
     def noted(*given: Any) -> dict[str, Any]:  # the last thing that ranks share
         worth = importance(*given)
         shared[0] = time.process_time()
         return worth
 
-    judging._importance = noted
+    judging._measure_importance = noted
     dist.barrier()
     began = time.process_time()
     version, digest = promoting.version_of(config, store, last, inputs), ""

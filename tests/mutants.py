@@ -101,7 +101,16 @@ MODULES = {
         ),
     ),
     "gate": Module(
-        ("evaluation/judging.py", "evaluation/check.py", "evaluation/beside.py", "evaluation/power.py"),
+        (
+            "evaluation/gate/gate.py",
+            "evaluation/gate/wording.py",
+            "evaluation/gate/power.py",
+            "evaluation/gate/checks/soundness.py",
+            "evaluation/gate/checks/floors.py",
+            "evaluation/gate/checks/reference_models.py",
+            "evaluation/gate/checks/labels.py",
+            "evaluation/gate/checks/serving.py",
+        ),
         (
             ("evaluation/test_gate.py", "evaluation/test_gate_tasks.py", "evaluation/test_baseline.py"),
             ("publishing/test_judging.py", "publishing/test_importance.py", "report/test_gate_page.py"),

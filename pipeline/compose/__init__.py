@@ -29,6 +29,7 @@ from pipeline.compose.models import GROUP, check_settings, schema_for, store_mod
 from pipeline.compose.trees import compose_cached, compose_lines
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
+from pipeline.config.gate import gate_settings
 from pipeline.config.renamed import with_first_names, with_new_names
 from pipeline.config.secrets import check_secrets, recorded
 from pipeline.config.values import check_name
@@ -94,6 +95,7 @@ def _store_schema() -> None:
     """Tell Hydra the schema, anew where registries have changed: some defaults are their contents."""
     global _stored
     if _stored != Registry.state:
+        gate_settings()  # says what is wrong with a package's check; OmegaConf would add lines of its own
         ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
         _stored = Registry.state
     store_models()

@@ -8,6 +8,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import Config
+from pipeline.config.gate import gate_settings
 from pipeline.config.model import ModelConfig
 from pipeline.errors import ConfigError
 from pipeline.specs.model import MODELS
@@ -37,6 +38,7 @@ def settings_class(name: str) -> type[ModelConfig]:
 
 def schema_for(recorded: dict[Any, Any]) -> DictConfig:
     """The schema of a configuration, with the settings of the model that ``recorded`` names."""
+    gate_settings()  # says what is wrong with a package's check; OmegaConf would add lines of its own
     schema: DictConfig = OmegaConf.structured(Config)
     model = recorded.get(GROUP)
     if isinstance(model, dict) and "name" in model:

@@ -22,7 +22,7 @@ from pipeline.config.features import (
     TableFigures,
 )
 from pipeline.config.fields import AUTO, setting
-from pipeline.config.gate import EvaluateConfig, GateConfig
+from pipeline.config.gate import EvaluateConfig, GateConfig, gate_settings
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.ingest import (
     ChecksConfig,
@@ -130,7 +130,7 @@ class Config:
         factory=CheckpointConfig, doc="When to write checkpoints, how small, and how many to keep."
     )
     evaluate: EvaluateConfig = setting(factory=EvaluateConfig, doc="Evaluation on the held-out rows.")
-    gate: GateConfig = setting(factory=GateConfig, doc="What a model must satisfy to be published.")
+    gate: GateConfig = setting(factory=gate_settings, doc="What a model must satisfy to be published.")
     publish: PublishConfig = setting(factory=PublishConfig, doc="What to publish, and under which name.")
     launch: LaunchConfig = setting(factory=LaunchConfig, doc="How and where stages run.")
     schedule: ScheduleConfig = setting(factory=ScheduleConfig, doc="The CronJob that starts a launcher every night.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, fields, make_dataclass
 
-from pipeline.config.fields import setting
+from pipeline.config.fields import METADATA, setting
 from pipeline.config.tasks import TaskLimits
 from pipeline.errors import ConfigError
+from pipeline.specs.gate_check import GATE_CHECKS
 
 
 @dataclass(kw_only=True)
@@ -110,3 +112,37 @@ class GateConfig:
                 f"{path}.force is {self.force!r}, expected a reason, in words, for publishing despite the gate",
                 hint=f"{path}.force='the traffic of the new app is known to be different'",
             )
+
+
+def gate_settings() -> GateConfig:
+    """Return the defaults of group ``gate``, with the settings that its checks bring at ``gate.<check>.<setting>``.
+
+    Raises:
+        ConfigError: A check has the name of another setting, or a setting without a declaration.
+    """
+    brought = []
+    for check in GATE_CHECKS:
+        if check.settings is not None:
+            brought.append((check.name, check.settings))
+    return _config_class(tuple(brought))()
+
+
+@functools.cache
+def _config_class(brought: tuple[tuple[str, type], ...]) -> type[GateConfig]:
+    # Without such checks the class is the ordinary one, so that configurations and artifact keys keep their bytes.
+    if not brought:
+        return GateConfig
+    taken = {each.name for each in fields(GateConfig)} | {"check"}
+    groups = []
+    for name, settings in brought:
+        added = f"gate check {name!r} ({GATE_CHECKS.origin(name)})"
+        if name in taken:
+            raise ConfigError(f"{added} has the name of gate.{name}, expected another one", hint="rename the check")
+        for each in fields(settings):
+            if METADATA not in each.metadata:
+                raise ConfigError(
+                    f"{added} has a setting {each.name!r} without bounds and documentation",
+                    hint=f"declare it: {each.name}: <type> = pipeline.config.fields.setting(<default>, doc=...)",
+                )
+        groups.append((name, settings, setting(factory=settings, doc=f"Settings of the gate check {name}.")))
+    return make_dataclass("GateConfig", groups, bases=(GateConfig,), kw_only=True)

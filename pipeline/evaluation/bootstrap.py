@@ -41,12 +41,12 @@ class Resampled:
 
 
 def block_of_rows(rows: int, blocks: int) -> NDArray[np.int64]:
-    """The block [rows] of every row: ``blocks`` of them (fewer where there are fewer rows), equal and in order."""
+    """Return the block of each row, [rows]: ``blocks`` of them (fewer where there are fewer rows), equal, in order."""
     return np.arange(rows, dtype=np.int64) * min(blocks, rows) // max(rows, 1)
 
 
 def poisson_weights(replicates: int, blocks: int, seed: int) -> NDArray[np.float64]:
-    """How often each replicate draws each block: [replicates, blocks]."""
+    """Return how often each replicate draws each block, [replicates, blocks]."""
     return np.random.Generator(np.random.PCG64(seed)).poisson(1.0, (replicates, blocks)).astype(np.float64)
 
 
@@ -55,58 +55,49 @@ def block_sums(
     logits: NDArray[np.floating],
     blocks: NDArray[np.int64],
     count: int,
-    own: NDArray[np.float64] | None = None,
+    row_weights: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """Sums (``SUMS``) of the rows of each of ``count`` blocks: [count, 6]; each row times its weight in ``own``.
+    """Sum up the rows of each block: all that a replicate needs of them.
 
-    ``above``: of the clicked rows the share of other rows that score lower, ties one half; ``below``: of the other rows
-    the share of clicked ones that score higher. Their means are both the AUC (DeLong et al. 1988).
+    Args:
+        clicked: Whether each row was clicked, [n].
+        logits: Of the same rows, [n].
+        blocks: The block of each row, [n].
+        count: The number of blocks.
+        row_weights: How many rows each row counts as, [n]; None: one.
+
+    Returns:
+        The columns ``SUMS`` of each block, [count, 6]. ``above``: of the clicked rows, the share of other rows that
+        score lower, ties one half; ``below``: of the other rows, the share of clicked ones that score higher. The
+        means of both are the AUC (DeLong et al. 1988).
     """
     values = logits.astype(np.float64)
     loss = np.logaddexp(0.0, np.where(clicked, -values, values))
-    above, below = placements(clicked, values, own)
-    columns = (np.ones(len(values)), clicked.astype(np.float64), loss, sigmoid(values), above, below)
-    if own is not None:
-        columns = tuple(own * column for column in columns)  # type: ignore[assignment]
+    above, below = placements(clicked, values, row_weights)
+    columns = [np.ones(len(values)), clicked.astype(np.float64), loss, sigmoid(values), above, below]
+    if row_weights is not None:
+        columns = [row_weights * column for column in columns]
     return np.stack([np.bincount(blocks, column, minlength=count) for column in columns], axis=1)
 
 
 def placements(
-    clicked: NDArray[np.bool_], values: NDArray[np.float64], own: NDArray[np.float64] | None = None
+    clicked: NDArray[np.bool_], values: NDArray[np.float64], row_weights: NDArray[np.float64] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each clicked row the share of others below it, and of each other row the share of clicked ones above it.
+    """Return of each clicked row the share of others below it, and of each other row the share of clicked ones above.
 
-    [n] each, 0 for the rows of the other class; both 0 where a class is empty. ``own``: weights of the rows that are
-    shared out.
+    [n] each, 0 for the rows of the other class; both 0 where a class is empty. With ``row_weights`` [n], shares of
+    weight instead of rows.
     """
-    if own is not None:
-        return _weighted_placements(clicked, values, own)
-    scores = split_by_class(clicked, values)
     above, below = np.zeros(len(values)), np.zeros(len(values))
-    if len(scores.clicked) and len(scores.other):
-        above[clicked] = _lower_share(scores.other, values[clicked])
-        below[~clicked] = 1 - _lower_share(scores.clicked, values[~clicked])
+    if row_weights is None:
+        scores = split_by_class(clicked, values)
+        if len(scores.clicked) and len(scores.other):
+            above[clicked] = _lower_share(scores.other, values[clicked])
+            below[~clicked] = 1 - _lower_share(scores.clicked, values[~clicked])
+    elif row_weights[clicked].sum() and row_weights[~clicked].sum():
+        above[clicked] = _lower_weight(values[~clicked], row_weights[~clicked], values[clicked])
+        below[~clicked] = 1 - _lower_weight(values[clicked], row_weights[clicked], values[~clicked])
     return above, below
-
-
-def _weighted_placements(
-    clicked: NDArray[np.bool_], values: NDArray[np.float64], own: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    above, below = np.zeros(len(values)), np.zeros(len(values))
-    if own[clicked].sum() and own[~clicked].sum():
-        above[clicked] = _lower_weight(values[~clicked], own[~clicked], values[clicked])
-        below[~clicked] = 1 - _lower_weight(values[clicked], own[clicked], values[~clicked])
-    return above, below
-
-
-def _lower_weight(
-    ranked: NDArray[np.float64], own: NDArray[np.float64], values: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """The share of the weight of ``ranked`` below each of ``values``, ties one half."""
-    order = np.argsort(ranked, kind="stable")
-    sums = np.concatenate([[0.0], np.cumsum(own[order])])
-    lower, ties = (np.searchsorted(ranked[order], values, side) for side in ("left", "right"))  # type: ignore[call-overload]
-    return np.asarray((sums[lower] + sums[ties]) / (2.0 * sums[-1]))
 
 
 def _lower_share(ranked: NDArray[np.floating], values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -114,11 +105,19 @@ def _lower_share(ranked: NDArray[np.floating], values: NDArray[np.float64]) -> N
     return np.asarray((lower + ties) / (2.0 * len(ranked)))
 
 
-def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[str, Resampled]:
-    """The figures of the rows behind ``sums`` [K, 6], with a replicate for each row of ``weights`` [R, K].
+def _lower_weight(
+    others: NDArray[np.float64], weights: NDArray[np.float64], values: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The share of the weight of ``others`` that lies below each of ``values``, ties one half."""
+    order = np.argsort(others, kind="stable")
+    ranked = others[order]
+    sums = np.concatenate([[0.0], np.cumsum(weights[order])])
+    lower, ties = np.searchsorted(ranked, values, "left"), np.searchsorted(ranked, values, "right")
+    return np.asarray((sums[lower] + sums[ties]) / (2.0 * sums[-1]))
 
-    The AUC's replicates are first-order (Hajek's projection): its sums weigh rows, not pairs.
-    """
+
+def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[str, Resampled]:
+    """Return the figures of the rows behind ``sums`` [K, 6], with a replicate for each row of ``weights`` [R, K]."""
     total = sums.sum(0)
     auc = float(total[4] / total[1]) if total[1] else float("nan")
     points, drawn = _figures(total[None], auc), _figures(weights @ sums, auc)
@@ -127,6 +126,7 @@ def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[st
 
 def _figures(totals: NDArray[np.float64], auc: float) -> dict[str, NDArray[np.float64]]:
     rows, clicks, loss, predicted, above, below = totals.T
+    # The AUC's replicates are first-order (Hajek's projection), because its sums weigh rows and not pairs.
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             "ne": loss / rows / entropy_of_rate(clicks / rows, np.log, np.log1p),
@@ -150,12 +150,15 @@ def evaluation_intervals(
         of the blocks that are drawn, because they are few or follow each other.
     """
     clicked = np.asarray(labels) == 1
-    counted = np.ones(len(clicked), np.bool_) if weights is None else np.asarray(weights) > 0
+    counted = np.ones(len(clicked), np.bool_)
+    row_weights = None
+    if weights is not None:
+        counted, row_weights = np.asarray(weights) > 0, weights.astype(np.float64)
     blocks, count = block_of_rows(len(clicked), BLOCKS), min(BLOCKS, len(clicked))
-    for own in (counted & clicked, counted & ~clicked):
-        if np.count_nonzero(np.bincount(blocks[own], minlength=count)) < FEWEST:
+    for of_class in (counted & clicked, counted & ~clicked):
+        if np.count_nonzero(np.bincount(blocks[of_class], minlength=count)) < FEWEST:
             return {}
-    sums = block_sums(clicked, logits, blocks, count, None if weights is None else weights.astype(np.float64))
+    sums = block_sums(clicked, logits, blocks, count, row_weights)
     drawn = resample(sums, poisson_weights(REPLICATES, count, seed=0))
     ne, auc = drawn["ne"].interval(CONFIDENCE), drawn["auc"].interval(CONFIDENCE)
     if not np.isfinite([ne.low, ne.high, auc.low, auc.high]).all():
@@ -163,23 +166,30 @@ def evaluation_intervals(
     return {"ne_interval": (max(ne.low, 0.0), ne.high), "auc_interval": (max(auc.low, 0.0), min(auc.high, 1.0))}
 
 
-def ratio(ours: Resampled, theirs: Resampled) -> Resampled:
-    """ours / theirs - 1, replicate by replicate."""
-    return Resampled(ours.point / theirs.point - 1, ours.replicates / theirs.replicates - 1)
+def ratio(candidate: Resampled, other: Resampled) -> Resampled:
+    """Return candidate / other - 1, replicate by replicate."""
+    return Resampled(candidate.point / other.point - 1, candidate.replicates / other.replicates - 1)
 
 
-def difference(ours: Resampled, theirs: Resampled) -> Resampled:
-    """ours - theirs, replicate by replicate."""
-    return Resampled(ours.point - theirs.point, ours.replicates - theirs.replicates)
+def difference(candidate: Resampled, other: Resampled) -> Resampled:
+    """Return candidate - other, replicate by replicate."""
+    return Resampled(candidate.point - other.point, candidate.replicates - other.replicates)
 
 
 def loss_parts(
     labels: NDArray[np.floating], logits: NDArray[np.floating], weights: NDArray[np.floating] | None = None
 ) -> list[float]:
-    """What each of ``LOSS_PARTS`` blocks of rows, one behind the other, adds to the mean log loss (nats per row).
+    """Return what each block of consecutive rows adds to the mean log loss, in nats per row.
 
-    With them of two models one can tell later whether their NE differ by chance (``tuning.significance``).
-    ``labels``, ``logits`` and ``weights`` (None: 1 each) [n]; fewer parts where there are fewer rows.
+    The parts of two models tell later whether their NE differ by chance (``tuning.significance``).
+
+    Args:
+        labels: 0 or 1, [n].
+        logits: Of the same rows, [n].
+        weights: How many rows each row counts as, [n]; None: one.
+
+    Returns:
+        ``LOSS_PARTS`` parts; fewer where there are fewer rows.
     """
     values, clicked = logits.astype(np.float64), labels == 1
     counted = np.ones(len(values)) if weights is None else weights.astype(np.float64)

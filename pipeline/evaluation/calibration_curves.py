@@ -33,11 +33,12 @@ class CalibrationRows:
         logits: NDArray[np.floating], labels: NDArray[np.floating], weights: NDArray[np.floating] | None
     ) -> CalibrationRows:
         """Sorted rows with a weight above 0; DataError unless there are some of both classes."""
-        own = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
-        kept = own > 0
-        values, clicked, own = logits[kept].astype(np.float64), (labels[kept] == 1).astype(np.float64), own[kept]
-        order = np.lexsort((own, clicked, values))
-        rows = CalibrationRows(values[order], clicked[order], own[order])
+        row_weights = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
+        counted = row_weights > 0
+        values, clicked = logits[counted].astype(np.float64), (labels[counted] == 1).astype(np.float64)
+        row_weights = row_weights[counted]
+        order = np.lexsort((row_weights, clicked, values))
+        rows = CalibrationRows(values[order], clicked[order], row_weights[order])
         if not rows.least:
             raise DataError(
                 f"the calibrator has {len(values):,} rows, {int(clicked.sum()):,} of them with a click, expected "
@@ -58,26 +59,26 @@ class CalibrationRows:
 
 
 def total(*factors: Floats) -> float:
-    """The sum of the product of arrays [n]; unlike a BLAS product, the same bits for any number of threads."""
+    """Return the sum of the product of arrays [n]."""
+    # No BLAS product, whose bits differ with the number of threads.
     product = factors[0]
-    for each in factors[1:]:
-        product = product * each
+    for factor in factors[1:]:
+        product = product * factor
     return float(product.sum())
 
 
 def matching_shift(rows: CalibrationRows, logits: Floats) -> float:
-    """What ``logits`` [n] need on top so that their mean prediction is the rows' click rate.
-
-    Newton's method on the logit of the mean prediction, whose derivative lies in (0, 1].
-    """
+    """Return what ``logits`` [n] need on top so that their mean prediction is the rows' click rate."""
+    # Newton's method on the logit of the mean prediction, whose derivative lies in (0, 1].
     weight, clicks = total(rows.weights), total(rows.weights, rows.clicked)
     target, shift = np.log(clicks) - np.log(weight - clicks), 0.0
     for _ in range(_STEPS):
         predicted = sigmoid(logits + shift)
         rest = 1 - predicted
-        if not rest.any():  # a model that takes every row for a click
+        if not rest.any():
+            # A model that takes every row for a click: 1 - predicted is rounded to 0 for all of them.
             rest = sigmoid(-logits - shift)
-        expected, others = (max(total(rows.weights, each), _TINY) for each in (predicted, rest))
+        expected, others = max(total(rows.weights, predicted), _TINY), max(total(rows.weights, rest), _TINY)
         rise = max(total(rows.weights, predicted, rest) * weight / (expected * others), _TINY)
         step = float(np.clip((target - np.log(expected) + np.log(others)) / rise, -_LONGEST, _LONGEST))
         shift += step
@@ -89,26 +90,30 @@ def matching_shift(rows: CalibrationRows, logits: Floats) -> float:
 def calibrated(
     record: CalibratorRecord, tasks: Iterable[str] | None, logits: NDArray[np.float32], ids: Mapping[str, Any]
 ) -> NDArray[np.float32]:
-    """``logits`` [n], or [n, T] of the main task and the further ``tasks``, calibrated where a task has a curve.
+    """Return calibrated logits; those of a task without a curve as they are.
 
-    ``ids``: by feature; of the slices' feature the row [n] of its table, or lists of these.
+    Args:
+        record: The curves, by task.
+        tasks: The further tasks, in the order of their logits.
+        logits: [n], or [n, T] of the main task and the further ones.
+        ids: By feature; of the slices' feature the row of its table for each row, [n], or lists of these.
     """
     codes = None if record.slices is None else first_ids(ids[record.slices])
     if logits.ndim == 1:
         return _calibrated(record, MAIN_TASK, logits, codes)
-    columns = [
-        _calibrated(record, name, logits[:, place], codes) for place, name in enumerate((MAIN_TASK, *(tasks or ())))
-    ]
+    columns = []
+    for place, name in enumerate((MAIN_TASK, *(tasks or ()))):
+        columns.append(_calibrated(record, name, logits[:, place], codes))
     return np.stack(columns, axis=1)
 
 
 def first_ids(ids: Any) -> NDArray[np.integer]:
-    """A number for each row to slice by: its row in the table, of several the first."""
+    """Return a number for each row to slice by: its row in the table, of several the first."""
     return np.asarray(ids.values[ids.offsets[:-1]] if hasattr(ids, "offsets") else ids)
 
 
 def applied(curve: CalibrationCurve, logits: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Calibrated logits [n] of ``logits`` [n]: straight lines through the knots, and on beyond the outer ones."""
+    """Return ``logits`` [n] calibrated: straight lines through the knots, and on beyond the outer ones."""
     values, x, y = logits.astype(np.float64), np.array(curve.x), np.array(curve.y)
     inside = np.interp(values, x, y)
     beyond = np.minimum(values - x[0], 0.0) + np.maximum(values - x[-1], 0.0)
@@ -116,7 +121,7 @@ def applied(curve: CalibrationCurve, logits: NDArray[np.floating]) -> NDArray[np
 
 
 def shifts_of(curve: CalibrationCurve, codes: NDArray[np.integer]) -> NDArray[np.float64]:
-    """What the slices of rows with these ``codes`` [n] add to their logits; 0 for one without a shift of its own."""
+    """Return what slices add to the logits of rows with these ``codes`` [n]; 0 for one without a shift of its own."""
     if not curve.shifts:
         return np.zeros(len(codes))
     known = np.array(sorted((int(code), shift) for code, shift in curve.shifts.items()))
@@ -134,20 +139,22 @@ def _calibrated(
     return (values if codes is None else values + shifts_of(curve, codes)).astype(np.float32)
 
 
-LEAST_SLOPE = 0.05  # a curve must rise, and steeply enough for float32 to tell two logits apart
+# A curve must rise, and steeply enough for float32 to tell two logits apart.
+LEAST_SLOPE = 0.05
 _NEWTON_STEPS = 100
 
 
 def fitted_line(rows: CalibrationRows) -> tuple[float, float]:
-    """Slope and value at logit 0 of the line that fits ``rows`` best, by Newton's method with halved steps.
+    """Return slope and value at logit 0 of the line that fits ``rows`` best.
 
-    The targets are Platt's, a little inside of 0 and 1, so that rows which a threshold separates have a finite line.
     A model that ranks clicks below other rows gets the smallest slope.
     """
     clicks, others = rows.clicks, len(rows.clicked) - rows.clicks
+    # Platt's targets lie a little inside of 0 and 1, so that rows which a threshold separates have a finite line.
     targets = np.where(rows.clicked == 1, (clicks + 1) / (clicks + 2), 1 / (others + 2))
     line = np.array([1.0, 0.0])
     loss = _loss(rows, targets, line)
+    # Newton's method; a step that overshoots is halved.
     for _ in range(_NEWTON_STEPS):
         predicted = sigmoid(line[0] * rows.logits + line[1])
         off, spread = rows.weights * (targets - predicted), rows.weights * predicted * (1 - predicted)
@@ -170,31 +177,31 @@ def _loss(rows: CalibrationRows, targets: np.ndarray, line: np.ndarray) -> float
 
 
 def cells_of(rows: CalibrationRows, least: int) -> NDArray[np.int64]:
-    """Where the cells of ``rows`` begin, each with at least ``least`` rows of each class; one where there are too few.
-
-    Equal logits share a cell.
-    """
-    last = np.append(np.flatnonzero(np.diff(rows.logits)), len(rows.logits) - 1)  # of each run of equal logits
+    """Return where cells of rows begin, each with ``least`` rows of each class or more; one where there are too few."""
+    # The last row of each run of equal logits, which share a cell.
+    last = np.append(np.flatnonzero(np.diff(rows.logits)), len(rows.logits) - 1)
     clicks = np.cumsum(rows.clicked)[last]
     others = last + 1 - clicks
     starts, run = [0], 0
     while True:
-        before = (clicks[run - 1], others[run - 1]) if run else (0.0, 0.0)
-        run = 1 + max(
-            int(np.searchsorted(sums, seen + least)) for sums, seen in zip((clicks, others), before, strict=True)
-        )
+        clicks_before, others_before = 0.0, 0.0
+        if run:
+            clicks_before, others_before = clicks[run - 1], others[run - 1]
+        enough_clicks = int(np.searchsorted(clicks, clicks_before + least))
+        enough_others = int(np.searchsorted(others, others_before + least))
+        run = 1 + max(enough_clicks, enough_others)
         if run >= len(last):
             break
         starts.append(int(last[run - 1]) + 1)
-    if run > len(last) and len(starts) > 1:  # the rest is too small to be a cell
+    if run > len(last) and len(starts) > 1:
+        # The rest is too small to be a cell, and joins the one before it.
         starts.pop()
     return np.array(starts)
 
 
 def curve_of(rows: CalibrationRows, starts: NDArray[np.int64]) -> CalibrationCurve:
-    """The curve through the cells that begin at ``starts``, joined where the rate does not rise.
+    """Return the curve through the cells that begin at ``starts``, joined where the rate does not rise.
 
-    A knot lies at the logit of a block's mean prediction, where a curve that only shifts logits would meet its rate.
     Beyond the outer knots the curve goes on with the slope of Platt's line. The mean prediction is the click rate.
     """
     slope, _ = fitted_line(rows)
@@ -206,18 +213,19 @@ def curve_of(rows: CalibrationRows, starts: NDArray[np.int64]) -> CalibrationCur
 
 
 def _knots(rows: CalibrationRows, starts: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Logits of mean prediction and of click rate of every block."""
+    # A knot lies at the logit of a block's mean prediction, where a curve that only shifts logits would meet its rate.
     weights = np.add.reduceat(rows.weights, starts)
     clicks = np.add.reduceat(rows.weights * rows.clicked, starts)
     predicted = np.add.reduceat(rows.weights * sigmoid(rows.logits), starts)
     predicted, clicks, weights = np.array(_pooled(predicted, clicks, weights)).T
     x, y = _logit(predicted / weights), _logit(clicks / weights)
-    apart = np.append(True, np.diff(x) > 0)  # predictions that saturate at 0 or 1
-    return x[apart], y[apart]
+    # Predictions that saturate at 0 or 1 give several blocks the same logit.
+    rises = np.append(True, np.diff(x) > 0)
+    return x[rises], y[rises]
 
 
 def _pooled(predicted: Floats, clicks: Floats, weights: Floats) -> list[tuple[float, float, float]]:
-    """Sums of neighbours joined until the click rate rises from block to block: pool adjacent violators."""
+    # Pool adjacent violators: neighbours are joined until the click rate rises from block to block.
     blocks: list[tuple[float, float, float]] = []
     for cell in zip(predicted.tolist(), clicks.tolist(), weights.tolist(), strict=True):
         blocks.append(cell)
@@ -238,13 +246,19 @@ _ROUNDS, _SLICE_STEPS = 5, 50
 def slice_shifts(
     logits: Floats, clicked: Floats, weights: Floats, codes: NDArray[np.integer], most: int
 ) -> dict[int, float]:
-    """By code, the shift of the logit of its rows; of the ``most`` codes with the most rows.
+    """Return by code the shift of the logit of its rows, the same for any order of the rows.
 
-    ``logits`` are calibrated on the whole. The shifts are drawn from a normal distribution around 0 whose variance is
-    estimated from the slices (DerSimonian and Laird 1986); each is then its most probable value. So a slice of few
-    clicks stays with the whole, and without differences between slices there are no shifts at all. The same for any
-    order of the rows.
+    A slice of few clicks stays with the whole, and without differences between slices there are no shifts at all.
+
+    Args:
+        logits: Calibrated on the whole, [n].
+        clicked: 0 or 1, [n].
+        weights: Of the rows, [n].
+        codes: The slice of each row, [n].
+        most: How many slices have a shift: those with the most rows.
     """
+    # The shifts are drawn from a normal distribution around 0 whose variance is estimated from the slices (DerSimonian
+    # and Laird 1986); each is then its most probable value.
     order = np.lexsort((weights, clicked, logits, codes))
     logits, clicked, weights, codes = logits[order], clicked[order], weights[order], codes[order]
     values, starts, counts = np.unique(codes, return_index=True, return_counts=True)
@@ -315,30 +329,30 @@ def fit_curve(
     codes: NDArray[np.integer] | None = None,
     most_slices: int = 1000,
 ) -> CalibrationCurve:
-    """The curve that ``method`` fits to ``logits`` [n] with ``labels`` [n] of 0 and 1; ``weights`` [n] of rows.
+    """Fit a curve, in float64 and with the same bits for any order of the rows.
 
-    ``codes`` [n]: the slice of each row; then the curve has shifts for the ``most_slices`` largest. float64, and the
-    same bits for any order of the rows. Raises DataError for rows of one class, or without any.
+    Args:
+        method: The kind of curve.
+        labels: 0 or 1, [n].
+        logits: Of the same rows, [n].
+        weights: How many rows each row counts as, [n]; None: one.
+        codes: The slice of each row, [n]; None: the curve has no shifts of slices.
+        most_slices: How many slices have a shift: the largest.
+
+    Raises:
+        DataError: There are no rows, or one class only.
     """
-    own = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
-    rows = CalibrationRows.of(logits, labels, own)
+    row_weights = np.ones(len(logits)) if weights is None else weights.astype(np.float64)
+    rows = CalibrationRows.of(logits, labels, row_weights)
     curve = replace(method.fit(rows), rows=len(rows.logits), clicks=rows.clicks)
     if codes is None:
         return curve
-    kept = own > 0
-    whole, clicked = applied(curve, logits[kept]), (labels[kept] == 1).astype(np.float64)
-    curve = replace(curve, shifts=slice_shifts_by_name(whole, clicked, own[kept], codes[kept], most_slices) or None)
-    order = np.lexsort((own[kept], labels[kept], codes[kept], logits[kept]))
-    shifted = (whole + shifts_of(curve, codes[kept]))[order]
-    return curve.shifted(matching_shift(CalibrationRows(shifted, clicked[order], own[kept][order]), shifted))
-
-
-def slice_shifts_by_name(
-    logits: NDArray[np.float64],
-    clicked: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    codes: NDArray[np.integer],
-    most: int,
-) -> dict[str, float]:
-    """As ``slice_shifts``, with the codes as JSON has them."""
-    return {str(code): shift for code, shift in slice_shifts(logits, clicked, weights, codes, most).items()}
+    counted = row_weights > 0
+    labels, logits, codes, row_weights = labels[counted], logits[counted], codes[counted], row_weights[counted]
+    whole, clicked = applied(curve, logits), (labels == 1).astype(np.float64)
+    shifts = slice_shifts(whole, clicked, row_weights, codes, most_slices)
+    # JSON has texts for keys.
+    curve = replace(curve, shifts={str(code): shift for code, shift in shifts.items()} or None)
+    order = np.lexsort((row_weights, labels, codes, logits))
+    shifted = (whole + shifts_of(curve, codes))[order]
+    return curve.shifted(matching_shift(CalibrationRows(shifted, clicked[order], row_weights[order]), shifted))

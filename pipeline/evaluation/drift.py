@@ -16,13 +16,20 @@ HISTOGRAM_BINS = 24
 
 
 def population_stability(expected: NDArray[np.floating], actual: NDArray[np.floating], bins: int = BINS) -> float:
-    """PSI: sum of (f - e) * ln(f / e) over bins that hold equal shares of ``expected``; 0.25 is called a major shift.
+    """Return the PSI: the sum of (f - e) * ln(f / e) over bins that hold equal shares of ``expected``.
 
-    Half a row is added to every bin, so that an empty one costs much, not infinity.
+    Args:
+        expected: Predictions [n], or logits: any rising function of them gives the same bins.
+        actual: Predictions [m] of the same kind.
+        bins: How many; fewer where values repeat.
+
+    Returns:
+        0 for equal shares; 0.25 is called a major shift.
     """
     edges = np.unique(np.quantile(expected, np.linspace(0, 1, bins + 1)[1:-1]))
     shares = []
     for values in (expected, actual):
+        # Half a row more in each bin, so that an empty one costs much, not infinity.
         counts = np.bincount(np.searchsorted(edges, values, "right"), minlength=len(edges) + 1) + 0.5
         shares.append(counts / counts.sum())
     e, f = shares
@@ -30,7 +37,7 @@ def population_stability(expected: NDArray[np.floating], actual: NDArray[np.floa
 
 
 def kolmogorov_smirnov(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
-    """The largest gap between the two distribution functions, in [0, 1]."""
+    """Return the largest gap between the distribution functions of two samples, in [0, 1]."""
     first, second = np.sort(one), np.sort(other)
     points = np.concatenate([first, second])
     gaps = np.searchsorted(first, points, "right") / len(first) - np.searchsorted(second, points, "right") / len(second)
@@ -38,7 +45,7 @@ def kolmogorov_smirnov(one: NDArray[np.floating], other: NDArray[np.floating]) -
 
 
 def histogram(logits: Mapping[str, NDArray[np.floating]], bins: int = HISTOGRAM_BINS) -> Histogram:
-    """Shares of rows by predicted probability, in ``bins`` equal steps up to the largest."""
+    """Return shares of rows by predicted probability, in ``bins`` equal steps up to the largest of all models."""
     probabilities = {name: sigmoid(values) for name, values in logits.items()}
     top = max(float(values.max()) for values in probabilities.values()) or 1.0
     edges = np.linspace(0, top, bins + 1)
@@ -47,18 +54,24 @@ def histogram(logits: Mapping[str, NDArray[np.floating]], bins: int = HISTOGRAM_
 
 
 def calibration_by_prediction(curve: Curve) -> tuple[float, float]:
-    """How far bins of predictions lie from their observed clicks, as a share of all clicks, and its standard error.
+    """Return how far bins of predictions are off their observed clicks, and the standard error of that.
 
-    ``curve``: what ``reliability`` gives. What chance alone would leave (every bin binomial) is taken off: 0 is as good
-    as calibrated. Labels that were mixed up show here while predicted and observed clicks still agree in total. The
-    error takes every bin as binomial at the observed or the predicted rate, whichever has the larger variance: a bin
-    without clicks has chance errors too. Both are NaN without clicks.
+    Labels that were mixed up show here while predicted and observed clicks still agree in total.
+
+    Args:
+        curve: What ``reliability`` returns.
+
+    Returns:
+        Shares of all clicks: 0 is as good as calibrated. Both are NaN without clicks.
     """
-    predicted, observed, rows = (np.asarray(each, np.float64) for each in (curve.predicted, curve.observed, curve.rows))
+    predicted, observed = np.asarray(curve.predicted, np.float64), np.asarray(curve.observed, np.float64)
+    rows = np.asarray(curve.rows, np.float64)
     clicks = float((observed * rows).sum())
     if not clicks:
         return math.nan, math.nan
     gaps = float((np.abs(predicted - observed) * rows).sum())
+    # What chance alone leaves, each bin being binomial, is taken off.
     chance = float(np.sqrt(2 / math.pi * rows * predicted * (1 - predicted)).sum())
+    # At the observed or the predicted rate, whichever varies more: a bin without clicks has chance errors, too.
     variance = rows * np.maximum(predicted * (1 - predicted), observed * (1 - observed))
     return max(0.0, gaps - chance) / clicks, float(np.sqrt(variance.sum())) / clicks

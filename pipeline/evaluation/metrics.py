@@ -49,14 +49,23 @@ def evaluate(
     true_probability: ArrayLike | None = None,
     weights: NDArray[np.floating] | None = None,
 ) -> dict[str, float]:
-    """The figures of ``result.json``'s ``eval`` part.
+    """Return the figures of ``result.json``'s ``eval`` part.
 
-    ``labels`` [n] of 0 and 1, ``logits`` [n], ``true_probability`` [n] in [0, 1] or None. Returns ``samples``,
-    ``ne`` (log loss / entropy of these rows' base rate; He et al. 2014, section 2), ``auc`` (Mann-Whitney, a tie
-    counts one half), ``logloss`` (nats per row), ``calibration`` (sum of predicted / sum of observed clicks) and,
-    with ``true_probability``, ``bayes_ne``: the NE of a model that knows it. With ``weights`` [n] a row counts as that
-    many, and there is no ``bayes_ne``. Raises DataError where there are no rows, one class only (rows of weight 0
-    apart), labels other than 0 and 1, or logits that are not finite.
+    Args:
+        labels: 0 or 1, [n].
+        logits: Of the same rows, [n].
+        true_probability: In [0, 1], [n]; None: not known.
+        weights: How many rows each row counts as, [n]; None: one.
+
+    Returns:
+        ``samples``, ``ne`` (log loss / entropy of these rows' base rate; He et al. 2014, section 2), ``auc``
+        (Mann-Whitney, a tie counts one half), ``logloss`` (nats per row), ``calibration`` (sum of predicted / sum of
+        observed clicks) and, with ``true_probability`` and without ``weights``, ``bayes_ne``: the NE of a model that
+        knows it.
+
+    Raises:
+        DataError: There are no rows, one class only (rows of weight 0 apart), labels other than 0 and 1, or logits
+            that are not finite.
     """
     clicked = check_labels(labels)
     values = check_logits(logits, len(clicked))
@@ -79,7 +88,7 @@ def evaluate(
 
 
 def check_labels(labels: ArrayLike) -> NDArray[np.bool_]:
-    """``labels`` as booleans; DataError for no rows, values other than 0 and 1, or a single class."""
+    """Return ``labels`` as booleans; DataError for no rows, values other than 0 and 1, or a single class."""
     values = np.asarray(labels)
     if values.ndim != 1:
         raise ValueError(f"labels have shape {values.shape}, expected one dimension")
@@ -115,7 +124,7 @@ def _check_weights(clicked: NDArray[np.bool_], weights: NDArray[np.floating]) ->
 
 
 def check_logits(logits: ArrayLike, rows: int) -> NDArray[np.floating]:
-    """``logits`` as float32 or float64 of ``rows`` finite values; DataError says how many are not."""
+    """Return ``logits`` as float32 or float64 of ``rows`` finite values; DataError says how many are not."""
     values = _as_floats(logits)
     if values.shape != (rows,):
         raise ValueError(f"logits have shape {values.shape}, expected ({rows},) as the labels")
@@ -144,7 +153,7 @@ def _check_probabilities(probabilities: ArrayLike, rows: int) -> NDArray[np.floa
 
 
 def _as_floats(values: ArrayLike) -> NDArray[np.floating]:
-    """float32 stays as it is (sorting it is twice as fast, and float64 of it is exact); all else becomes float64."""
+    # float32 stays as it is: sorting it is twice as fast, and float64 of it is exact.
     array = np.asarray(values)
     return array if array.dtype == np.float32 else array.astype(np.float64)
 
@@ -154,12 +163,13 @@ def _of(some: int, rows: int) -> str:
 
 
 def split_by_class(clicked: NDArray[np.bool_], values: NDArray[np.floating]) -> ByClass:
-    """``values`` [n] of the clicked rows and of the others, each sorted."""
+    """Return ``values`` [n] of the clicked rows and of the others, each sorted."""
     return ByClass(np.sort(values[clicked]), np.sort(values[~clicked]))
 
 
 def exact_auc(scores: ByClass) -> float:
-    """Probability that a clicked row scores above another one, ties counting one half: an integer count, divided."""
+    """Return the probability that a clicked row scores above another one, ties counting one half."""
+    # Twice the count is an integer, so the AUC is rounded once, in the division.
     twice = 0
     for start in range(0, len(scores.clicked), BLOCK_ROWS):
         block = scores.clicked[start : start + BLOCK_ROWS]
@@ -170,20 +180,23 @@ def exact_auc(scores: ByClass) -> float:
 
 
 def mean_log_loss(scores: ByClass) -> float:
-    """Mean of log(1 + exp(-x)) over clicked and log(1 + exp(x)) over other rows, in nats."""
+    """Return the mean of log(1 + exp(-x)) over clicked and log(1 + exp(x)) over other rows, in nats."""
     clicked = _sum_blocks(lambda x: np.logaddexp(0.0, -x), scores.clicked)
     other = _sum_blocks(lambda x: np.logaddexp(0.0, x), scores.other)
     return (clicked + other) / scores.rows
 
 
 def calibration(scores: ByClass) -> float:
-    """Sum of predicted probabilities over the number of clicks; 1 is perfect, above 1 predicts too much."""
+    """Return the sum of predicted probabilities over the number of clicks: 1 is perfect, above 1 predicts too much."""
     predicted = _sum_blocks(sigmoid, scores.clicked) + _sum_blocks(sigmoid, scores.other)
     return predicted / len(scores.clicked)
 
 
 def grouped_auc(counts: NDArray[Any], clicks: NDArray[Any]) -> float:
-    """``exact_auc`` of groups of ``counts`` rows by rising score, a group's rows being ties; 0.5 for a single class."""
+    """Return ``exact_auc`` of groups of rows by rising score, a group's rows being ties; 0.5 for a single class.
+
+    ``counts``, ``clicks``: rows and clicks of each group.
+    """
     others = counts - clicks
     total = float(clicks.sum()) * float(others.sum())
     if not total:
@@ -193,21 +206,19 @@ def grouped_auc(counts: NDArray[Any], clicks: NDArray[Any]) -> float:
 
 
 def base_entropy(clicked: int, other: int) -> float:
-    """Entropy (nats) of the share of clicked rows: the log loss of always predicting that share.
-
-    Not ``entropy_of_rate(clicked / rows)``: it rounds otherwise, and both have given the last bits of recorded figures.
-    """
+    """Return the entropy (nats) of the share of clicked rows: the log loss of always predicting that share."""
+    # Not entropy_of_rate(clicked / rows): it rounds otherwise, and both have given the last bits of recorded figures.
     rows = clicked + other
     return -(clicked * math.log(clicked / rows) + other * math.log(other / rows)) / rows
 
 
 def entropy_of_rate(rate: Rate, log: Callable[[Rate], Rate], log1p: Callable[[Rate], Rate]) -> Rate:
-    """``base_entropy`` of a base rate, or of an array of them: with the logarithms of ``math`` or of NumPy."""
+    """Return ``base_entropy`` of a base rate, or of an array of them: with the logarithms of ``math`` or of NumPy."""
     return -(rate * log(rate) + (1 - rate) * log1p(-rate))
 
 
 def sigmoid(logits: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Probability of a click for each logit, without overflow."""
+    """Return the probability of a click for each logit, without overflow."""
     small = np.exp(-np.abs(logits.astype(np.float64)))
     return np.where(logits >= 0, 1.0, small) / (1.0 + small)
 
@@ -253,11 +264,16 @@ def _weighted_auc(clicked: NDArray[np.bool_], ordered: NDArray[np.floating], wei
 def reliability(
     labels: ArrayLike, logits: ArrayLike, bins: int = 20, weights: NDArray[np.floating] | None = None
 ) -> Curve:
-    """Mean predicted probability, observed click rate and rows of each bin, by rising prediction: a calibration plot.
+    """Return a calibration plot: predicted and observed click rate of each bin of rows, by rising prediction.
 
-    ``labels`` [n], ``logits`` [n]; bins hold about n / ``bins`` rows each. Rows with the same logit share a bin, so
-    there may be fewer bins. The same for any order of the rows. With ``weights`` [n], means are weighted, and rows
-    without weight are left out. Raises DataError as ``evaluate`` does.
+    Args:
+        labels: 0 or 1, [n].
+        logits: Of the same rows, [n].
+        bins: How many, of about n / ``bins`` rows each; fewer where rows have the same logit, for these share a bin.
+        weights: How many rows each row counts as, [n]: means are weighted, and rows without weight are left out.
+
+    Raises:
+        DataError: As ``evaluate`` does.
     """
     if bins < 1:
         raise ValueError(f"bins is {bins}, expected at least 1")
@@ -295,15 +311,25 @@ def _bin_starts(values: np.ndarray, bins: int) -> np.ndarray:
 
 
 def evaluate_numbers(labels: Floats, predictions: Floats, weights: Floats | None = None) -> dict[str, float]:
-    """``samples``, ``rmse``, ``calibration`` (sum of predictions / sum of labels) and ``unexplained``.
+    """Return the figures of numbers: counts, or values.
 
-    ``unexplained``: the mean square error over the variance of the labels, 1 for always predicting their mean; below
-    it is better, as with NE. Calibration is NaN where the labels add up to 0, ``unexplained`` where all are equal.
-    Raises DataError for predictions that are not finite.
+    Args:
+        labels: The numbers, [n].
+        predictions: Of the same rows, [n].
+        weights: How many rows each row counts as, [n]; None: one.
+
+    Returns:
+        ``samples``, ``rmse``, ``calibration`` (sum of predictions / sum of labels; NaN where the labels add up to 0)
+        and ``unexplained``: the mean square error over the variance of the labels, 1 for always predicting their mean;
+        below it is better, as with NE. NaN where all labels are equal.
+
+    Raises:
+        DataError: Predictions are not finite.
     """
-    if bad := int((~np.isfinite(predictions)).sum()):
+    not_finite = int((~np.isfinite(predictions)).sum())
+    if not_finite:
         raise DataError(
-            f"{bad:,} of {len(labels):,} predictions are not finite: the model diverged",
+            f"{not_finite:,} of {len(labels):,} predictions are not finite: the model diverged",
             hint="train again with lower rates (train.lr=0.0005 train.sparse_lr=0.01) or train.precision=fp32",
         )
     y, p = labels.astype(np.float64), predictions.astype(np.float64)
@@ -320,36 +346,46 @@ def evaluate_numbers(labels: Floats, predictions: Floats, weights: Floats | None
 
 
 def known_rows(labels: Floats, kind: str, weights: Floats | None = None) -> NDArray[np.bool_]:
-    """The rows [n] with a label; none where those with a weight allow no figures: a single class, or no label."""
-    there = ~np.isnan(labels)
-    values = labels[there if weights is None else there & (weights > 0)]
+    """Mark the rows [n] with a label; none where those with a weight allow no figures: a single class, or no label."""
+    known = ~np.isnan(labels)
+    values = labels[known if weights is None else known & (weights > 0)]
     if not len(values) or (LABEL_KINDS.get(kind).classes and values.min() == values.max()):
         return np.zeros(len(labels), bool)
-    return there
+    return known
 
 
 def evaluate_tasks(
     tasks: Sequence[TaskColumn], labels: Mapping[str, Floats], logits: Floats, weights: Floats | None = None
 ) -> dict[str, TaskFigures]:
-    """The figures of each of ``tasks``; of one without rows that allow some, ``samples`` alone.
+    """Return the figures of each further task; of one without rows that allow some, ``samples`` alone.
 
-    ``logits`` [n, T]: the main task's first; ``labels`` [n] by task, NaN where missing.
+    Args:
+        tasks: The further tasks, in the order of their logits.
+        labels: Of each task, [n]; NaN where missing.
+        logits: Of all tasks, [n, T]; the main task's come first.
+        weights: How many rows each row counts as, [n]; None: one.
     """
     figures = {}
     for place, task in enumerate(tasks, start=1):
-        there = known_rows(labels[task.name], task.kind, weights)
-        if not there.any():
+        known = known_rows(labels[task.name], task.kind, weights)
+        if not known.any():
             figures[task.name] = TaskFigures(kind=task.kind, samples=0)
             continue
-        own = None if weights is None else weights[there]
-        measured = LABEL_KINDS.get(task.kind).figures(labels[task.name][there], logits[there, place], own)
-        known = {name: value for name, value in measured.items() if not math.isnan(value)}
-        figures[task.name] = TaskFigures(kind=task.kind, **known)  # type: ignore[arg-type]
+        row_weights = None if weights is None else weights[known]
+        measured = LABEL_KINDS.get(task.kind).figures(labels[task.name][known], logits[known, place], row_weights)
+        defined = {name: value for name, value in measured.items() if not math.isnan(value)}
+        figures[task.name] = TaskFigures(kind=task.kind, **defined)  # type: ignore[arg-type]
     return figures
 
 
 def counted_for(
-    own: NDArray[np.floating], labels: NDArray[np.floating], rates: NDArray[np.floating]
+    weights: NDArray[np.floating], labels: NDArray[np.floating], rates: NDArray[np.floating]
 ) -> NDArray[np.float32]:
-    """Rows of the whole log that rows [n] of weight ``own`` stand for: one without a click for 1 / rate."""
-    return np.where(labels > 0, own, own / rates).astype(np.float32)
+    """Return how many rows of the whole log each row stands for, [n].
+
+    Args:
+        weights: Of the rows, [n].
+        labels: 0 or 1, [n].
+        rates: Share of the rows without a click that were kept, [n]; those with a click were all kept.
+    """
+    return np.where(labels > 0, weights, weights / rates).astype(np.float32)

@@ -5,6 +5,7 @@ from typing import Any
 from pipeline.specs import registries
 from pipeline.specs.calibrator import CALIBRATORS, Calibrator, calibrator_docs
 from pipeline.specs.connector import CONNECTORS, Connector, Delivery, Excerpt, Snapshot
+from pipeline.specs.gate_check import GATE_CHECKS, GateCheck, GateInputs, ScoredRows
 from pipeline.specs.id_mapping import ID_MAPPINGS, IdMapping, id_mapping_docs, id_mapping_names, mapping_of
 from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK, LabelKind, TaskSpec, TaskSums
 from pipeline.specs.model import (
@@ -32,6 +33,7 @@ __all__ = [
     "CALIBRATORS",
     "CONNECTORS",
     "DENSE_OPTIMIZERS",
+    "GATE_CHECKS",
     "ID_MAPPINGS",
     "LABEL_KINDS",
     "MAIN_TASK",
@@ -51,12 +53,15 @@ __all__ = [
     "Delivery",
     "DenseOptimizer",
     "Excerpt",
+    "GateCheck",
+    "GateInputs",
     "IdMapping",
     "LabelKind",
     "Model",
     "ModelCosts",
     "ModelInputs",
     "Registry",
+    "ScoredRows",
     "SearchPart",
     "SequenceBlock",
     "Snapshot",
@@ -92,6 +97,7 @@ REGISTRIES: tuple[Registry[Any], ...] = (
     TASK_ARCHITECTURES,
     SEQUENCE_BLOCKS,
     CALIBRATORS,
+    GATE_CHECKS,
     CONNECTORS,
     TRACKERS,
     SEARCH_PARTS,

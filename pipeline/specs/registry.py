@@ -116,6 +116,7 @@ class Registry(Generic[T]):
     None: all are plugins. ``group``: the entry point group of plugins and of installed packages; None: packages cannot
     add any. ``problem``: a function that says what is wrong with a package's choice; "" if nothing is. ``further``:
     other settings that choose among them, with ``<name>`` for any name; ``paths`` has all of them, with ``*`` for it.
+    ``all_apply``: no setting chooses, all of them are used at once; then ``setting`` stands for those that they bring.
     """
 
     state = 0  # another number whenever the choices of any registry are others than those that packages bring
@@ -129,6 +130,7 @@ class Registry(Generic[T]):
         group: str | None = None,
         problem: Callable[[Any], str] = lambda spec: "",
         further: tuple[str, ...] = (),
+        all_apply: bool = False,
     ) -> None:
         self.kind = kind
         self.setting = setting
@@ -136,6 +138,7 @@ class Registry(Generic[T]):
         self.group = group
         self.problem = problem
         self.paths = tuple(re.sub("<[^>]+>", "*", path) for path in (setting, *further))
+        self.all_apply = all_apply
         self._specs: dict[str, T] | None = None
         self._origins: dict[str, str] = {}
 

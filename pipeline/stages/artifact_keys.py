@@ -40,13 +40,19 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
 
     Returns:
         {"code": {"revision", "packages": {kind of choice: package and version}}}, without a revision of 0 and without
-        packages where everything chosen is built in; {} for neither, so that keys of earlier releases stay.
+        packages where everything chosen is built in; {} for neither, so that keys of earlier releases stay. Of choices
+        that all apply at once, each that a package adds has an entry of its own, under its kind and name.
     """
     packages: dict[str, set[str]] = {}
     code: dict[str, Any] = {"revision": revision} if revision else {}
     for registry in REGISTRIES:
         for path in registry.paths if registry.group else ():
             if not any(u.covers(path) and u.when(config) for u in uses):
+                continue
+            if registry.all_apply:
+                for name in registry.names():
+                    if package := registry.package(name):
+                        packages[f"{registry.kind} {name}"] = {package}
                 continue
             for _, chosen in values_at(config, path.split(".")):
                 for name in chosen if isinstance(chosen, list) else [chosen]:

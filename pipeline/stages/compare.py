@@ -16,6 +16,7 @@ from pipeline.records.gate import PASS
 from pipeline.records.record import read
 from pipeline.records.result import Result
 from pipeline.records.runs import RunChange, RunLine, RunsComparison, RunSlice, run_directory
+from pipeline.specs.gate_check import ScoredRows, SliceColumn
 from pipeline.stages.judging import LOGITS
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
@@ -156,13 +157,13 @@ class _Pairing:
 
     def change(self, run: str) -> RunChange:
         """From the first run to ``run``."""
-        from pipeline.evaluation.compared import Scored, measure
+        from pipeline.evaluation.gate.measure import measure
 
         result = read(Result, self.store, f"{run_directory(run)}/{Result.FILE}")
         problem = self.problem or self._problem(result) or self._other_rows(result)
         if problem is not None:
             return RunChange(run=run, problem=problem)
-        scored = Scored(
+        scored = ScoredRows(
             labels=self.labels,
             candidate=self._logits(result),
             incumbent=self.logits,
@@ -209,7 +210,6 @@ def slice_columns(store: Store, dataset: Artifact, split: Any, features: Sequenc
 
     Of a sequence the number of its events.
     """
-    from pipeline.evaluation.compared import SliceColumn
     from pipeline.serving.scores import feature_codes
     from pipeline.stages.judging import slice_names
 

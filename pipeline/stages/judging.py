@@ -22,6 +22,7 @@ from pipeline.records.record import read
 from pipeline.records.result import IngestPart
 from pipeline.records.runs import Step
 from pipeline.records.towers import Towers
+from pipeline.specs.gate_check import ScoredRows, ScoredTask, SliceColumn
 from pipeline.stages.calibrating import calibrator_of
 from pipeline.store.artifacts import Draft, Store
 from pipeline.store.manifest import Artifact
@@ -39,20 +40,30 @@ class WrittenModel:
     members: int = 1
 
 
-def judged(
+def judge_version(
     config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft, written: WrittenModel
 ) -> GateRecord | None:
-    """The gate's record of the version in ``draft``, whose files are written but for its calibrator; on rank 0.
+    """Score the version in ``draft`` beside the others, and let the gate decide. Collective: all ranks score.
 
-    Where one is asked for, it is fitted on some of the held-out rows and written, and the others are judged with it.
-    Collective: all ranks score.
+    Args:
+        config: With group ``gate``, and the calibrator of group ``publish``.
+        store: Where dataset, evaluation and former versions lie.
+        step: Names the incumbent.
+        inputs: The artifacts of the earlier stages, by name.
+        draft: The version, whose files are written but for its calibrator. Where one is asked for, it is fitted on some
+            of the held-out rows and written, and the other rows are judged with it.
+        written: What writing the version told.
+
+    Returns:
+        The gate's record, on rank 0; None on other ranks.
     """
-    from pipeline.evaluation.compared import Scored, measure
-    from pipeline.evaluation.judging import judge
+    from pipeline.evaluation.gate.gate import judge
+    from pipeline.evaluation.gate.measure import measure
     from pipeline.serving.ensemble import serving_cost
     from pipeline.stages.sharing import score_on_ranks
     from pipeline.training.parquet import SplitReader
 
+    # 1. All ranks score the held-out rows: as the candidate serves them, the incumbent, the best of the last versions.
     split = SplitReader(store, inputs["ingest"], "test")
     split.spread(config.gate.max_rows)
     owners = {column.name: column.owner for column in split.schema.sparse}
@@ -60,36 +71,44 @@ def judged(
     wanted = dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices])
     features = [name for name in wanted if name in owners or name in lengths]
     incumbent = cast(str | None, step.config.get("incumbent"))
-    with _opened(config, store, draft.path, inputs["ingest"], incumbent) as opened:
+    with _open_models(config, store, draft.path, inputs["ingest"], incumbent) as opened:
         looked_up = owners | {column.name: column.owner for column in split.schema.event_columns}
         trained = {name: written.tables[table].trained for name, table in looked_up.items()}
         scores = score_on_ranks(split, opened.models, trained, features)
-        worth = _importance(config, store, inputs, split, opened.models["candidate"][0])
+        worth = _measure_importance(config, store, inputs, split, opened.models["candidate"][0])
         if scores is None:
             return None
         if written.members > 1:
             layouts = {name: table.layout for name, table in written.tables.items()}
             worth["cost"] = serving_cost(split, opened.models, layouts, written.members)
-    whole = {name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in scores.logits.items()}
+
+    # 2. Rank 0 goes on alone: a share of the rows fits the calibrator, where one is asked for.
+    whole = {}
+    for name, parts in scores.logits.items():
+        whole[name] = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     fitted = calibrator_of(config, split, whole["candidate"], scores.codes)
-    raw = _main(whole["candidate"])
+    raw = _main_task(whole["candidate"])
     if fitted is not None:
         draft.write_json(CALIBRATOR, fitted.record.to_json())
         whole["candidate"] = fitted.logits
-    logits = {name: _main(each) for name, each in whole.items()}
-    scored = Scored(
+
+    # 3. The other rows, or all of them, are what the gate looks at.
+    logits = {name: _main_task(each) for name, each in whole.items()}
+    scored = ScoredRows(
         labels=split.column(LABEL),
         candidate=logits["candidate"],
         incumbent=logits.get("incumbent"),
         best=logits.get("best"),
-        baseline=None if incumbent else _baseline(config, store, inputs["ingest"], split),
-        trained=_main(_trained_logits(store, inputs["evaluate"], split)),
-        slices=_slices(config, store, inputs["ingest"], split, scores.codes),
-        tasks=_scored_tasks(split, opened.models, whole),
+        baseline=None if incumbent else _score_baseline(config, store, inputs["ingest"], split),
+        trained=_main_task(_trained_logits(store, inputs["evaluate"], split)),
+        slices=_slice_columns(config, store, inputs["ingest"], split, scores.codes),
+        tasks=_score_tasks(split, opened.models, whole),
         weights=split.row_weights(),
     )
     if fitted is not None:
-        scored = dataclasses.replace(scored, uncalibrated=raw, calibrated=fitted.about).of_rows(fitted.others)
+        scored = dataclasses.replace(scored, uncalibrated=raw, calibrated=fitted.about).select_rows(fitted.others)
+
+    # 4. Figures, what else publishing knows, and the verdict.
     record = measure(scored, config.gate, config.seed)
     best = opened.best
     if best is not None and record.best is not None:
@@ -100,29 +119,29 @@ def judged(
         incumbent_version=incumbent,
         weights_not_finite=written.not_finite,
         coverage=scores.coverage(),
-        former=_former(config, store, incumbent),
+        former=_former_figures(config, store, incumbent),
         not_comparable=opened.problem or None,
-        young_labels=_young(inputs["ingest"]),
+        young_labels=_explain_young_labels(inputs["ingest"]),
         **worth,
     )
-    return judge(known, config.gate)
+    return judge(known, config.gate, scored)
 
 
-def _scored_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarray]) -> dict[str, Any]:
+def _score_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarray]) -> dict[str, Any]:
     """The further tasks of the dataset as candidate and incumbent score them; an incumbent may lack some."""
-    from pipeline.evaluation.gate_tasks import ScoredTask
-
     labels, weights, scored = split.labels(), split.row_weights(), {}
-    known = models["incumbent"][0].description.tasks or {} if "incumbent" in models else {}
+    known: dict[str, str] = {}
+    if "incumbent" in models:
+        known = models["incumbent"][0].description.tasks or {}
     for place, task in enumerate(split.schema.tasks, start=1):
-        theirs = None
+        incumbent = None
         if known.get(task.name) == task.kind:
-            theirs = logits["incumbent"][:, 1 + list(known).index(task.name)]
-        scored[task.name] = ScoredTask(task.kind, labels[task.name], logits["candidate"][:, place], theirs, weights)
+            incumbent = logits["incumbent"][:, 1 + list(known).index(task.name)]
+        scored[task.name] = ScoredTask(task.kind, labels[task.name], logits["candidate"][:, place], incumbent, weights)
     return scored
 
 
-def _importance(
+def _measure_importance(
     config: Config, store: Store, inputs: dict[str, Artifact], split: Any, candidate: Any
 ) -> dict[str, Any]:
     """The candidate's features and towers by importance, as entries of the record; none where it is not asked for.
@@ -136,25 +155,25 @@ def _importance(
         return {}
     features = [*schema.dense, *(column.name for column in schema.sparse)]
     alone = {name: [name] for name in features}
-    alone |= {each.name: [column.name for column in each.columns] for each in split.schema.sequences}
+    for sequence in schema.sequences:
+        alone[sequence.name] = [column.name for column in sequence.columns]
     worth = {"importance": importance_on_ranks(split, candidate, alone, rows, config.seed)}
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
     if not towers.is_flat:
-        groups = {
-            f"tower {number}": [column for name in tower.features for column in alone[name]]
-            for number, tower in enumerate(towers.towers)
-        }
+        groups = {}
+        for number, tower in enumerate(towers.towers):
+            groups[f"tower {number}"] = [column for name in tower.features for column in alone[name]]
         worth["tower_importance"] = importance_on_ranks(split, candidate, groups, rows, config.seed)
     return worth
 
 
-def _main(logits: Any) -> Any:
+def _main_task(logits: Any) -> Any:
     """The main task's logits [n] of those of one or several tasks; None of None."""
     return logits if logits is None or logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
 
 
 @dataclasses.dataclass
-class _Opened:
+class _OpenModels:
     """The ``models`` to score, each with its translation.
 
     ``problem``: why the incumbent is not among them ("": it is, or there is none). ``best``: for the record, without
@@ -167,7 +186,7 @@ class _Opened:
 
 
 @contextlib.contextmanager
-def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumbent: Any) -> Iterator[_Opened]:
+def _open_models(config: Config, store: Store, path: str, dataset: Artifact, incumbent: Any) -> Iterator[_OpenModels]:
     """Candidate, incumbent and the best of the versions before it, opened to score rows; the candidate uncalibrated.
 
     Collective: each rank opens all of them.
@@ -178,27 +197,29 @@ def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumben
     memory = int(config.publish.cache_mib * MIB)
     with contextlib.ExitStack() as stack:
 
-        def other(version: str) -> Any:
-            place = versions.version_path(config.model_name, version)
-            moved = translated(store, dataset.path, place, config.checkpoint.allow)
-            return stack.enter_context(open_version(store, place, memory)), moved
+        def open_other(version: str) -> Any:
+            path = versions.version_path(config.model_name, version)
+            translation = translated(store, dataset.path, path, config.checkpoint.allow)
+            return stack.enter_context(open_version(store, path, memory)), translation
 
         candidate = stack.enter_context(open_version(store, path, memory, calibrate=False))
-        opened = _Opened({"candidate": (candidate, None)})
+        opened = _OpenModels({"candidate": (candidate, None)})
         if incumbent:
             _require_sound(config, store, incumbent)
             try:
-                opened.models["incumbent"] = other(incumbent)
+                opened.models["incumbent"] = open_other(incumbent)
             except NotComparableError as error:
                 opened.problem = str(error)
             except OtherCodeError as error:  # what is installed would score as a model that never served
                 opened.problem = error.message
         if incumbent and config.gate.best_of_last > 1:
-            opened.best = _best(config, store, incumbent, other, opened.models)
+            opened.best = _open_best(config, store, incumbent, open_other, opened.models)
         yield opened
 
 
-def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], Any], models: dict[str, Any]) -> Best:
+def _open_best(
+    config: Config, store: Store, incumbent: str, open_model: Callable[[str], Any], models: dict[str, Any]
+) -> Best:
     """Put the best of the last versions under "best" of ``models``, where it is another one than the incumbent.
 
     One that is gone, damaged or cannot be scored is noted, and the next best is taken: no night fails by it.
@@ -218,7 +239,7 @@ def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], 
                 notes.append(f"{version}, which was better by its record, is gone")
                 continue
             require_sound(store, path)
-            models["best"] = opened(version)
+            models["best"] = open_model(version)
             return Best(version=version, notes=tuple(notes))
         except UnreachableError:
             raise
@@ -232,7 +253,7 @@ def _is_there(store: Store, path: str) -> bool:
     return store.find(path) is not None
 
 
-def _baseline(config: Config, store: Store, dataset: Artifact, test: Any) -> np.ndarray | None:
+def _score_baseline(config: Config, store: Store, dataset: Artifact, test: Any) -> np.ndarray | None:
     """Logits that a quick simple model, trained on the train rows, gives the rows of ``test``; None: not asked for."""
     from pipeline.evaluation.baseline import Baseline
     from pipeline.serving.scores import row_blocks
@@ -268,10 +289,10 @@ def _trained_logits(store: Store, evaluated: Artifact, split: Any) -> np.ndarray
     return np.concatenate([logits[group.first : group.first + group.rows] for group in split.groups])
 
 
-def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: dict[str, list[np.ndarray]]) -> Any:
+def _slice_columns(
+    config: Config, store: Store, dataset: Artifact, split: Any, codes: dict[str, list[np.ndarray]]
+) -> Any:
     """The columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their numbers."""
-    from pipeline.evaluation.compared import SliceColumn
-
     columns = {}
     for name in config.gate.slices:
         if name in codes:
@@ -312,7 +333,7 @@ def id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:
     return names
 
 
-def _young(dataset: Artifact) -> str | None:
+def _explain_young_labels(dataset: Artifact) -> str | None:
     """That clicks of the dataset's rows may still come, in words; None where its labels are final."""
     part = IngestPart.from_json(dataset.summary)
     if not part.labels_young:
@@ -323,9 +344,9 @@ def _young(dataset: Artifact) -> str | None:
     )
 
 
-def _former(config: Config, store: Store, incumbent: Any) -> Former | None:
+def _former_figures(config: Config, store: Store, incumbent: Any) -> Former | None:
     """What the gate found of the incumbent when it was published."""
-    from pipeline.evaluation.compared import former_figures
+    from pipeline.evaluation.gate.measure import former_figures
 
     if not incumbent:
         return None

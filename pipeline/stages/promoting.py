@@ -24,7 +24,7 @@ from pipeline.records.runs import Step
 from pipeline.records.serving import WEIGHTS, Description, TableLayout
 from pipeline.records.towers import Towers
 from pipeline.specs.model import MODELS
-from pipeline.stages.judging import WrittenModel, judged
+from pipeline.stages.judging import WrittenModel, judge_version
 from pipeline.store.artifacts import Draft, Store
 from pipeline.store.manifest import Artifact
 
@@ -145,7 +145,7 @@ def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact],
         shared = f"; tables and scores by {world_size()} ranks" if world_size() > 1 else ""
         log_on_rank0(log.info, "publish    writing version %s of model %s%s", name, model, shared)
         written = _write_model(config, store, inputs, draft)
-        record = judged(config, store, step, inputs, draft, written)
+        record = judge_version(config, store, step, inputs, draft, written)
         if record is None:
             return None
         record = dataclasses.replace(record, model=model, version=name)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pipeline.config import GateConfig
-from pipeline.evaluation import Scored, SliceColumn, evaluate, judge, measure
+from pipeline.evaluation import ScoredRows, SliceColumn, evaluate, judge, measure
 from pipeline.evaluation.bootstrap import block_of_rows, block_sums, poisson_weights, resample
-from pipeline.evaluation.check import not_worse
 from pipeline.evaluation.drift import calibration_by_prediction, kolmogorov_smirnov, population_stability
+from pipeline.evaluation.gate.wording import not_worse
 from pipeline.records import Best, Curve, Former, GateRecord, Interval
 from tests.records.made import gate_record
 
@@ -32,10 +32,10 @@ def noisy(rng, truth, spread: float):
     return (-1.2 + share * (seen + 1.2)).astype(np.float32)
 
 
-def judged(settings: GateConfig = SETTINGS, scored: Scored | None = None, **known):
+def judged(settings: GateConfig = SETTINGS, scored: ScoredRows | None = None, **known):
     if scored is None:
         rng, truth, labels, _ = world()
-        scored = Scored(labels=labels, candidate=noisy(rng, truth, 0.3), incumbent=noisy(rng, truth, 0.4))
+        scored = ScoredRows(labels=labels, candidate=noisy(rng, truth, 0.3), incumbent=noisy(rng, truth, 0.4))
     return judge(dataclasses.replace(measure(scored, settings), **known), settings)
 
 
@@ -74,7 +74,7 @@ LIMITED = {
 def test_a_figure_at_its_limit_passes_and_one_just_beyond_is_held(setting: str) -> None:
     rng, truth, labels, _ = world(rows=4000)
     good, bad = noisy(rng, truth, 0.3), noisy(rng, truth, 0.4)
-    scored = Scored(labels=labels, candidate=bad, incumbent=good, trained=good)
+    scored = ScoredRows(labels=labels, candidate=bad, incumbent=good, trained=good)
     name, figure = LIMITED[setting]
     coverage = {"a": 0.25, "b": 1.0}
     limit = figure(judged(SETTINGS, scored, coverage=coverage))
@@ -105,7 +105,7 @@ def test_a_rise_beside_the_best_or_in_a_slice_may_be_chance_where_its_interval_r
 
 def test_without_an_incumbent_only_absolute_questions_are_asked() -> None:
     rng, truth, labels, _ = world()
-    found = judged(scored=Scored(labels=labels, candidate=noisy(rng, truth, 0.3)))
+    found = judged(scored=ScoredRows(labels=labels, candidate=noisy(rng, truth, 0.3)))
     assert found.verdict == "PASS"
     assert (found.change, found.shift, found.incumbent) == (None, None, None)
 
@@ -113,7 +113,7 @@ def test_without_an_incumbent_only_absolute_questions_are_asked() -> None:
 def test_figures_are_those_of_evaluation() -> None:
     rng, truth, labels, _ = world()
     logits = noisy(rng, truth, 0.3)
-    found, exact = judged(scored=Scored(labels=labels, candidate=logits)), evaluate(labels, logits)
+    found, exact = judged(scored=ScoredRows(labels=labels, candidate=logits)), evaluate(labels, logits)
     for name in ("ne", "auc", "calibration"):
         assert getattr(found.candidate, name).point == pytest.approx(exact[name], rel=1e-12)
 
@@ -121,13 +121,13 @@ def test_figures_are_those_of_evaluation() -> None:
 def test_a_worse_candidate_is_held_and_so_is_one_of_which_the_rows_do_not_tell() -> None:
     rng, truth, labels, _ = world()
     good, bad = noisy(rng, truth, 0.3), noisy(rng, truth, 0.6)
-    found = judged(scored=Scored(labels=labels, candidate=bad, incumbent=good))
+    found = judged(scored=ScoredRows(labels=labels, candidate=bad, incumbent=good))
     assert found.verdict == "HOLD"
     assert "the incumbent's on the same rows" in found.reasons[0] and "gate.max_ne_increase" in found.reasons[0]
     few = slice(0, 60)
     settings = dataclasses.replace(SETTINGS, min_rows=10)
     barely = noisy(rng, truth, 0.32)
-    found = judged(settings, Scored(labels=labels[few], candidate=barely[few], incumbent=good[few]))
+    found = judged(settings, ScoredRows(labels=labels[few], candidate=barely[few], incumbent=good[few]))
     assert found.verdict == "HOLD" and "too few rows to tell" in found.reasons[0]
 
 
@@ -136,7 +136,7 @@ def test_a_night_with_corrupted_labels_is_held_and_the_reasons_name_calibration_
     """Train and test rows are spoilt alike, so the candidate fits them and beats the incumbent on them."""
     rng, truth, clean, _ = world()
     incumbent = noisy(rng, truth, 0.3)
-    yesterday = former(judged(scored=Scored(labels=clean, candidate=incumbent)))
+    yesterday = former(judged(scored=ScoredRows(labels=clean, candidate=incumbent)))
     if corruption == "mixed up":
         labels = rng.permutation(clean)
         candidate = np.full(N, np.log(clean.mean() / (1 - clean.mean())))
@@ -149,7 +149,7 @@ def test_a_night_with_corrupted_labels_is_held_and_the_reasons_name_calibration_
         p = 0.4 + 0.2 * p
         candidate = np.log(p / (1 - p))
     candidate = candidate + rng.normal(0, 1e-3, N)
-    found = judged(scored=Scored(labels=labels, candidate=candidate, incumbent=incumbent), former=yesterday)
+    found = judged(scored=ScoredRows(labels=labels, candidate=candidate, incumbent=incumbent), former=yesterday)
     assert found.verdict == "HOLD"
     assert found.change.ne.point < 0, "on these rows the candidate is the better one"
     assert any(reason.startswith("calibration") for reason in found.reasons)
@@ -158,7 +158,7 @@ def test_a_night_with_corrupted_labels_is_held_and_the_reasons_name_calibration_
 
 def test_a_model_off_by_a_factor_is_held_for_its_calibration() -> None:
     rng, truth, labels, _ = world()
-    found = judged(scored=Scored(labels=labels, candidate=noisy(rng, truth, 0.3) + 0.5))
+    found = judged(scored=ScoredRows(labels=labels, candidate=noisy(rng, truth, 0.3) + 0.5))
     assert len(found.reasons) == 1
     assert found.reasons[0].startswith("calibration is 1.29")
     assert "above the observed ones, beyond 10.0% (gate.max_calibration_error)" in found.reasons[0]
@@ -170,7 +170,7 @@ def test_slices_show_what_the_whole_hides() -> None:
     bad = np.where(country == 2, noisy(rng, truth, 1.5) + 0.8, good - 0.1)
     column = SliceColumn(codes=country, names={2: "de"})
     loose = dataclasses.replace(SETTINGS, max_ne_increase=None, max_calibration_error=None, max_psi=None)
-    found = judged(loose, Scored(labels=labels, candidate=bad, incumbent=good, slices={"country": column}))
+    found = judged(loose, ScoredRows(labels=labels, candidate=bad, incumbent=good, slices={"country": column}))
     assert found.verdict == "HOLD"
     assert all("country=de" in reason for reason in found.reasons)
     assert {each.value for each in found.slices} == {"0", "1", "de", "3"}
@@ -180,7 +180,7 @@ def test_small_values_of_a_slice_are_judged_together() -> None:
     rng, truth, labels, _ = world()
     codes = np.minimum(rng.geometric(0.3, N), 30)
     settings = dataclasses.replace(SETTINGS, slice_values=3)
-    scored = Scored(labels=labels, candidate=noisy(rng, truth, 0.3), slices={"c": SliceColumn(codes=codes)})
+    scored = ScoredRows(labels=labels, candidate=noisy(rng, truth, 0.3), slices={"c": SliceColumn(codes=codes)})
     found = measure(scored, settings)
     assert [each.value for each in found.slices] == ["1", "2", "3", "all others"]
     assert sum(each.rows for each in found.slices) == N
@@ -211,21 +211,21 @@ def test_predictions_that_are_not_finite_are_held_not_an_error() -> None:
     rng, truth, labels, _ = world()
     logits = noisy(rng, truth, 0.3)
     logits[:3] = np.nan
-    found = judged(scored=Scored(labels=labels, candidate=logits))
+    found = judged(scored=ScoredRows(labels=labels, candidate=logits))
     assert found.reasons == ("3 of the candidate's predictions are not finite",)
 
 
 def test_serving_that_scores_unlike_training_is_held() -> None:
     rng, truth, labels, _ = world()
     good, bad = noisy(rng, truth, 0.3), noisy(rng, truth, 0.5)
-    found = judged(scored=Scored(labels=labels, candidate=bad, trained=good))
+    found = judged(scored=ScoredRows(labels=labels, candidate=bad, trained=good))
     assert len(found.reasons) == 1 and "gate.max_serving_gap" in found.reasons[0]
 
 
 def test_a_forced_gate_passes_and_says_why_and_what_it_overrode() -> None:
     rng, truth, labels, _ = world()
     forced = dataclasses.replace(SETTINGS, force="launch day, traffic is new")
-    found = judged(forced, Scored(labels=labels, candidate=noisy(rng, truth, 0.3) + 0.5))
+    found = judged(forced, ScoredRows(labels=labels, candidate=noisy(rng, truth, 0.3) + 0.5))
     assert (found.verdict, found.forced) == ("PASS", "launch day, traffic is new")
     assert found.reasons[0] == "forced: launch day, traffic is new" and len(found.reasons) == 2
     assert judged(forced).forced is None, "a gate that passes anyway is not forced"
@@ -244,7 +244,7 @@ def test_a_question_is_not_asked_where_its_setting_is_null() -> None:
     rng, truth, labels, _ = world()
     names = [f.name for f in dataclasses.fields(GateConfig) if "float | None" in str(f.type)]
     off = dataclasses.replace(SETTINGS, **dict.fromkeys(names))
-    scored = Scored(labels=labels, candidate=-noisy(rng, truth, 0.3), incumbent=noisy(rng, truth, 0.3))
+    scored = ScoredRows(labels=labels, candidate=-noisy(rng, truth, 0.3), incumbent=noisy(rng, truth, 0.3))
     found = judged(off, scored, coverage={"a": 0.0}, former=dataclasses.replace(FORMER, coverage={"a": 1.0}))
     assert found.verdict == "PASS"
     assert [check.name for check in found.checks] == ["finite weights", "finite predictions", "rows"]
@@ -282,12 +282,12 @@ def test_calibration_by_prediction_leaves_chance_out() -> None:
     assert calibration_by_prediction(crossed)[0] == pytest.approx(1.29, abs=0.02)
 
 
-def moved(better: bool, rows: int = N) -> Scored:
+def moved(better: bool, rows: int = N) -> ScoredRows:
     """Predictions that lie far from the incumbent's: of one far better model, or of the same one made bolder."""
     rng, truth, labels, _ = world(rows=rows)
     poor = noisy(rng, truth, 3.0)
     bold = (poor + 1.2) * 1.6 - 1.2
-    return Scored(labels=labels, candidate=noisy(rng, truth, 0.2) if better else bold, incumbent=poor)
+    return ScoredRows(labels=labels, candidate=noisy(rng, truth, 0.2) if better else bold, incumbent=poor)
 
 
 def test_predictions_that_moved_only_warn_where_the_candidate_is_surely_better() -> None:
@@ -316,13 +316,13 @@ def test_rises_that_pass_one_by_one_do_not_add_up() -> None:
     wanted = rises[0] * 1.0015 ** np.arange(31)
     levels = [seen(spread) for spread in np.interp(wanted, rises, spreads)]
     alone = dataclasses.replace(SETTINGS, best_of_last=1)
-    pairs = [Scored(labels=labels, candidate=levels[n], incumbent=levels[n - 1]) for n in (1, 2, 15, 30)]
+    pairs = [ScoredRows(labels=labels, candidate=levels[n], incumbent=levels[n - 1]) for n in (1, 2, 15, 30)]
     assert all(judged(alone, each).verdict == "PASS" for each in pairs), "every night by itself is within the limit"
     assert evaluate(labels, levels[30])["ne"] / rises[0] > 1.04
     held = []
     for night in range(1, 6):
         best = levels[0] if night > 1 else None
-        scored = Scored(labels=labels, candidate=levels[night], incumbent=levels[night - 1], best=best)
+        scored = ScoredRows(labels=labels, candidate=levels[night], incumbent=levels[night - 1], best=best)
         record = measure(scored, SETTINGS)
         best = dataclasses.replace(record.best or Best(), version="v00001-aaaaaaaa")
         found = judge(dataclasses.replace(record, best=best), SETTINGS)
@@ -361,7 +361,9 @@ def test_a_first_model_that_knows_nothing_is_held_where_there_are_few_clicks() -
         simple = -4.5 + 0.7 * (truth + 4.5) + 0.32 * rng.standard_normal(12_000)
         untrained = -4.5 + 0.1 * (simple + 4.5)
         settings = GateConfig()
-        found = judge(measure(Scored(labels=clicks, candidate=untrained, baseline=simple), settings, night), settings)
+        found = judge(
+            measure(ScoredRows(labels=clicks, candidate=untrained, baseline=simple), settings, night), settings
+        )
         check = next(check for check in found.checks if check.setting == "gate.min_baseline_gain")
         held += not check.passed
     assert held == len(nights)
@@ -370,7 +372,7 @@ def test_a_first_model_that_knows_nothing_is_held_where_there_are_few_clicks() -
 def first_night(candidate_noise: float, baseline_noise: float, **changes):
     rng, truth, labels, _ = world()
     ours, theirs = noisy(rng, truth, candidate_noise), noisy(rng, truth, baseline_noise)
-    scored = Scored(labels=labels, candidate=ours, baseline=theirs)
+    scored = ScoredRows(labels=labels, candidate=ours, baseline=theirs)
     return judged(dataclasses.replace(SETTINGS, max_calibration_error=None, **changes), scored)
 
 
@@ -392,7 +394,7 @@ def test_a_first_model_that_is_somewhat_worse_than_a_simple_one_passes_with_a_wa
 
 def test_a_simple_model_that_learnt_nothing_asks_nothing() -> None:
     rng, truth, labels, _ = world()
-    scored = Scored(labels=labels, candidate=noisy(rng, truth, 3.0), baseline=rng.normal(-1.2, 0.5, N))
+    scored = ScoredRows(labels=labels, candidate=noisy(rng, truth, 3.0), baseline=rng.normal(-1.2, 0.5, N))
     found = judged(dataclasses.replace(SETTINGS, max_calibration_error=None), scored)
     assert found.baseline.ne.point > 1 and found.verdict == "PASS"
     assert any("is no better than the base rate" in each.words for each in found.checks)

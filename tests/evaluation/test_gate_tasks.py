@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config import GateConfig, TaskLimits
 from pipeline.errors import DataError
-from pipeline.evaluation import Scored, ScoredTask, SliceColumn, evaluate, judge, measure, reliability
+from pipeline.evaluation import ScoredRows, ScoredTask, SliceColumn, evaluate, judge, measure, reliability
 from pipeline.evaluation.bootstrap import block_sums, resample
 from pipeline.evaluation.metrics import evaluate_tasks
 from pipeline.records import GateRecord, TaskColumn
@@ -24,8 +24,8 @@ NOISE = RNG.normal(0, 1, ROWS).astype(np.float32)
 QUIET = {"max_psi": None, "max_ne_drift": None, "max_label_shift": None, "min_coverage": None, "slices": []}
 
 
-def scored(rare: np.ndarray, count: np.ndarray, **more: np.ndarray) -> Scored:
-    return Scored(
+def scored(rare: np.ndarray, count: np.ndarray, **more: np.ndarray) -> ScoredRows:
+    return ScoredRows(
         labels=CLICKED,
         candidate=TRUTH,
         incumbent=TRUTH,
@@ -149,7 +149,7 @@ def test_a_task_whose_labels_have_no_weight_has_no_figures_and_is_a_warning() ->
     tasks = (TaskColumn(name="rare", kind="binary"), TaskColumn(name="count", kind="count"))
     figures = evaluate_tasks(tasks, {"rare": few, "count": np.where(np.isnan(few), few, COUNT)}, logits, weights)
     assert [each.samples for each in figures.values()] == [0, 0]
-    one = Scored(
+    one = ScoredRows(
         labels=CLICKED,
         candidate=TRUTH,
         tasks={"rare": ScoredTask("binary", few, TRUTH, None, weights)},
@@ -166,7 +166,7 @@ def test_a_slice_whose_rows_have_no_weight_is_not_judged() -> None:
     weights = codes.astype(np.float32)
     settings = GateConfig(**{**QUIET, "slices": ["half"]})  # type: ignore[arg-type]
     record = measure(
-        Scored(
+        ScoredRows(
             labels=CLICKED,
             candidate=TRUTH,
             incumbent=TRUTH,

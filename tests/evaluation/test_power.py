@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pipeline.config import GateConfig
-from pipeline.evaluation import Scored, former_figures, judge, measure
-from pipeline.evaluation.power import Power
+from pipeline.evaluation import ScoredRows, former_figures, judge, measure
+from pipeline.evaluation.gate.power import Power
 
 SETTINGS = GateConfig(replicates=100, blocks=500)
 TRUTH, CENTRE, INCUMBENT = 1.3, -1.2, 0.3  # spread and mean of the true log odds; noise of the incumbent's
@@ -39,21 +39,21 @@ def noise_of(rise: float) -> float:
     return low
 
 
-def night(rng: np.random.Generator, rows: int, rise: float, shared: float) -> Scored:
+def night(rng: np.random.Generator, rows: int, rise: float, shared: float) -> ScoredRows:
     """Rows scored by the incumbent and a candidate that is worse by ``rise``; ``shared``: of their noise, 0 to 1."""
     truth = rng.normal(CENTRE, TRUTH, rows)
     labels = (rng.random(rows) < 1 / (1 + np.exp(-truth))).astype(np.float32)
     common, own, other = (rng.normal(0, 1, rows) for _ in range(3))
     noise = noise_of(rise) if rise else INCUMBENT
     theirs, ours = (np.sqrt(shared) * common + np.sqrt(1 - shared) * each for each in (own, other))
-    return Scored(
+    return ScoredRows(
         labels=labels,
         candidate=shrunk(truth + noise * ours, noise),
         incumbent=shrunk(truth + INCUMBENT * theirs, INCUMBENT),
     )
 
 
-def answer(scored: Scored, settings: GateConfig = SETTINGS) -> tuple[bool, str]:
+def answer(scored: ScoredRows, settings: GateConfig = SETTINGS) -> tuple[bool, str]:
     """Whether the question beside the incumbent passed, and its words."""
     (check,) = [each for each in judge(measure(scored, settings), settings).checks if each.name == QUESTION]
     return check.passed, check.words
@@ -73,8 +73,8 @@ def test_rows_that_suffice_are_told_of_no_others() -> None:
     assert power.rows_for(power.resolved) == 1000
     assert power.rows_for(power.resolved / 2) == 4000
     assert power.rows_for(power.resolved / 1.001) == 1100  # up to two digits
-    assert power.instead_of(power.bound) is None and power.instead_of(power.resolved) is None
-    assert power.instead_of(power.bound / 2) == 0.017  # 0.0168..., as it is typed
+    assert power.testable_limit(power.bound) is None and power.testable_limit(power.resolved) is None
+    assert power.testable_limit(power.bound / 2) == 0.017  # 0.0168..., as it is typed
     assert [power.rows_for(limit) for limit in (0.0, -0.1, float("nan"))] == [None] * 3
     assert dataclasses.replace(power, error=float("nan")).rows_for(0.01) is None
 
@@ -178,8 +178,8 @@ def test_nights_of_few_clicks_with_nothing_wrong_are_not_held_for_their_labels(r
     settings = dataclasses.replace(SETTINGS, replicates=60, max_ne_increase=None, min_rows=10)
     for _ in range(nights):
         days = [_few_clicks(rng, rows, clicks / rows) for _ in range(2)]
-        former = former_figures(judge(measure(Scored(labels=days[0][0], candidate=days[0][1]), settings), settings))
-        today = Scored(labels=days[1][0], candidate=days[1][1], incumbent=days[1][1])
+        former = former_figures(judge(measure(ScoredRows(labels=days[0][0], candidate=days[0][1]), settings), settings))
+        today = ScoredRows(labels=days[1][0], candidate=days[1][1], incumbent=days[1][1])
         found = judge(dataclasses.replace(measure(today, settings), former=former), settings)
         asked = ("gate.max_label_shift", "gate.max_ne_drift")
         held += any(each.setting in asked and not each.passed for each in found.checks)
@@ -196,10 +196,10 @@ def _few_clicks(rng: np.random.Generator, rows: int, rate: float) -> tuple[np.nd
 def test_clicks_that_are_lost_or_doubled_are_still_held(factor: float) -> None:
     rng = np.random.default_rng(8)
     (then, before), (labels, logits) = (_few_clicks(rng, 40_000, 0.02) for _ in range(2))
-    former = former_figures(judge(measure(Scored(labels=then, candidate=before), SETTINGS), SETTINGS))
+    former = former_figures(judge(measure(ScoredRows(labels=then, candidate=before), SETTINGS), SETTINGS))
     odds = 1 / (1 + np.exp(-logits))
     spoilt = (rng.random(len(labels)) < np.minimum(odds * factor, 1)).astype(np.float32)
-    measured = measure(Scored(labels=spoilt, candidate=logits, incumbent=logits), SETTINGS)
+    measured = measure(ScoredRows(labels=spoilt, candidate=logits, incumbent=logits), SETTINGS)
     found = judge(dataclasses.replace(measured, former=former), SETTINGS)
     reasons = [each.name for each in found.checks if not each.passed]
     assert "click rate" in reasons and "the labels are wrong" in " ".join(found.reasons)

@@ -48,7 +48,7 @@ class Publishing:
         inputs = {name: SimpleNamespace(**nothing) for name in names}
         with (
             mock.patch.object(stage, "_write_model", lambda *known: self.write(known[-1], reached)),
-            mock.patch.object(stage, "judged", lambda *known: self.judge(known[4].path, reached)),
+            mock.patch.object(stage, "judge_version", lambda *known: self.judge(known[4].path, reached)),
             mock.patch.object(stage, "write_report", lambda draft, record: self.report(draft, record, reached)),
             self.store.draft(RUN, kind="publish", key=self.key, config={}, inputs={}) as draft,
         ):

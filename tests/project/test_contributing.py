@@ -102,13 +102,13 @@ def run(package: Path, heading: str) -> str:
     return drive(package, [[*line, *smaller(line)] for line in WALKS[heading].commands])
 
 
-def drive(package: Path, commands: list[list[str]]) -> str:
-    """Run command lines with the copy of the package, in one process; their output."""
+def drive(package: Path, commands: list[list[str]], code: int = 0) -> str:
+    """Run command lines with the copy of the package, in one process; their output. Each ends with ``code``."""
     command = [sys.executable, "-c", DRIVER, json.dumps(commands)]
     environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=package, capture_output=True, text=True, timeout=PATIENCE, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ended with 0") == len(commands)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert done.stdout.count(f"ended with {code}") == len(commands)
     return done.stdout
 
 
@@ -135,7 +135,13 @@ def check_resumed_and_published(package: Path, name: str, ranks: int) -> Path:
 
 def test_a_walk_is_a_file_and_its_line_in_a_registry() -> None:
     homes = {registry.home for registry in vars(specs).values() if isinstance(registry, specs.Registry)}
-    assert list(WALKS) == ["Add a model", "Add a table optimizer", "Add an id mapping", "Add a stage"]
+    assert list(WALKS) == [
+        "Add a model",
+        "Add a table optimizer",
+        "Add an id mapping",
+        "Add a gate check",
+        "Add a stage",
+    ]
     for heading, walk in WALKS.items():
         (_, registry) = walk.files
         assert len(walk.files) == MOST_FILES and walk.commands, heading
@@ -154,8 +160,9 @@ def test_the_code_of_the_page_is_clean(package: Path) -> None:
 def test_the_added_choices_are_imported_and_their_commands_compose(package: Path) -> None:
     lines = [line for walk in WALKS.values() for line in walk.commands if line[0] == "run"]
     shown = drive(package, [[*line, "--cfg", "job"] for line in lines])
-    assert len(lines) == 6
+    assert len(lines) == 8
     chosen = ["name: concat_mlp", "hidden: 32", "sparse_optimizer: rmsprop", "mapping: frequency_hash", "- density"]
+    chosen += ["lift:", "least: 1.2", "least: 99"]
     assert [text for text in chosen if text not in shown] == []
 
 
@@ -183,6 +190,20 @@ def test_the_added_mapping_ingests_and_trains(package: Path) -> None:
     assert {each["mapping"] for each in transforms["sparse"].values()} == {"frequency_hash"}
     assert all(each["spread"] for each in transforms["sparse"].values())
     assert result(package, "ids")["train"]["steps"] > 5
+
+
+@pytest.mark.slow
+def test_the_added_check_passes_a_model_and_holds_it(package: Path) -> None:
+    """The gate is not forced here: other limits are wide, as of a short training."""
+    wide = ["gate.max_calibration_error=9", "gate.min_baseline_gain=null", "gate.min_coverage=0", "gate.max_ne=9"]
+    passing, held = ([*line, *smaller(line), *wide, "gate.force=null"] for line in WALKS["Add a gate check"].commands)
+    drive(package, [passing])
+    version = result(package, "lift")["model"]["version"]
+    gate = json.loads((package / "store/models/synthetic" / version / "gate.json").read_text())
+    assert gate["verdict"] == "PASS" and gate["checks"][-1]["words"].endswith("not below 1.2 (gate.lift.least)")
+    drive(package, [held], code=6)
+    (reason,) = result(package, "lift")["gate"]["reasons"]
+    assert reason.endswith("below 99 (gate.lift.least)")
 
 
 @pytest.mark.slow

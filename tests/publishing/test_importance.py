@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from pipeline.compose import compose
+from pipeline.config import GateConfig
 from pipeline.evaluation import evaluate
-from pipeline.evaluation.carried import QUESTION, ask_importance
+from pipeline.evaluation.gate.checks.importance import IMPORTANCE, NAME
 from pipeline.ingest.stage import ingest
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.records import Former, GateRecord, Importance, read
 from pipeline.report.gate import gate_markdown, gate_page
 from pipeline.serving.importance import importance, sampled
+from pipeline.specs import GateInputs
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 from tests.commands import nightjar
@@ -72,13 +74,13 @@ def asked(before: dict, now: dict):
 
     former = Former(ne=0.8, calibration=1.0, calibration_by_prediction=0.0, importance=known(before))
     record = GateRecord(**BARE, former=former, importance=known(now))
-    return record, list(ask_importance(record))
+    return record, list(IMPORTANCE.decide(GateInputs(record=record, settings=GateConfig())))
 
 
 def test_a_feature_that_no_longer_carries_is_named_first() -> None:
     before = {"a": 0.02, "b": 0.05, "c": 0.0005, "d": 0.004}
     _, (check,) = asked(before, {"a": 0.0, "b": 0.049, "c": 0.0, "d": 0.0001})
-    assert check.passed and check.warned and check.name == QUESTION
+    assert check.passed and check.warned and check.name == NAME
     assert "'a' +0.0000, was +0.0200; 'd' +0.0001, was +0.0040." in check.words
     _, (check,) = asked(before, {"a": 0.02, "b": 0.05, "c": 0.04, "d": 0.004})
     assert check.warned and ": 'c' +0.0400, was +0.0005." in check.words
@@ -89,7 +91,7 @@ def test_what_chance_explains_is_no_finding() -> None:
     _, (check,) = asked(before, {"a": 0.018, "b": 0.0})
     assert check.passed and not check.warned and "most of all 'a'" in check.words
     record = GateRecord(**BARE)
-    assert list(ask_importance(record)) == []
+    assert list(IMPORTANCE.decide(GateInputs(record=record, settings=GateConfig()))) == []
 
 
 @pytest.mark.slow
@@ -118,7 +120,7 @@ def test_a_feature_that_is_constant_from_a_day_on_is_first_on_that_nights_page(t
     done = nightjar("run", *settings, f"data.path={tmp_path}/tue.tsv", "run=tue", *warm)
     assert done.returncode in (0, 6), done.stdout + done.stderr
     found = record_of(store, "tue")
-    (check,) = (check for check in found.checks if check.name == QUESTION)
+    (check,) = (check for check in found.checks if check.name == NAME)
     assert check.warned and f": '{broken}' +0.0000" in check.words
     assert any(broken in words for words in found.warnings)
     text = gate_markdown(found)

@@ -12,7 +12,7 @@ from pipeline.ingest.stage import ingest
 from pipeline.publishing.versions import version_path
 from pipeline.records import Best
 from pipeline.serving.incumbent_features import NotComparableError
-from pipeline.stages.judging import _baseline, _best
+from pipeline.stages.judging import _open_best, _score_baseline
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 from tests.publishing.made import config
@@ -34,7 +34,7 @@ def best(store: Store, opened=lambda version: version, **gate) -> tuple[Best, di
     settings = config(model="m")
     settings = dataclasses.replace(settings, gate=dataclasses.replace(settings.gate, **gate))
     models: dict = {}
-    return _best(settings, store, V[4], opened, models), models
+    return _open_best(settings, store, V[4], opened, models), models
 
 
 def test_the_best_of_the_last_versions_is_scored_too(store: Store) -> None:
@@ -79,9 +79,9 @@ def test_a_simple_model_learns_from_the_train_rows_and_scores_the_held_out_ones(
     with made.draft("datasets/d", kind="dataset", key="d", config={}, inputs={}) as draft:
         dataset = draft.commit(ingest(settings.data, settings.ingest, settings.seed, draft))
     test = SplitReader(made, dataset, "test")
-    logits = _baseline(settings, made, dataset, test)
+    logits = _score_baseline(settings, made, dataset, test)
     figures = evaluate(test.column("label"), logits, test.true_probability())
     assert (1 - figures["ne"]) / (1 - figures["bayes_ne"]) > 0.6 and abs(figures["calibration"] - 1) < 0.1
-    assert np.array_equal(logits, _baseline(settings, made, dataset, test)), "the same bits each time"
+    assert np.array_equal(logits, _score_baseline(settings, made, dataset, test)), "the same bits each time"
     off = dataclasses.replace(settings, gate=dataclasses.replace(settings.gate, min_baseline_gain=None))
-    assert _baseline(off, made, dataset, test) is None
+    assert _score_baseline(off, made, dataset, test) is None

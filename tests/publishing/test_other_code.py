@@ -113,6 +113,6 @@ def test_an_incumbent_of_other_code_holds_the_night(tmp_path: Path, monkeypatch:
     settings.gate.best_of_last = 1
     with store.draft("datasets/d", kind="dataset", key="d", config={}, inputs={}) as draft:
         dataset = draft.commit({})
-    with judging._opened(settings, store, "candidate", dataset, V[4]) as found:
+    with judging._open_models(settings, store, "candidate", dataset, V[4]) as found:
         assert [*found.models] == ["candidate"]
         assert found.problem.endswith("was made by own 0.1.0")

@@ -20,7 +20,7 @@ from torch.nn import functional
 from pipeline.compose import to_yaml
 from pipeline.config import DenseFeature, HardwareConfig
 from pipeline.errors import ArtifactError
-from pipeline.evaluation.compared import units_in_the_last_place
+from pipeline.evaluation.gate.measure import units_in_the_last_place
 from pipeline.publishing.dense import CONFIG, write_dense
 from pipeline.publishing.program import PROGRAM, read_program, write_program
 from pipeline.publishing.served import NEEDED, SERVING, ServedModel, local_version

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
-from pipeline.records.gate import Interval, RowsPower
+from pipeline.config.gate import GateConfig
+from pipeline.records.gate import Figures, GateRecord, Interval, RowsPower
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Power:
     @property
     def quantile(self) -> float:
         """Standard errors between an estimate and its bound."""
-        return NormalDist().inv_cdf(self.power)
+        return normal_quantile(self.power)
 
     @property
     def bound(self) -> float:
@@ -62,7 +62,7 @@ class Power:
         """Whether the rows show a rise, and one beyond ``limit``."""
         return self.change > limit and self.change > self.quantile * self.error
 
-    def instead_of(self, limit: float) -> float | None:
+    def testable_limit(self, limit: float) -> float | None:
         """The smallest limit that these rows can test, where they are too few for ``limit``; None where they are not.
 
         Rounded up to two digits, as a setting is typed.
@@ -82,13 +82,26 @@ class Power:
             bound=self.bound,
             resolved=self.resolved,
             rows_needed=self.rows_for(limit),
-            instead=self.instead_of(limit),
+            instead=self.testable_limit(limit),
         )
+
+
+def power_of(record: GateRecord, change: Figures, settings: GateConfig) -> Power:
+    """Return what the rows of ``record`` tell of its ``change`` of NE."""
+    return Power(record.rows, change.ne.point, error_of(change.ne, record.confidence), settings.power)
+
+
+def normal_quantile(probability: float) -> float:
+    """Return the quantile of the standard normal distribution."""
+    # Composing a configuration imports the checks: module statistics takes longer than all of them.
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf(probability)
 
 
 def quantile_of(confidence: float) -> float:
     """Standard errors between an estimate and either end of its interval."""
-    return NormalDist().inv_cdf((1 + confidence) / 2)
+    return normal_quantile((1 + confidence) / 2)
 
 
 def error_of(interval: Interval, confidence: float) -> float:

@@ -1,0 +1,139 @@
+"""Checks of the candidate beside other models: the incumbent, the best of the last versions, a simple model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.config.gate import GateConfig
+from pipeline.evaluation.gate.power import Power, power_of
+from pipeline.evaluation.gate.wording import not_worse, percent, place
+from pipeline.records.gate import Check, Figures, Shift
+from pipeline.specs.gate_check import GateCheck, GateInputs
+
+TOO_FEW = "too few rows to tell"
+
+
+class Incumbent(GateCheck):
+    """``max_ne_increase`` and ``max_psi``, on the same rows."""
+
+    name = "incumbent"
+
+    def decide(self, inputs: GateInputs) -> Iterator[Check]:
+        """An answer on NE and one on the predictions."""
+        record = inputs.record
+        settings: GateConfig = inputs.settings
+        if record.candidate is None or record.incumbent is None or record.change is None:
+            return
+        if settings.max_ne_increase is not None:
+            power = power_of(record, record.change, settings)
+            yield self._check_ne(power, record.candidate, record.incumbent, record.change, settings.max_ne_increase)
+        if settings.max_psi is not None and record.shift is not None:
+            yield self._check_shift(record.shift, settings.max_psi, better=record.change.ne.high < 0)
+
+    def _check_ne(self, power: Power, candidate: Figures, incumbent: Figures, change: Figures, limit: float) -> Check:
+        passed = power.bound <= limit  # not true of NaN
+        words = (
+            f"NE is {candidate.ne.point:.4f}, the incumbent's on the same rows {incumbent.ne.point:.4f}: "
+            f"{percent(change.ne)}, {_explain(power, limit, passed)} (gate.max_ne_increase)"
+        )
+        return Check("NE against the incumbent", "gate.max_ne_increase", passed, words)
+
+    def _check_shift(self, shift: Shift, limit: float, *, better: bool) -> Check:
+        # A model that learnt more spreads its predictions: where it is surely better, that is why they moved.
+        within = shift.psi <= limit
+        words = (
+            f"predictions moved from the incumbent's by KS {shift.ks:.3f}, PSI {shift.psi:.3f}, "
+            f"{'within' if within else 'above'} {limit:g} (gate.max_psi)"
+        )
+        warned = not within and better
+        if warned:
+            words += "; NE is clearly better, so this is only a warning"
+        return Check("prediction shift", "gate.max_psi", within or better, words, warned)
+
+
+def _explain(power: Power, limit: float, passed: bool) -> str:
+    if passed:
+        return f"at most {power.bound:+.2%} with {power.power:.0%} confidence, within {limit:+.2%}"
+    if power.surely_above(limit):
+        return f"a rise with at least {power.power:.0%} confidence, beyond {limit:+.2%}"
+    testable = power.testable_limit(limit)
+    if testable is not None:
+        return (
+            f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out with {power.power:.0%} confidence, "
+            f"the limit is {limit:+.2%}; use "
+            f"about {power.rows_for(limit):,} test rows, or a limit that {power.rows:,} rows can resolve: "
+            f"{testable:g}"
+        )
+    return f"possibly as much as {power.bound:+.2%}, beyond {limit:+.2%}"
+
+
+class Best(GateCheck):
+    """``best_of_last``: small rises that pass night by night must not add up."""
+
+    name = "best"
+
+    def decide(self, inputs: GateInputs) -> Iterator[Check]:
+        """One answer; it warns of versions that were better by their records and could not be scored."""
+        settings: GateConfig = inputs.settings
+        limit, best, candidate = settings.max_ne_increase, inputs.record.best, inputs.record.candidate
+        if limit is None or settings.best_of_last == 1 or best is None or candidate is None:
+            return
+        name, setting = f"NE against the best of the last {settings.best_of_last} versions", "gate.best_of_last"
+        notes = list(best.notes)
+        if best.predictions_not_finite:
+            notes.append(f"{best.predictions_not_finite:,} of the predictions of {best.version} are not finite")
+        if best.ne is None or best.change is None:
+            words = "by their records the incumbent is the best of them"
+            if notes:
+                words = "; ".join([*notes, "no version before the incumbent was compared"])
+            yield Check(name, setting, True, f"{words} (gate.best_of_last)", warned=bool(notes))
+            return
+        passed = not_worse(best.change, limit)
+        words = (
+            f"NE is {candidate.ne.point:.4f}, that of {best.version} on the same rows {best.ne.point:.4f}: "
+            f"{percent(best.change)}, {place(best.change.point, limit, passed)} {limit:+.2%} (gate.max_ne_increase)"
+        )
+        if not passed:
+            words += ": small rises that each passed have added up, and that version is better"
+        yield Check(name, setting, passed, "; ".join([words, *notes]), warned=passed and bool(notes))
+
+
+class Baseline(GateCheck):
+    """``min_baseline_gain``: a first model beside a logistic regression that learnt from the same rows in seconds.
+
+    A model is held where it surely misses its share of that gain, and warned of where it is surely worse.
+    """
+
+    name = "baseline"
+
+    def decide(self, inputs: GateInputs) -> Iterator[Check]:
+        """One answer; none where there is an incumbent, beside which no simple model is trained."""
+        name, setting = "gain beside a simple model", "gate.min_baseline_gain"
+        least, simple = inputs.settings.min_baseline_gain, inputs.record.baseline
+        candidate = inputs.record.candidate
+        if least is None or simple is None or candidate is None:
+            return
+        ne, change, gain, spare = simple.ne, simple.change, simple.gain, simple.spare
+        if ne is None or change is None or gain is None or spare is None:
+            return
+        words = (
+            f"NE is {candidate.ne.point:.4f}, that of a logistic regression on the same rows {ne.point:.4f}: "
+            f"{percent(change)}"
+        )
+        if ne.high >= 1:
+            # Its gain, 1 - NE, may be nothing at all, and any model has a share of nothing.
+            words += f"; the simple model is no better than the base rate, so this check does not apply ({setting})"
+            yield Check(name, setting, True, words)
+            return
+        passed = spare.high >= 0
+        worse = change.low > 0
+        verdict = f"not surely below the {least:.0%} that are asked for" if passed else f"below {least:.0%}"
+        words += f"; {gain.point:.0%} of its gain, {verdict} ({setting})"
+        if not passed:
+            words += ": the model has not learnt what a simple one learns in one pass; train.epochs=3 trains it longer"
+        elif worse:
+            words += "; a simple model is clearly better: more steps (train.epochs) may help"
+        yield Check(name, setting, passed, words, warned=passed and worse)
+
+
+INCUMBENT, BEST, BASELINE = Incumbent(), Best(), Baseline()

@@ -1,0 +1,75 @@
+"""Checks of what would be served: does it score as it was trained, and do trained rows serve today's lookups?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pipeline.config.gate import GateConfig
+from pipeline.evaluation.gate.wording import WHEN
+from pipeline.records.gate import Check
+from pipeline.specs.gate_check import GateCheck, GateInputs
+
+
+class Serving(GateCheck):
+    """``max_serving_gap``: tables in few bits and the exported program score as what was trained."""
+
+    name = "serving"
+
+    def decide(self, inputs: GateInputs) -> Iterator[Check]:
+        """One answer; none where the evaluation of the training kept no logits."""
+        candidate, serving, limit = inputs.record.candidate, inputs.record.serving, inputs.settings.max_serving_gap
+        if candidate is None or serving is None or limit is None:
+            return
+        passed = serving.gap <= limit
+        words = (
+            f"NE as served is {candidate.ne.point:.5f}, as trained {serving.trained_ne:.5f}: "
+            f"{serving.gap:+.3%}, {'within' if passed else 'beyond'} +{limit:.2%} (gate.max_serving_gap)"
+        )
+        yield Check("serving", "gate.max_serving_gap", passed, words)
+
+
+class Coverage(GateCheck):
+    """``min_coverage`` and ``max_coverage_drop``: the share of lookups that find a trained row.
+
+    All others are looked up in the row of unseen ids: the model knows nothing of them.
+    """
+
+    name = "coverage"
+    needs_figures = False
+
+    def decide(self, inputs: GateInputs) -> Iterator[Check]:
+        """An answer on the mean of all features, and one on the feature that fell most since the incumbent's night."""
+        record = inputs.record
+        settings: GateConfig = inputs.settings
+        if not record.coverage:
+            return
+        if settings.min_coverage is not None:
+            yield self._check_mean(record.coverage, settings.min_coverage)
+        if settings.max_coverage_drop is not None and record.former is not None:
+            yield from self._check_drop(record.coverage, record.former.coverage, settings.max_coverage_drop)
+
+    def _check_mean(self, coverage: Mapping[str, float], least: float) -> Check:
+        mean = sum(coverage.values()) / len(coverage)
+        passed = mean >= least
+        lowest = min(coverage, key=lambda name: coverage[name])
+        words = (
+            f"trained rows serve {mean:.1%} of a feature's lookups on average, "
+            f"{'not ' if passed else ''}below {least:.0%} (gate.min_coverage); lowest is feature "
+            f"{lowest!r} with {coverage[lowest]:.1%}"
+        )
+        return Check("coverage of ids", "gate.min_coverage", passed, words)
+
+    def _check_drop(self, coverage: Mapping[str, float], before: Mapping[str, float], limit: float) -> Iterator[Check]:
+        drops = {name: before[name] - share for name, share in coverage.items() if name in before}
+        if not drops:
+            return
+        worst = max(drops, key=lambda name: drops[name])
+        passed = drops[worst] <= limit
+        words = (
+            f"coverage of feature {worst!r} is {coverage[worst]:.1%}, with the incumbent {before[worst]:.1%} {WHEN}: "
+            f"{'within' if passed else 'beyond'} {limit:.0%} (gate.max_coverage_drop)"
+        )
+        yield Check("coverage against former days", "gate.max_coverage_drop", passed, words)
+
+
+SERVING, COVERAGE = Serving(), Coverage()

@@ -1,0 +1,110 @@
+"""The gate: PASS or HOLD for a candidate, with reasons in words and numbers.
+
+``measure.py`` takes the figures, and each check decides one question of them (``checks/``, ``specs/gate_check.py``).
+Most limits are settings of group ``gate``; null switches a check off. docs/gate.md says how to read the answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipeline.config.gate import GateConfig
+from pipeline.evaluation.gate.power import power_of
+from pipeline.records.gate import HOLD, PASS, Check, GateRecord
+from pipeline.specs.gate_check import GATE_CHECKS, GateCheck, GateInputs, ScoredRows
+from pipeline.specs.registry import BUILT_IN
+
+AGE = "age of the labels"
+# How the names of checks of calibration begin, of all rows and of a slice.
+CALIBRATION = ("calibration", "slice: calibration")
+
+log = logging.getLogger(__name__)
+
+
+def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = None) -> GateRecord:
+    """Ask every check, and decide.
+
+    Args:
+        record: The figures of ``measure``, with what publishing knows: ``weights_not_finite``, ``coverage``, ``former``
+            (``former_figures`` of the incumbent), ``not_comparable``, and of ``best`` its ``version`` and ``notes``.
+        settings: Group ``gate``.
+        rows: The rows of those figures, for checks that measure something of their own.
+
+    Returns:
+        ``record`` with checks, verdict, reasons and warnings. A HOLD becomes a PASS by ``settings.force``, which is
+        recorded under ``forced``, unless a check holds the model that no reason overrides.
+    """
+    built_in = [check for check in GATE_CHECKS if GATE_CHECKS.origin(check.name) == BUILT_IN]
+    # By name, as the order in which packages are found depends on the machine.
+    added = sorted((check for check in GATE_CHECKS if check not in built_in), key=lambda check: check.name)
+    answers: list[Check] = []
+    can_be_forced = True
+    for check in built_in:
+        answered = _ask(check, record, settings, rows)
+        answers += answered
+        can_be_forced &= check.can_be_forced or _all_passed(answered)
+    if record.young_labels:
+        young = Check(AGE, "data.label.window_days", True, record.young_labels, warned=True)
+        answers = [young, *(_excuse_calibration(answer) for answer in answers)]
+    for check in added:
+        answered = _ask_added(check, record, settings, rows)
+        answers += answered
+        can_be_forced &= check.can_be_forced or _all_passed(answered)
+
+    reasons = tuple(answer.words for answer in answers if not answer.passed)
+    power = None
+    if record.change is not None and settings.max_ne_increase is not None:
+        power = power_of(record, record.change, settings).record(settings.max_ne_increase)
+    judged = replace(
+        record,
+        verdict=HOLD if reasons else PASS,
+        reasons=reasons,
+        checks=tuple(answers),
+        power=power,
+        warnings=tuple(answer.words for answer in answers if answer.warned),
+    )
+    if reasons and settings.force and can_be_forced:
+        judged = replace(judged, verdict=PASS, forced=settings.force, reasons=(f"forced: {settings.force}", *reasons))
+    return judged
+
+
+def _all_passed(answers: Sequence[Check]) -> bool:
+    return all(answer.passed for answer in answers)
+
+
+def _ask(check: GateCheck, record: GateRecord, settings: GateConfig, rows: ScoredRows | None) -> list[Check]:
+    if check.needs_figures and record.candidate is None:
+        return []
+    options = None
+    if check.settings is not None:
+        # Settings that were made in a program, not composed, lack those of checks: they have their defaults.
+        options = getattr(settings, check.name, None) or check.settings()
+    measured = None if rows is None else check.measure(rows, options)
+    return list(check.decide(GateInputs(record=record, settings=settings, options=options, measured=measured)))
+
+
+def _ask_added(check: GateCheck, record: GateRecord, settings: GateConfig, rows: ScoredRows | None) -> list[Check]:
+    """Ask a check of a package. What goes wrong in it holds the model: an error is not a pass."""
+    answers = []
+    try:
+        for answer in _ask(check, record, settings, rows):
+            if not isinstance(answer, Check):
+                raise TypeError(f"it answered {answer!r}, expected a Check")
+            # NumPy's booleans, which comparisons of its numbers give, are not JSON.
+            answers.append(replace(answer, passed=bool(answer.passed), warned=bool(answer.warned)))
+    except Exception as error:
+        package = GATE_CHECKS.package(check.name)
+        whose = f" of package {package}" if package else ""
+        words = f"gate check {check.name!r}{whose} failed: {type(error).__name__}: {error}"
+        log.warning("gate       %s", words, exc_info=error)
+        return [Check(check.name, "", False, words)]
+    return answers
+
+
+def _excuse_calibration(answer: Check) -> Check:
+    # Clicks that are still to come may explain that predicted clicks exceed the observed ones.
+    if answer.passed or not answer.name.startswith(CALIBRATION):
+        return answer
+    return replace(answer, passed=True, warned=True, words=f"{answer.words}; not held for, as clicks may still come")

@@ -1,0 +1,331 @@
+"""What the gate measures: figures of candidate and incumbent on the same rows, overall and by slice, as a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config.gate import GateConfig
+from pipeline.evaluation.bootstrap import (
+    FIGURES,
+    Resampled,
+    block_of_rows,
+    block_sums,
+    difference,
+    poisson_weights,
+    ratio,
+    resample,
+)
+from pipeline.evaluation.drift import (
+    calibration_by_prediction,
+    histogram,
+    kolmogorov_smirnov,
+    population_stability,
+)
+from pipeline.evaluation.gate.power import error_of
+from pipeline.evaluation.metrics import check_labels, evaluate, known_rows, reliability, sigmoid
+from pipeline.records.gate import (
+    Beside,
+    Best,
+    Figures,
+    Former,
+    GateRecord,
+    ModelFigures,
+    Serving,
+    Shift,
+    Slice,
+    TaskComparison,
+)
+from pipeline.specs.gate_check import ScoredRows, ScoredTask
+from pipeline.specs.label_kind import LABEL_KINDS
+
+OTHERS = "all others"
+Floats = NDArray[np.floating]
+
+
+def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateRecord:
+    """Measure the figures of ``gate.json``, without a verdict.
+
+    Args:
+        scored: Labels and logits. Where a logit of candidate or incumbent is not finite, the record says how many are
+            not, and has no figures.
+        settings: Group ``gate``: confidence, replicates and blocks of the bootstrap, sizes of slices.
+        seed: Of the bootstrap's draws.
+
+    Raises:
+        DataError: The labels allow no figures.
+    """
+    clicked = check_labels(scored.labels)
+    record = GateRecord(
+        rows=len(clicked),
+        clicks=int(clicked.sum()),
+        click_rate=float(clicked.mean()),
+        confidence=settings.confidence,
+        predictions_not_finite=_count_not_finite(scored),
+    )
+    if any(record.predictions_not_finite.values()):
+        return record
+    bootstrap = _Bootstrap(scored, clicked, settings, seed)
+    slices = list(_largest_slices(scored, settings))
+    tasks = {}
+    for name, task in scored.tasks.items():
+        tasks[name] = _measure_task(task, settings, seed)
+    return replace(
+        record,
+        **_measure_all_rows(scored, bootstrap, settings),
+        slices=tuple(_measure_slice(scored, each, bootstrap, settings.confidence, len(slices)) for each in slices),
+        tasks=tasks or None,
+    )
+
+
+def former_figures(record: GateRecord) -> Former | None:
+    """Return what a version's own gate record says of it, with standard errors; None where it has no figures."""
+    figures, confidence = record.candidate, record.confidence
+    if figures is None:
+        return None
+    return Former(
+        ne=figures.ne.point,
+        ne_error=error_of(figures.ne, confidence),
+        calibration=figures.calibration.point,
+        calibration_error=error_of(figures.calibration, confidence),
+        calibration_by_prediction=figures.calibration_by_prediction,
+        calibration_by_prediction_error=figures.calibration_by_prediction_error,
+        click_rate=record.click_rate,
+        coverage=record.coverage,
+        importance=record.importance,
+    )
+
+
+def _count_not_finite(scored: ScoredRows) -> dict[str, int]:
+    counts = {name: int((~np.isfinite(logits)).sum()) for name, logits in _models(scored).items()}
+    for task in scored.tasks.values():
+        counts["candidate"] += int((~np.isfinite(task.candidate)).sum())
+        if task.incumbent is not None:
+            counts["incumbent"] += int((~np.isfinite(task.incumbent)).sum())
+    return counts
+
+
+def _models(scored: ScoredRows) -> dict[str, Floats]:
+    models = {"candidate": scored.candidate}
+    if scored.incumbent is not None:
+        models["incumbent"] = scored.incumbent
+    return models
+
+
+class _Bootstrap:
+    """The draws of blocks that all models and slices share, so that their differences are paired."""
+
+    def __init__(self, scored: ScoredRows, clicked: NDArray[np.bool_], settings: GateConfig, seed: int) -> None:
+        self.clicked = clicked
+        self.row_weights = None if scored.weights is None else scored.weights.astype(np.float64)
+        self.draws = poisson_weights(settings.replicates, min(settings.blocks, len(clicked)), seed)
+        self.blocks = block_of_rows(len(clicked), self.draws.shape[1])
+
+    def resample(self, logits: Floats, rows: NDArray[np.int64] | None = None) -> dict[str, Resampled]:
+        """NE, AUC and calibration of a model; ``rows``: of these alone, which stay in their blocks."""
+        clicked, blocks, row_weights = self.clicked, self.blocks, self.row_weights
+        if rows is not None:
+            clicked, blocks, logits = clicked[rows], blocks[rows], logits[rows]
+            row_weights = None if row_weights is None else row_weights[rows]
+        return resample(block_sums(clicked, logits, blocks, self.draws.shape[1], row_weights), self.draws)
+
+
+def _measure_all_rows(scored: ScoredRows, bootstrap: _Bootstrap, settings: GateConfig) -> dict[str, Any]:
+    confidence = settings.confidence
+    models = _models(scored)
+    candidate = bootstrap.resample(scored.candidate)
+    figures: dict[str, Any] = {
+        "candidate": _model_figures(scored, scored.candidate, candidate, confidence),
+        "histogram": histogram(models),
+        "serving": _compare_with_trained(scored, candidate["ne"].point),
+    }
+    if scored.incumbent is not None:
+        incumbent = bootstrap.resample(scored.incumbent)
+        figures["incumbent"] = _model_figures(scored, scored.incumbent, incumbent, confidence)
+        figures["change"] = _change(candidate, incumbent, confidence)
+        figures["shift"] = Shift(
+            psi=population_stability(scored.incumbent, scored.candidate),
+            ks=kolmogorov_smirnov(scored.incumbent, scored.candidate),
+        )
+    if scored.best is not None:
+        figures["best"] = Best(**_compare_ne(candidate["ne"], scored.best, bootstrap, settings))
+    if scored.baseline is not None:
+        figures["baseline"] = Beside(**_compare_ne(candidate["ne"], scored.baseline, bootstrap, settings))
+    curves = {}
+    for name, logits in models.items():
+        curves[name] = reliability(scored.labels, logits, weights=scored.weights)
+    if scored.uncalibrated is not None:
+        curves["uncalibrated"] = reliability(scored.labels, scored.uncalibrated, weights=scored.weights)
+        if scored.calibrated is not None:
+            before = _intervals(bootstrap.resample(scored.uncalibrated), confidence)
+            figures["calibrated"] = replace(scored.calibrated, before=Figures(**before))
+    figures["reliability"] = curves
+    return figures
+
+
+def _intervals(drawn: dict[str, Resampled], confidence: float, tests: int = 1) -> dict[str, Any]:
+    return {name: drawn[name].interval(confidence, tests) for name in FIGURES}
+
+
+def _model_figures(scored: ScoredRows, logits: Floats, drawn: dict[str, Resampled], confidence: float) -> ModelFigures:
+    off, error = calibration_by_prediction(reliability(scored.labels, logits, bins=10, weights=scored.weights))
+    return ModelFigures(
+        **_intervals(drawn, confidence), calibration_by_prediction=off, calibration_by_prediction_error=error
+    )
+
+
+def _change(
+    candidate: dict[str, Resampled], incumbent: dict[str, Resampled], confidence: float, tests: int = 1
+) -> Figures:
+    # NE as a share: its size differs from day to day with the click rate. AUC and calibration as differences.
+    return Figures(
+        ne=ratio(candidate["ne"], incumbent["ne"]).interval(confidence, tests),
+        auc=difference(candidate["auc"], incumbent["auc"]).interval(confidence, tests),
+        calibration=difference(candidate["calibration"], incumbent["calibration"]).interval(confidence, tests),
+    )
+
+
+def _compare_with_trained(scored: ScoredRows, served_ne: float) -> Serving | None:
+    if scored.trained is None:
+        return None
+    trained_ne = evaluate(scored.labels, scored.trained, weights=scored.weights)["ne"]
+    served = scored.candidate
+    if scored.uncalibrated is not None:
+        # Training has no calibrator, so the program is compared without it.
+        served = scored.uncalibrated
+        served_ne = evaluate(scored.labels, served, weights=scored.weights)["ne"]
+    return Serving(
+        trained_ne=trained_ne,
+        gap=served_ne / trained_ne - 1,
+        largest_difference=float(np.abs(sigmoid(scored.trained) - sigmoid(served)).max()),
+        ulps=units_in_the_last_place(scored.trained, served),
+    )
+
+
+def units_in_the_last_place(trained: Floats, served: Floats) -> float:
+    """Return the largest difference of two models' logits [n] in units in the last place of float32.
+
+    A unit is 2**-23 of a logit's size. A logit is a sum of terms of about 1, so the unit of one near 0 is that of 1.
+    """
+    size = np.maximum(np.abs(trained.astype(np.float64)), 1.0)
+    return float((np.abs(trained.astype(np.float64) - served) / (size * np.finfo(np.float32).eps)).max(initial=0.0))
+
+
+def _compare_ne(candidate: Resampled, logits: Floats, bootstrap: _Bootstrap, settings: GateConfig) -> dict[str, Any]:
+    """The fields of ``Beside``: the candidate's NE beside that of another model with ``logits`` for the same rows."""
+    not_finite = int((~np.isfinite(logits)).sum())
+    if not_finite:
+        return {"predictions_not_finite": not_finite}
+    other = bootstrap.resample(logits)["ne"]
+    gain = Resampled((1 - candidate.point) / (1 - other.point), (1 - candidate.replicates) / (1 - other.replicates))
+    # By how much the candidate's gain is above the share asked for. A difference, for where the other's gain is small
+    # a quotient has no bounds.
+    share = settings.min_baseline_gain or 0.0
+    spare = Resampled(
+        (1 - candidate.point) - share * (1 - other.point),
+        (1 - candidate.replicates) - share * (1 - other.replicates),
+    )
+    drawn = {"ne": other, "change": ratio(candidate, other), "gain": gain, "spare": spare}
+    return {name: figure.interval(settings.confidence) for name, figure in drawn.items()}
+
+
+@dataclass(frozen=True)
+class _SliceRows:
+    column: str
+    value: str
+    rows: NDArray[np.int64]
+    clicks: int
+
+
+def _largest_slices(scored: ScoredRows, settings: GateConfig) -> Iterator[_SliceRows]:
+    """The largest values of each sliced column, and its other values together, where either class has enough rows."""
+    for name, column in scored.slices.items():
+        values, counts = np.unique(column.codes, return_counts=True)
+        largest = values[np.argsort(-counts, kind="stable")][: settings.slice_values]
+        groups = []
+        for value in largest:
+            groups.append((column.names.get(int(value), str(int(value))), np.flatnonzero(column.codes == value)))
+        if len(values) > len(largest):
+            groups.append((OTHERS, np.flatnonzero(~np.isin(column.codes, largest))))
+        for value, rows in groups:
+            counted = rows if scored.weights is None else rows[scored.weights[rows] > 0]
+            clicked = scored.labels[counted] == 1
+            if min(clicked.sum(), (~clicked).sum()) >= settings.slice_min_clicks:
+                yield _SliceRows(name, value, rows, clicks=int((scored.labels[rows] == 1).sum()))
+
+
+def _measure_slice(scored: ScoredRows, each: _SliceRows, bootstrap: _Bootstrap, confidence: float, tests: int) -> Slice:
+    """The figures of one of ``tests`` slices, whose intervals shall hold together."""
+    candidate = bootstrap.resample(scored.candidate, each.rows)
+    incumbent = None
+    if scored.incumbent is not None:
+        incumbent = bootstrap.resample(scored.incumbent, each.rows)
+    return Slice(
+        slice=each.column,
+        value=each.value,
+        rows=len(each.rows),
+        clicks=each.clicks,
+        candidate=Figures(**_intervals(candidate, confidence, tests)),
+        incumbent=None if incumbent is None else Figures(**_intervals(incumbent, confidence, tests)),
+        change=None if incumbent is None else _change(candidate, incumbent, confidence, tests),
+    )
+
+
+def _measure_task(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComparison:
+    """The figures of a task on the rows with its label; where these allow none, their number alone."""
+    known = known_rows(task.labels, task.kind, task.weights)
+    rows, kind = int(known.sum()), LABEL_KINDS.get(task.kind)
+    if not rows:
+        return TaskComparison(kind=task.kind, figure=kind.title)
+    confidence, main = settings.confidence, kind.title.lower()
+    draws = poisson_weights(settings.replicates, min(settings.blocks, rows), seed)
+    candidate = _resample_task(task, task.candidate, known, draws)
+    measured = TaskComparison(
+        kind=task.kind,
+        figure=kind.title,
+        rows=rows,
+        candidate=candidate[main].interval(confidence),
+        auc=candidate["auc"].interval(confidence) if kind.classes else None,
+        calibration=candidate["calibration"].interval(confidence),
+    )
+    if task.incumbent is None:
+        return measured
+    incumbent = _resample_task(task, task.incumbent, known, draws)
+    return replace(
+        measured,
+        incumbent=incumbent[main].interval(confidence),
+        change=ratio(candidate[main], incumbent[main]).interval(confidence),
+    )
+
+
+def _resample_task(
+    task: ScoredTask, logits: Floats, known: NDArray[np.bool_], draws: NDArray[np.float64]
+) -> dict[str, Resampled]:
+    labels, values = task.labels[known], logits[known]
+    row_weights = None if task.weights is None else task.weights[known].astype(np.float64)
+    count = draws.shape[1]
+    blocks, kind = block_of_rows(len(labels), count), LABEL_KINDS.get(task.kind)
+    if kind.classes:
+        return resample(block_sums(labels == 1, values, blocks, count, row_weights), draws)
+    predicted, observed = kind.predicted(values), labels.astype(np.float64)
+    if row_weights is None:
+        row_weights = np.ones(len(observed))
+    columns = (
+        row_weights,
+        row_weights * (predicted - observed) ** 2,
+        row_weights * predicted,
+        row_weights * observed,
+    )
+    sums = np.stack([np.bincount(blocks, column, minlength=count) for column in columns], axis=1)
+    points, drawn = _number_figures(sums.sum(0)[None]), _number_figures(draws @ sums)
+    return {name: Resampled(float(points[name][0]), drawn[name]) for name in points}
+
+
+def _number_figures(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    weight, square, predicted, observed = totals.T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {"rmse": np.sqrt(square / weight), "calibration": predicted / observed}
